@@ -1,0 +1,278 @@
+"""Tokens per second of Outrider beside `transformers` and vLLM, same pair, prompt by prompt.
+
+    python -m outrider.bench.engine --per-group 2 --out engine.json
+
+Greedy, float32, end-of-text ignored, prefix caches off. Each engine has its own process and only
+one works at a time. Times are of whole calls, prompt included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outrider.bench.peers.comparison import Sample
+from outrider.bench.peers.measure import Case, Variant, run_interleaved, warm_up
+from outrider.bench.peers.process import PeerProcess
+from outrider.bench.peers.protocol import Mode, Options, PeerError, Tokens
+from outrider.bench.peers.report import (
+    Section,
+    against,
+    as_json,
+    by_group,
+    disturbance,
+    overview,
+    show,
+)
+from outrider.bench.prompts import (
+    GROUPS,
+    Question,
+    encode_question,
+    read_questions,
+    select_questions,
+)
+from outrider.errors import ConfigError, OutriderError
+from outrider.workers.weights.gguf_convert import converted_folder
+from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, resolve_source
+from outrider.workers.weights.tokenizer import load_tokenizer
+
+OUTRIDER, TRANSFORMERS, VLLM, VLLM_DRAFT = "outrider", "transformers", "vllm", "vllm draft"
+ENGINES = (OUTRIDER, TRANSFORMERS, VLLM)
+WARM_UP_TOKENS = 16
+DEFAULT_ENGINES, DEFAULT_GROUPS, DEFAULT_DEPTHS = list(ENGINES), list(GROUPS), [2, 3, 5]
+console = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked for; goes into the result file as it is."""
+
+    target: str
+    draft: str
+    engines: tuple[str, ...]
+    groups: tuple[str, ...]
+    per_group: int
+    chat: bool
+    max_tokens: int
+    depths: tuple[int, ...]
+    ngram_depth: int
+    vllm_python: str | None
+    vllm_depth: int
+    batch: int
+    repeats: int
+    threads: int
+    max_model_len: int
+
+    def __post_init__(self) -> None:
+        for name in self.engines:
+            if name not in ENGINES:
+                raise ConfigError(f"engine {name!r} is unknown; choose from {', '.join(ENGINES)}.")
+        for name in ("max_tokens", "batch", "repeats", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+
+def plan_variants(settings: Settings) -> list[Variant]:
+    """Everything that will be compared; plain comes first, as the reference."""
+    draft, plain = [Mode("draft", depth) for depth in settings.depths], Mode()
+    table: dict[str, list[Variant]] = {
+        OUTRIDER: [
+            Variant("outrider plain", OUTRIDER, plain),
+            Variant("outrider n-gram", OUTRIDER, Mode("ngram", settings.ngram_depth)),
+            *(Variant(f"outrider draft {mode.depth}", OUTRIDER, mode) for mode in draft),
+        ],
+        TRANSFORMERS: [
+            Variant("transformers plain", TRANSFORMERS, plain),
+            Variant("transformers assisted", TRANSFORMERS, Mode("draft")),
+            *(Variant(f"transformers assisted {m.depth}", TRANSFORMERS, m) for m in draft),
+            Variant("transformers lookup", TRANSFORMERS, Mode("ngram")),
+        ],
+        VLLM: [
+            Variant("vllm plain", VLLM, plain),
+            Variant(
+                f"vllm draft {settings.vllm_depth}", VLLM_DRAFT, Mode("draft", settings.vllm_depth)
+            ),
+        ],
+    }
+    return [variant for name in ENGINES if name in settings.engines for variant in table[name]]
+
+
+def start_peers(
+    settings: Settings, variants: Sequence[Variant], stack: ExitStack
+) -> dict[str, PeerProcess]:
+    """A process for each engine that can be had; the others are named and left out."""
+    source = resolve_source(settings.target)
+    folder = converted_folder(source) if source.suffix == ".gguf" else source
+    draft = str(resolve_source(settings.draft))
+    tokenizer = draft if settings.target == BUNDLED_TARGET else str(folder)
+    options = Options(str(folder), draft, tokenizer, settings.threads, settings.max_model_len)
+    peers: dict[str, PeerProcess] = {}
+    for variant in variants:
+        if variant.peer in peers:
+            continue
+        engine = VLLM if variant.peer == VLLM_DRAFT else variant.peer
+        python = settings.vllm_python if engine == VLLM else sys.executable
+        if python is None or shutil.which(python) is None:
+            console.print(f"{variant.name}: skipped, --vllm-python names no interpreter")
+            continue
+        own = dataclasses.replace(options, mode=variant.mode)
+        if engine == OUTRIDER:  # it knows the bundled names, tokenizer included
+            own = dataclasses.replace(own, target=settings.target, draft=settings.draft)
+        try:
+            with console.status(f"starting {variant.peer}"):
+                peer = PeerProcess(engine, own, python=python)
+        except PeerError as error:
+            console.print(f"{variant.name}: skipped; {error}", markup=False)
+            continue
+        peers[variant.peer] = stack.enter_context(peer)
+    return peers
+
+
+def single_cases(questions: Sequence[Question], prompts: Sequence[Tokens]) -> list[Case]:
+    return [
+        Case(str(question.question_id), question.group, (prompt,))
+        for question, prompt in zip(questions, prompts, strict=True)
+    ]
+
+
+def batch_cases(prompts: Sequence[Tokens], size: int) -> list[Case]:
+    """Prompts in full batches of `size`; too few for one are repeated to fill it."""
+    count = max(1, len(prompts) // size)
+    endless = itertools.cycle(prompts)
+    return [Case(f"batch {i}", "all", tuple(itertools.islice(endless, size))) for i in range(count)]
+
+
+def run_benchmark(settings: Settings) -> tuple[list[Section], dict[str, dict[str, str]]]:
+    tokenizer = load_tokenizer(settings.target)
+    questions = select_questions(read_questions(), settings.per_group, settings.groups)
+    prompts = [encode_question(q, tokenizer, chat=settings.chat) for q in questions]
+    longest = max(map(len, prompts)) + settings.max_tokens
+    if longest > settings.max_model_len:
+        raise ConfigError(
+            f"max_model_len is {settings.max_model_len} but the longest prompt and its answer "
+            f"need {longest}; raise --max-model-len."
+        )
+    with ExitStack() as stack:
+        planned = plan_variants(settings)
+        peers = start_peers(settings, planned, stack)
+        variants = [variant for variant in planned if variant.peer in peers]
+        if not variants:
+            raise ConfigError("no engine could be started; see the lines above.")
+        for variant in variants:
+            warm_up(peers[variant.peer], variant, prompts[0], WARM_UP_TOKENS)
+        sections = list(_sections(settings, peers, variants, questions, prompts))
+        return sections, {name: peer.hello.versions for name, peer in peers.items()}
+
+
+def _sections(
+    settings: Settings,
+    peers: dict[str, PeerProcess],
+    variants: Sequence[Variant],
+    questions: Sequence[Question],
+    prompts: Sequence[Tokens],
+) -> Iterator[Section]:
+    together = [variant for variant in variants if variant.peer != TRANSFORMERS]
+    plans = [("One request at a time", variants, single_cases(questions, prompts))]
+    if settings.batch > 1 and together:
+        title = f"{settings.batch} requests at once"
+        plans.append((title, together, batch_cases(prompts, settings.batch)))
+    for title, chosen, cases in plans:
+        samples = run_interleaved(
+            peers,
+            chosen,
+            cases,
+            max_tokens=settings.max_tokens,
+            repeats=settings.repeats,
+            on_sample=_print_sample,
+        )
+        names = tuple(variant.name for variant in chosen)
+        yield Section(title, names[0], names, tuple(samples))
+
+
+def _print_sample(sample: Sample) -> None:
+    run = sample.generation
+    others = "" if sample.foreign_cpu is None else f"  others {sample.foreign_cpu:4.0%}"
+    console.print(
+        f"{sample.group:<14} {sample.case:>8}  {sample.variant:<24}"
+        f"{run.num_tokens / run.seconds:7.1f} tokens/s{others}",
+        highlight=False,
+    )
+
+
+def report(settings: Settings, sections: Sequence[Section]) -> None:
+    grids = []
+    for section in sections:
+        ours = [name for name in section.variants if name.startswith(OUTRIDER)]
+        peers = [name for name in section.variants if name not in ours]
+        grids.append(overview(section))
+        if ours and peers:
+            grids.append(against(section, ours, peers))
+        if len(section.groups()) > 1:
+            grids.append(by_group(section, [name for name in ours if name != section.reference]))
+    show(grids, [disturbance([s for section in sections for s in section.samples])], console)
+
+
+def main(
+    target: Annotated[str, typer.Option(help="Target: bundled name, folder or GGUF.")] = (
+        BUNDLED_TARGET
+    ),
+    draft: Annotated[str, typer.Option(help="Draft: bundled name or folder.")] = BUNDLED_DRAFT,
+    engine: Annotated[list[str], typer.Option(help="Engines to run.")] = DEFAULT_ENGINES,
+    group: Annotated[list[str], typer.Option(help="Groups of Spec-Bench.")] = DEFAULT_GROUPS,
+    per_group: Annotated[int, typer.Option(help="Prompts of each group.")] = 1,
+    chat: Annotated[bool, typer.Option(help="Chat template, or the bare text.")] = True,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate for a prompt.")] = 64,
+    depth: Annotated[list[int], typer.Option(help="Drafts a round; repeatable.")] = DEFAULT_DEPTHS,
+    ngram_depth: Annotated[int, typer.Option(help="N-gram drafts a round.")] = 5,
+    vllm_python: Annotated[
+        str | None, typer.Option(help="Interpreter of an environment with vLLM.")
+    ] = None,
+    vllm_depth: Annotated[int, typer.Option(help="Drafts a round of vLLM.")] = 2,
+    batch: Annotated[int, typer.Option(help="Requests at once; 1 leaves that part out.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Times each prompt is run; medians count.")] = 1,
+    threads: Annotated[int, typer.Option(help="Threads of each engine.")] = 2,
+    max_model_len: Annotated[int, typer.Option(help="Longest prompt and answer.")] = 2048,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the result.")] = None,
+) -> None:
+    """Compare Outrider with other engines on Spec-Bench prompts, interleaved in one run."""
+    try:
+        settings = Settings(
+            target=target,
+            draft=draft,
+            engines=tuple(engine),
+            groups=tuple(group),
+            per_group=per_group,
+            chat=chat,
+            max_tokens=max_tokens,
+            depths=tuple(depth),
+            ngram_depth=ngram_depth,
+            vllm_python=vllm_python,
+            vllm_depth=vllm_depth,
+            batch=batch,
+            repeats=repeats,
+            threads=threads,
+            max_model_len=max_model_len,
+        )
+        sections, versions = run_benchmark(settings)
+    except OutriderError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+    if out is not None:
+        result = as_json(sections, versions, dataclasses.asdict(settings))
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(settings, sections)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Engines side by side: each in a process of its own, asked in turn, compared prompt by prompt."""

@@ -1,0 +1,74 @@
+"""Spec-Bench prompts: 480 questions in six groups, the usual yardstick of speculative decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError
+
+SPEC_BENCH = Path(__file__).parent / "data" / "spec_bench" / "question.jsonl"
+MT_BENCH = "mt_bench"
+# In the file MT-Bench appears under its own eight categories, ten questions each.
+MT_BENCH_CATEGORIES = frozenset(
+    {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+)
+GROUPS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    question_id: int
+    category: str
+    turns: tuple[str, ...]
+
+    @property
+    def group(self) -> str:
+        """The task the question belongs to, one of `GROUPS`."""
+        return MT_BENCH if self.category in MT_BENCH_CATEGORIES else self.category
+
+
+def read_questions(path: Path = SPEC_BENCH) -> list[Question]:
+    """All questions in the order of the file."""
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    return [Question(row["question_id"], row["category"], tuple(row["turns"])) for row in rows]
+
+
+def select_questions(
+    questions: Iterable[Question], per_group: int, groups: Sequence[str] = GROUPS
+) -> list[Question]:
+    """The first `per_group` questions of each group, groups taking turns.
+
+    Taking turns spreads whatever drifts over a run evenly over the groups.
+    """
+    by_group: dict[str, list[Question]] = {name: [] for name in GROUPS}
+    for question in questions:
+        by_group[question.group].append(question)
+    for name in groups:
+        if name not in by_group:
+            raise ConfigError(f"group {name!r} is unknown; choose from {', '.join(GROUPS)}.")
+        if not 1 <= per_group <= len(by_group[name]):
+            raise ConfigError(
+                f"{per_group} questions per group were asked for but group {name!r} has "
+                f"{len(by_group[name])}; ask for 1 to {len(by_group[name])}."
+            )
+    return [by_group[name][i] for i in range(per_group) for name in groups]
+
+
+def encode_question(question: Question, tokenizer: Any, *, chat: bool = True) -> list[int]:
+    """Token ids of the first turn: as a chat waiting for its answer, or as bare text.
+
+    Later turns of a dialogue would need the model's own answer to the first.
+    """
+    text = question.turns[0]
+    if chat:
+        messages = [{"role": "user", "content": text}]
+        encoded = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True
+        )
+        return list(encoded["input_ids"])
+    return list(tokenizer.encode(text))

@@ -1,0 +1,138 @@
+/* Gumbel noise from a hash of (seed, stream, position, token id), and the argmax over it.
+ * The integers are those of outrider/kernels/noise.py, bit for bit. */
+#include "batch.h"
+#include "vecmath.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+
+#define STREAM_BITS 3
+#define TOKEN_STRIDE 0x9E3779B1u
+
+static uint64_t mix64(uint64_t z)
+{
+    z += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+static uint64_t row_state(int64_t seed, int64_t stream, int64_t position)
+{
+    uint64_t place = (((uint64_t)position << STREAM_BITS) | (uint64_t)stream) * 0x9E3779B97F4A7C15u;
+    return mix64(mix64((uint64_t)seed ^ 0x6F75747269646572u) + place);
+}
+
+/* `counter` is token id * TOKEN_STRIDE. */
+INLINE uvec token_bits(uvec counter, uint64_t state)
+{
+    uvec x = counter + (uint32_t)state;
+    x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+    x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+    x = (x ^ (x >> 16)) + (uint32_t)(state >> 32);
+    x = (x ^ (x >> 16)) * 0x7FEB352Du;
+    x = (x ^ (x >> 15)) * 0x846CA68Bu;
+    return x ^ (x >> 16);
+}
+
+INLINE vec unit_interval(uvec bits)
+{
+    return (__builtin_convertvector(bits, vec) + 0.5f) * 0x1p-32f;
+}
+
+/* -log(-log1p(-u)). Near u = 0 the inner logarithm is taken of u, elsewhere of 1 - u, which is
+ * made from the complement of the bits: neither ever rounds to 0 or 1. */
+INLINE vec gumbel(uvec bits)
+{
+    vec u = unit_interval(bits), n, m = vec_split(unit_interval(~bits), &n);
+    vec f = vec_select(n == 0.0f, u, 1.0f - m);
+    vec exponential = vec_log_ratio(f / (2.0f - f)) - n * 0.693147181f;
+    return -vec_log(exponential);
+}
+
+INLINE uvec lane_numbers(void)
+{
+    uvec lanes;
+    for (uint32_t i = 0; i < VEC_LANES; i++) lanes[i] = i;
+    return lanes;
+}
+
+typedef struct {
+    float score;
+    int64_t token;
+} candidate;
+
+INLINE candidate better(candidate a, candidate b)
+{
+    return b.score > a.score || (b.score == a.score && b.token < a.token) ? b : a;
+}
+
+/* The best of tokens [begin, end); `begin` if none has a score above -inf. */
+static candidate best_token(const float *scores, uint64_t state, int64_t begin, int64_t end)
+{
+    vec best = vec_set(-INFINITY);
+    uvec tokens = lane_numbers() + (uint32_t)begin, winners = tokens;
+    for (int64_t t = begin; t < end; t += VEC_LANES, tokens += VEC_LANES) {
+        vec s = vec_set(-INFINITY);
+        if (t + VEC_LANES <= end)
+            s = vec_load(scores + t);
+        else
+            for (int64_t i = t; i < end; i++) s[i - t] = scores[i];
+        s += gumbel(token_bits(tokens * TOKEN_STRIDE, state));
+        ivec wins = s > best;
+        best = vec_select(wins, s, best);
+        winners = (uvec)vec_select(wins, (vec)tokens, (vec)winners);
+    }
+    candidate result = {-INFINITY, begin};
+    for (int i = 0; i < VEC_LANES; i++)
+        if (best[i] > -INFINITY) result = better(result, (candidate){best[i], winners[i]});
+    return result;
+}
+
+EXPORT int outrider_gumbel_argmax(const float *scores, int64_t rows, int64_t vocab,
+                                  const int64_t *seeds, const int64_t *streams,
+                                  const int64_t *positions, int64_t *out)
+{
+    int max_threads = omp_get_max_threads();
+    candidate *found = malloc(rows * max_threads * sizeof(candidate));
+    if (!found) return NO_MEMORY;
+#pragma omp parallel num_threads(max_threads)
+    {
+        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        int64_t begin = vocab * thread / threads, end = vocab * (thread + 1) / threads;
+        for (int64_t r = 0; r < rows; r++)
+            found[r * threads + thread] = best_token(
+                scores + r * vocab, row_state(seeds[r], streams[r], positions[r]), begin, end);
+#pragma omp barrier
+#pragma omp for
+        for (int64_t r = 0; r < rows; r++) {
+            candidate winner = found[r * threads];
+            for (int64_t i = 1; i < threads; i++) winner = better(winner, found[r * threads + i]);
+            out[r] = winner.token;
+        }
+    }
+    free(found);
+    return OK;
+}
+
+/* The noise itself, for the tests that compare it with the reference. */
+EXPORT void outrider_gumbel(int64_t seed, int64_t stream, int64_t position, int64_t vocab,
+                            uint32_t *bits, float *noise)
+{
+    uint64_t state = row_state(seed, stream, position);
+    for (int64_t t = 0; t < vocab; t += VEC_LANES) {
+        uvec x = token_bits((lane_numbers() + (uint32_t)t) * TOKEN_STRIDE, state);
+        vec g = gumbel(x);
+        for (int64_t i = t; i < vocab && i < t + VEC_LANES; i++)
+            bits[i] = x[i - t], noise[i] = g[i - t];
+    }
+}
+
+EXPORT void outrider_gumbel_of_bits(const uint32_t *bits, int64_t count, float *noise)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uvec x = (uvec){0} + bits[i];
+        noise[i] = gumbel(x)[0];
+    }
+}

@@ -1,0 +1,364 @@
+"""The operations as C kernels, for float32 on CPUs.
+
+Every result is bitwise independent of the other rows of the pass, so this backend is always
+deterministic. Arguments are checked where a mistake would corrupt memory; shapes are the caller's
+promise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.types import Linear, RaggedBatch
+
+_PANEL = 16
+_MAX_HEAD_DIM = 256
+# Work (multiply-adds) from which on other Python threads may run meanwhile. Below it, giving the
+# interpreter lock away and getting it back can take longer than the work itself.
+_RELEASE_LOCK_WORK = 1 << 25
+
+
+class _Layer(Structure):
+    _fields_: ClassVar = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("out_features", c_int64),
+        ("in_features", c_int64),
+    ]
+
+
+class _Batch(Structure):
+    _fields_: ClassVar = [
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("cu_query_lens", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("tokens", c_int64),
+        ("sequences", c_int64),
+        ("max_blocks", c_int64),
+    ]
+
+
+class _Rotation(Structure):
+    _fields_: ClassVar = [
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("key_cache", c_void_p),
+        ("value_cache", c_void_p),
+        ("max_position", c_int64),
+        ("num_slots", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("norm_eps", c_float),
+    ]
+
+
+class _Attention(Structure):
+    _fields_: ClassVar = [
+        ("q", c_void_p),
+        ("key_cache", c_void_p),
+        ("value_cache", c_void_p),
+        ("out", c_void_p),
+        ("num_blocks", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "linear": (c_int, [POINTER(_Layer), c_void_p, c_int64, c_void_p]),
+    "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
+    "add_rms_norm": (
+        None,
+        [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p],
+    ),
+    "layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
+    "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "rotate_and_store": (c_int, [POINTER(_Rotation), POINTER(_Batch), c_void_p, c_void_p]),
+    "attention": (c_int, [POINTER(_Attention), POINTER(_Batch)]),
+    "gumbel_argmax": (
+        c_int,
+        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+}
+
+_FAILURES = {
+    1: (MemoryError, "The kernels found no memory for their work area; free some."),
+    2: (IndexError, "A position lies outside the rotation table; shorten the sequence."),
+    3: (IndexError, "A KV slot lies outside the cache."),
+    4: (IndexError, "A block table names a block outside the cache or is too short."),
+}
+
+
+def _check(code: int) -> None:
+    if code:
+        kind, message = _FAILURES[code]
+        raise kind(message)
+
+
+def _bind(library: ctypes.CDLL) -> SimpleNamespace:
+    functions = SimpleNamespace()
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"outrider_{name}")
+        function.restype, function.argtypes = result, arguments
+        setattr(functions, name, function)
+    return functions
+
+
+class CpuOps:
+    """See `outrider.kernels.types.Ops`."""
+
+    name = "c"
+    deterministic = True
+
+    def __init__(self, library_path: Path) -> None:
+        # The same functions, called with the interpreter lock held and released.
+        self._holding = _bind(ctypes.PyDLL(str(library_path)))
+        self._releasing = _bind(ctypes.CDLL(str(library_path)))
+        self._fallback = ReferenceOps(deterministic=True)
+        self._batch: RaggedBatch | None = None
+        self._batch_ref: Any = None
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        out_features, in_features = weight.shape
+        padded = -(-out_features // _PANEL) * _PANEL
+        weight = _dense(weight.detach())
+        packed = torch.empty(padded * in_features, dtype=torch.float32)
+        self._releasing.linear_pack(weight.data_ptr(), out_features, in_features, packed.data_ptr())
+        if bias is not None:
+            bias = F.pad(_dense(bias.detach()), (0, padded - out_features))
+        return _PackedLinear(self._holding, self._releasing, packed, bias, weight.shape)
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = _dense(x)
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        self._holding.rms_norm(
+            x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps, out.data_ptr()
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        x, residual = _dense(x), _dense(residual)
+        out, total = torch.empty_like(x), torch.empty_like(x)
+        self._holding.add_rms_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            eps,
+            out.data_ptr(),
+            total.data_ptr(),
+        )
+        return out, total
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        x = _dense(x)
+        out = torch.empty_like(x)
+        self._holding.layer_norm(
+            x.data_ptr(),
+            weight.data_ptr(),
+            _address(bias),
+            x.shape[0],
+            x.shape[1],
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate_up = _dense(gate_up)
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((rows, width), dtype=torch.float32)
+        self._holding.silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
+        return out
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        batch: RaggedBatch,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> Tensor:
+        qkv = _dense(qkv)
+        num_blocks, _, block_size, _ = key_cache.shape
+        q = torch.empty((qkv.shape[0], num_heads, head_dim), dtype=torch.float32)
+        rotation = _Rotation(
+            _address(cos),
+            _address(sin),
+            _address(q_norm),
+            _address(k_norm),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            0 if cos is None else cos.shape[0],
+            num_blocks * block_size,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            norm_eps,
+        )
+        _check(
+            self._holding.rotate_and_store(
+                byref(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr()
+            )
+        )
+        return q
+
+    def attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        batch: RaggedBatch,
+        scale: float,
+        window: int = 0,
+    ) -> Tensor:
+        num_tokens, num_heads, head_dim = q.shape
+        if head_dim % _PANEL or head_dim > _MAX_HEAD_DIM:
+            return self._fallback.attention(q, key_cache, value_cache, batch, scale, window)
+        q = _dense(q)
+        num_blocks, num_kv_heads, block_size, _ = key_cache.shape
+        out = torch.empty((num_tokens, num_heads * head_dim), dtype=torch.float32)
+        arguments = _Attention(
+            q.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            out.data_ptr(),
+            num_blocks,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            window,
+            scale,
+        )
+        heavy = q.numel() * batch.max_context_len > _RELEASE_LOCK_WORK
+        library = self._releasing if heavy else self._holding
+        _check(library.attention(byref(arguments), self._c_batch(batch)))
+        return out
+
+    def gumbel_argmax(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
+    ) -> Tensor:
+        scores = _dense(scores)
+        seeds, streams, positions = (_dense_int64(t) for t in (seeds, streams, positions))
+        num_rows, vocab = scores.shape
+        out = torch.empty(num_rows, dtype=torch.int64)
+        _check(
+            self._releasing.gumbel_argmax(
+                scores.data_ptr(),
+                num_rows,
+                vocab,
+                seeds.data_ptr(),
+                streams.data_ptr(),
+                positions.data_ptr(),
+                out.data_ptr(),
+            )
+        )
+        return out
+
+    def _c_batch(self, batch: RaggedBatch) -> Any:
+        """The batch as a C pointer, made once a pass: every layer gets the same object."""
+        if batch is not self._batch:
+            self._batch_ref = byref(_batch_struct(batch))
+            self._batch = batch
+        return self._batch_ref
+
+
+class _PackedLinear:
+    """x [T, in] -> [T, out]."""
+
+    __slots__ = ("_bias", "_holding", "_layer", "_layer_ref", "_packed", "_releasing", "_size")
+
+    def __init__(
+        self,
+        holding: SimpleNamespace,
+        releasing: SimpleNamespace,
+        packed: Tensor,
+        bias: Tensor | None,
+        shape: torch.Size,
+    ) -> None:
+        self._holding, self._releasing = holding.linear, releasing.linear
+        self._packed, self._bias = packed, bias
+        self._layer = _Layer(packed.data_ptr(), _address(bias), *shape)
+        self._layer_ref = byref(self._layer)
+        self._size = tuple(shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        num_rows, in_features = x.shape
+        out_features, expected = self._size
+        if in_features != expected:
+            raise ValueError(f"A linear layer of {expected} inputs got {in_features}.")
+        x = _dense(x)
+        out = torch.empty((num_rows, out_features), dtype=torch.float32)
+        heavy = num_rows * out_features * in_features > _RELEASE_LOCK_WORK
+        function = self._releasing if heavy else self._holding
+        _check(function(self._layer_ref, x.data_ptr(), num_rows, out.data_ptr()))
+        return out
+
+
+def _batch_struct(batch: RaggedBatch) -> _Batch:
+    tensors = (
+        (batch.positions, torch.int64),
+        (batch.slots, torch.int64),
+        (batch.cu_query_lens, torch.int32),
+        (batch.context_lens, torch.int32),
+        (batch.block_tables, torch.int32),
+    )
+    for tensor, dtype in tensors:
+        if tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(f"RaggedBatch tensors must be contiguous {dtype}, not {tensor.dtype}.")
+    return _Batch(
+        *(tensor.data_ptr() for tensor, _ in tensors),
+        batch.positions.shape[0],
+        batch.context_lens.shape[0],
+        batch.block_tables.shape[1],
+    )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _dense(x: Tensor) -> Tensor:
+    if x.dtype != torch.float32:
+        raise TypeError(f"The C kernels take float32, not {x.dtype}.")
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def _dense_int64(x: Tensor) -> Tensor:
+    return x.to(torch.int64).contiguous()

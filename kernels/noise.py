@@ -1,0 +1,112 @@
+"""Counter-based noise: the same for every process, device, batch and depth of speculation.
+
+The noise of a token is a hash of (seed, stream, position, token id) and nothing else. Seed, stream
+and position are folded into a 64-bit state, once a row, by a strong 64-bit finaliser; each token id
+then passes two rounds of 32-bit mixing, each keyed by one half of that state. Integers are
+identical everywhere; the floats made of them agree to a few ulp.
+
+Seeds are unsigned 64-bit numbers; tensors hold them as int64 in two's complement.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+_MASK32 = (1 << 32) - 1
+_GOLDEN64 = 0x9E3779B97F4A7C15
+_MULTIPLY64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_ROW_DOMAIN = 0x6F75747269646572  # keeps row states apart from sample seeds
+_SAMPLE_DOMAIN = 0x73616D706C657321
+_TOKEN_STRIDE = 0x9E3779B1
+_ROUND1 = (0x85EBCA6B, 0xC2B2AE35)
+_ROUND2 = (0x7FEB352D, 0x846CA68B)
+_STREAM_BITS = 3
+
+
+class Stream(IntEnum):
+    """Independent noise for one position: who draws, and what for."""
+
+    SHARED = 0  # the target's sample, which a draft guesses by using the same noise
+    DRAFT = 1  # a draft's own sample under rejection sampling
+    ACCEPT = 2  # the coin of an acceptance test
+    RESIDUAL = 3  # the sample after a rejection
+
+
+def signed64(value: int) -> int:
+    """The int64 that holds an unsigned 64-bit value's bits."""
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The unsigned 64-bit seed of sample `index` of a request with `seed`."""
+    return _mix64((_mix64((seed & _MASK64) ^ _SAMPLE_DOMAIN) + index * _GOLDEN64) & _MASK64)
+
+
+def noise_bits(seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """int64 [n, num_tokens] of values in [0, 2^32) for the rows' int64 [n] keys."""
+    tokens = torch.arange(num_tokens, dtype=torch.int64, device=seeds.device)
+    return _token_bits(_row_state(seeds, streams, positions).unsqueeze(-1), tokens)
+
+
+def gumbel(seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """float32 [n, num_tokens] of standard Gumbel noise, always finite.
+
+    Large values decide an argmax, and they come from small u, where floating point is densest.
+    """
+    u = _unit_interval(noise_bits(seeds, streams, positions, num_tokens))
+    return u.neg_().log1p_().neg_().log_().neg_().float()
+
+
+def uniform(seeds: Tensor, streams: Tensor, positions: Tensor, indices: Tensor) -> Tensor:
+    """float64 in the open interval (0, 1) for each (broadcast) key.
+
+    float64, because float32 would round the largest values to 1 and fail a test `u < 1`.
+    """
+    return _unit_interval(_token_bits(_row_state(seeds, streams, positions), indices))
+
+
+def _unit_interval(bits: Tensor) -> Tensor:
+    return bits.double().add_(0.5).mul_(2.0**-32)
+
+
+def _row_state(seeds: Tensor, streams: Tensor, positions: Tensor) -> Tensor:
+    place = ((positions.long() << _STREAM_BITS) | streams.long()) * signed64(_GOLDEN64)
+    return _mix64_tensor(_mix64_tensor(seeds ^ signed64(_ROW_DOMAIN)) + place)
+
+
+def _token_bits(state: Tensor, tokens: Tensor) -> Tensor:
+    low, high = state & _MASK32, _shift_right(state, 32)
+    x = (tokens * _TOKEN_STRIDE + low) & _MASK32
+    x = _mix32(x, 16, 13, _ROUND1)
+    x = (x + high) & _MASK32
+    return _mix32(x, 16, 15, _ROUND2)
+
+
+def _mix32(x: Tensor, first: int, second: int, multipliers: tuple[int, int]) -> Tensor:
+    x = ((x ^ (x >> first)) * multipliers[0]) & _MASK32
+    x = ((x ^ (x >> second)) * multipliers[1]) & _MASK32
+    return x ^ (x >> 16)
+
+
+def _mix64(z: int) -> int:
+    z = (z + _GOLDEN64) & _MASK64
+    z = ((z ^ (z >> 30)) * _MULTIPLY64[0]) & _MASK64
+    z = ((z ^ (z >> 27)) * _MULTIPLY64[1]) & _MASK64
+    return z ^ (z >> 31)
+
+
+def _mix64_tensor(z: Tensor) -> Tensor:
+    z = z + signed64(_GOLDEN64)
+    z = (z ^ _shift_right(z, 30)) * signed64(_MULTIPLY64[0])
+    z = (z ^ _shift_right(z, 27)) * signed64(_MULTIPLY64[1])
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    """Logical shift: int64's own `>>` copies the sign bit."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

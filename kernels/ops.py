@@ -1,0 +1,46 @@
+"""Choosing a backend: the fastest one that runs on this machine, or the one asked for."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from outrider.kernels.cpu.build import load_library
+from outrider.kernels.cpu.ops import CpuOps
+from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.types import KernelUnavailableError, Linear, Ops, RaggedBatch
+
+__all__ = ["KernelUnavailableError", "Linear", "Ops", "RaggedBatch", "select_ops"]
+
+logger = logging.getLogger(__name__)
+
+
+def select_ops(
+    device: torch.device,
+    dtype: torch.dtype,
+    deterministic: bool = False,
+    backend: str | None = None,
+) -> Ops:
+    """The operations for tensors of `dtype` on `device`.
+
+    `backend` is "c" (float32 on CPUs, needs a C compiler once), "torch" (runs anywhere), or None
+    for the best available.
+    """
+    if backend not in (None, "c", "torch"):
+        raise ValueError(f'CPU kernels "{backend}" are unknown; use "c" or "torch".')
+    suitable = device.type == "cpu" and dtype == torch.float32
+    if backend == "c" and not suitable:
+        raise KernelUnavailableError(
+            f'CPU kernels "c" work on float32 on a CPU, not on {dtype} on {device.type};'
+            ' use "torch".'
+        )
+    if backend == "torch" or not suitable:
+        return ReferenceOps(deterministic)
+    try:
+        return CpuOps(load_library())
+    except KernelUnavailableError as error:
+        if backend == "c":
+            raise
+        logger.warning("CPU kernels run in plain torch, at about half the speed: %s", error)
+        return ReferenceOps(deterministic)

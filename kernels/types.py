@@ -1,0 +1,125 @@
+"""What the kernels take and promise: the ragged batch, the operation set, and its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]
+"""A packed linear layer: x [T, in_features] -> [T, out_features]."""
+
+
+class KernelUnavailableError(RuntimeError):
+    """The kernels that were asked for by name cannot run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Where the T tokens of one pass over B sequences stand; sequence b owns the tokens
+    `cu_query_lens[b] : cu_query_lens[b + 1]`, the last ones of its context."""
+
+    positions: Tensor  # int64 [T], absolute
+    slots: Tensor  # int64 [T], block_id * block_size + offset, where this token's K and V go
+    cu_query_lens: Tensor  # int32 [B + 1]
+    context_lens: Tensor  # int32 [B], KV length once this pass's tokens are written
+    block_tables: Tensor  # int32 [B, max_blocks]
+    max_query_len: int
+    max_context_len: int
+
+
+class Ops(Protocol):
+    """The operations a decoder is made of.
+
+    K and V caches are `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous. The result
+    for a token of a deterministic implementation does not depend, bit for bit, on which other
+    tokens share the pass.
+    """
+
+    @property
+    def name(self) -> str:
+        """The backend's name, as `select_ops` takes it."""
+        ...
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a token's result is bitwise independent of the rest of the batch."""
+        ...
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Pack `weight` [out, in] once. The result may share or copy the weight; callers drop
+        theirs."""
+        ...
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows `ids` [T] of `table` [vocab, hidden]."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis of x [T, hidden]."""
+        ...
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """`(rms_norm(s), s)` with `s = x + residual`."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """Layer normalisation over the last axis of x [T, hidden]."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2I] -> [T, I]: `silu(gate) * up`, the gate half first."""
+        ...
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        batch: RaggedBatch,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> Tensor:
+        """Split qkv [T, (H + 2 KV) * D], normalise and rotate q and k, store k and v; q [T, H, D].
+
+        `cos` and `sin` are float32 [max_position, D / 2], indexed by position, pairing elements j
+        and j + D / 2; both None means no rotation. `q_norm` and `k_norm` [D] are RMS norm weights
+        applied to each head before the rotation.
+        """
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        batch: RaggedBatch,
+        scale: float,
+        window: int = 0,
+    ) -> Tensor:
+        """Causal attention of q [T, H, D] over the paged cache; [T, H * D].
+
+        Query i of a sequence's n stands at position `context_len - n + i`. With `window > 0` it
+        sees only the last `window` positions, its own included. Query head h reads KV head
+        `h // (H / KV)`.
+        """
+        ...
+
+    def gumbel_argmax(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
+    ) -> Tensor:
+        """int64 [n]: `argmax_v(scores[n, v] + g(seed, stream, position, v))`, ties to the lowest v.
+
+        A score of -inf is never chosen. See `outrider.kernels.noise`.
+        """
+        ...

@@ -1,0 +1,182 @@
+"""What a request may ask of the sampler. Pure data, checked on construction."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.errors import RequestError
+
+MAX_LOGPROBS = 50
+SPECULATION_METHODS = ("draft", "ngram", "off")
+
+
+def _ints(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise RequestError(f"{name} must be a list of token ids, not {value!r}.")
+    for item in value:
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise RequestError(f"{name} holds {item!r}; every entry must be a token id >= 0.")
+    return tuple(value)
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else tuple(value)
+    for item in items:
+        if not isinstance(item, str) or not item:
+            raise RequestError(f"{name} holds {item!r}; every entry must be a non-empty string.")
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop; field names are those a vLLM user knows.
+
+    The chain is applied in float32 in a fixed order: bias, penalties, bans; temperature; min_p;
+    top_k; top_p. `temperature=0` takes the most likely token. Speculation never changes the
+    result of any of these; `speculation` and `num_speculative_tokens` only override, for this
+    request, how drafts are made (None: as the engine is configured).
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: Sequence[str] | str | None = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+    skip_special_tokens: bool = True
+    speculation: str | None = None
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the one place where a frozen instance is normalised
+        put(self, "stop", _strings("stop", self.stop))
+        put(self, "bad_words", _strings("bad_words", self.bad_words))
+        put(self, "stop_token_ids", _ints("stop_token_ids", self.stop_token_ids or ()))
+        if self.allowed_token_ids is not None:
+            put(self, "allowed_token_ids", _ints("allowed_token_ids", self.allowed_token_ids))
+        put(self, "logit_bias", self._checked_bias())
+        if self.top_k == -1:  # vLLM's older spelling of "off"
+            put(self, "top_k", 0)
+        for name, (kind, is_valid, rule) in _RULES.items():
+            value = getattr(self, name)
+            if value is None:
+                if name in _OPTIONAL:
+                    continue
+                raise RequestError(f"{name} is None; it must be {rule}.")
+            if not _is_kind(value, kind) or not is_valid(value):
+                raise RequestError(f"{name} is {value!r}; it must be {rule}.")
+        self._check_combinations()
+
+    def _checked_bias(self) -> dict[int, float]:
+        checked: dict[int, float] = {}
+        for token, bias in (self.logit_bias or {}).items():
+            try:
+                token_id = int(token)
+            except (TypeError, ValueError):
+                token_id = -1
+            if token_id < 0:
+                raise RequestError(f"logit_bias has the key {token!r}; keys are token ids >= 0.")
+            if not _is_kind(bias, float) or not -100 <= bias <= 100:
+                raise RequestError(
+                    f"logit_bias[{token_id}] is {bias!r}; it must be in [-100, 100]."
+                )
+            checked[token_id] = float(bias)
+        return checked
+
+    def _check_combinations(self) -> None:
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError(
+                "allowed_token_ids is empty; name at least one token or leave it out."
+            )
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; "
+                "min_tokens may be at most max_tokens."
+            )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from outside data; an unknown name is refused with the known ones listed."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise RequestError(
+                    f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}."
+                )
+        return cls(**values)
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+def _is_kind(value: Any, kind: type) -> bool:
+    if kind is bool:
+        return isinstance(value, bool)
+    if isinstance(value, bool):
+        return False
+    if kind is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, kind)
+
+
+_OPTIONAL = {
+    "max_tokens",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "speculation",
+    "num_speculative_tokens",
+}
+_Rule = tuple[type, Callable[[Any], bool], str]
+_LOGPROBS: _Rule = (int, lambda v: 0 <= v <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None")
+_RULES: dict[str, _Rule] = {
+    "n": (int, lambda v: 1 <= v <= 128, "a whole number from 1 to 128"),
+    "temperature": (float, lambda v: 0 <= v <= 100, "a number from 0 to 100"),
+    "top_k": (int, lambda v: v >= 0, "a whole number >= 0 (0 turns it off)"),
+    "top_p": (float, lambda v: 0 < v <= 1, "a number in (0, 1]"),
+    "min_p": (float, lambda v: 0 <= v <= 1, "a number in [0, 1]"),
+    "presence_penalty": (float, lambda v: -2 <= v <= 2, "a number in [-2, 2]"),
+    "frequency_penalty": (float, lambda v: -2 <= v <= 2, "a number in [-2, 2]"),
+    "repetition_penalty": (float, lambda v: 0 < v <= 100, "a number in (0, 100]"),
+    "min_tokens": (int, lambda v: v >= 0, "a whole number >= 0"),
+    "max_tokens": (int, lambda v: v >= 1, "a whole number >= 1, or None for no limit"),
+    "ignore_eos": (bool, lambda v: True, "True or False"),
+    "echo": (bool, lambda v: True, "True or False"),
+    "skip_special_tokens": (bool, lambda v: True, "True or False"),
+    "include_stop_str_in_output": (bool, lambda v: True, "True or False"),
+    "seed": (int, lambda v: -(2**63) <= v < 2**64, "a 64-bit whole number or None"),
+    "logprobs": (int, lambda v: 0 <= v <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None"),
+    "prompt_logprobs": (
+        int,
+        lambda v: 0 <= v <= MAX_LOGPROBS,
+        f"from 0 to {MAX_LOGPROBS}, or None",
+    ),
+    "speculation": (str, lambda v: v in SPECULATION_METHODS, "'draft', 'ngram', 'off' or None"),
+    "num_speculative_tokens": (int, lambda v: 0 <= v <= 32, "a whole number from 0 to 32, or None"),
+}

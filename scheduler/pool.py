@@ -1,0 +1,130 @@
+"""KV blocks: who holds which, and which full blocks can be shared as a prefix.
+
+The target and the draft each have one pool of this class. A full block whose tokens are applied
+is published under (its predecessor, its tokens): an exact key, so a hit can never be a hash
+collision. A published block nobody holds stays usable until the memory is needed, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+ROOT = 0  # the predecessor of a first block
+
+_Key = tuple[int, tuple[int, ...]]
+
+
+class BlockPool:
+    """A fixed number of blocks, reference-counted, with a prefix cache on top."""
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self._unused = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # published, unheld, oldest first
+        self._holders = [0] * num_blocks
+        self._key_of: list[_Key | None] = [None] * num_blocks
+        self._published: dict[_Key, tuple[int, int]] = {}  # key -> (block, node)
+        self._next_node = ROOT + 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._unused) + len(self._idle)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` private blocks, or None (and no change) if there are not so many."""
+        unused = self._unused
+        if count > len(unused) + len(self._idle):
+            return None
+        while len(unused) < count:
+            self._forget_oldest()
+        taken = unused[len(unused) - count :]
+        del unused[len(unused) - count :]
+        for block in taken:
+            self._holders[block] = 1
+        return taken
+
+    def _forget_oldest(self) -> None:
+        block, _ = self._idle.popitem(last=False)
+        key = self._key_of[block]
+        assert key is not None
+        del self._published[key]
+        self._key_of[block] = None
+        self._unused.append(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up one hold on each. Later blocks go first, so that a prefix outlives its tail."""
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                if self._key_of[block] is None:
+                    self._unused.append(block)
+                else:
+                    self._idle[block] = None
+
+    def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+        """Hold the longest published prefix of `tokens`; returns its blocks and its last node.
+
+        At least one token is left over: somebody has to compute the logits of the last one.
+        """
+        held: list[int] = []
+        node = ROOT
+        if not self.prefix_caching:
+            return held, node
+        size = self.block_size
+        for start in range(0, (len(tokens) - 1) // size * size, size):
+            found = self._published.get((node, tuple(tokens[start : start + size])))
+            if found is None:
+                break
+            block, node = found
+            if self._holders[block] == 0:
+                del self._idle[block]
+            self._holders[block] += 1
+            held.append(block)
+        return held, node
+
+    def publish(self, block: int, parent: int, tokens: Sequence[int]) -> int:
+        """Offer a full block under its predecessor; returns its node.
+
+        If the same text is already published from another block, that one stays and this block
+        remains private: both hold the same KV, and readers of either are never disturbed.
+        """
+        key = (parent, tuple(tokens))
+        found = self._published.get(key)
+        if found is not None:
+            return found[1]
+        node = self._next_node
+        self._next_node += 1
+        self._published[key] = (block, node)
+        self._key_of[block] = key
+        return node
+
+    def forget_published(self) -> None:
+        """Drop the prefix cache: the KV behind it is gone (a restarted worker)."""
+        for block in self._idle:
+            self._unused.append(block)
+        self._idle.clear()
+        self._published.clear()
+        self._key_of = [None] * self.num_blocks
+
+    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless `held` (block lists of all holders) explains every block."""
+        holders = [0] * self.num_blocks
+        for blocks in held:
+            assert len(set(blocks)) == len(blocks), f"a table names a block twice: {blocks}"
+            for block in blocks:
+                holders[block] += 1
+        assert holders == self._holders, "holders differ from the block tables"
+        free = [*self._unused, *self._idle]
+        assert len(set(free)) == len(free), "a block is free twice"
+        assert all(holders[block] == 0 for block in free), "a held block is free"
+        used = sum(1 for count in holders if count)
+        assert used + len(free) == self.num_blocks, "free + used is not the total"
+        for key, (block, _) in self._published.items():
+            assert self._key_of[block] == key, f"block {block} is published under another key"
+        assert sum(key is not None for key in self._key_of) == len(self._published)

@@ -1,0 +1,165 @@
+"""Requests that hold a row and KV blocks: taking, growing, preempting and giving back.
+
+A request that ends or is preempted while a plan names it is *leaving*: it keeps row and blocks
+until that plan has returned, so that no pass in flight ever writes into somebody else's memory.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+from outrider.scheduler.pool import ROOT, BlockPool
+from outrider.scheduler.request import Holding, Request, State
+from outrider.scheduler.types import ProposerKind
+from outrider.scheduler.waiting import WaitingQueue
+
+NO_BLOCKS: Sequence[int] = ()
+
+
+class Residents:
+    """Rows, both pools, and who is in them."""
+
+    def __init__(
+        self, num_rows: int, target_pool: BlockPool, draft_pool: BlockPool, waiting: WaitingQueue
+    ) -> None:
+        self.num_rows = num_rows
+        self.target_pool = target_pool
+        self.draft_pool = draft_pool
+        self.running: list[Request] = []  # by key: who came first is served and kept first
+        self.leaving: set[Request] = set()
+        self.released_rows: list[int] = []  # since the last plan
+        self.num_preemptions = 0
+        self._waiting = waiting
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._generations = [0] * num_rows
+
+    # -- coming and going -------------------------------------------------------------------
+
+    def admit(self, request: Request) -> bool:
+        """Give `request` a row and its cached prefix, if the rest of its text fits as well.
+
+        It must fit beside a block of growth for everybody running: a prompt that would be
+        preempted at once is not worth computing.
+        """
+        pool = self.target_pool
+        if not self._free_rows:
+            return False
+        blocks, node = pool.match(request.tokens) if request.may_reuse_prefix else ([], ROOT)
+        needed = pool.blocks_for(len(request.tokens) + 1) - len(blocks)
+        if needed + len(self.running) > pool.num_free:
+            pool.release(blocks)
+            return False
+        request.target.take_prefix(blocks, node, pool.block_size)
+        request.num_cached = request.target.computed
+        if request.proposer is ProposerKind.DRAFT:
+            request.draft.take_prefix(*self.draft_pool.match(request.tokens), pool.block_size)
+        row = self._free_rows.pop()
+        self._generations[row] += 1
+        request.start(row, self._generations[row])
+        insort(self.running, request, key=_key)
+        return True
+
+    def end(self, request: Request) -> None:
+        """A running request finishes."""
+        self.running.remove(request)
+        request.state = State.FINISHED
+        self.leave(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's memory; it waits again and is recomputed."""
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        self.running.remove(request)
+        request.state = State.PREEMPTED
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """Give back row and blocks, now or when the last plan naming the request has returned."""
+        if request.in_flight:
+            self.leaving.add(request)
+            return
+        self.leaving.discard(request)
+        self.target_pool.release(request.target.blocks)
+        self.draft_pool.release(request.draft.blocks)
+        self._free_rows.append(request.row)
+        self.released_rows.append(request.row)
+        request.forget_kv()
+        if request.state is State.PREEMPTED:
+            request.state = State.WAITING
+            self._waiting.push(request)
+
+    # -- growing ----------------------------------------------------------------------------
+
+    def reserve(self, request: Request, num_tokens: int) -> Sequence[int] | None:
+        """New blocks up to `num_tokens`, preempting the youngest of the least urgent if need be."""
+        pool = self.target_pool
+        missing = pool.blocks_for(num_tokens) - len(request.target.blocks)
+        if missing <= 0:
+            return NO_BLOCKS
+        while (blocks := pool.allocate(missing)) is None:
+            if self.leaving:
+                return None  # blocks are on their way back with a verdict
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is request:
+                return None
+        return blocks
+
+    def reserve_lookahead(self, request: Request, num_tokens: int) -> Sequence[int] | None:
+        """The same from what is free: drafts preempt nobody."""
+        pool = self.target_pool
+        missing = pool.blocks_for(num_tokens) - len(request.target.blocks)
+        return pool.allocate(missing) if missing > 0 else NO_BLOCKS
+
+    def reserve_draft(self, request: Request, num_tokens: int, depth: int) -> Sequence[int] | None:
+        """Draft blocks for `num_tokens` more known tokens and the drafts; None without memory."""
+        holding = request.draft
+        known = min(holding.planned + num_tokens, request.upper)
+        missing = self.draft_pool.blocks_for(known + max(depth - 1, 0)) - len(holding.blocks)
+        blocks = self.draft_pool.allocate(missing) if missing > 0 else NO_BLOCKS
+        if blocks is not None:
+            holding.planned = known
+        return blocks
+
+    def return_lookahead(self, request: Request) -> None:
+        """Release blocks beyond what the applied text and the plans still in flight can reach."""
+        if request.in_prompt:
+            return
+        keep = self.target_pool.blocks_for(request.upper)
+        target, draft = request.target.blocks, request.draft.blocks
+        if len(target) > keep:
+            self.target_pool.release(target[keep:])
+            del target[keep:]
+        if len(draft) > keep:
+            self.draft_pool.release(draft[keep:])
+            del draft[keep:]
+
+    def publish(self, request: Request) -> None:
+        """Offer newly completed blocks of applied text to the prefix caches."""
+        self._publish(self.target_pool, request.target, request.tokens)
+        if request.draft.blocks:
+            self._publish(self.draft_pool, request.draft, request.tokens)
+
+    def _publish(self, pool: BlockPool, holding: Holding, tokens: list[int]) -> None:
+        size = pool.block_size
+        if not pool.prefix_caching:
+            return
+        complete = min(holding.computed, len(tokens)) // size  # a stop cuts text after the fact
+        while holding.published < complete:
+            start = holding.published * size
+            block = holding.blocks[holding.published]
+            holding.node = pool.publish(block, holding.node, tokens[start : start + size])
+            holding.published += 1
+
+    def check_integrity(self) -> None:
+        """Every block and every row is accounted for; AssertionError if not."""
+        holders = [*self.running, *self.leaving]
+        self.target_pool.check_integrity(request.target.blocks for request in holders)
+        self.draft_pool.check_integrity(request.draft.blocks for request in holders)
+        rows = [*self._free_rows, *(request.row for request in holders)]
+        assert sorted(rows) == list(range(self.num_rows)), f"rows lost: {rows}"
+
+
+def _key(request: Request) -> tuple[float, int]:
+    return request.key

@@ -1,0 +1,294 @@
+"""The central scheduler: continuous batching with lookahead slots, without a tensor or a clock.
+
+`plan` says what the next target pass computes and reserves every KV slot it could need; `apply`
+takes the verdict, commits tokens and returns the slots that were not needed. Up to `lag + 1` plans
+may be in flight: a plan made before an earlier verdict is known works with upper bounds, and a
+request that ends meanwhile keeps its blocks and its row until the last plan naming it is back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from outrider.errors import CapacityError, OutriderError
+from outrider.scheduler.planner import Planner, SchedulerLimits
+from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.request import Request, State
+from outrider.scheduler.residents import Residents
+from outrider.scheduler.types import (
+    FinishReason,
+    RequestUpdate,
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    TokenLogprobs,
+    Verdict,
+)
+from outrider.scheduler.waiting import Deadlines, WaitingQueue
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start; gauges are properties of the scheduler."""
+
+    steps: int = 0
+    committed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    finished: int = 0
+
+
+class _InFlight:
+    """A plan under way and the requests behind its rows."""
+
+    __slots__ = ("plan", "requests")
+
+    def __init__(self, plan: StepPlan, requests: list[Request]) -> None:
+        self.plan = plan
+        self.requests = requests
+
+
+class Scheduler:
+    """Owns requests, rows and both block pools; see the module's text for the contract."""
+
+    def __init__(
+        self, limits: SchedulerLimits, target_pool: BlockPool, draft_pool: BlockPool | None = None
+    ) -> None:
+        self.limits = limits
+        self.target_pool = target_pool
+        self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
+        self.stats = SchedulerStats()
+        self.epoch = 0
+        self._step = 0
+        self._arrivals = 0
+        self._requests: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._deadlines = Deadlines()
+        self._residents = Residents(
+            limits.max_num_seqs, self.target_pool, self.draft_pool, self._waiting
+        )
+        self._planner = Planner(limits, self._residents, self._waiting)
+        self._in_flight: deque[_InFlight] = deque()
+        self._updates: list[RequestUpdate] = []
+
+    # -- requests ---------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._residents.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._residents.num_preemptions
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests or self._in_flight)
+
+    def add(self, request: Request, *, priority: int = 0, after: str | None = None) -> None:
+        """Queue a request. `after` names a sibling with the same prompt: this one waits until the
+        sibling's prompt is computed, then finds it in the prefix cache."""
+        if request.request_id in self._requests:
+            raise OutriderError(f"request id {request.request_id!r} is in use; choose another.")
+        self._refuse_what_cannot_fit(request)
+        limit = self.limits.max_waiting
+        if limit is not None and len(self._waiting) >= limit:
+            raise CapacityError(f"{limit} requests are waiting already (max_waiting); retry later.")
+        self._arrivals += 1
+        aged = priority * self.limits.priority_aging_s + request.arrival_s
+        request.key = (aged, self._arrivals)
+        self._requests[request.request_id] = request
+        self._deadlines.watch(request)
+        sibling = self._requests.get(after) if after is not None else None
+        if sibling is not None and sibling.in_prompt and self.target_pool.prefix_caching:
+            request.state = State.PARKED
+            sibling.followers.append(request)
+        else:
+            self._waiting.push(request)
+
+    def _refuse_what_cannot_fit(self, request: Request) -> None:
+        pool = self.target_pool
+        needed = pool.blocks_for(request.max_len)
+        if needed > pool.num_blocks:
+            raise CapacityError(
+                f"request {request.request_id} may grow to {request.max_len} tokens, which needs "
+                f"{needed} KV blocks of {pool.block_size}, but there are {pool.num_blocks}; "
+                "raise kv_cache_gb or lower max_tokens."
+            )
+
+    def cancel(self, request_id: str, reason: str = FinishReason.CANCELLED) -> None:
+        """End a request at any moment; an unknown or finished id is no error (it may race)."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._updates.append(RequestUpdate(request_id, finish_reason=reason))
+            self._finish(request)
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """What happened to requests since the last call, in order."""
+        updates, self._updates = self._updates, []
+        return updates
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """The next pass, or None if nothing can be computed before a verdict or a request."""
+        for late in self._deadlines.expired(now_s):
+            self.cancel(late.request_id, FinishReason.DEADLINE)
+        if len(self._in_flight) > self.limits.lag:
+            return None
+        step = self._planner.make_step()
+        if not step.rows:
+            return None
+        self._step += 1
+        plan = StepPlan(
+            epoch=self.epoch,
+            step=self._step,
+            rows=tuple(step.rows),
+            admitted=tuple(step.admitted),
+            released=tuple(self._residents.released_rows),
+        )
+        self._residents.released_rows.clear()
+        self._in_flight.append(_InFlight(plan, step.requests))
+        return plan
+
+    # -- applying ---------------------------------------------------------------------------
+
+    def apply(self, verdict: Verdict) -> None:
+        """Commit the oldest plan's outcome; read what it means with `take_updates`."""
+        flight = self._in_flight.popleft()
+        if (verdict.epoch, verdict.step) != (flight.plan.epoch, flight.plan.step):
+            raise OutriderError(
+                f"verdict of epoch {verdict.epoch} step {verdict.step} where "
+                f"{flight.plan.epoch}/{flight.plan.step} was expected"
+            )
+        self.stats.steps += 1
+        for request, row_plan, row in zip(
+            flight.requests, flight.plan.rows, verdict.rows, strict=True
+        ):
+            request.in_flight -= 1
+            if request.state is State.FINISHED:
+                self._residents.leave(request)
+                continue
+            self._commit(request, row_plan, row)
+            if request.state is State.PREEMPTED:
+                self._residents.leave(request)
+
+    def _commit(self, request: Request, plan: RowPlan, row: RowVerdict) -> None:
+        length = len(request.tokens)
+        if row.generation != request.generation or row.base_len != length:
+            raise OutriderError(
+                f"request {request.request_id}: verdict for generation {row.generation} at "
+                f"{row.base_len}, expected {request.generation} at {length}"
+            )
+        prompt_logprobs = _unsent(request, row) if row.prompt_logprobs else ()
+        self._advance(request, plan, row)
+        finish: str | None = None
+        new = row.tokens
+        if new:
+            request.upper += len(new) - plan.depth - 1
+            new, finish = request.until_end(new)
+            request.tokens += new
+        self._residents.publish(request)
+        if new or prompt_logprobs:
+            self._report(request, row, new, prompt_logprobs, finish)
+        if finish is not None:
+            self._finish(request)
+            return
+        if new and request.followers:
+            self._release_followers(request)
+        self._residents.return_lookahead(request)
+
+    def _report(
+        self,
+        request: Request,
+        row: RowVerdict,
+        new: tuple[int, ...],
+        prompt_logprobs: tuple[TokenLogprobs, ...],
+        finish: str | None,
+    ) -> None:
+        num_accepted = min(row.num_accepted, len(new))
+        stats = self.stats
+        stats.committed_tokens += len(new)
+        stats.drafted_tokens += row.num_drafted
+        stats.accepted_tokens += num_accepted
+        self._updates.append(
+            RequestUpdate(
+                request.request_id,
+                new,
+                num_accepted,
+                row.num_drafted,
+                row.logprobs[: len(new)],
+                prompt_logprobs,
+                finish,
+                new[-1] if finish == FinishReason.STOP else None,
+                request.num_cached,
+            )
+        )
+
+    def _advance(self, request: Request, plan: RowPlan, row: RowVerdict) -> None:
+        """KV that is true now. The workers apply the same rule to the same numbers."""
+        target, draft = request.target, request.draft
+        if plan.samples:
+            target.computed = row.base_len + row.num_accepted
+        else:
+            target.computed += plan.num_tokens
+        if plan.draft_tokens:
+            draft.computed = draft_computed_after(draft.computed, plan.draft_tokens, row)
+            if request.in_flight == 0:
+                draft.planned = draft.computed
+
+    def _finish(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self.stats.finished += 1
+        self._release_followers(request)
+        if request.state is State.RUNNING:
+            self._residents.end(request)
+        elif request.state is State.WAITING:
+            self._waiting.forget_one()
+        request.state = State.FINISHED
+
+    def _release_followers(self, request: Request) -> None:
+        for follower in request.followers:
+            if follower.state is State.PARKED:
+                follower.state = State.WAITING
+                self._waiting.push(follower)
+        request.followers = []
+
+    def check_integrity(self) -> None:
+        """Rows and blocks add up, and whoever a plan in flight names still holds them."""
+        self._residents.check_integrity()
+        holders = {*self._residents.running, *self._residents.leaving}
+        for flight in self._in_flight:
+            for request, row in zip(flight.requests, flight.plan.rows, strict=True):
+                assert request in holders, f"{request.request_id} is in flight but holds nothing"
+                assert (request.row, request.generation) == (row.row, row.generation)
+
+
+def draft_computed_after(computed: int, draft_tokens: int, row: RowVerdict) -> int:
+    """Draft KV that is valid after a round: what it caught up on, then its accepted drafts.
+
+    The draft never computes KV of the last token it proposes, so after full acceptance it is one
+    token further behind.
+    """
+    computed = min(computed + draft_tokens, row.base_len)
+    if row.num_drafted:
+        computed += min(row.num_accepted, row.num_drafted - 1)
+    return computed
+
+
+def _unsent(request: Request, row: RowVerdict) -> tuple[TokenLogprobs, ...]:
+    """Prompt logprobs not reported yet: after a preemption the prompt is computed again."""
+    start = request.target.computed
+    fresh = row.prompt_logprobs[max(0, request.prompt_logprobs_sent - start) :]
+    end = start + len(row.prompt_logprobs)
+    request.prompt_logprobs_sent = max(request.prompt_logprobs_sent, end)
+    return fresh

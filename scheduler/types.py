@@ -1,0 +1,142 @@
+"""Everything that crosses between the scheduler and the workers, and who owns the truth of it.
+
+The scheduler owns blocks, rows and what has been *applied*. The target owns the committed text:
+only a verdict makes a token true. A proposer only guesses. Up to two plans may be in flight, so a
+plan holds upper bounds and counts, never token values or absolute positions; the workers know the
+true lengths and advance them with every verdict.
+
+Rows are reused, so everything carries (epoch, row, generation); a receiver drops what is stale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from outrider.scheduler.params import SamplingParams
+
+
+class ProposerKind(IntEnum):
+    """Who drafts for a row. NONE rows run no speculative code at all."""
+
+    NONE = 0
+    DRAFT = 1
+    NGRAM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowInit:
+    """A request takes a row on the workers.
+
+    `token_ids` are prompt plus output so far (a resumed or preempted request has output already;
+    it is prefilled but stays output). `*_cached` tokens already have KV in the blocks of the first
+    `RowPlan` of this row. `stop_ids` end the request; the sampler bans them before `min_tokens`.
+    """
+
+    row: int
+    generation: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    params: SamplingParams
+    seed: int  # effective 64-bit seed of this sample
+    stop_ids: tuple[int, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    target_cached: int = 0
+    draft_cached: int = 0
+
+
+class RowPlan(NamedTuple):
+    """One row's share of one pass. A tuple, because a step may hold a thousand of them.
+
+    A prompt row has `num_tokens` known tokens to process; it samples only if `samples`. A decode
+    row has `num_tokens == 1` (its last committed token) plus up to `depth` drafts.
+    Block lists extend the row's table from index `*_start` on (lookahead blocks returned after a
+    rejection are overwritten, hence the index).
+    """
+
+    row: int
+    generation: int
+    num_tokens: int
+    depth: int
+    samples: bool
+    proposer: ProposerKind
+    target_start: int
+    target_blocks: tuple[int, ...]
+    draft_start: int
+    draft_blocks: tuple[int, ...]
+    draft_tokens: int  # at most so many known tokens are prefilled or caught up on by the draft
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One target pass over the batch, and the drafting before it."""
+
+    epoch: int
+    step: int
+    rows: tuple[RowPlan, ...]
+    admitted: tuple[RowInit, ...] = ()
+    released: tuple[int, ...] = ()  # rows whose state the workers may forget
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities (of the raw model distribution) at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely
+    top: tuple[tuple[int, float], ...]  # the most likely (id, logprob), best first
+
+
+class RowVerdict(NamedTuple):
+    """What the target commits for one row: accepted drafts, then one token of its own.
+
+    `base_len` is the committed length before. `tokens` is empty for a prompt chunk that does not
+    sample. `num_drafted` may be under the planned depth: a proposer may have had less to offer.
+    """
+
+    row: int
+    generation: int
+    base_len: int
+    num_drafted: int
+    num_accepted: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this chunk predicts
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one step, rows in the order of the plan."""
+
+    epoch: int
+    step: int
+    rows: tuple[RowVerdict, ...]
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+
+class FinishReason:
+    """Why a request ended; the strings are those of the OpenAI API where it has one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class RequestUpdate:
+    """What one `apply` (or a cancellation) means for one request's reader."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    num_accepted: int = 0  # the first so many of token_ids were drafted
+    num_drafted: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = field(default=0)

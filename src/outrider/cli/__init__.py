@@ -1,0 +1,125 @@
+"""The command `outrider`.
+
+Subcommands are known here by name and summary only; the module behind one is imported when it is
+called, so `outrider --help` is quick and needs no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from outrider import __version__
+from outrider.errors import OutriderError
+from outrider.logs import setup_logging
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class _Lazy(NamedTuple):
+    module: str  # holds a `typer.Typer` named `app`
+    summary: str
+
+
+COMMANDS = {
+    "generate": _Lazy("outrider.cli.generate", "Generate text and show what speculation did."),
+    "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
+}
+
+
+@dataclass(slots=True)
+class GlobalOptions:
+    """What stands before the subcommand; each subcommand finds it as `ctx.obj`."""
+
+    debug: bool = False
+    log_level: str | None = None
+    log_json: bool = False
+
+
+class _LazyGroup(TyperGroup):
+    """Lists commands by summary, and imports one only to run it."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {n: TyperCommand(n, help=lazy.summary) for n, lazy in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = typer.main.get_command(import_module(COMMANDS[name].module).app)
+        return name, command, rest
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"outrider {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _globals(
+    ctx: typer.Context,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", show_default=False)
+    ] = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(help="debug, info, warning or error; goes before log_level of the config."),
+    ] = None,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Log JSON lines.", show_default=False)
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Show the version.",
+            show_default=False,
+        ),
+    ] = False,
+) -> None:
+    """Speculative decoding that never changes the text."""
+    options = ctx.ensure_object(GlobalOptions)
+    options.debug, options.log_level, options.log_json = debug, log_level, log_json
+    setup_logging(log_level or "info", role="cli", json_lines=log_json)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    options = GlobalOptions()
+    try:
+        app(args=args, prog_name="outrider", obj=options)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except Exception as error:
+        if options.debug:
+            traceback.print_exception(error)
+        sys.exit(_report(error))
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, OutriderError):
+        messages, exit_code = str(error).splitlines(), error.exit_code
+    else:
+        hint = "run 'outrider --debug ...' to see where"
+        messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1
+    for message in messages:
+        typer.echo(f"error: {message}", err=True)
+    return exit_code

@@ -1,0 +1,138 @@
+"""`outrider config`, and the options every command shares that needs a configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli import GlobalOptions
+from outrider.config import find_setting
+from outrider.config_kwargs import PATHS
+from outrider.config_sources import (
+    DEFAULT_ORIGIN,
+    Given,
+    Resolved,
+    example_text,
+    read_assignments,
+    read_kwargs,
+    resolve,
+)
+from outrider.errors import ConfigError
+from outrider.logs import setup_logging
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file (YAML); OUTRIDER_CONFIG if not given.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SECTION.FIELD=VALUE",
+        help="Any setting of the configuration; may be repeated.",
+        show_default=False,
+    ),
+]
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Write, check and show the configuration."
+)
+
+
+def setting_help(kwarg: str) -> str:
+    """Help of a command's own flag, from the setting that its `LLM(...)` name stands for."""
+    setting = find_setting(PATHS[kwarg])
+    default = "" if setting.default is None else f" Default: {setting.default}."
+    return setting.doc + default
+
+
+def load_config(
+    ctx: typer.Context,
+    file: Path | None,
+    assignments: list[str] | None,
+    flags: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """The configuration for a command, and logging set up as it says.
+
+    `flags` are the command's own, by the names of `LLM(...)`, None where not given; they go before
+    `--set`.
+    """
+    options = ctx.ensure_object(GlobalOptions)
+    given = read_assignments(assignments or ())
+    given |= read_kwargs(flags or {}, as_flags=True)
+    if options.log_level is not None:
+        given["log_level"] = Given(options.log_level, "--log-level")
+    resolved = resolve(file, os.environ, given)
+    setup_logging(resolved.config.log_level, role="cli", json_lines=options.log_json)
+    return resolved
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("outrider.yaml"),
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite an existing file.", show_default=False)
+    ] = False,
+) -> None:
+    """Write an example file: every setting explained, at its default."""
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(example_text())
+    except FileExistsError:
+        raise ConfigError(f"{path} exists; choose another name or add --force.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    typer.echo(f"Wrote {path}. Check it after editing with: outrider config check {path}")
+
+
+@app.command()
+def check(path: Annotated[Path, typer.Argument(help="The file to check.")]) -> None:
+    """Check a file by itself; every mistake is shown with its line."""
+    resolved = resolve(path)
+    num_set = sum(origin != DEFAULT_ORIGIN for origin in resolved.origins.values())
+    typer.echo(f"{path} is valid; it sets {num_set} of {len(resolved.origins)} settings.")
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON instead of a table.", show_default=False)
+    ] = False,
+) -> None:
+    """Show every setting in force and where its value came from."""
+    resolved = load_config(ctx, config, assignments)
+    values = resolved.config.to_settings()
+    if as_json:
+        rows = {p: {"value": v, "origin": resolved.origins[p]} for p, v in values.items()}
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        _print_table(values, resolved.origins)
+
+
+def _print_table(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    columns = (Column(name, overflow="fold") for name in ("setting", "value", "from"))
+    table = Table(*columns, box=None, pad_edge=False)
+    for path, value in values.items():
+        style = "dim" if origins[path] == DEFAULT_ORIGIN else "bold"
+        text = value if isinstance(value, str) else json.dumps(value)
+        shown = "unset" if value is None else text
+        table.add_row(*(Text(cell, style) for cell in (path, shown, origins[path])))
+    Console().print(table)

@@ -1,0 +1,133 @@
+"""What a setting may be, how it is checked, and how a breach is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.errors import ConfigError
+
+
+class FieldError(ConfigError):
+    """A setting breaks its rule. `paths` are the settings at fault, the likeliest first.
+
+    Kept apart from its message so that whoever knows where the value came from can name it as
+    the user wrote it: a line of a file, a variable, a keyword argument.
+    """
+
+    def __init__(self, paths: tuple[str, ...], problem: str, name: str | None = None) -> None:
+        super().__init__(f"{name or paths[0]} {problem}")
+        self.paths = paths
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a setting may be. `wanted` completes the sentence "it must be ..."."""
+
+    kind: type[bool] | type[int] | type[float] | type[str]
+    wanted: str
+    accepts: Callable[[Any], bool]
+    optional: bool = False
+
+    def breach(self, value: Any) -> str | None:
+        """What is wrong with the value, to be read after the setting's name; None if it is fine."""
+        return None if self._holds(value) else f"is {value!r}; it must be {self.wanted}."
+
+    def _holds(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        if isinstance(value, bool):  # which is an int to Python, but not to a reader
+            return self.kind is bool
+        if self.kind is float and isinstance(value, int | float):
+            return abs(value) < math.inf and self.accepts(value)
+        return isinstance(value, self.kind) and self.accepts(value)
+
+    def parse(self, text: str) -> Any:
+        """The value a text from a flag or the environment stands for.
+
+        Text that stands for nothing of this kind comes back unchanged: the check refuses it then,
+        in the same words as a wrong value from anywhere else.
+        """
+        word = text.strip().lower()
+        if self.optional and word in ("", "none", "null"):
+            return None
+        if self.kind is bool:
+            return _BOOL_WORDS.get(word, text)
+        if self.kind is str:
+            return text.strip()
+        try:
+            return self.kind(word)
+        except ValueError:
+            return text
+
+
+_BOOL_WORDS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One field of the configuration, as seen from outside."""
+
+    path: str  # "target.model", or "seed" for a field of the whole
+    default: Any
+    rule: Rule
+    doc: str
+
+    @property
+    def env_name(self) -> str:
+        return "OUTRIDER_" + self.path.replace(".", "_").upper()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint to append after a full stop: the nearest known name, or nothing if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def setting(default: Any, rule: Rule, doc: str) -> Any:
+    return dataclasses.field(default=default, metadata={"rule": rule, "doc": doc})
+
+
+def _or_unset(wanted: str, optional: bool) -> str:
+    return f"{wanted}, or unset" if optional else wanted
+
+
+def whole(low: int, high: int | None = None, *, optional: bool = False) -> Rule:
+    wanted = f"a whole number >= {low}" if high is None else f"a whole number from {low} to {high}"
+    top = math.inf if high is None else high
+    return Rule(int, _or_unset(wanted, optional), lambda v: low <= v <= top, optional)
+
+
+def choice(*names: str, optional: bool = False) -> Rule:
+    wanted = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}"
+    return Rule(str, _or_unset(wanted, optional), lambda v: v in names, optional)
+
+
+def text_rule(wanted: str, *, optional: bool = False) -> Rule:
+    return Rule(str, _or_unset(wanted, optional), lambda v: bool(v.strip()), optional)
+
+
+class Checked:
+    """Checks every field against its rule on construction; sections add checks across fields."""
+
+    __slots__ = ()
+    _section = ""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):  # type: ignore[arg-type]
+            rule: Rule | None = item.metadata.get("rule")
+            problem = rule.breach(getattr(self, item.name)) if rule is not None else None
+            if problem is not None:
+                raise FieldError((self._section + item.name,), problem)
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """What no field can be judged on alone."""

@@ -1,0 +1,1 @@
+"""The step loop, the engines built on it, and the offline `LLM` API."""

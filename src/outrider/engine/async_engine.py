@@ -1,0 +1,144 @@
+"""The engine for servers: asynchronous streams over a step loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
+
+from outrider.config import EngineConfig
+from outrider.engine.build import build_engine
+from outrider.engine.engine import Engine
+from outrider.engine.outputs import OutputDelta
+from outrider.engine.requests import PreparedRequest, Prompt
+from outrider.errors import EngineDeadError, OutriderError
+from outrider.scheduler.params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_Event: TypeAlias = OutputDelta | Exception
+
+
+class _Stream:
+    """One reader: events cross from the engine's thread into the reader's event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.events: asyncio.Queue[_Event] = asyncio.Queue()
+
+    def post(self, event: _Event) -> None:
+        with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody reads
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+
+
+class AsyncEngine:
+    """Many concurrent `generate` streams on one `Engine`.
+
+    Only the engine's thread touches the engine; everybody else posts commands to it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> AsyncEngine:
+        return cls(Engine(build_engine(config)))
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[OutputDelta]:
+        """Stream a request. Leaving the iterator early cancels it."""
+        deadline_s = None if timeout_s is None else self.engine.now_s() + timeout_s
+        prepared = self.engine.front_door.prepare(
+            request_id, prompt, params, priority=priority, deadline_s=deadline_s
+        )
+        stream = _Stream()
+        self._post(lambda: self._add(prepared, stream))
+        unfinished = params.n
+        try:
+            while unfinished:
+                event = await stream.events.get()
+                if isinstance(event, Exception):
+                    unfinished = 0
+                    raise event
+                unfinished -= event.finish_reason is not None
+                yield event
+        finally:
+            if unfinished:
+                self._commands.put(lambda: self._cancel(request_id, stream))
+
+    def close(self) -> None:
+        """Stop the thread; streams still open end with an error."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
+        self._commands.put(command)
+
+    # -- on the engine's thread ---------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                for delta in self.engine.step():
+                    self._deliver(delta)
+            self._fail(EngineDeadError("the engine was closed"))
+        except Exception as error:
+            logger.exception("the step loop failed")
+            self._fail(EngineDeadError(f"the engine has stopped: {error}"))
+
+    def _take_commands(self) -> bool:
+        """Run what was posted, waiting for something if there is nothing to step."""
+        while True:
+            try:
+                command = self._commands.get(block=not self.engine.has_work)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _add(self, prepared: PreparedRequest, stream: _Stream) -> None:
+        try:
+            if prepared.request_id in self._streams:
+                raise OutriderError(f"request id {prepared.request_id!r} is in use.")
+            self.engine.add_prepared(prepared)
+        except OutriderError as error:
+            stream.post(error)
+            return
+        self._streams[prepared.request_id] = stream
+
+    def _cancel(self, request_id: str, stream: _Stream) -> None:
+        if self._streams.get(request_id) is stream:
+            self.engine.cancel(request_id)
+
+    def _deliver(self, delta: OutputDelta) -> None:
+        stream = self._streams.get(delta.request_id)
+        if stream is None:
+            return
+        stream.post(delta)
+        if delta.finish_reason is not None and delta.output.finished:
+            del self._streams[delta.request_id]
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        for stream in self._streams.values():
+            stream.post(error)
+        self._streams.clear()

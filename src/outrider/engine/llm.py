@@ -1,0 +1,147 @@
+"""`LLM`: offline generation with the interface a vLLM user knows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from outrider.config import EngineConfig
+from outrider.engine.build import build_engine
+from outrider.engine.engine import Engine
+from outrider.engine.outputs import RequestOutput
+from outrider.engine.requests import PreparedRequest, Prompt
+from outrider.errors import RequestError
+from outrider.scheduler.params import SamplingParams
+
+Message = Mapping[str, Any]
+_MANY = 8  # prompts from which a progress bar is worth its lines
+
+
+class LLM:
+    """A target, optionally a draft, and `generate`. Options are those of `EngineConfig`, under
+    their own or vLLM's names; see `EngineConfig.from_kwargs`."""
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        config = options.pop("config", None)
+        if config is None:
+            config = EngineConfig.from_kwargs(model=model, **options)
+        elif model is not None or options:
+            raise RequestError("give either config or single options to LLM, not both.")
+        self.config: EngineConfig = config
+        self.engine = Engine(build_engine(config))
+        self._ids = itertools.count()
+
+    def get_tokenizer(self) -> Any:
+        return self.engine.built.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int = 0,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; results are in the order of the prompts.
+
+        All requests are checked before the first runs: a bad one is reported and nothing is lost.
+        """
+        listed = _as_list(prompts)
+        params = _matched(sampling_params, len(listed))
+        prepared = [
+            self.engine.front_door.prepare(str(next(self._ids)), prompt, own, priority=priority)
+            for prompt, own in zip(listed, params, strict=True)
+        ]
+        return self._run(prepared, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = messages if several else [messages]
+        prompts: list[Prompt] = [
+            self._chat_ids(conversation, chat_template, add_generation_prompt)
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _chat_ids(
+        self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool
+    ) -> Prompt:
+        tokenizer = self.get_tokenizer()
+        if tokenizer is None or (chat_template is None and not tokenizer.chat_template):
+            raise RequestError("the model has no chat template; give one or use generate().")
+        encoded = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=True,
+        )
+        return {"prompt_token_ids": list(encoded["input_ids"])}
+
+    def _run(self, prepared: Sequence[PreparedRequest], use_progress: bool) -> list[RequestOutput]:
+        outputs = [self.engine.add_prepared(each) for each in prepared]
+        console = Console(stderr=True)
+        shown = use_progress and len(outputs) >= _MANY and console.is_terminal
+        columns = (
+            TextColumn("generating"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[tokens]} tokens"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, disable=not shown) as progress:
+            task = progress.add_task("", total=len(outputs), tokens=0)
+            num_tokens = 0
+            try:
+                while self.engine.has_work:
+                    deltas = self.engine.step()
+                    num_tokens += sum(len(delta.token_ids) for delta in deltas)
+                    finished = sum(
+                        d.finish_reason is not None and d.output.finished for d in deltas
+                    )
+                    progress.update(task, advance=finished, tokens=num_tokens)
+            except BaseException:
+                self._abandon(prepared)
+                raise
+        return outputs
+
+    def _abandon(self, prepared: Sequence[PreparedRequest]) -> None:
+        """An interrupted call leaves nothing running behind it."""
+        for each in prepared:
+            self.engine.cancel(each.request_id)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return listed
+
+
+def _matched(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise RequestError(
+            f"there are {count} prompts and {len(params)} sampling parameters; "
+            "give one for all or one for each."
+        )
+    return list(params)

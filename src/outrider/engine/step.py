@@ -1,0 +1,55 @@
+"""The step loop: one screen that every way of running Outrider goes through."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from outrider.scheduler.scheduler import Scheduler
+from outrider.scheduler.types import RequestUpdate, StepPlan, Verdict
+from outrider.workers.proposers import Ticket
+
+
+class TargetWorker(Protocol):
+    """Runs one pass and decides; see `outrider.workers.target`."""
+
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict: ...
+
+
+class ProposalSource(Protocol):
+    """Drafts for a plan and learns from verdicts; see `outrider.workers.proposers`."""
+
+    def propose(self, plan: StepPlan) -> Ticket: ...
+
+    def observe(self, verdict: Verdict) -> None: ...
+
+
+class StepLoop:
+    """Plans, drafts, verifies, applies. Up to `lag` verdicts wait while the next pass is planned,
+    so that on a GPU the host works while the device does."""
+
+    def __init__(
+        self, scheduler: Scheduler, proposers: ProposalSource, target: TargetWorker
+    ) -> None:
+        self.scheduler = scheduler
+        self._proposers = proposers
+        self._target = target
+        self._unapplied: deque[Verdict] = deque()
+        self.draft_s = 0.0
+        self.verify_s = 0.0
+
+    def step(self, now_s: float) -> list[RequestUpdate]:
+        plan = self.scheduler.plan(now_s)
+        if plan is not None:
+            ticket = self._proposers.propose(plan)
+            verdict = self._target.verify(plan, ticket)
+            self._proposers.observe(verdict)
+            self._unapplied.append(verdict)
+        if self._unapplied and (plan is None or len(self._unapplied) > self.scheduler.limits.lag):
+            self._apply(self._unapplied.popleft())
+        return self.scheduler.take_updates()
+
+    def _apply(self, verdict: Verdict) -> None:
+        self.draft_s += verdict.draft_s
+        self.verify_s += verdict.verify_s
+        self.scheduler.apply(verdict)

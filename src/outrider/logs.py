@@ -1,0 +1,95 @@
+"""Logs: standard `logging` under the name "outrider", to stderr.
+
+Every record says which process wrote it (role and rank) and which request it is about, so that
+the logs of many processes can be merged and one request followed through all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from outrider.errors import ConfigError
+
+LEVELS = ("debug", "info", "warning", "error")
+_NO_REQUEST = "-"
+_request_id: ContextVar[str] = ContextVar("outrider_request_id", default=_NO_REQUEST)
+
+
+@contextmanager
+def request_context(request_id: str) -> Iterator[None]:
+    """Records written inside, in this thread or task, are about that request."""
+    token = _request_id.set(request_id)
+    try:
+        yield
+    finally:
+        _request_id.reset(token)
+
+
+def setup_logging(
+    level: str = "info", role: str = "engine", rank: int = 0, *, json_lines: bool = False
+) -> None:
+    """Send our records to stderr. May be called again; the last call holds.
+
+    Only the logger "outrider" is touched: the application's and other libraries' logging is
+    theirs.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"log_level is {level!r}; it must be one of {', '.join(LEVELS)}.")
+    handler = logging.StreamHandler()
+    handler.addFilter(_Stamp(role, rank))
+    handler.setFormatter(_JsonFormatter() if json_lines else _LineFormatter())
+    logger = logging.getLogger("outrider")
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+class _Stamp(logging.Filter):
+    """Puts role, rank and request id on each record."""
+
+    def __init__(self, role: str, rank: int) -> None:
+        super().__init__()
+        self._role = role
+        self._rank = rank
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.role = self._role
+        record.rank = self._rank
+        record.request_id = _request_id.get()
+        return True
+
+
+class _LineFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__(
+            "{asctime}.{msecs:03.0f} {levelname:<7} {role}/{rank} {request_id} {name}: {message}",
+            datefmt="%Y-%m-%d %H:%M:%S",
+            style="{",
+        )
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line; time in UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "role": vars(record)["role"],
+            "rank": vars(record)["rank"],
+            "request_id": _given(vars(record)["request_id"]),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _given(request_id: str) -> str | None:
+    return None if request_id == _NO_REQUEST else request_id

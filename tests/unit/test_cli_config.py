@@ -1,0 +1,257 @@
+"""The command's frame (help, exit codes, errors) and `outrider config`."""
+
+import json
+import logging
+import subprocess
+import sys
+import types
+from typing import Annotated
+
+import pytest
+import typer
+
+import outrider
+from outrider import cli
+from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.config import settings
+from outrider.errors import ModelError
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for setting in settings().values():
+        monkeypatch.delenv(setting.env_name, raising=False)
+    monkeypatch.delenv("OUTRIDER_CONFIG", raising=False)
+    logger = logging.getLogger("outrider")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture
+def run(capsys):
+    def run_command(*args):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(args)
+        captured = capsys.readouterr()
+        return caught.value.code or 0, captured.out, captured.err
+
+    return run_command
+
+
+@pytest.fixture
+def add_command(monkeypatch):
+    """Registers a command the way the real ones are: by module name."""
+
+    def add(function):
+        app = typer.Typer(add_completion=False)
+        app.command()(function)
+        module = types.ModuleType("outrider.cli.made_up")
+        module.app = app
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        entry = cli._Lazy(module.__name__, "Made up.")
+        monkeypatch.setitem(cli.COMMANDS, "made-up", entry)
+
+    return add
+
+
+def raising(error):
+    def command():
+        raise error
+
+    return command
+
+
+def test_help_lists_every_command_and_imports_none_of_them():
+    code = (
+        "import sys\n"
+        "from outrider.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as e: assert not e.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'yaml'}\n"
+        "heavy |= {'outrider.cli.generate', 'outrider.cli.config'}\n"
+        "sys.exit(', '.join(heavy & set(sys.modules)) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(name in done.stdout for name in cli.COMMANDS)
+
+
+def test_help_of_config_imports_no_torch():
+    code = (
+        "import sys\n"
+        "from outrider.cli import main\n"
+        "try: main(['config', 'show', '--help'])\n"
+        "except SystemExit as e: assert not e.code\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_version_is_printed(run):
+    assert run("--version") == (0, f"outrider {outrider.__version__}\n", "")
+
+
+def test_an_unknown_command_exits_2_and_is_named(run):
+    code, out, err = run("confg")
+    assert (code, out) == (2, "")
+    assert "No such command 'confg'" in err
+
+
+def test_an_unknown_option_exits_2(run):
+    assert run("config", "show", "--nope")[0] == 2
+
+
+def test_a_failure_exits_1_with_one_line_and_no_traceback(run, add_command):
+    add_command(raising(ModelError("model.gguf is damaged; fetch it again.")))
+    assert run("made-up") == (1, "", "error: model.gguf is damaged; fetch it again.\n")
+
+
+def test_wrong_usage_exits_2_with_one_line_and_no_traceback(run):
+    assert run("config", "show", "--set", "seed=x") == (
+        2,
+        "",
+        "error: --set: seed is 'x'; it must be a 64-bit whole number, or unset.\n",
+    )
+
+
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(run):
+    code, _, err = run("--debug", "config", "show", "--set", "seed=x")
+    assert code == 2
+    assert "Traceback (most recent call last)" in err
+    assert err.endswith("error: --set: seed is 'x'; it must be a 64-bit whole number, or unset.\n")
+
+
+def test_an_unexpected_error_exits_1_with_one_line_and_no_traceback(run, add_command):
+    add_command(raising(ZeroDivisionError("division by zero")))
+    assert run("made-up") == (
+        1,
+        "",
+        "error: unexpected ZeroDivisionError: division by zero "
+        "(run 'outrider --debug ...' to see where)\n",
+    )
+
+
+def test_an_interrupt_exits_130_quietly(run, add_command):
+    add_command(raising(KeyboardInterrupt()))
+    assert run("made-up") == (130, "", "")
+
+
+def test_an_unknown_log_level_is_refused(run):
+    code, _, err = run("--log-level", "loud", "config", "show")
+    assert code == 2
+    assert err == "error: log_level is 'loud'; it must be one of debug, info, warning, error.\n"
+
+
+def test_the_global_log_level_goes_before_the_configs(run):
+    _, out, _ = run("--log-level", "error", "config", "show", "--set", "log_level=debug", "--json")
+    assert json.loads(out)["log_level"] == {"value": "error", "origin": "--log-level"}
+    assert logging.getLogger("outrider").level == logging.ERROR
+
+
+def test_logging_follows_the_configuration(run):
+    run("config", "show", "--set", "log_level=debug")
+    assert logging.getLogger("outrider").level == logging.DEBUG
+
+
+def test_init_writes_an_example_that_check_accepts(run, tmp_path):
+    code, out, err = run("config", "init")
+    assert (code, err) == (0, "")
+    assert "outrider config check outrider.yaml" in out
+    num_settings = len(settings())
+    assert run("config", "check", "outrider.yaml") == (
+        0,
+        f"outrider.yaml is valid; it sets 0 of {num_settings} settings.\n",
+        "",
+    )
+
+
+def test_init_refuses_to_overwrite(run, tmp_path):
+    (tmp_path / "mine.yaml").write_text("seed: 1\n")
+    assert run("config", "init", "mine.yaml") == (
+        2,
+        "",
+        "error: mine.yaml exists; choose another name or add --force.\n",
+    )
+    assert (tmp_path / "mine.yaml").read_text() == "seed: 1\n"
+
+
+def test_init_overwrites_when_forced(run, tmp_path):
+    (tmp_path / "mine.yaml").write_text("seed: 1\n")
+    assert run("config", "init", "mine.yaml", "--force")[0] == 0
+    assert "#seed: null\n" in (tmp_path / "mine.yaml").read_text()
+
+
+def test_init_says_why_it_cannot_write(run):
+    code, _, err = run("config", "init", "absent/mine.yaml")
+    assert code == 2
+    assert err == "error: absent/mine.yaml cannot be written: No such file or directory.\n"
+
+
+def test_check_lists_every_mistake_with_its_line(run, tmp_path):
+    (tmp_path / "bad.yaml").write_text("seed: x\ncache:\n  block_size: 3\n")
+    assert run("config", "check", "bad.yaml") == (
+        2,
+        "",
+        "error: bad.yaml:1: seed is 'x'; it must be a 64-bit whole number, or unset.\n"
+        "error: bad.yaml:3: cache.block_size is 3; it must be a power of two from 1 to 256.\n",
+    )
+
+
+def test_check_looks_at_the_file_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SEED", "x")
+    (tmp_path / "good.yaml").write_text("seed: 1\n")
+    assert run("config", "check", "good.yaml")[0] == 0
+
+
+def test_show_tells_every_value_and_its_origin(run, tmp_path, monkeypatch):
+    (tmp_path / "my.yaml").write_text("seed: 1\ntarget:\n  dtype: float32\n")
+    monkeypatch.setenv("OUTRIDER_TARGET_MODEL", "big")
+    code, out, _ = run("config", "show", "-c", "my.yaml", "--set", "seed=2", "--json")
+    shown = json.loads(out)
+    assert code == 0
+    assert list(shown) == list(settings())
+    assert shown["seed"] == {"value": 2, "origin": "--set"}
+    assert shown["target.model"] == {"value": "big", "origin": "OUTRIDER_TARGET_MODEL"}
+    assert shown["target.dtype"] == {"value": "float32", "origin": "my.yaml:3"}
+    assert shown["cache.block_size"] == {"value": 16, "origin": "default"}
+
+
+def test_show_prints_a_table_for_people(run):
+    _, out, _ = run("config", "show", "--set", "target.model=big")
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0] == ["setting", "value", "from"]
+    assert ["target.model", "big", "--set"] in rows
+    assert ["draft.model", "unset", "default"] in rows
+    assert ["cache.prefix_caching", "true", "default"] in rows
+
+
+def test_a_commands_own_flags_go_before_set_and_file(run, add_command, tmp_path):
+    (tmp_path / "my.yaml").write_text("target:\n  model: from-file\n")
+    seen = []
+
+    def command(
+        ctx: typer.Context,
+        model: Annotated[str | None, typer.Option(help=setting_help("model"))] = None,
+        config: ConfigOption = None,
+        assignments: SetOption = None,
+    ) -> None:
+        seen.append(load_config(ctx, config, assignments, {"model": model}))
+
+    add_command(command)
+    run("made-up", "-c", "my.yaml")
+    run("made-up", "-c", "my.yaml", "--set", "target.model=from-set")
+    run("made-up", "-c", "my.yaml", "--set", "target.model=from-set", "--model", "from-flag")
+    found = [(r.config.target.model, r.origins["target.model"]) for r in seen]
+    assert found == [
+        ("from-file", "my.yaml:2"),
+        ("from-set", "--set"),
+        ("from-flag", "--model"),
+    ]
+
+
+def test_help_of_a_flag_is_the_settings_own_with_its_default():
+    assert setting_help("block_size") == "Tokens in one KV block. Default: 16."
+    assert setting_help("draft_model") == settings()["draft.model"].doc

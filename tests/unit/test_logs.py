@@ -1,0 +1,119 @@
+"""Log lines: who wrote them, about which request, and where they go."""
+
+import json
+import logging
+import re
+import threading
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.logs import request_context, setup_logging
+
+
+@pytest.fixture(autouse=True)
+def _restored_logger():
+    logger = logging.getLogger("outrider")
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+LOG = logging.getLogger("outrider.some.part")
+
+
+def test_a_line_holds_time_level_role_rank_request_logger_and_message(capsys):
+    setup_logging("info", role="target", rank=3)
+    with request_context("r7"):
+        LOG.info("took %d tokens", 5)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} INFO +target/3 r7 "
+        r"outrider\.some\.part: took 5 tokens\n",
+        captured.err,
+    )
+
+
+def test_outside_a_request_the_id_is_a_dash(capsys):
+    setup_logging()
+    with request_context("r7"):
+        pass
+    LOG.info("idle")
+    assert " engine/0 - outrider.some.part: idle\n" in capsys.readouterr().err
+
+
+def test_request_contexts_nest(capsys):
+    setup_logging()
+    with request_context("outer"):
+        with request_context("inner"):
+            LOG.info("one")
+        LOG.info("two")
+    first, second = capsys.readouterr().err.splitlines()
+    assert " inner " in first and " outer " in second
+
+
+def test_the_request_of_one_thread_is_not_that_of_another(capsys):
+    setup_logging()
+    with request_context("mine"):
+        other = threading.Thread(target=LOG.info, args=("theirs",))
+        other.start()
+        other.join()
+    assert " engine/0 - " in capsys.readouterr().err
+
+
+def test_messages_under_the_level_are_dropped(capsys):
+    setup_logging("warning")
+    LOG.info("quiet")
+    LOG.warning("loud")
+    assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["loud"]
+
+
+def test_setting_up_again_replaces_and_does_not_double(capsys):
+    setup_logging("error")
+    setup_logging("info", role="draft")
+    LOG.info("once")
+    assert capsys.readouterr().err.count("draft/0") == 1
+
+
+def test_only_our_own_logger_is_touched():
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level)
+    setup_logging("debug")
+    assert (root.handlers, root.level) == before
+
+
+def test_json_lines_carry_the_same_fields(capsys):
+    setup_logging("info", role="draft", rank=1, json_lines=True)
+    with request_context("r7"):
+        LOG.warning("größer\nals %s", "gedacht")
+    LOG.info("idle")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {
+        "level": "warning",
+        "role": "draft",
+        "rank": 1,
+        "request_id": "r7",
+        "logger": "outrider.some.part",
+        "message": "größer\nals gedacht",
+    }
+    assert second["request_id"] is None
+
+
+def test_json_lines_keep_an_exception_in_one_line(capsys):
+    setup_logging(json_lines=True)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        LOG.exception("failed")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("ValueError: broken")
+
+
+def test_an_unknown_level_is_refused():
+    with pytest.raises(
+        ConfigError,
+        match=r"^log_level is 'loud'; it must be one of debug, info, warning, error\.$",
+    ):
+        setup_logging("loud")

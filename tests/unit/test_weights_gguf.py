@@ -1,0 +1,326 @@
+"""GGUF files: every quantisation and architecture, the conversion cache, damaged files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import RaggedRun, random_model, random_prompt, reference_logits
+
+from outrider.errors import ModelError
+from outrider.kernels.ops import select_ops
+from outrider.workers.models.rope import RopeSpec, inverse_frequencies
+from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES, converted_folder
+from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.weights.safetensors_source import SafetensorsSource
+
+gguf = pytest.importorskip("gguf")
+CPU = torch.device("cpu")
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+
+
+def gguf_name(name: str) -> str:
+    base, kind = name.rsplit(".", 1)
+    if base.startswith("model.layers."):
+        _, _, index, part = base.split(".", 3)
+        return f"blk.{index}.{_GGUF_NAMES[part]}.{kind}"
+    return f"{_GGUF_NAMES[base]}.{kind}"
+
+
+def interleave(weight: np.ndarray, num_heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to query and key rows."""
+    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def header(writer: Any, model: Any, architecture: str) -> None:
+    config = model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(2)
+    writer.add_token_list([f"token{i}" for i in range(config.vocab_size)])
+    if getattr(config, "head_dim", None):
+        writer.add_key_length(config.head_dim)
+    if architecture == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def write_gguf(path: Path, model: Any, architecture: str, extra: Any = None) -> None:
+    """`model` as float32 GGUF; `extra(writer)` may add to it."""
+    writer = gguf.GGUFWriter(path, architecture)
+    header(writer, model, architecture)
+    if extra is not None:
+        extra(writer)
+    heads = {
+        "q_proj": model.config.num_attention_heads,
+        "k_proj": model.config.num_key_value_heads,
+    }
+    is_interleaved = architecture in ("llama", "granite")
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        values, module = tensor.numpy(), name.rsplit(".", 2)[-2]
+        if is_interleaved and module in heads:
+            values = interleave(values, heads[module])
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
+    close(writer)
+
+
+def close(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def assert_same_logits(path: Path, model: Any) -> None:
+    ops = select_ops(CPU, torch.float32)
+    decoder = load_model(path, dtype=torch.float32, device="cpu", ops=ops)
+    prompt = random_prompt(60)
+    ours = RaggedRun(decoder, [prompt]).run(chunk=16)[0]
+    torch.testing.assert_close(ours, reference_logits(model, prompt), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("variant", "architecture"),
+    [
+        ("llama", "llama"),
+        ("llama-tied", "llama"),
+        ("llama-biases", "llama"),
+        ("mistral", "llama"),
+        ("qwen2", "qwen2"),
+        ("qwen3", "qwen3"),
+        ("granite", "granite"),
+    ],
+)
+def test_each_architecture_gives_the_logits_of_transformers(
+    variant: str, architecture: str, tmp_path: Path
+) -> None:
+    model = random_model(variant)
+    write_gguf(tmp_path / "model.gguf", model, architecture)
+    assert_same_logits(tmp_path / "model.gguf", model)
+
+
+@pytest.mark.model
+def test_llama3_scaling_arrives_as_divisors(tmp_path: Path) -> None:
+    model = random_model("llama-llama3")
+    head_dim = model.config.head_dim
+    rope = RopeSpec.from_hf(model.config.to_dict())
+    scaled = inverse_frequencies(rope, head_dim, 1024)
+    divisors = (inverse_frequencies(RopeSpec(), head_dim, 1024) / scaled).numpy()
+    write_gguf(
+        tmp_path / "model.gguf",
+        model,
+        "llama",
+        lambda writer: writer.add_tensor("rope_freqs.weight", divisors),
+    )
+    assert_same_logits(tmp_path / "model.gguf", model)
+
+
+@pytest.mark.model
+def test_yarn_scaling_is_read_from_the_header(tmp_path: Path) -> None:
+    def add_scaling(writer: Any) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(256)
+
+    model = random_model("llama-yarn")
+    write_gguf(tmp_path / "model.gguf", model, "llama", add_scaling)
+    assert_same_logits(tmp_path / "model.gguf", model)
+
+
+def crafted_blocks(kind: Any, num_rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Raw blocks of 256 values each; only the float16 scales must not be arbitrary bytes."""
+    scale = np.full((num_rows, 1), 0.01, dtype=np.float16).view(np.uint8)
+    if kind == gguf.GGMLQuantizationType.Q4_K:
+        body = rng.integers(0, 256, (num_rows, 140), dtype=np.uint8)
+        return np.concatenate([scale, scale, body], axis=1)
+    body = rng.integers(0, 256, (num_rows, 208), dtype=np.uint8)
+    return np.concatenate([body, scale], axis=1)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K"]
+)
+def test_each_quantisation_is_read_as_the_reference_dequantiser_reads_it(
+    name: str, tmp_path: Path
+) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "vocab_size": 64}
+    model = random_model("llama", **sizes)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    header(writer, model, "llama")
+    rng = np.random.default_rng(0)
+    expected = {}
+    for tensor_name, tensor in model.state_dict().items():
+        values = tensor.numpy()
+        if values.ndim == 1:
+            writer.add_tensor(gguf_name(tensor_name), values)
+            continue
+        if name in ("Q4_K", "Q6_K"):
+            raw = crafted_blocks(kind, values.shape[0], rng)
+        else:
+            raw = gguf.quants.quantize(values, kind)
+        expected[tensor_name] = gguf.quants.dequantize(raw, kind)
+        writer.add_tensor(gguf_name(tensor_name), raw, raw_dtype=kind)
+    close(writer)
+
+    folder = converted_folder(tmp_path / "model.gguf")
+    source = SafetensorsSource(folder, torch.float32, CPU)
+    heads = {"q_proj": 4, "k_proj": 2}
+    for tensor_name, values in expected.items():
+        found = source.read(tensor_name, values.shape).numpy()
+        module = tensor_name.rsplit(".", 2)[-2]
+        if module in heads:
+            found = interleave(found, heads[module])
+        np.testing.assert_array_equal(found, values)
+
+
+@pytest.fixture
+def small_gguf(tmp_path: Path) -> Path:
+    path = tmp_path / "small.gguf"
+    write_gguf(path, random_model("llama"), "llama")
+    return path
+
+
+@pytest.mark.model
+def test_a_conversion_is_reused(small_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load_spec(small_gguf)
+    monkeypatch.setattr(gguf, "GGUFReader", None)
+    assert load_spec(small_gguf) == first
+
+
+@pytest.mark.model
+def test_a_touched_copy_keeps_its_conversion_and_a_changed_one_does_not(small_gguf: Path) -> None:
+    folder = converted_folder(small_gguf)
+    os.utime(small_gguf, (1, 1))
+    assert converted_folder(small_gguf) == folder
+    contents = bytearray(small_gguf.read_bytes())
+    contents[-1] ^= 1
+    small_gguf.write_bytes(contents)
+    assert converted_folder(small_gguf) != folder
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("damage", ["truncated", "missing", "no index"])
+def test_a_damaged_conversion_is_made_again(small_gguf: Path, damage: str) -> None:
+    folder = converted_folder(small_gguf)
+    weights = folder / "model-00001.safetensors"
+    whole = weights.read_bytes()
+    if damage == "truncated":
+        weights.write_bytes(whole[:-100])
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (folder / "model.safetensors.index.json").unlink()
+    if damage == "no index":
+        weights.write_bytes(whole[: len(whole) // 2])
+    assert converted_folder(small_gguf) == folder
+    assert weights.read_bytes() == whole
+
+
+@pytest.mark.model
+def test_a_failed_conversion_leaves_nothing_behind(
+    small_gguf: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("outrider.workers.weights.gguf_convert.save_file", fail)
+    with pytest.raises(ModelError, match=r"no space left.*OUTRIDER_CACHE"):
+        converted_folder(small_gguf)
+    assert list((own_cache / "gguf").iterdir()) == []
+
+
+@pytest.mark.model
+def test_a_large_conversion_is_split_into_files(
+    small_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_FILE_BYTES >= 1 << 28
+    monkeypatch.setattr("outrider.workers.weights.gguf_convert.MAX_FILE_BYTES", 50_000)
+    folder = converted_folder(small_gguf)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 2
+    assert_same_logits(small_gguf, random_model("llama"))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100, 5000, -64])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "cut.gguf"
+    write_gguf(path, random_model("llama"), "llama")
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"cut\.gguf is damaged or not a GGUF file.*download"):
+        load_spec(path)
+
+
+def test_random_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "noise.gguf"
+    path.write_bytes(np.random.default_rng(0).bytes(4096))
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        load_spec(path)
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, random_model("llama"), "mamba")
+    with pytest.raises(ModelError, match="'mamba'.*known are granite, llama, qwen2, qwen3"):
+        load_spec(path)
+
+
+def test_an_unknown_quantisation_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    header(writer, random_model("llama"), "llama")
+    raw = np.zeros((4, 84), dtype=np.uint8)
+    writer.add_tensor("output.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q2_K)
+    close(writer)
+    with pytest.raises(ModelError, match="Q2_K, which is not supported; known are F32"):
+        load_spec(path)
+
+
+def test_a_header_without_sizes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("output.weight", np.zeros((4, 4), dtype=np.float32))
+    close(writer)
+    with pytest.raises(ModelError, match=r"lacks 'llama\.attention\.head_count'"):
+        load_spec(path)

@@ -1,0 +1,1 @@
+"""One composable decoder for every supported family, and the tensors it works on."""

@@ -1,0 +1,217 @@
+"""Reads a rank's weights and puts the parts of its decoder together.
+
+Fused weights are filled slice by slice and handed to the kernels one at a time, so that at most
+one of them exists twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.ops import Ops
+from outrider.workers.models.layers import (
+    ACTIVATIONS,
+    Attention,
+    GatedMlp,
+    Layer,
+    LayerNorm,
+    Linear,
+    NoNorm,
+    Norm,
+    PlainMlp,
+    RmsNorm,
+    Rotation,
+)
+from outrider.workers.models.names import Names, names_of
+from outrider.workers.models.rope import rope_tables
+from outrider.workers.models.shard import Partition, Shard
+from outrider.workers.models.source import WeightSource
+from outrider.workers.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """One projection of a fused weight: its rows in the checkpoint and the rows taken."""
+
+    name: str
+    num_rows: int
+    rows: range
+
+
+class Assembly:
+    """Builds each part of a decoder once; keeps nothing it has built."""
+
+    def __init__(self, spec: ModelSpec, source: WeightSource, ops: Ops, shard: Shard) -> None:
+        self._spec = spec
+        self._source = source
+        self._ops = ops
+        self._names: Names = names_of(spec.family)
+        self._part = Partition.of(spec, shard)
+        self._is_first = shard.rank == 0
+
+    def embedding(self) -> Tensor:
+        spec = self._spec
+        shape = (spec.vocab_size, spec.embed_size)
+        return self._source.read(f"{self._names.embed}.weight", shape, rows=self._part.vocab)
+
+    def learned_positions(self) -> Tensor | None:
+        spec = self._spec
+        if spec.rope is not None:
+            return None
+        num_rows = spec.max_position + spec.position_offset
+        return self._source.read(
+            f"{self._names.positions}.weight",
+            (num_rows, spec.hidden_size),
+            rows=range(spec.position_offset, num_rows),
+        )
+
+    def projections(self) -> tuple[Linear | None, Linear | None]:
+        """Into and out of the hidden size, where embeddings have another (OPT 350m)."""
+        wide, narrow = self._spec.hidden_size, self._spec.embed_size
+        if wide == narrow:
+            return None, None
+        into = self._source.read(f"{self._names.project_in}.weight", (wide, narrow))
+        out = self._source.read(f"{self._names.project_out}.weight", (narrow, wide))
+        return self._ops.linear(into, None), self._ops.linear(out, None)
+
+    def head(self, embedding: Tensor) -> Linear:
+        if self._spec.tied:
+            return self._ops.linear(embedding, None)
+        shape = (self._spec.vocab_size, self._spec.embed_size)
+        weight = self._source.read(f"{self._names.head}.weight", shape, rows=self._part.vocab)
+        return self._ops.linear(weight, None)
+
+    def first_norm(self) -> Norm:
+        return NoNorm() if self._spec.norm_after else self._layer_norm(0, 0)
+
+    def layers(self) -> list[Layer]:
+        cos, sin = self._tables()
+        return [self._layer(index, cos, sin) for index in range(self._spec.num_layers)]
+
+    def _tables(self) -> tuple[Tensor | None, Tensor | None]:
+        spec = self._spec
+        if spec.rope is None:
+            return None, None
+        return rope_tables(spec.rope, spec.head_dim, spec.max_position, self._source.device)
+
+    def _layer(self, index: int, cos: Tensor | None, sin: Tensor | None) -> Layer:
+        spec, prefix = self._spec, self._names.layer(index)
+        attention = Attention(
+            ops=self._ops,
+            qkv=self._qkv(prefix),
+            out=self._row_parallel(
+                f"{prefix}.{self._names.out}",
+                spec.num_heads * spec.head_dim,
+                _scaled(self._part.heads, spec.head_dim),
+                spec.out_bias,
+            ),
+            rotation=self._rotation(prefix, cos, sin),
+            num_heads=len(self._part.heads),
+            num_kv_heads=len(self._part.kv_heads),
+            head_dim=spec.head_dim,
+            scale=spec.attention_scale,
+            window=spec.windows[index],
+        )
+        after_attention, after_mlp = self._norms_after(index)
+        return Layer(attention, after_attention, self._mlp(prefix), after_mlp)
+
+    def _norms_after(self, index: int) -> tuple[Norm, Norm]:
+        """After a block comes its own norm (post-norm) or that of the block behind it."""
+        if self._spec.norm_after:
+            return self._layer_norm(index, 0), self._layer_norm(index, 1)
+        if index + 1 < self._spec.num_layers:
+            return self._layer_norm(index, 1), self._layer_norm(index + 1, 0)
+        if not self._spec.final_norm:
+            return self._layer_norm(index, 1), NoNorm()
+        return self._layer_norm(index, 1), self._norm(self._names.final_norm)
+
+    def _qkv(self, prefix: str) -> Linear:
+        spec, names, part = self._spec, self._names, self._part
+        kv_rows = _scaled(part.kv_heads, spec.head_dim)
+        kv_total = spec.num_kv_heads * spec.head_dim
+        query_rows = _scaled(part.heads, spec.head_dim)
+        splits = [
+            _Split(f"{prefix}.{names.query}", spec.num_heads * spec.head_dim, query_rows),
+            _Split(f"{prefix}.{names.key}", kv_total, kv_rows),
+            _Split(f"{prefix}.{names.value}", kv_total, kv_rows),
+        ]
+        return self._column_parallel(splits, spec.qkv_bias)
+
+    def _mlp(self, prefix: str) -> GatedMlp | PlainMlp:
+        spec, names, part = self._spec, self._names, self._part
+        down = self._row_parallel(
+            f"{prefix}.{names.down}", spec.intermediate_size, part.intermediate, spec.mlp_bias
+        )
+        parts = (names.gate, names.up) if spec.gated else (names.up,)
+        splits = [
+            _Split(f"{prefix}.{name}", spec.intermediate_size, part.intermediate) for name in parts
+        ]
+        up = self._column_parallel(splits, spec.mlp_bias)
+        if spec.gated:
+            return GatedMlp(self._ops, up, down)
+        return PlainMlp(up, ACTIVATIONS[spec.activation], down)
+
+    def _column_parallel(self, splits: list[_Split], has_bias: bool) -> Linear:
+        width = self._spec.hidden_size
+        weight = self._fused([f"{s.name}.weight" for s in splits], splits, (width,))
+        bias = self._fused([f"{s.name}.bias" for s in splits], splits, ()) if has_bias else None
+        return self._ops.linear(weight, bias)
+
+    def _fused(self, names: list[str], splits: list[_Split], inner: tuple[int, ...]) -> Tensor:
+        read = self._source.read
+        first = read(names[0], (splits[0].num_rows, *inner), rows=splits[0].rows)
+        if len(splits) == 1:
+            return first
+        total = sum(len(split.rows) for split in splits)
+        fused = torch.empty((total, *inner), dtype=first.dtype, device=first.device)
+        start = len(splits[0].rows)
+        fused[:start] = first
+        for name, split in zip(names[1:], splits[1:], strict=True):
+            stop = start + len(split.rows)
+            fused[start:stop] = read(name, (split.num_rows, *inner), rows=split.rows)
+            start = stop
+        return fused
+
+    def _row_parallel(self, name: str, num_columns: int, columns: range, has_bias: bool) -> Linear:
+        """The bias is added once in the sum over ranks, by the first."""
+        hidden = self._spec.hidden_size
+        weight = self._source.read(f"{name}.weight", (hidden, num_columns), columns=columns)
+        adds_bias = has_bias and self._is_first
+        bias = self._source.read(f"{name}.bias", (hidden,)) if adds_bias else None
+        return self._ops.linear(weight, bias)
+
+    def _rotation(self, prefix: str, cos: Tensor | None, sin: Tensor | None) -> Rotation:
+        spec, names = self._spec, self._names
+        if not spec.qk_norm:
+            return Rotation(cos, sin)
+        shape = (spec.head_dim,)
+        return Rotation(
+            cos,
+            sin,
+            self._source.read(f"{prefix}.{names.query_norm}.weight", shape),
+            self._source.read(f"{prefix}.{names.key_norm}.weight", shape),
+            spec.norm_eps,
+        )
+
+    def _layer_norm(self, layer: int, which: int) -> Norm:
+        return self._norm(f"{self._names.layer(layer)}.{self._names.norms[which]}")
+
+    def _norm(self, name: str) -> Norm:
+        spec, shape = self._spec, (self._spec.hidden_size,)
+        if spec.norm == "rms":
+            weight = self._source.read(f"{name}.weight", shape)
+            return RmsNorm(self._ops, weight, spec.norm_eps)
+        if spec.norm_affine:
+            weight = self._source.read(f"{name}.weight", shape)
+            bias = self._source.read(f"{name}.bias", shape)
+        else:
+            weight = torch.ones(shape, dtype=self._source.dtype, device=self._source.device)
+            bias = torch.zeros_like(weight)
+        return LayerNorm(self._ops, weight, bias, spec.norm_eps, spec.norm_after)
+
+
+def _scaled(part: range, factor: int) -> range:
+    return range(part.start * factor, part.stop * factor)

@@ -1,0 +1,91 @@
+"""A decoder-only transformer over a ragged batch and a paged cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.ops import Ops
+from outrider.kernels.types import RaggedBatch
+from outrider.workers.models.assembly import Assembly
+from outrider.workers.models.kv import KVCache
+from outrider.workers.models.shard import Partition, Shard
+from outrider.workers.models.source import WeightSource
+from outrider.workers.models.spec import ModelSpec
+
+
+class Decoder:
+    """One rank's part of a model; a model on one device is the rank of a group of one.
+
+    Holds weights only: tokens, positions and the cache come with every call.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: WeightSource, ops: Ops, shard: Shard | None = None
+    ) -> None:
+        shard = shard or Shard()
+        assembly = Assembly(spec, weights, ops, shard)
+        self.spec = spec
+        self.shard = shard
+        self.vocab_range = Partition.of(spec, shard).vocab
+        self._ops = ops
+        self._reduce = shard.reduce
+        self._embedding = assembly.embedding()
+        self._positions = assembly.learned_positions()
+        self._project_in, self._project_out = assembly.projections()
+        self._first_norm = assembly.first_norm()
+        self._layers = assembly.layers()
+        self._head = assembly.head(self._embedding)
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
+        """Token ids int64 [T] to hidden states [T, hidden_size] behind the final norm.
+
+        Writes the keys and values of all T tokens into the cache.
+        """
+        reduce, multiplier = self._reduce, self.spec.residual_multiplier
+        residual = self._embed(token_ids, batch)
+        x = self._first_norm(residual)
+        for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
+            out = reduce(layer.attention(x, batch, keys, values))
+            if multiplier != 1.0:
+                out = out * multiplier
+            x, residual = layer.after_attention.add(out, residual)
+            out = reduce(layer.mlp(x))
+            if multiplier != 1.0:
+                out = out * multiplier
+            x, residual = layer.after_mlp.add(out, residual)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states [n, hidden_size] to float32 [n, local vocabulary], see `vocab_range`."""
+        if self._project_out is not None:
+            hidden = self._project_out(hidden)
+        logits = self._head(hidden).float()
+        return logits if self.spec.logits_divisor == 1.0 else logits / self.spec.logits_divisor
+
+    def _embed(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:
+        x = self._lookup(token_ids)
+        if self._project_in is not None:
+            x = self._project_in(x)
+        if self.spec.embedding_multiplier != 1.0:
+            x = x * self.spec.embedding_multiplier
+        if self._positions is not None:
+            x = x + self._ops.embed(batch.positions, self._positions)
+        return x
+
+    def _lookup(self, token_ids: Tensor) -> Tensor:
+        held = self.vocab_range
+        if len(held) == self.spec.vocab_size:
+            return self._ops.embed(token_ids, self._embedding)
+        is_elsewhere = (token_ids < held.start) | (token_ids >= held.stop)
+        rows = (token_ids - held.start).masked_fill(is_elsewhere, 0)
+        found = self._ops.embed(rows, self._embedding)
+        return self._reduce(found.masked_fill(is_elsewhere[:, None], 0))

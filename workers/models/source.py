@@ -1,0 +1,31 @@
+"""Where a decoder's weights come from, seen from the decoder."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class WeightSource(Protocol):
+    """Reads tensors by their Hugging Face name, as `dtype` and onto `device`.
+
+    `shape` is the whole tensor's, checked before anything is read; `rows` and `columns` cut the
+    first and second dimension, so that a rank reads no more than its share. A missing tensor or
+    another shape is a `ModelError`.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> Tensor: ...

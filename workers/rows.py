@@ -1,0 +1,70 @@
+"""The text of every row, as the workers know it.
+
+Workers in one process share one table: what the target commits, the proposers see. A worker in a
+process of its own keeps its own table and advances it from the same plans and verdicts.
+"""
+
+from __future__ import annotations
+
+from outrider.errors import OutriderError
+from outrider.scheduler.types import RowInit, RowVerdict, StepPlan, Verdict
+
+
+class Row:
+    """One request on the workers: who it is and its committed text."""
+
+    __slots__ = ("init", "tokens")
+
+    def __init__(self, init: RowInit) -> None:
+        self.init = init
+        self.tokens = list(init.token_ids)
+
+
+class RowTable:
+    """Rows by number; plans begin and end them, verdicts extend them."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._rows: list[Row | None] = [None] * num_rows
+        self._epoch = -1
+        self._begun = -1
+        self._committed = -1
+
+    def __getitem__(self, row: int) -> Row:
+        found = self._rows[row]
+        if found is None:
+            raise OutriderError(f"row {row} is planned but was never admitted")
+        return found
+
+    def begin(self, plan: StepPlan) -> None:
+        """Take over the plan's changes of rows. The first worker that sees a plan does it."""
+        if plan.epoch != self._epoch:  # a new engine: nothing of the old one is known
+            self._rows = [None] * len(self._rows)
+            self._epoch, self._begun, self._committed = plan.epoch, -1, -1
+        if plan.step <= self._begun:
+            return
+        self._begun = plan.step
+        for row in plan.released:
+            self._rows[row] = None
+        for init in plan.admitted:
+            self._rows[init.row] = Row(init)
+
+    def is_current(self, row: int, generation: int) -> bool:
+        found = self._rows[row]
+        return found is not None and found.init.generation == generation
+
+    def commit(self, verdict: Verdict) -> None:
+        """Extend texts by what the target committed; a verdict seen before changes nothing."""
+        if verdict.epoch != self._epoch or verdict.step <= self._committed:
+            return
+        self._committed = verdict.step
+        for row in verdict.rows:
+            if self.is_current(row.row, row.generation):
+                self._extend(row)
+
+    def _extend(self, verdict: RowVerdict) -> None:
+        tokens = self[verdict.row].tokens
+        if verdict.base_len != len(tokens):
+            raise OutriderError(
+                f"row {verdict.row}: verdict at {verdict.base_len}, text is {len(tokens)} long"
+            )
+        tokens += verdict.tokens

@@ -1,0 +1,151 @@
+"""From raw logits to the scores a token is chosen by: every sampling parameter, in fixed order.
+
+Bias, penalties, bans; temperature; min_p, top_k, top_p. A row's scores depend, bit for bit, on its
+logits and text alone: each step is elementwise, or sums integers, so neither the rest of the batch
+nor the way a position was reached can show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.workers.sampling.filters import apply_filters
+from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
+
+_NEG_INF = float("-inf")
+
+
+def process(logits: Tensor, spans: Sequence[Span]) -> Tensor:
+    """float32 scores [N, vocab]: unnormalised log p', -inf where a token is ruled out.
+
+    `logits` [N, vocab] holds the rows of all spans in order and is never modified; where no row
+    asks for anything it is returned as it is.
+    """
+    return process_rows(logits, logit_rows(spans))
+
+
+def process_rows(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
+    """`process` for any choice of rows; `rows[i].slot` is i."""
+    scores = logits.float()
+    biased = [row for row in rows if row.sampler.has_bias]
+    penalised = [row for row in rows if row.sampler.has_penalties]
+    restricted = [row for row in rows if row.sampler.has_allowed]
+    banned = [row for row in rows if row.sampler.has_bans]
+    tempered = any(row.sampler.temperature != 1.0 for row in rows)
+    if scores is logits and (biased or penalised or restricted or banned):
+        scores = logits.clone(memory_format=torch.contiguous_format)
+    if biased:
+        _add_bias(scores, biased)
+    if penalised:
+        _penalise(scores, penalised)
+    if restricted:
+        _restrict(scores, restricted)
+    if banned:
+        _ban(scores, banned)
+    if tempered:
+        # Rows that want none are divided by 1, which changes no bit.
+        temperatures = [row.sampler.temperature for row in rows]
+        scores = scores / _column(temperatures, torch.float32, scores.device)
+    filtered = [row for row in rows if row.sampler.has_filters]
+    if not filtered:
+        return scores
+    if len(filtered) == len(rows):
+        return apply_filters(scores, [row.sampler for row in filtered])
+    indices = torch.tensor([row.slot for row in filtered], device=scores.device)
+    kept = apply_filters(scores.index_select(0, indices), [row.sampler for row in filtered])
+    return scores.index_copy(0, indices, kept)
+
+
+def _column(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
+
+
+def _flat_keys(scores: Tensor, rows: Sequence[LogitRow], token_ids: Sequence[Tensor]) -> Tensor:
+    """Places in the flattened scores of each row's `token_ids`, concatenated."""
+    starts = np.array([row.slot for row in rows], dtype=np.int64) * scores.shape[-1]
+    offsets = starts.repeat([len(ids) for ids in token_ids])
+    return torch.cat(tuple(token_ids)) + torch.from_numpy(offsets).to(scores.device)
+
+
+def _add_bias(scores: Tensor, rows: Sequence[LogitRow]) -> None:
+    keys = _flat_keys(scores, rows, [row.sampler.bias[0] for row in rows])
+    values = torch.cat([row.sampler.bias[1] for row in rows])
+    scores.view(-1).index_add_(0, keys, values)
+
+
+def _restrict(scores: Tensor, rows: Sequence[LogitRow]) -> None:
+    flat = scores.view(-1)
+    keys = _flat_keys(scores, rows, [row.sampler.allowed for row in rows])
+    allowed = flat[keys]
+    scores[torch.tensor([row.slot for row in rows], device=scores.device)] = _NEG_INF
+    flat[keys] = allowed
+
+
+def _penalise(scores: Tensor, rows: Sequence[LogitRow]) -> None:
+    """Repetition over prompt and output, then frequency and presence over output.
+
+    Works on the tokens that occur, once per occurrence: a token that occurs twice gets the same
+    value twice, so duplicates need no sorting out.
+    """
+    device = scores.device
+    keys, occurred, row_sizes = _occurrences(rows, scores.shape[-1])
+    params = [row.sampler.params for row in rows]
+    settings = np.array(
+        [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params],
+        dtype=np.float32,
+    ).repeat(row_sizes, axis=0)
+    repetition, frequency, presence = torch.from_numpy(settings).to(device).unbind(-1)
+    at = torch.from_numpy(keys).to(device)
+    counts = torch.from_numpy(occurred).to(device, torch.float32)
+    flat = scores.view(-1)
+    values = flat[at]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - counts * frequency
+    values = values - (counts > 0) * presence
+    flat.scatter_(0, at, values)
+
+
+def _occurrences(
+    rows: Sequence[LogitRow], vocab_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """For each token a row has seen: its place in the flat scores, and how often it is output.
+
+    Both are concatenated over the rows; the third result is how many there are per row. Rows of
+    one span are consecutive and each sees more than the one before.
+    """
+    keys, occurred, row_sizes = [], [], []
+    span, num_counted = None, 0
+    for row in rows:
+        if row.span is not span:
+            span, text = row.span, row.span.text()
+            counts = np.zeros(vocab_size, dtype=np.int64)
+            num_counted = row.sampler.prompt_len
+        np.add.at(counts, _within(text[num_counted : row.position], vocab_size), 1)
+        num_counted = row.position
+        repeats = row.sampler.params.repetition_penalty != 1.0
+        seen = _within(text[0 if repeats else row.sampler.prompt_len : row.position], vocab_size)
+        keys.append(seen + row.slot * vocab_size)
+        occurred.append(counts[seen])
+        row_sizes.append(len(seen))
+    return np.concatenate(keys), np.concatenate(occurred), row_sizes
+
+
+def _within(token_ids: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+    """Without ids a smaller vocabulary (a draft's) lacks."""
+    return token_ids[token_ids < vocab_size]
+
+
+def _ban(scores: Tensor, rows: Sequence[LogitRow]) -> None:
+    vocab_size = scores.shape[-1]
+    keys = [
+        row.slot * vocab_size + token
+        for row in rows
+        for token in row.sampler.banned_ids(row.span, row.num_drafts)
+    ]
+    if keys:
+        scores.view(-1).index_fill_(0, torch.tensor(keys, device=scores.device), _NEG_INF)

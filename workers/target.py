@@ -1,0 +1,152 @@
+"""The target: one pass over prompt chunks and drafts, then the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from outrider.kernels.ops import Ops
+from outrider.scheduler.types import RowPlan, RowVerdict, StepPlan, TokenLogprobs, Verdict
+from outrider.workers.proposers import Ticket
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Chunk, Runner
+from outrider.workers.sampling.logprobs import token_logprobs
+from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
+
+
+class _Work(NamedTuple):
+    """One row's part of a pass: its chunk and which of the pass's logits are its own."""
+
+    planned: RowPlan
+    chunk: Chunk
+    base_len: int
+    span: Span | None  # None: a prompt chunk that does not sample
+    prompt_rows: range  # logits of prompt tokens whose successor is known
+    sample_rows: range  # logits of the span
+
+
+class TargetWorker:
+    """Owns the target's weights and KV, and with them the truth of every row's text."""
+
+    def __init__(
+        self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
+    ) -> None:
+        self._rows = rows
+        self._runner = runner
+        self._ops = ops
+        self._verification = verification
+        self._computed: dict[int, int] = {}
+        self._samplers: dict[int, RowSampler] = {}
+
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
+        """Run the pass, choose the target's own tokens and commit drafts that are equal to them."""
+        start_s = time.perf_counter()
+        self._begin(plan)
+        works, indices = self._lay_out(plan, ticket)
+        hidden = self._runner.forward([work.chunk for work in works])
+        logits = self._runner.logits(hidden, indices) if indices else None
+        rows = self._judge(works, logits)
+        verdict = Verdict(
+            plan.epoch, plan.step, rows, ticket.draft_s, time.perf_counter() - start_s
+        )
+        self._rows.commit(verdict)
+        return verdict
+
+    def _begin(self, plan: StepPlan) -> None:
+        self._rows.begin(plan)
+        for init in plan.admitted:
+            self._computed[init.row] = init.target_cached
+            self._samplers[init.row] = RowSampler.from_init(
+                init, self._runner.vocab_size, self._runner.device
+            )
+
+    def _lay_out(self, plan: StepPlan, ticket: Ticket) -> tuple[list[_Work], list[int]]:
+        """Chunks in the plan's order, and the indices of the tokens whose logits are needed."""
+        works: list[_Work] = []
+        indices: list[int] = []
+        first = 0
+        for planned in plan.rows:
+            row = self._rows[planned.row]
+            self._runner.extend_table(planned.row, planned.target_start, planned.target_blocks)
+            start = self._computed[planned.row]
+            chunk_tokens = row.tokens[start : start + planned.num_tokens]
+            span = None
+            if planned.samples:
+                span = self._span(planned, row.tokens, ticket)
+                chunk_tokens += span.drafts
+            end = first + len(chunk_tokens)
+            prompt_rows = range(0)
+            if row.init.params.prompt_logprobs is not None:
+                known = min(len(chunk_tokens), max(row.init.prompt_len - 1 - start, 0))
+                prompt_rows = range(len(indices), len(indices) + known)
+                indices += range(first, first + known)
+            num_sampled = span.num_rows if span is not None else 0
+            sample_rows = range(len(indices), len(indices) + num_sampled)
+            indices += range(end - num_sampled, end)
+            chunk = Chunk(planned.row, start, chunk_tokens)
+            works.append(_Work(planned, chunk, len(row.tokens), span, prompt_rows, sample_rows))
+            first = end
+        return works, indices
+
+    def _span(self, planned: RowPlan, tokens: list[int], ticket: Ticket) -> Span:
+        sampler = self._samplers[planned.row]
+        if planned.depth:
+            proposal = ticket.drafts_for(planned.row, planned.generation, len(tokens))
+            if proposal is not None:
+                depth = planned.depth
+                q = None if proposal.q is None else proposal.q[:depth]
+                return Span(sampler, tokens, proposal.tokens[:depth], q)
+        return Span(sampler, tokens)
+
+    def _judge(self, works: list[_Work], logits: Tensor | None) -> tuple[RowVerdict, ...]:
+        sampled = [work for work in works if work.span is not None]
+        verdicts: dict[int, SpanVerdict] = {}
+        if sampled:
+            assert logits is not None
+            own = [index for work in sampled for index in work.sample_rows]
+            rows = logits if len(own) == logits.shape[0] else logits[own]
+            spans = [work.span for work in sampled if work.span is not None]
+            judged = verify(rows, spans, self._ops, self._verification)
+            verdicts = {work.planned.row: each for work, each in zip(sampled, judged, strict=True)}
+        return tuple(self._settle(work, verdicts.get(work.planned.row), logits) for work in works)
+
+    def _settle(self, work: _Work, judged: SpanVerdict | None, logits: Tensor | None) -> RowVerdict:
+        """Advance the row's KV (the scheduler applies the same rule) and say what was decided."""
+        planned = work.planned
+        row, generation = planned.row, planned.generation
+        prompt_logprobs = self._prompt_logprobs(work, logits)
+        if judged is None or work.span is None:
+            self._computed[row] += planned.num_tokens
+            return RowVerdict(row, generation, work.base_len, 0, 0, (), (), prompt_logprobs)
+        self._computed[row] = work.base_len + judged.num_accepted
+        logprobs: Sequence[TokenLogprobs] = ()
+        num_top = work.span.sampler.params.logprobs
+        if num_top is not None and logits is not None:
+            first = work.sample_rows.start
+            of_tokens = logits[first : first + len(judged.tokens)]
+            logprobs = token_logprobs(of_tokens, judged.tokens, num_top)
+        return RowVerdict(
+            row,
+            generation,
+            work.base_len,
+            len(work.span.drafts),
+            judged.num_accepted,
+            tuple(judged.tokens),
+            tuple(logprobs),
+            prompt_logprobs,
+        )
+
+    def _prompt_logprobs(self, work: _Work, logits: Tensor | None) -> tuple[TokenLogprobs, ...]:
+        if not work.prompt_rows or logits is None:
+            return ()
+        row = self._rows[work.planned.row]
+        num_top = row.init.params.prompt_logprobs
+        assert num_top is not None
+        start = work.chunk.start + 1
+        successors = row.tokens[start : start + len(work.prompt_rows)]
+        own = logits[work.prompt_rows.start : work.prompt_rows.stop]
+        return tuple(token_logprobs(own, successors, num_top))

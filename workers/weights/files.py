@@ -1,0 +1,21 @@
+"""Small files of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ModelError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; get the complete checkpoint again.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({error}); download it again.") from None
+    if not isinstance(contents, dict):
+        raise ModelError(f"{path} holds no JSON object; download it again.")
+    return contents

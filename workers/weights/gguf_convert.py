@@ -1,0 +1,171 @@
+"""GGUF files, dequantised once into a cached Hugging Face folder of float32 safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.errors import ModelError
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.cache import build_folder, cache_folder, discard_folder
+from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
+from outrider.workers.weights.safetensors_source import INDEX_FILE, SafetensorsSource
+
+logger = logging.getLogger(__name__)
+
+QUANTISATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
+FORMAT_VERSION = "1"  # part of the cache key: raise it when what is written changes
+MAX_FILE_BYTES = 1 << 30
+NUM_SAMPLES, SAMPLE_BYTES = 64, 1 << 14
+
+
+def converted_folder(path: Path) -> Path:
+    """The Hugging Face folder with the contents of `path`, converting it if need be."""
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_fingerprint(path)}"
+    if folder.is_dir():
+        try:
+            SafetensorsSource(folder, torch.float32, torch.device("cpu"))
+            return folder
+        except ModelError as error:
+            logger.warning("converting %s again: %s", path.name, error)
+            discard_folder(folder)
+    logger.info("dequantising %s into %s (once)", path.name, folder)
+    try:
+        build_folder(folder, lambda scratch: _convert(path, scratch))
+    except OSError as error:
+        raise ModelError(
+            f"the conversion of {path.name} cannot be written to {folder.parent} ({error}); "
+            "make room there or set OUTRIDER_CACHE to another folder."
+        ) from None
+    return folder
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the size and of samples spread over the file: a reinstalled copy keeps its conversion."""
+    size = path.stat().st_size
+    digest = hashlib.blake2b(f"{FORMAT_VERSION}:{size}".encode(), digest_size=8)
+    with path.open("rb") as file:
+        digest.update(file.read(SAMPLE_BYTES))
+        for index in range(1, NUM_SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _convert(path: Path, folder: Path) -> None:
+    reader = _open(path)
+    fields = _fields(path, reader)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    divisors = tensors.pop(ROPE_DIVISORS, None)
+    config = hf_config(
+        fields,
+        set(tensors),
+        None if divisors is None else _dequantise(path, divisors).tolist(),
+    )
+    ModelSpec.from_hf(config)  # what cannot be served is refused before the long work
+    writer = _ShardWriter(folder)
+    for name, tensor in tensors.items():
+        target = hf_name(name)
+        if target is None:
+            logger.warning("%s: tensor %s is not used", path.name, name)
+            continue
+        writer.add(target, _in_hf_order(target, _dequantise(path, tensor), config))
+    writer.finish()
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _open(path: Path) -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise ModelError(
+            f"reading {path.name} needs the package gguf; install it with: pip install gguf"
+        ) from None
+    try:
+        return GGUFReader(path)
+    # A damaged header surfaces as whatever the reader happened to stumble over.
+    except Exception as error:
+        raise _damaged(path, error) from None
+
+
+def _fields(path: Path, reader: Any) -> dict[str, Any]:
+    """The header without the tokenizer's long lists, of which only the length is of use here."""
+    try:
+        fields = {
+            name: field.contents()
+            for name, field in reader.fields.items()
+            if not name.startswith("tokenizer.") or name.endswith("_token_id")
+        }
+        tokens = reader.fields.get("tokenizer.ggml.tokens")
+    except Exception as error:
+        raise _damaged(path, error) from None
+    return fields | {"num_tokens": len(tokens.data) if tokens is not None else 0}
+
+
+def _dequantise(path: Path, tensor: Any) -> Tensor:
+    from gguf.quants import dequantize
+
+    kind = tensor.tensor_type.name
+    if kind not in QUANTISATIONS:
+        raise ModelError(
+            f"{path} stores {tensor.name} as {kind}, which is not supported; "
+            f"known are {', '.join(QUANTISATIONS)}."
+        )
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    try:
+        values = dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+    except Exception as error:
+        raise _damaged(path, error) from None
+    return torch.from_numpy(values.astype("float32", copy=True))
+
+
+def _in_hf_order(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """Undo the interleaving of each head's rows in query and key projections."""
+    heads_key = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    module = name.rsplit(".", 2)[-2]
+    if config["model_type"] not in INTERLEAVED or module not in heads_key:
+        return tensor
+    num_heads = config[heads_key[module]]
+    half = tensor.shape[0] // num_heads // 2
+    paired = tensor.reshape(num_heads, half, 2, *tensor.shape[1:])
+    return paired.transpose(1, 2).reshape(tensor.shape).contiguous()
+
+
+class _ShardWriter:
+    """Writes tensors to files of bounded size, so that a large model need not fit in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pending: dict[str, Tensor] = {}
+        self._pending_bytes = 0
+        self._file_of: dict[str, str] = {}
+        self._num_files = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if self._pending and self._pending_bytes + tensor.nbytes > MAX_FILE_BYTES:
+            self._flush()
+        self._pending[name] = tensor
+        self._pending_bytes += tensor.nbytes
+
+    def finish(self) -> None:
+        self._flush()
+        index = {"metadata": {"format": "pt"}, "weight_map": self._file_of}
+        (self._folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+
+    def _flush(self) -> None:
+        self._num_files += 1
+        file_name = f"model-{self._num_files:05d}.safetensors"
+        save_file(self._pending, self._folder / file_name, metadata={"format": "pt"})
+        self._file_of |= dict.fromkeys(self._pending, file_name)
+        self._pending, self._pending_bytes = {}, 0
+
+
+def _damaged(path: Path, error: Exception) -> ModelError:
+    return ModelError(f"{path} is damaged or not a GGUF file ({error}); download it again.")

@@ -1,0 +1,125 @@
+"""Tokenizers, and whether two models share one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from outrider.errors import ModelError
+from outrider.workers.weights.files import read_json
+from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+
+logger = logging.getLogger(__name__)
+
+Tokenizer: TypeAlias = Any
+"""A `transformers.PreTrainedTokenizerBase`; that package is imported only when one is loaded."""
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Texts on which tokenizers with equal vocabularies are known to part: digits, blanks, joins.
+PROBES = (
+    "Hello world, it's 1234567 and 3.14!",
+    "  def f(x):\n\treturn x**2  # done\n\n\n",
+    "naïve café — 東京 🙂 ÅÄÖ don't WE'LL",
+)
+
+
+def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokenizer:
+    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, chat template included."""
+    # The one rebuilt from the bundled GGUF splits digits differently from the original.
+    path = draft_assets() if source == BUNDLED_TARGET else resolve_source(source, revision)
+    if path.is_dir():
+        return _from_folder(path)
+    if any((path.parent / name).is_file() for name in TOKENIZER_FILES):
+        return _from_folder(path.parent)
+    logger.warning(
+        "%s has no tokenizer beside it; one is rebuilt from the file and may split text "
+        "differently from the original",
+        path.name,
+    )
+    return _pretrained(path.parent, gguf_file=path.name)
+
+
+def check_same_tokenizer(
+    target: Tokenizer,
+    draft: Tokenizer,
+    *,
+    target_vocab_size: int | None = None,
+    draft_vocab_size: int | None = None,
+) -> None:
+    """Raise unless every token means the same to both and neither can meet an unknown one.
+
+    The vocabulary sizes are those of the models, which may be padded beyond the tokenizer's.
+    """
+    target_ids, draft_ids = target.get_vocab(), draft.get_vocab()
+    for token, token_id in target_ids.items():
+        other = draft_ids.get(token)
+        if other is not None and other != token_id:
+            raise ModelError(
+                f"the draft's tokenizer differs from the target's: token {token!r} is {other} "
+                f"for the draft and {token_id} for the target; use a draft of the same family."
+            )
+    taken = {token_id: token for token, token_id in draft_ids.items()}
+    for token, token_id in target_ids.items():
+        if taken.get(token_id, token) != token:
+            raise ModelError(
+                f"the draft's tokenizer differs from the target's: id {token_id} is "
+                f"{taken[token_id]!r} for the draft and {token!r} for the target; use a draft of "
+                "the same family."
+            )
+    _check_fits("draft", draft_vocab_size or max(draft_ids.values()) + 1, "target", target_ids)
+    _check_fits("target", target_vocab_size or max(target_ids.values()) + 1, "draft", draft_ids)
+    for text in PROBES:
+        if _encode(target, text) != _encode(draft, text):
+            raise ModelError(
+                f"the draft's tokenizer splits {text!r} differently from the target's; "
+                "use a draft of the same family."
+            )
+
+
+def _check_fits(model: str, vocab_size: int, other: str, ids: dict[str, int]) -> None:
+    largest = max(ids.values())
+    if largest >= vocab_size:
+        raise ModelError(
+            f"the {other}'s tokenizer has ids up to {largest} but the {model}'s vocabulary has "
+            f"{vocab_size}; use a draft with the target's tokenizer."
+        )
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES)}); "
+            "copy the original model's tokenizer.json and tokenizer_config.json into it."
+        )
+    return _pretrained(folder)
+
+
+def _is_self_contained(folder: Path) -> bool:
+    """Whether tokenizer.json is all there is to it; finding another class takes seconds."""
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    config = folder / "tokenizer_config.json"
+    return not config.is_file() or read_json(config).get("tokenizer_class") in GENERIC_CLASSES
+
+
+def _pretrained(folder: Path, **options: Any) -> Tokenizer:
+    import transformers
+
+    is_generic = not options and _is_self_contained(folder)
+    kind: Any = getattr(transformers, "PreTrainedTokenizerFast" if is_generic else "AutoTokenizer")
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, **options)
+    # Damaged files surface as whatever the parser below happened to stumble over.
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"the tokenizer in {folder} cannot be loaded ({reason}); "
+            "put the original model's tokenizer.json beside the weights."
+        ) from None
