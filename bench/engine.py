@@ -52,6 +52,7 @@ ENGINES = (OUTRIDER, TRANSFORMERS, VLLM)
 WARM_UP_TOKENS = 16
 DEFAULT_ENGINES, DEFAULT_GROUPS, DEFAULT_DEPTHS = list(ENGINES), list(GROUPS), [2, 3, 5]
 console = Console()
+app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ def report(settings: Settings, sections: Sequence[Section]) -> None:
     show(grids, [disturbance([s for section in sections for s in section.samples])], console)
 
 
+@app.command()
 def main(
     target: Annotated[str, typer.Option(help="Target: bundled name, folder or GGUF.")] = (
         BUNDLED_TARGET
@@ -275,4 +277,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

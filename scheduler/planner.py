@@ -52,11 +52,13 @@ class Planner:
         self._budget = limits.max_num_batched_tokens
         self._residents = residents
         self._waiting = waiting
+        self._block_size = residents.target_pool.block_size
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
 
     def make_step(self) -> Step:
         step = Step(self._budget)
+        self._residents.count_spare_blocks()
         prompts = self._plan_decodes(step)
         self._plan_prompts(step, prompts)
         self._admit(step)
@@ -87,8 +89,8 @@ class Planner:
                 if depth and request.proposer is ProposerKind.DRAFT:
                     draft_tokens, depth = self._draft_share(request, step, depth)
             blocks = self._residents.reserve_lookahead(request, upper + depth)
-            if blocks is None:
-                depth = 0
+            if blocks is None:  # drafts get what is left of the last block
+                depth = min(depth, -upper % self._block_size)
                 blocks = self._residents.reserve(request, upper)
                 if blocks is None:
                     continue
@@ -134,14 +136,17 @@ class Planner:
         *,
         samples: bool,
     ) -> None:
-        draft_blocks = NO_BLOCKS
+        target, draft = request.target, request.draft
+        draft_start, draft_blocks = draft.announced, NO_BLOCKS
         if draft_tokens:
             reserved = self._residents.reserve_draft(request, draft_tokens, depth)
             if reserved is None:  # no memory for the draft: this row decodes plainly
                 draft_tokens = depth = 0
             else:
-                draft_blocks = reserved
-        target, draft = request.target.blocks, request.draft.blocks
+                draft.blocks += reserved
+                draft_start, draft_blocks = draft.announce()
+        target.blocks += blocks
+        target_start, target_blocks = target.announce()
         step.rows.append(
             RowPlan(
                 request.row,
@@ -150,15 +155,13 @@ class Planner:
                 depth,
                 samples,
                 request.proposer if depth else ProposerKind.NONE,
-                len(target),
-                tuple(blocks),
-                len(draft),
-                tuple(draft_blocks),
+                target_start,
+                target_blocks,
+                draft_start,
+                draft_blocks,
                 draft_tokens,
             )
         )
-        target += blocks
-        draft += draft_blocks
         step.requests.append(request)
         step.tokens -= num_tokens + depth
         step.draft_tokens -= draft_tokens

@@ -21,13 +21,14 @@ class State(IntEnum):
 class Holding:
     """What a request holds in one pool: its block table and how much of it is computed.
 
-    `computed` counts applied tokens with KV; `planned` adds known tokens in plans under way.
+    `computed` counts applied tokens with KV; `planned` adds the most that plans under way compute.
     """
 
-    __slots__ = ("blocks", "computed", "node", "planned", "published")
+    __slots__ = ("announced", "blocks", "computed", "node", "planned", "published")
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
+        self.announced = 0  # blocks the workers know of
         self.computed = 0
         self.planned = 0
         self.published = 0  # blocks offered to the prefix cache
@@ -38,6 +39,19 @@ class Holding:
         self.node = node
         self.published = len(blocks)
         self.computed = self.planned = len(blocks) * block_size
+
+    def announce(self) -> tuple[int, tuple[int, ...]]:
+        """Where the workers' table goes on, and the blocks it goes on with."""
+        start = self.announced
+        self.announced = len(self.blocks)
+        return start, tuple(self.blocks[start:])
+
+    def cut(self, num_blocks: int) -> list[int]:
+        """Give up all but the first `num_blocks`; returns the others."""
+        rest = self.blocks[num_blocks:]
+        del self.blocks[num_blocks:]
+        self.announced = min(self.announced, num_blocks)
+        return rest
 
 
 class Request:

@@ -14,7 +14,7 @@ from outrider.scheduler.request import Holding, Request, State
 from outrider.scheduler.types import ProposerKind
 from outrider.scheduler.waiting import WaitingQueue
 
-NO_BLOCKS: Sequence[int] = ()
+NO_BLOCKS: tuple[int, ...] = ()
 
 
 class Residents:
@@ -30,6 +30,7 @@ class Residents:
         self.leaving: set[Request] = set()
         self.released_rows: list[int] = []  # since the last plan
         self.num_preemptions = 0
+        self.spare_blocks = 0  # for drafts, in the step being planned
         self._waiting = waiting
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._generations = [0] * num_rows
@@ -61,8 +62,9 @@ class Residents:
         return True
 
     def end(self, request: Request) -> None:
-        """A running request finishes."""
-        self.running.remove(request)
+        """A request finishes that is running or leaving."""
+        if request.state is State.RUNNING:
+            self.running.remove(request)
         request.state = State.FINISHED
         self.leave(request)
 
@@ -107,19 +109,36 @@ class Residents:
         return blocks
 
     def reserve_lookahead(self, request: Request, num_tokens: int) -> Sequence[int] | None:
-        """The same from what is free: drafts preempt nobody."""
+        """The same from what nobody needs in this step: drafts preempt nobody."""
         pool = self.target_pool
-        missing = pool.blocks_for(num_tokens) - len(request.target.blocks)
-        return pool.allocate(missing) if missing > 0 else NO_BLOCKS
+        held = len(request.target.blocks)
+        wanted = pool.blocks_for(num_tokens)
+        if wanted <= held:
+            return NO_BLOCKS
+        extra = wanted - max(held, pool.blocks_for(request.upper))
+        if extra > self.spare_blocks:
+            return None
+        self.spare_blocks -= extra
+        return pool.allocate(wanted - held)
+
+    def count_spare_blocks(self) -> None:
+        """At the start of a step: what is free beyond the next token, or the prompt, of all."""
+        size = self.target_pool.block_size
+        needed = 0
+        for request in self.running:  # `upper` is the length of a prompt as well
+            missing = request.upper - len(request.target.blocks) * size
+            if missing > 0:
+                needed += -(-missing // size)
+        self.spare_blocks = max(self.target_pool.num_free - needed, 0)
 
     def reserve_draft(self, request: Request, num_tokens: int, depth: int) -> Sequence[int] | None:
         """Draft blocks for `num_tokens` more known tokens and the drafts; None without memory."""
         holding = request.draft
-        known = min(holding.planned + num_tokens, request.upper)
-        missing = self.draft_pool.blocks_for(known + max(depth - 1, 0)) - len(holding.blocks)
+        reach = min(holding.planned + num_tokens, request.upper) + max(depth - 1, 0)
+        missing = self.draft_pool.blocks_for(reach) - len(holding.blocks)
         blocks = self.draft_pool.allocate(missing) if missing > 0 else NO_BLOCKS
         if blocks is not None:
-            holding.planned = known
+            holding.planned = reach
         return blocks
 
     def return_lookahead(self, request: Request) -> None:
@@ -127,13 +146,10 @@ class Residents:
         if request.in_prompt:
             return
         keep = self.target_pool.blocks_for(request.upper)
-        target, draft = request.target.blocks, request.draft.blocks
-        if len(target) > keep:
-            self.target_pool.release(target[keep:])
-            del target[keep:]
-        if len(draft) > keep:
-            self.draft_pool.release(draft[keep:])
-            del draft[keep:]
+        if len(request.target.blocks) > keep:
+            self.target_pool.release(request.target.cut(keep))
+        if len(request.draft.blocks) > keep:
+            self.draft_pool.release(request.draft.cut(keep))
 
     def publish(self, request: Request) -> None:
         """Offer newly completed blocks of applied text to the prefix caches."""

@@ -99,6 +99,12 @@ class Scheduler:
         sibling's prompt is computed, then finds it in the prefix cache."""
         if request.request_id in self._requests:
             raise OutriderError(f"request id {request.request_id!r} is in use; choose another.")
+        if len(request.tokens) >= request.max_len:  # resumed when all but its end had been told
+            self.stats.finished += 1
+            self._updates.append(
+                RequestUpdate(request.request_id, finish_reason=FinishReason.LENGTH)
+            )
+            return
         self._refuse_what_cannot_fit(request)
         limit = self.limits.max_waiting
         if limit is not None and len(self._waiting) >= limit:
@@ -164,12 +170,14 @@ class Scheduler:
 
     def apply(self, verdict: Verdict) -> None:
         """Commit the oldest plan's outcome; read what it means with `take_updates`."""
-        flight = self._in_flight.popleft()
-        if (verdict.epoch, verdict.step) != (flight.plan.epoch, flight.plan.step):
+        flight = self._in_flight[0] if self._in_flight else None
+        if flight is None or (verdict.epoch, verdict.step) != (flight.plan.epoch, flight.plan.step):
+            expected = flight and f"{flight.plan.epoch}/{flight.plan.step}"
             raise OutriderError(
                 f"verdict of epoch {verdict.epoch} step {verdict.step} where "
-                f"{flight.plan.epoch}/{flight.plan.step} was expected"
+                f"{expected or 'none'} was expected"
             )
+        self._in_flight.popleft()
         self.stats.steps += 1
         for request, row_plan, row in zip(
             flight.requests, flight.plan.rows, verdict.rows, strict=True
@@ -250,7 +258,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self.stats.finished += 1
         self._release_followers(request)
-        if request.state is State.RUNNING:
+        if request.state in (State.RUNNING, State.PREEMPTED):
             self._residents.end(request)
         elif request.state is State.WAITING:
             self._waiting.forget_one()

@@ -6,6 +6,7 @@ fail; 0.2 makes their logits depend on every token.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,14 @@ class RaggedRun:
             max_query_len=max(lens),
             max_context_len=max(span.stop for span in spans),
         )
-        hidden = self._decoder.forward(torch.tensor(token_ids), batch, self._kv)
+        device = self._decoder.device
+        moved = {
+            field.name: value.to(device) if isinstance(value, Tensor) else value
+            for field in dataclasses.fields(batch)
+            for value in [getattr(batch, field.name)]
+        }
+        ids = torch.tensor(token_ids, device=device)
+        hidden = self._decoder.forward(ids, RaggedBatch(**moved), self._kv)
         for row, span in zip(rows, spans, strict=True):
             self._done[row] = span.stop
-        return self._decoder.logits(hidden).split(lens)
+        return self._decoder.logits(hidden).cpu().split(lens)

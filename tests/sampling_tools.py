@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,8 @@ import numpy as np
 import torch
 
 from outrider.scheduler.params import SamplingParams
-from outrider.workers.sampling import RowSampler, Span, sample
+from outrider.workers.sampling.choose import sample
+from outrider.workers.sampling.rows import RowSampler, Span
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,9 @@ def make_sampler(
 
 
 def with_seed(sampler: RowSampler, seed: int) -> RowSampler:
-    clone = copy.copy(sampler)
+    """A copy that shares everything but the seed; `copy.copy` is too slow for 100,000 of them."""
+    clone = object.__new__(RowSampler)
+    clone.__dict__.update(sampler.__dict__)
     clone.seed = seed
     return clone
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from outrider.bench.peers.comparison import Ratio, Sample, Summary, speed_ratio, summarise
 
 NOISY_FOREIGN_CPU = 0.05
+MIN_WIDTH = 120  # a pipe counts as 80 columns, into which no table fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def disturbance(samples: Sequence[Sample]) -> str:
 
 
 def show(grids: Sequence[Grid], remarks: Sequence[str], console: Console) -> None:
+    console.width = max(console.width, MIN_WIDTH)
     for grid in grids:
         console.print(grid.as_rich())
     for remark in remarks:
@@ -200,7 +202,7 @@ def _ratio_json(ratio: Ratio | None) -> dict[str, Any] | None:
 def _ratio_text(ratio: Ratio | None) -> str:
     if ratio is None:
         return "–"
-    if ratio.cases == 1:
+    if ratio.low == ratio.high:  # a single case, or a variant beside itself
         return f"{ratio.value:.2f}"
     return f"{ratio.value:.2f} ({ratio.low:.2f}–{ratio.high:.2f})"
 

@@ -1,4 +1,7 @@
-"""The process of one engine: `python -m outrider.bench.peers.worker ENGINE`, spoken to by pipe."""
+"""The process of one engine: `python -m outrider.bench.peers.worker ENGINE`, spoken to by pipe.
+
+ENGINE is a name below or `module:Class` of another implementation of `protocol.Engine`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def _send(replies: IO[str], line: str) -> None:
 
 
 def _builder(name: str) -> Callable[[Options], Engine]:
-    module, attribute = ENGINES[name].split(":")
+    module, attribute = ENGINES.get(name, name).split(":")
     build: Callable[[Options], Engine] = getattr(import_module(module), attribute)
     return build
 

@@ -123,38 +123,49 @@ INLINE int64_t first_visible(const attention *a, int64_t position)
     return a->window && position >= a->window ? position - a->window + 1 : 0;
 }
 
+/* Hides the keys of [begin, begin + width) that row r does not see. */
+INLINE void mask(const attention *a, const tile *t, int r, int64_t begin, int width, float *score)
+{
+    int64_t from = first_visible(a, t->position[r]) - begin, to = t->position[r] + 1 - begin;
+    for (int j = 0; j < from && j < width; j++) score[j] = -INFINITY;
+    for (int j = to < 0 ? 0 : (int)to; j < width; j++) score[j] = -INFINITY;
+}
+
+INLINE float highest_lane(vec v)
+{
+    float highest = v[0];
+    for (int i = 1; i < VEC_LANES; i++) highest = v[i] > highest ? v[i] : highest;
+    return highest;
+}
+
 /* Turns row r's scores of keys [begin, begin + keys) into weights and merges their total.
- * Masked weights are zero, and adding zeros changes no sum. */
+ * Weights of hidden keys are zero, and adding zeros changes no sum. */
 static void soften(const attention *a, tile *t, int r, int64_t begin, int keys)
 {
-    float *score = t->score + r * CHUNK;
-    int64_t from = first_visible(a, t->position[r]) - begin, to = t->position[r] + 1 - begin;
-    for (int j = 0; j < CHUNK; j++)
-        if (j < from || j >= to || j >= keys) score[j] = -INFINITY;
-    vec high = vec_set(t->highest[r]);
-    for (int j = 0; j < CHUNK; j += VEC_LANES) high = vec_max(high, vec_load(score + j));
-    float highest = high[0];
-    for (int i = 1; i < VEC_LANES; i++) highest = high[i] > highest ? high[i] : highest;
+    float *score = t->score + r * CHUNK, before = t->highest[r];
+    int width = (keys + VEC_LANES - 1) / VEC_LANES * VEC_LANES;
+    mask(a, t, r, begin, width, score);
+    vec high = vec_set(before);
+    for (int j = 0; j < width; j += VEC_LANES) high = vec_max(high, vec_load(score + j));
+    float highest = highest_lane(high);
     if (highest == -INFINITY) {
-        memset(score, 0, CHUNK * sizeof(float));
+        memset(score, 0, width * sizeof(float));
         return;
     }
     vec added = {0};
-    for (int j = 0; j < CHUNK; j += VEC_LANES) {
+    for (int j = 0; j < width; j += VEC_LANES) {
         vec weight = vec_exp(vec_load(score + j) - highest);
         vec_store(score + j, weight);
         added += weight;
     }
-    float total = 0;
-    for (int i = 0; i < VEC_LANES; i++) total += added[i];
-    if (highest > t->highest[r]) {
-        float shrink = vec_exp(vec_set(t->highest[r] - highest))[0];
-        float *sum = t->sum + r * a->head_dim;
-        for (long d = 0; d < a->head_dim; d++) sum[d] *= shrink;
+    if (highest > before) {
+        float shrink = vec_exp(vec_set(before - highest))[0], *sum = t->sum + r * a->head_dim;
+        for (long d = 0; d < a->head_dim; d += VEC_LANES)
+            vec_store(sum + d, vec_load(sum + d) * shrink);
         t->total[r] *= shrink;
         t->highest[r] = highest;
     }
-    t->total[r] += total;
+    for (int i = 0; i < VEC_LANES; i++) t->total[r] += added[i];
 }
 
 static void attend_chunk(const attention *a, tile *t, int64_t begin, int keys)

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define STREAM_BITS 3
 #define TOKEN_STRIDE 0x9E3779B1u
@@ -51,6 +52,22 @@ INLINE vec gumbel(uvec bits)
     return -vec_log(exponential);
 }
 
+/* gumbel(bits) is at most -log(u), hence at most this, which costs a tenth: it spares nearly every
+ * token of a large vocabulary the logarithms. */
+INLINE vec gumbel_bound(uvec bits)
+{
+    ivec exponent = 127 - ((ivec)unit_interval(bits) >> 23);
+    return vec_to_float(exponent) * 0.6931472f + 0.001f;
+}
+
+INLINE int any_lane(ivec mask)
+{
+    int64_t words[VEC_LANES / 2], any = 0;
+    memcpy(words, &mask, sizeof words);
+    for (int i = 0; i < VEC_LANES / 2; i++) any |= words[i];
+    return any != 0;
+}
+
 INLINE uvec lane_numbers(void)
 {
     uvec lanes;
@@ -79,7 +96,9 @@ static candidate best_token(const float *scores, uint64_t state, int64_t begin, 
             s = vec_load(scores + t);
         else
             for (int64_t i = t; i < end; i++) s[i - t] = scores[i];
-        s += gumbel(token_bits(tokens * TOKEN_STRIDE, state));
+        uvec bits = token_bits(tokens * TOKEN_STRIDE, state);
+        if (!any_lane(s + gumbel_bound(bits) > best)) continue;
+        s += gumbel(bits);
         ivec wins = s > best;
         best = vec_select(wins, s, best);
         winners = (uvec)vec_select(wins, (vec)tokens, (vec)winners);

@@ -85,7 +85,7 @@ class _Attention(Structure):
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "linear": (c_int, [POINTER(_Layer), c_void_p, c_int64, c_void_p]),
+    "linear": (None, [POINTER(_Layer), c_void_p, c_int64, c_void_p]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "add_rms_norm": (
         None,
@@ -327,7 +327,7 @@ class _PackedLinear:
         out = torch.empty((num_rows, out_features), dtype=torch.float32)
         heavy = num_rows * out_features * in_features > _RELEASE_LOCK_WORK
         function = self._releasing if heavy else self._holding
-        _check(function(self._layer_ref, x.data_ptr(), num_rows, out.data_ptr()))
+        function(self._layer_ref, x.data_ptr(), num_rows, out.data_ptr())
         return out
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import (
+    FAMILIES,
     VARIANTS,
     RaggedRun,
     random_prompt,
@@ -13,6 +14,7 @@ from checkpoints import (
 )
 
 from outrider.kernels.ops import select_ops
+from outrider.workers.models.decoder import Decoder
 from outrider.workers.weights.loader import load_model
 
 PROMPT_LENGTHS = (1, 7, 60)
@@ -20,9 +22,9 @@ CPU = torch.device("cpu")
 BACKENDS = ("torch", None)
 
 
-def load(folder: Path, backend: str | None = None):
-    ops = select_ops(CPU, torch.float32, backend=backend)
-    return load_model(folder, dtype=torch.float32, device="cpu", ops=ops)
+def load(folder: Path, backend: str | None = None, device: torch.device = CPU) -> Decoder:
+    ops = select_ops(device, torch.float32, backend=backend)
+    return load_model(folder, dtype=torch.float32, device=device, ops=ops)
 
 
 @pytest.mark.model
@@ -37,3 +39,16 @@ def test_logits_equal_those_of_transformers(variant: str, tmp_path: Path) -> Non
         for chunk in (1000, 5):
             for ours, theirs in zip(RaggedRun(decoder, prompts).run(chunk), expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.model
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_logits_on_a_gpu_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, variant)
+    prompts = [random_prompt(length) for length in PROMPT_LENGTHS]
+    decoder = load(tmp_path, device=torch.device("cuda"))
+    for ours, prompt in zip(RaggedRun(decoder, prompts).run(5), prompts, strict=True):
+        theirs = reference_logits(reference, prompt)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from sampling_tools import make_sampler
 
 from outrider.errors import RequestError
-from outrider.workers.sampling import Span, filters, process
+from outrider.workers.sampling import filters
+from outrider.workers.sampling.chain import process
+from outrider.workers.sampling.rows import Span
 
 VOCAB = 40
 PROMPT = [3, 9, 9, 17, 4]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.workers.sampling import token_logprobs
+from outrider.workers.sampling.logprobs import token_logprobs
 
 
 def random_logits(rows: int, vocab_size: int) -> torch.Tensor:

@@ -241,19 +241,15 @@ def test_a_touched_copy_keeps_its_conversion_and_a_changed_one_does_not(small_gg
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("damage", ["truncated", "missing", "no index"])
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
 def test_a_damaged_conversion_is_made_again(small_gguf: Path, damage: str) -> None:
     folder = converted_folder(small_gguf)
     weights = folder / "model-00001.safetensors"
     whole = weights.read_bytes()
     if damage == "truncated":
         weights.write_bytes(whole[:-100])
-    elif damage == "missing":
-        weights.unlink()
     else:
-        (folder / "model.safetensors.index.json").unlink()
-    if damage == "no index":
-        weights.write_bytes(whole[: len(whole) // 2])
+        weights.unlink()
     assert converted_folder(small_gguf) == folder
     assert weights.read_bytes() == whole
 
@@ -269,6 +265,19 @@ def test_a_failed_conversion_leaves_nothing_behind(
     with pytest.raises(ModelError, match=r"no space left.*OUTRIDER_CACHE"):
         converted_folder(small_gguf)
     assert list((own_cache / "gguf").iterdir()) == []
+
+
+@pytest.mark.model
+def test_what_a_killed_conversion_left_is_removed(small_gguf: Path, own_cache: Path) -> None:
+    folder = converted_folder(small_gguf)
+    abandoned, recent = (folder.with_name(f".{folder.name}.{end}") for end in ("old", "new"))
+    for leftover in (abandoned, recent):
+        leftover.mkdir()
+    os.utime(abandoned, (1, 1))
+    (folder / "model-00001.safetensors").unlink()
+    converted_folder(small_gguf)
+    assert recent.is_dir()
+    assert not abandoned.exists()
 
 
 @pytest.mark.model

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels.ops import Ops
+from outrider.kernels.types import Linear, Ops
 from outrider.workers.models.layers import (
     ACTIVATIONS,
     Attention,
     GatedMlp,
     Layer,
     LayerNorm,
-    Linear,
     NoNorm,
     Norm,
     PlainMlp,
@@ -61,11 +60,11 @@ class Assembly:
         spec = self._spec
         if spec.rope is not None:
             return None
-        num_rows = spec.max_position + spec.position_offset
+        first = spec.position_offset
         return self._source.read(
             f"{self._names.positions}.weight",
-            (num_rows, spec.hidden_size),
-            rows=range(spec.position_offset, num_rows),
+            (spec.num_learned_positions, spec.hidden_size),
+            rows=range(first, first + spec.max_position),
         )
 
     def projections(self) -> tuple[Linear | None, Linear | None]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.kernels.ops import Ops
-from outrider.kernels.types import RaggedBatch
+from outrider.kernels.types import Ops, RaggedBatch
 from outrider.workers.models.assembly import Assembly
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Partition, Shard

@@ -15,10 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.ops import Ops
-from outrider.kernels.types import RaggedBatch
-
-Linear = Callable[[Tensor], Tensor]
+from outrider.kernels.types import Linear, Ops, RaggedBatch
 
 
 class Norm(Protocol):

@@ -83,10 +83,5 @@ def _heads(spec: ModelSpec, shard: Shard, kv_heads: range) -> range:
         if rank * spec.num_kv_heads // shard.size == kv_heads.start
     ]
     part = _share(group, sharers.index(shard.rank), len(sharers))
-    if not part:
-        raise ModelError(
-            f"tensor_parallel is {shard.size}, which leaves a rank without attention heads "
-            f"({spec.num_heads} heads, {spec.num_kv_heads} key/value heads); use fewer ranks."
-        )
     first = kv_heads.start * group
     return range(first + part.start, first + part.stop)

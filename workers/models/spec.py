@@ -7,6 +7,7 @@ missing key means what it means there.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,8 +23,8 @@ class ModelSpec:
     """Sizes and variants of one decoder-only transformer.
 
     `windows` holds one entry a layer, 0 meaning full attention. `embed_size` differs from
-    `hidden_size` only where embeddings are projected (OPT 350m). `position_offset` counts the
-    unused leading rows of a learned position table.
+    `hidden_size` only where embeddings are projected (OPT 350m). Learned positions, where there
+    are any, begin behind `position_offset` unused rows of their table.
     """
 
     family: str
@@ -48,6 +49,7 @@ class ModelSpec:
     gated: bool = True
     rope: RopeSpec | None = field(default_factory=RopeSpec)
     position_offset: int = 0
+    num_learned_positions: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -81,6 +83,16 @@ class ModelSpec:
                 "get the complete checkpoint again."
             ) from None
 
+    def with_max_position(self, max_position: int) -> ModelSpec:
+        """The same model serving sequences of another length."""
+        learned = self.num_learned_positions - self.position_offset
+        if self.rope is None and max_position > learned:
+            raise ModelError(
+                f"max_position is {max_position} but the model learned only {learned} positions; "
+                f"use at most {learned}."
+            )
+        return dataclasses.replace(self, max_position=max_position)
+
     @property
     def num_params(self) -> int:
         """Weights of the model; tied embeddings count once."""
@@ -97,8 +109,7 @@ class ModelSpec:
         embeddings = self.vocab_size * self.embed_size * (1 if self.tied else 2)
         if self.embed_size != self.hidden_size:
             embeddings += 2 * self.embed_size * self.hidden_size
-        if self.rope is None:
-            embeddings += (self.max_position + self.position_offset) * self.hidden_size
+        embeddings += self.num_learned_positions * self.hidden_size
         return (
             self.num_layers * (attention + mlp + 2 * norm_size)
             + embeddings
@@ -161,6 +172,7 @@ def _opt(config: Mapping[str, Any]) -> ModelSpec:
         )
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = hidden_size // num_heads
+    max_position = int(config.get("max_position_embeddings", 2048))
     norm_first = bool(config.get("do_layer_norm_before", True))
     has_bias = bool(config.get("enable_bias", True))
     return ModelSpec(
@@ -172,7 +184,7 @@ def _opt(config: Mapping[str, Any]) -> ModelSpec:
         head_dim=head_dim,
         intermediate_size=config["ffn_dim"],
         vocab_size=config["vocab_size"],
-        max_position=config.get("max_position_embeddings", 2048),
+        max_position=max_position,
         windows=(0,) * config["num_hidden_layers"],
         embed_size=config.get("word_embed_proj_dim") or hidden_size,
         attention_scale=head_dim**-0.5,
@@ -185,6 +197,7 @@ def _opt(config: Mapping[str, Any]) -> ModelSpec:
         gated=False,
         rope=None,
         position_offset=2,
+        num_learned_positions=max_position + 2,
         qkv_bias=has_bias,
         out_bias=has_bias,
         mlp_bias=has_bias,

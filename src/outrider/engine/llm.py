@@ -13,11 +13,10 @@ from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.engine.outputs import RequestOutput
-from outrider.engine.requests import PreparedRequest, Prompt
+from outrider.engine.requests import Message, PreparedRequest, Prompt
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
 
-Message = Mapping[str, Any]
 _MANY = 8  # prompts from which a progress bar is worth its lines
 
 
@@ -71,29 +70,24 @@ class LLM:
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if several else [messages]
         prompts: list[Prompt] = [
-            self._chat_ids(conversation, chat_template, add_generation_prompt)
+            self.engine.front_door.chat_prompt(conversation, chat_template, add_generation_prompt)
             for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def _chat_ids(
-        self, messages: Sequence[Message], chat_template: str | None, add_generation_prompt: bool
-    ) -> Prompt:
-        tokenizer = self.get_tokenizer()
-        if tokenizer is None or (chat_template is None and not tokenizer.chat_template):
-            raise RequestError("the model has no chat template; give one or use generate().")
-        encoded = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            chat_template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            return_dict=True,
-        )
-        return {"prompt_token_ids": list(encoded["input_ids"])}
-
     def _run(self, prepared: Sequence[PreparedRequest], use_progress: bool) -> list[RequestOutput]:
-        outputs = [self.engine.add_prepared(each) for each in prepared]
+        try:
+            outputs = [self.engine.add_prepared(each) for each in prepared]
+            self._step_until_done(len(prepared), use_progress)
+        except BaseException:
+            for each in prepared:  # a failed or interrupted call leaves nothing running behind it
+                self.engine.cancel(each.request_id)
+            raise
+        return outputs
+
+    def _step_until_done(self, num_requests: int, use_progress: bool) -> None:
         console = Console(stderr=True)
-        shown = use_progress and len(outputs) >= _MANY and console.is_terminal
+        shown = use_progress and num_requests >= _MANY and console.is_terminal
         columns = (
             TextColumn("generating"),
             BarColumn(),
@@ -102,25 +96,13 @@ class LLM:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=console, disable=not shown) as progress:
-            task = progress.add_task("", total=len(outputs), tokens=0)
+            task = progress.add_task("", total=num_requests, tokens=0)
             num_tokens = 0
-            try:
-                while self.engine.has_work:
-                    deltas = self.engine.step()
-                    num_tokens += sum(len(delta.token_ids) for delta in deltas)
-                    finished = sum(
-                        d.finish_reason is not None and d.output.finished for d in deltas
-                    )
-                    progress.update(task, advance=finished, tokens=num_tokens)
-            except BaseException:
-                self._abandon(prepared)
-                raise
-        return outputs
-
-    def _abandon(self, prepared: Sequence[PreparedRequest]) -> None:
-        """An interrupted call leaves nothing running behind it."""
-        for each in prepared:
-            self.engine.cancel(each.request_id)
+            while self.engine.has_work:
+                deltas = self.engine.step()
+                num_tokens += sum(len(delta.token_ids) for delta in deltas)
+                finished = sum(d.finish_reason is not None and d.output.finished for d in deltas)
+                progress.update(task, advance=finished, tokens=num_tokens)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -139,6 +121,12 @@ def _matched(
         return [SamplingParams()] * count
     if isinstance(params, SamplingParams):
         return [params] * count
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            raise RequestError(
+                f"sampling_params holds {each!r}; give SamplingParams(...), "
+                "or SamplingParams.from_mapping({...}) for a dict."
+            )
     if len(params) != count:
         raise RequestError(
             f"there are {count} prompts and {len(params)} sampling parameters; "

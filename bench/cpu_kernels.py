@@ -1,0 +1,154 @@
+"""Microseconds per operation of the CPU kernels at SmolLM2-135M's shapes.
+
+    python -m outrider.bench.cpu_kernels [--rows 1,2,4,6,8,64] [--threads 2]
+
+Linears are timed on copies of their weights that together exceed the caches, as a model's weights
+do. Each figure is the lower quartile of single calls, the candidates taking turns, so that other
+work on the machine disturbs them alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.kernels.ops import Ops, RaggedBatch, select_ops
+from outrider.kernels.reference import ReferenceOps
+
+NUM_LAYERS, HIDDEN, MLP, VOCAB = 30, 576, 1536, 49152
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
+QKV = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
+LINEARS = {  # name: (out, in, how many in the model)
+    "qkv": (QKV, HIDDEN, NUM_LAYERS),
+    "o": (HIDDEN, HIDDEN, NUM_LAYERS),
+    "gate_up": (2 * MLP, HIDDEN, NUM_LAYERS),
+    "down": (HIDDEN, MLP, NUM_LAYERS),
+    "head": (VOCAB, HIDDEN, 1),
+}
+COLD_BYTES = 128 << 20  # of weight copies: several times the last-level cache
+Calls = dict[str, Callable[[int], object]]
+
+
+def quartiles_us(calls: Calls, num_rounds: int) -> dict[str, float]:
+    """Lower quartile of each candidate's time; round i passes i, to pick a cold weight."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call(0)
+    for i in range(num_rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(i)
+            times[name].append(time.perf_counter() - start)
+    return {name: sorted(t)[len(t) // 4] * 1e6 for name, t in times.items()}
+
+
+def linear_calls(ops: Ops, out_features: int, in_features: int, num_rows: int) -> Calls:
+    copies = max(2, COLD_BYTES // (out_features * in_features * 4))
+    weights = [torch.randn(out_features, in_features) for _ in range(copies)]
+    ours = [ops.linear(w, None) for w in weights]
+    onednn = [ReferenceOps(deterministic=True).linear(w, None) for w in weights]
+    x = torch.randn(num_rows, in_features)
+    return {
+        "ours": lambda i: ours[i % copies](x),
+        "F.linear": lambda i: F.linear(x, weights[i % copies]),
+        "oneDNN packed": lambda i: onednn[i % copies](x),
+    }
+
+
+def decode_batch(num_rows: int, context_len: int) -> RaggedBatch:
+    """One sequence whose last `num_rows` tokens pass now."""
+    num_blocks = -(-context_len // BLOCK_SIZE)
+    positions = torch.arange(context_len - num_rows, context_len)
+    return RaggedBatch(
+        positions=positions,
+        slots=positions.clone(),
+        cu_query_lens=torch.tensor([0, num_rows], dtype=torch.int32),
+        context_lens=torch.tensor([context_len], dtype=torch.int32),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32).unsqueeze(0),
+        max_query_len=num_rows,
+        max_context_len=context_len,
+    )
+
+
+def other_calls(ops: Ops, num_rows: int, context_len: int) -> Calls:
+    batch = decode_batch(num_rows, context_len)
+    num_blocks = batch.block_tables.shape[1]
+    shape = (num_blocks, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    keys, values = torch.randn(shape), torch.randn(shape)
+    angles = torch.rand(context_len, HEAD_DIM // 2)
+    cos, sin = angles.cos(), angles.sin()
+    x, residual, weight = (torch.randn(n, HIDDEN) for n in (num_rows, num_rows, 1))
+    qkv, gate_up = torch.randn(num_rows, QKV), torch.randn(num_rows, 2 * MLP)
+    q = torch.randn(num_rows, NUM_HEADS, HEAD_DIM)
+    scores, key = torch.randn(num_rows, VOCAB), torch.arange(num_rows)
+    sizes = NUM_HEADS, NUM_KV_HEADS, HEAD_DIM
+    return {
+        "add_rms_norm": lambda _: ops.add_rms_norm(x, residual, weight[0], 1e-5),
+        "silu_mul": lambda _: ops.silu_mul(gate_up),
+        "rotate_and_store": lambda _: ops.rotate_and_store(
+            qkv, cos, sin, batch, keys, values, *sizes
+        ),
+        f"attention, {context_len} keys": lambda _: ops.attention(q, keys, values, batch, 0.125),
+        "gumbel_argmax": lambda _: ops.gumbel_argmax(scores, key, key % 4, key),
+    }
+
+
+def linear_table(ops: Ops, rows: Sequence[int], num_rounds: int) -> Table:
+    table = Table("linear", "rows", "ours", "F.linear", "oneDNN packed", "ours GB/s", "GFMA/s")
+    passes = {n: dict.fromkeys(("ours", "F.linear", "oneDNN packed"), 0.0) for n in rows}
+    for name, (out_features, in_features, count) in LINEARS.items():
+        for num_rows in rows:
+            calls = linear_calls(ops, out_features, in_features, num_rows)
+            us = quartiles_us(calls, num_rounds if num_rows < 16 else max(4, num_rounds // 8))
+            rate = out_features * in_features / us["ours"] / 1e3
+            figures = [f"{t:.0f}" for t in us.values()]
+            table.add_row(
+                name, str(num_rows), *figures, f"{4 * rate:.1f}", f"{rate * num_rows:.1f}"
+            )
+            for candidate, t in us.items():
+                passes[num_rows][candidate] += t * count / 1e3
+        table.add_section()
+    for num_rows, totals in passes.items():
+        table.add_row("all, ms", str(num_rows), *(f"{t:.1f}" for t in totals.values()), "", "")
+    return table
+
+
+def other_table(ops: Ops, rows: Sequence[int], context_len: int, num_rounds: int) -> Table:
+    table = Table("operation", *(f"{n} rows" for n in rows), title=f"{ops.name} / torch, us")
+    cells: dict[str, list[str]] = {}
+    for num_rows in rows:
+        ours = quartiles_us(other_calls(ops, num_rows, context_len), num_rounds)
+        plain = quartiles_us(other_calls(ReferenceOps(), num_rows, context_len), num_rounds // 4)
+        for name, us in ours.items():
+            cells.setdefault(name, []).append(f"{us:.0f} / {plain[name]:.0f}")
+    for name, figures in cells.items():
+        table.add_row(name, *figures)
+    return table
+
+
+def main(
+    rows: Annotated[str, typer.Option(help="Row counts, comma-separated.")] = "1,2,4,6,8,64",
+    threads: Annotated[int, typer.Option(help="Threads; 0 leaves torch's default.")] = 0,
+    context: Annotated[int, typer.Option(help="KV length for attention.")] = 512,
+    rounds: Annotated[int, typer.Option(help="Timed calls per figure.")] = 60,
+    backend: Annotated[str, typer.Option(help="Kernels to time: c or torch.")] = "c",
+) -> None:
+    if threads:
+        torch.set_num_threads(threads)
+    counts = [int(n) for n in rows.split(",")]
+    ops = select_ops(torch.device("cpu"), torch.float32, backend=backend)
+    console = Console()
+    console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, us per call")
+    console.print(linear_table(ops, counts, rounds))
+    console.print(other_table(ops, counts, context, rounds))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,189 @@
+"""What the scheduler costs: microseconds per running request and step, plan and apply.
+
+    python -m outrider.bench.scheduler
+
+Every running request decodes with a draft of depth 5; acceptance goes through 0 to 5 in turn. No
+worker takes part: verdicts are made between the timed calls. Times are CPU times of the thread, so
+that other processes disturb little; each figure is the median over the steps of one repetition,
+then the least over the repetitions, since a disturbance only adds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outrider.errors import OutriderError
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.planner import SchedulerLimits
+from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.request import Request
+from outrider.scheduler.scheduler import Scheduler
+from outrider.scheduler.types import ProposerKind, RowPlan, RowVerdict, StepPlan, Verdict
+
+DEPTH = 5
+BLOCK_SIZE = 16
+PROMPT_LEN = 40
+DEFAULT_RUNNING, DEFAULT_FINISHED, DEFAULT_LAGS = [64, 256, 1000], [0, 100_000], [0, 1]
+_FAR_S = 1e9
+
+
+class BenchError(OutriderError):
+    """The measurement is not of what it claims to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Microseconds per running request and step."""
+
+    running: int
+    finished: int
+    lag: int
+    plan_us: float
+    apply_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.plan_us + self.apply_us
+
+
+class ScriptedTarget:
+    """Makes verdicts without a model: every draft is accepted as far as the script says."""
+
+    def __init__(self) -> None:
+        self._lengths: dict[int, int] = {}
+        self._script = itertools.cycle(range(DEPTH + 1))
+
+    def verdict(self, plan: StepPlan) -> Verdict:
+        for init in plan.admitted:
+            self._lengths[init.row] = len(init.token_ids)
+        return Verdict(plan.epoch, plan.step, tuple(self._row(row) for row in plan.rows))
+
+    def _row(self, planned: RowPlan) -> RowVerdict:
+        row, base_len = planned.row, self._lengths[planned.row]
+        if not planned.samples:
+            return RowVerdict(row, planned.generation, base_len, 0, 0, ())
+        accepted = min(next(self._script), planned.depth)
+        self._lengths[row] += accepted + 1
+        tokens = tuple(range(base_len, base_len + accepted + 1))
+        return RowVerdict(row, planned.generation, base_len, planned.depth, accepted, tokens)
+
+
+def _request(index: int, max_tokens: int) -> Request:
+    prompt = range(index * PROMPT_LEN, (index + 1) * PROMPT_LEN)
+    return Request(
+        f"request-{index}",
+        prompt,
+        SamplingParams(max_tokens=max_tokens),
+        seed=index,
+        max_len=PROMPT_LEN + max_tokens,
+        arrival_s=0.0,
+        deadline_s=_FAR_S,
+        proposer=ProposerKind.DRAFT,
+        depth=DEPTH,
+    )
+
+
+class Bench:
+    """A scheduler, and a clock around its two calls."""
+
+    def __init__(self, running: int, max_tokens: int, lag: int) -> None:
+        blocks_each = -(-(PROMPT_LEN + max_tokens) // BLOCK_SIZE) + 1
+        pools = [BlockPool(running * blocks_each, BLOCK_SIZE) for _ in range(2)]
+        budget = running * (PROMPT_LEN + DEPTH + 1)
+        self.scheduler = Scheduler(SchedulerLimits(running, budget, lag), *pools)
+        self._running = running
+        self._target = ScriptedTarget()
+        self._unapplied: deque[Verdict] = deque()
+        self._num_added = 0
+
+    def add(self, count: int, max_tokens: int) -> None:
+        for index in range(self._num_added, self._num_added + count):
+            self.scheduler.add(_request(index, max_tokens))
+        self._num_added += count
+
+    def finish(self, count: int) -> None:
+        """Serve `count` short requests to their end."""
+        for start in range(0, count, self._running):
+            self.add(min(self._running, count - start), 1)
+            while self.scheduler.has_work:
+                self.step()
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of one plan and one apply; at a lag the latter is of an earlier plan."""
+        clock = time.thread_time
+        start_s = clock()
+        plan = self.scheduler.plan(0.0)
+        plan_s = clock() - start_s
+        if plan is not None:
+            self._unapplied.append(self._target.verdict(plan))
+            if len(self._unapplied) <= self.scheduler.limits.lag:
+                return plan_s, 0.0
+        start_s = clock()
+        self.scheduler.apply(self._unapplied.popleft())
+        self.scheduler.take_updates()
+        return plan_s, clock() - start_s
+
+
+def measure(running: int, finished: int, lag: int, steps: int) -> Cost:
+    """The median step of one steady state."""
+    max_tokens = (steps + lag + 3) * (DEPTH + 1)
+    bench = Bench(running, max_tokens, lag)
+    bench.finish(finished)
+    bench.add(running, max_tokens)
+    for _ in range(lag + 2):
+        bench.step()
+    times = [bench.step() for _ in range(steps)]
+    if bench.scheduler.num_running != running:
+        raise BenchError(f"{bench.scheduler.num_running} of {running} requests are running")
+    plan_s, apply_s = (statistics.median(column) for column in zip(*times, strict=True))
+    return Cost(running, finished, lag, 1e6 * plan_s / running, 1e6 * apply_s / running)
+
+
+def show(costs: list[Cost]) -> None:
+    table = Table(title="microseconds per running request and step")
+    for heading in ("running", "finished before", "lag", "plan", "apply", "both"):
+        table.add_column(heading, justify="right")
+    for cost in costs:
+        figures = (cost.plan_us, cost.apply_us, cost.total_us)
+        table.add_row(
+            str(cost.running),
+            f"{cost.finished:,}",
+            str(cost.lag),
+            *(f"{figure:.2f}" for figure in figures),
+        )
+    Console().print(table)
+
+
+def main(
+    running: Annotated[
+        list[int], typer.Option(help="Requests decoding at once.")
+    ] = DEFAULT_RUNNING,
+    finished: Annotated[list[int], typer.Option(help="Requests served before.")] = DEFAULT_FINISHED,
+    lag: Annotated[list[int], typer.Option(help="Plans in flight beyond one.")] = DEFAULT_LAGS,
+    steps: Annotated[int, typer.Option(help="Steps of one repetition.")] = 50,
+    repetitions: Annotated[int, typer.Option(help="The least of so many is shown.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
+) -> None:
+    """Measure plan and apply in decode steady state."""
+    costs = [
+        min((measure(*case, steps) for _ in range(repetitions)), key=lambda cost: cost.total_us)
+        for case in itertools.product(running, finished, lag)
+    ]
+    show(costs)
+    if out is not None:
+        out.write_text(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

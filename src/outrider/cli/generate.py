@@ -1,0 +1,373 @@
+"""`outrider generate`: a text on stdout as it comes about, then on stderr what speculation did."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.config import EngineConfig
+from outrider.config_sources import DEFAULT_ORIGIN
+from outrider.errors import ConfigError, RequestError
+from outrider.scheduler.params import SamplingParams
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from outrider.engine.build import BuiltEngine
+    from outrider.engine.detokenize import Detokenizer
+    from outrider.engine.engine import Engine
+    from outrider.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+    from outrider.engine.requests import Prompt
+
+ACCEPTED_COLOUR, OWN_COLOUR = "green", "magenta"
+_NONE = "none"
+_WARM_UP_TOKENS = 8
+_NOTHING = "-"
+
+app = typer.Typer(add_completion=False)
+
+
+class Method(StrEnum):
+    DRAFT = "draft"
+    NGRAM = "ngram"
+    OFF = "off"
+
+
+def _option(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished generation, and the time the step loop spent on each side of it."""
+
+    request: RequestOutput
+    draft_s: float
+    verify_s: float
+
+    @property
+    def text(self) -> CompletionOutput:
+        return self.request.outputs[0]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over the whole request, prompt included."""
+        latency_s = self.request.metrics.latency_s
+        return len(self.text.token_ids) / latency_s if latency_s else 0.0
+
+
+@app.command()
+def generate(
+    ctx: typer.Context,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")
+    ] = None,
+    model: Annotated[str | None, _option("--model", "-m", help=setting_help("model"))] = None,
+    draft_model: Annotated[
+        str | None,
+        _option(
+            "--draft-model",
+            help="The draft, named like the target; 'none' goes without. Default: the bundled one "
+            "if the target is the bundled one.",
+        ),
+    ] = None,
+    method: Annotated[
+        Method | None,
+        _option("--method", help="Who proposes. Default: draft if there is a draft, else off."),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        _option(
+            "--depth",
+            "-k",
+            "--num-speculative-tokens",
+            help=setting_help("num_speculative_tokens"),
+        ),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this mass.")] = (
+        1.0
+    ),
+    top_k: Annotated[int, typer.Option(help="Sample from so many tokens; 0 is all.")] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens less likely than this share of the likeliest.")
+    ] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    seed: Annotated[
+        int | None, _option("--seed", help="Seed of the sample; drawn and shown if not given.")
+    ] = None,
+    stop: Annotated[
+        list[str] | None, _option("--stop", help="End before this text; may be repeated.")
+    ] = None,
+    raw: Annotated[
+        bool, _option("--raw", help="Continue the prompt as it is, without chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, _option("--system", help="System message of the chat template.")
+    ] = None,
+    deterministic: Annotated[
+        bool, _option("--deterministic", help=setting_help("deterministic"))
+    ] = False,
+    compare: Annotated[
+        bool, _option("--compare", help="Generate without speculation too, and compare.")
+    ] = False,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Generate text; accepted drafts and the target's own tokens in two colours."""
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        stop=stop,
+    )
+    flags = {
+        "model": model,
+        "draft_model": draft_model,
+        "method": method and method.value,
+        "num_speculative_tokens": depth,
+        "deterministic": deterministic or None,
+        # The second run would find the prompt computed and seem quicker than it is.
+        "enable_prefix_caching": False if compare else None,
+    }
+    engine_config = _configure(ctx, config, assignments, flags)
+    if compare and engine_config.method is None:
+        raise RequestError("--compare needs speculation to compare; choose a draft or --method.")
+    _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
+
+
+def _configure(
+    ctx: typer.Context, file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
+) -> EngineConfig:
+    """The configuration, with "none" and "off" unset what a file or the environment may set, and
+    the bundled draft beside the bundled target."""
+    from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
+
+    assignments = list(assignments or ())
+    method, draft = flags["method"], flags["draft_model"]
+    if method == Method.OFF:
+        flags |= {"method": None, "draft_model": None}
+        assignments += ["speculation.method=none", "draft.model=none"]
+    elif draft == _NONE:
+        flags |= {"draft_model": None}
+        assignments.append("draft.model=none")
+    without_method = load_config(ctx, file, assignments, flags | {"method": None})
+    config, origins = without_method.config, without_method.origins
+    wants_draft = method in (None, Method.DRAFT) and config.speculation.method != Method.NGRAM
+    is_unset = origins["draft.model"] == DEFAULT_ORIGIN
+    if wants_draft and is_unset and config.target.model == BUNDLED_TARGET:
+        flags |= {"draft_model": BUNDLED_DRAFT}
+    return load_config(ctx, file, assignments, flags).config
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise RequestError('there is no prompt; write it as in: outrider generate "Hello".')
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise RequestError("standard input is not text; give the prompt in UTF-8.") from None
+
+
+class _Session:
+    """One call of the command: an engine, a prompt, and the two terminals it talks to."""
+
+    def __init__(self, config: EngineConfig, prompt: str, raw: bool, system: str | None) -> None:
+        from rich.console import Console
+
+        self._stdout, self._stderr = Console(), Console(stderr=True)
+        with self._stderr.status("importing torch") as status:
+            from outrider.engine.build import build_engine
+            from outrider.engine.engine import Engine
+
+            models = filter(None, (config.target.model, config.draft.model))
+            status.update(f"loading {' and '.join(models)}")
+            self._engine = Engine(build_engine(config))
+        self._config = config
+        self._prompt = _encode(self._engine, prompt, raw, system)
+
+    def run(self, params: SamplingParams, compare: bool) -> None:
+        plain_params = dataclasses.replace(params, speculation="off")
+        if compare:
+            short = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
+            with self._stderr.status("warming up"):
+                for each in (params, plain_params):
+                    self._generate(dataclasses.replace(each, max_tokens=short))
+        run = self._stream(params)
+        plain = None
+        if compare:
+            with self._stderr.status("generating without speculation"):
+                plain = self._generate(dataclasses.replace(plain_params, seed=run.text.seed))
+        self._stderr.print(_summary(run, plain, self._engine.built))
+        if plain is not None:
+            self._stderr.print(_comparison(run, plain, self._config), highlight=False)
+
+    def _stream(self, params: SamplingParams) -> Run:
+        """Generate, writing the text to stdout as it comes."""
+        writer = _writer(self._stdout, self._engine, self._prompt)
+        waiting = self._stderr.status("reading the prompt")
+        waiting.start()
+
+        def show(delta: OutputDelta) -> None:
+            waiting.stop()
+            writer(delta)
+            self._stdout.file.flush()
+
+        try:
+            run = self._generate(params, show)
+        finally:
+            waiting.stop()
+        self._stdout.file.write("\n")
+        self._stdout.file.flush()
+        return run
+
+    def _generate(
+        self, params: SamplingParams, show: Callable[[OutputDelta], None] | None = None
+    ) -> Run:
+        engine, loop = self._engine, self._engine.built.loop
+        draft_s, verify_s = loop.draft_s, loop.verify_s
+        request = engine.add("generate", self._prompt, params)
+        while engine.has_work:
+            for delta in engine.step():
+                if show is not None:
+                    show(delta)
+        return Run(request, loop.draft_s - draft_s, loop.verify_s - verify_s)
+
+
+def _encode(engine: Engine, prompt: str, raw: bool, system: str | None) -> Prompt:
+    """Through the chat template if there is one and it is wanted."""
+    has_template = engine.front_door.has_chat_template
+    if raw or not has_template:
+        if system is not None:
+            reason = "--raw goes without it" if raw else "the model has none"
+            raise ConfigError(f"--system needs a chat template but {reason}; leave it out.")
+        return prompt
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return engine.front_door.chat_prompt(messages)
+
+
+def _writer(stdout: Console, engine: Engine, prompt: Prompt) -> Callable[[OutputDelta], Any]:
+    if stdout.color_system is None or stdout.no_color:
+        return lambda delta: stdout.file.write(delta.text)
+    from outrider.engine.detokenize import Detokenizer
+
+    prompt_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else ()
+    return ColouredText(stdout.file, Detokenizer(engine.built.tokenizer, prompt_ids)).write
+
+
+class ColouredText:
+    """Writes a stream's text unchanged, each character in the colour of its token.
+
+    The text of a delta need not be that of its tokens: what may begin a stop string is held back,
+    and a character may take several tokens. So the tokens are decoded once more, only to know how
+    many characters each is worth, and what is written is always the text itself.
+    """
+
+    def __init__(self, file: IO[str], detokenizer: Detokenizer) -> None:
+        from rich.style import Style
+
+        self._file = file
+        self._detokenizer = detokenizer
+        self._styles = {True: Style(color=ACCEPTED_COLOUR), False: Style(color=OWN_COLOUR)}
+        self._unwritten: deque[tuple[bool, int]] = deque()  # (is a draft, characters)
+
+    def write(self, delta: OutputDelta) -> None:
+        for position, token in enumerate(delta.token_ids):
+            size = len(self._detokenizer.push(token))
+            self._unwritten.append((position < delta.num_accepted, size))
+        text = delta.text
+        while text:
+            is_draft, size = self._take(len(text))
+            self._file.write(self._styles[is_draft].render(text[:size]))
+            text = text[size:]
+
+    def _take(self, most: int) -> tuple[bool, int]:
+        """Whose the next characters are, and how many of them."""
+        while self._unwritten:
+            is_draft, size = self._unwritten.popleft()
+            if size > most:
+                self._unwritten.appendleft((is_draft, size - most))
+            if size:
+                return is_draft, min(size, most)
+        return False, most  # bytes that never became a character: written when the text ends
+
+
+def _summary(run: Run, plain: Run | None, built: BuiltEngine) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
+    table.add_column()
+    for name in ("speculative", "plain") if plain is not None else ("",):
+        table.add_column(name, justify="right")
+    columns = [_figures(each, built) for each in (run, plain) if each is not None]
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns))
+    return table
+
+
+def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
+    record, metrics = run.text.speculation, run.request.metrics
+    total_s = run.draft_s + run.verify_s
+    figures = {
+        "acceptance rate": _NOTHING,
+        "block efficiency": f"{record.block_efficiency:.2f}",
+        "tokens": str(len(run.text.token_ids)),
+        "tokens/s": f"{run.tokens_per_s:.1f}",
+        "time to first token": f"{metrics.time_to_first_token_s or 0.0:.3f} s",
+        "draft share of time": f"{run.draft_s / total_s if total_s else 0.0:.1%}",
+        "memory-bound speedup": f"{memory_bound_speedup(run, built):.2f}x",
+        "finish reason": run.text.finish_reason or _NOTHING,
+        "seed": str(run.text.seed),
+    }
+    if record.drafted:
+        share = f"{record.acceptance_rate:.1%}"
+        figures["acceptance rate"] = f"{share} ({record.accepted} of {record.drafted})"
+    return figures
+
+
+def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
+    """tau / (c * gamma + 1): what speculation gains where a pass costs the reading of its weights.
+
+    tau are the tokens of a round, gamma the depth, c the draft's parameters over the target's.
+    """
+    record, config = run.text.speculation, built.config
+    cost_ratio = 0.0
+    if record.drafted and config.method == Method.DRAFT and built.draft is not None:
+        cost_ratio = built.draft.num_params / built.target.num_params
+    depth = config.speculation.num_speculative_tokens
+    return record.block_efficiency / (cost_ratio * depth + 1)
+
+
+def _comparison(run: Run, plain: Run, config: EngineConfig) -> str:
+    ratio = run.tokens_per_s / plain.tokens_per_s if plain.tokens_per_s else 0.0
+    speed = f"{ratio:.2f} times the speed of plain decoding"
+    if run.text.token_ids == plain.text.token_ids:
+        return f"Same text at {speed}."
+    pairs = zip(run.text.token_ids, plain.text.token_ids, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.text.token_ids))
+    if config.speculation.verification == "rejection":
+        reason = "rejection sampling keeps the distribution, not the sample"
+    elif config.deterministic:
+        reason = "which is a defect in deterministic mode: please report it"
+    else:
+        reason = "rounding may decide a near-tie; --deterministic rules that out"
+    return f"Another text from token {same + 1} on ({reason}), at {speed}."

@@ -1,0 +1,140 @@
+"""Engines of small random models, and the models themselves as `transformers` runs them.
+
+The pair shares its first layers, and the target's later layers are damped: so the draft is often
+right and often wrong, which a test of speculation needs. Its tokenizer spells texts in letters and
+pairs of letters, so that stop strings and bad words span tokens in many ways.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from checkpoints import VOCAB_SIZE, random_model
+from tokenizers import Tokenizer, decoders, models
+
+from outrider import LLM
+from outrider.workers.models.kv import bytes_per_block
+from outrider.workers.weights.gguf_convert import converted_folder
+from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.resolve import resolve_source
+
+NUM_SHARED_LAYERS = 2
+DAMPING = 0.2
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+EngineFactory = Callable[..., LLM]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Checkpoint folders of a target and its draft, and the target as `transformers` runs it."""
+
+    target: Path
+    draft: Path
+    reference: Any
+
+
+def letter_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Ids 3 on are the letters, a blank, and pairs of letters up to the vocabulary's end."""
+    letters = [*string.ascii_lowercase, " "]
+    pairs = [(a, b) for b in "etaoinshrdlu" for a in string.ascii_lowercase]
+    merges = pairs[: VOCAB_SIZE - len(SPECIAL) - len(letters)]
+    pieces = [*SPECIAL, *letters, *(a + b for a, b in merges)]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=SPECIAL[0]))
+    tokenizer.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token=SPECIAL[0],
+        bos_token=SPECIAL[1],
+        eos_token=SPECIAL[2],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@torch.no_grad()
+def shorten(target: Any, num_layers: int) -> Any:
+    """A model of the target's first layers, with its embeddings, final norm and head."""
+    config = type(target.config)(**(target.config.to_dict() | {"num_hidden_layers": num_layers}))
+    short = type(target)(config).float().eval()
+    short.load_state_dict(target.state_dict(), strict=False)
+    return short
+
+
+@torch.no_grad()
+def damp(target: Any, first_layer: int, factor: float) -> None:
+    for layer in target.model.layers[first_layer:]:
+        layer.self_attn.o_proj.weight.mul_(factor)
+        layer.mlp.down_proj.weight.mul_(factor)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    return letter_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def pair(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: transformers.PreTrainedTokenizerFast
+) -> Pair:
+    target = random_model("llama", num_hidden_layers=2 * NUM_SHARED_LAYERS)
+    damp(target, NUM_SHARED_LAYERS, DAMPING)
+    folder = tmp_path_factory.mktemp("pair")
+    for name, model in (("target", target), ("draft", shorten(target, NUM_SHARED_LAYERS))):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return Pair(folder / "target", folder / "draft", target)
+
+
+@pytest.fixture(scope="session")
+def engine(pair: Pair) -> EngineFactory:
+    """Engines of the pair, deterministic unless told; one for each set of options."""
+    built: dict[str, LLM] = {}
+
+    def get(**options: Any) -> LLM:
+        key = repr(sorted(options.items()))
+        if key not in built:
+            defaults = {
+                "draft_model": str(pair.draft),
+                "deterministic": True,
+                "kv_cache_gb": 0.05,
+                "log_level": "error",
+            }
+            built[key] = LLM(str(pair.target), **(defaults | options))
+        return built[key]
+
+    return get
+
+
+def kv_gb(num_tokens: int, *folders: Path, block_size: int) -> float:
+    """Memory for so many tokens of models together."""
+    per_block = sum(bytes_per_block(load_spec(f), block_size, torch.float32) for f in folders)
+    return -(-num_tokens // block_size) * per_block / 2**30
+
+
+@pytest.fixture(scope="session", name="kv_gb")
+def kv_gb_fixture() -> Callable[..., float]:
+    return kv_gb
+
+
+@pytest.fixture(scope="session")
+def bundled_reference() -> Any:
+    """The bundled target as `transformers` runs it."""
+    folder = converted_folder(resolve_source("smollm2-135m-instruct"))
+    return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More only slow small models down, and far more so on a machine that does other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,206 @@
+"""A real scheduler and step loop on fake workers, watched step by step.
+
+`Simulation` knows what every request must say (plain decoding of the fake model) and checks, after
+each step, that nothing was lost, leaked, reordered or starved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.step import StepLoop
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.planner import SchedulerLimits
+from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.request import Request, State
+from outrider.scheduler.scheduler import Scheduler
+from outrider.scheduler.types import FinishReason, RequestUpdate, StepPlan, TokenLogprobs, Verdict
+from outrider.workers.fake import FakeWorkers
+from outrider.workers.fake_kv import text_hashes
+from outrider.workers.proposers import Ticket
+
+PLAIN = SamplingParams(max_tokens=None)
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    max_tokens: int = 8,
+    arrival_s: float = 0.0,
+    **fields: Any,
+) -> Request:
+    """A request with the defaults most tests want; `fields` are those of `Request`."""
+    params = fields.pop("params", PLAIN)
+    seed = fields.pop("seed", 7)
+    max_len = fields.pop("max_len", len(prompt) + max_tokens)
+    return Request(
+        request_id, prompt, params, seed=seed, max_len=max_len, arrival_s=arrival_s, **fields
+    )
+
+
+@dataclass
+class Record:
+    """One request as its reader sees it."""
+
+    request: Request
+    expected: list[int]
+    ends_with: str
+    tokens: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+    num_accepted: int = 0
+    num_drafted: int = 0
+
+
+class Simulation:
+    """Steps a scheduler on `FakeWorkers`; every step is followed by every check."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        draft_blocks: int = 64,
+        block_size: int = 4,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        lag: int = 0,
+        prefix_caching: bool = True,
+        acceptance: float | Sequence[int] = 0.7,
+        priority_aging_s: float = 10.0,
+        max_waiting: int | None = None,
+    ) -> None:
+        limits = SchedulerLimits(max_num_seqs, budget, lag, priority_aging_s, max_waiting)
+        self.target_pool = BlockPool(num_blocks, block_size, prefix_caching)
+        self.draft_pool = BlockPool(draft_blocks, block_size, prefix_caching)
+        self.scheduler = Scheduler(limits, self.target_pool, self.draft_pool)
+        self.workers = FakeWorkers(
+            num_blocks,
+            draft_blocks,
+            block_size,
+            max_num_batched_tokens=budget,
+            acceptance=acceptance,
+        )
+        self.loop = StepLoop(self.scheduler, self, self.workers)
+        self.records: dict[str, Record] = {}
+        self.live: dict[str, Record] = {}
+        self.plans: list[StepPlan] = []
+        self.now_s = 0.0
+        self._head: str | None = None
+        self._patience = 0
+
+    # -- what a user does -------------------------------------------------------------------
+
+    def add(self, request: Request, *, priority: int = 0, after: str | None = None) -> Record:
+        expected, ends_with = self._plain_decoding(request)
+        self.scheduler.add(request, priority=priority, after=after)
+        record = Record(request, expected, ends_with)
+        self.records[request.request_id] = self.live[request.request_id] = record
+        return record
+
+    def cancel(self, request_id: str) -> None:
+        self.scheduler.cancel(request_id)
+
+    def step(self, seconds: float = 1.0) -> StepPlan | None:
+        """One turn of the step loop; returns its plan."""
+        self.now_s += seconds
+        self.plans.clear()
+        before = (self.scheduler.stats.steps, self.scheduler.num_in_flight)
+        for update in self.loop.step(self.now_s):
+            self._take(update)
+        after = (self.scheduler.stats.steps, self.scheduler.num_in_flight)
+        assert after != before or not self.scheduler.has_work, "there is work but nothing moves"
+        self._check()
+        return self.plans[0] if self.plans else None
+
+    def drain(self) -> None:
+        """Step until all is done; then nothing may be held any more."""
+        while self.scheduler.has_work:
+            self.step()
+        assert not self.live, f"lost: {sorted(self.live)}"
+        assert self.scheduler.num_waiting == self.scheduler.num_running == 0
+        assert self.target_pool.num_free == self.target_pool.num_blocks
+        assert self.draft_pool.num_free == self.draft_pool.num_blocks
+
+    # -- between scheduler and workers ------------------------------------------------------
+
+    def propose(self, plan: StepPlan) -> Ticket:
+        self.plans.append(plan)
+        self._check_admission_order(plan)
+        return self.workers.propose(plan)
+
+    def observe(self, verdict: Verdict) -> None:
+        self.workers.observe(verdict)
+
+    # -- checks -----------------------------------------------------------------------------
+
+    def _plain_decoding(self, request: Request) -> tuple[list[int], str]:
+        text = text_hashes(request.tokens)[-1]
+        room = request.max_len - len(request.tokens)
+        tokens = self.workers.model.continuation(text, request.seed, room)
+        first = max(request.prompt_len + request.params.min_tokens - len(request.tokens), 0)
+        for index in range(first, len(tokens)):
+            if tokens[index] in request.stop_ids:
+                return tokens[: index + 1], FinishReason.STOP
+        return tokens, FinishReason.LENGTH
+
+    def _take(self, update: RequestUpdate) -> None:
+        assert update.request_id in self.live, f"{update.request_id} is reported after its end"
+        record = self.live[update.request_id]
+        record.tokens += update.token_ids
+        record.prompt_logprobs += update.prompt_logprobs
+        record.num_cached_tokens = update.num_cached_tokens
+        record.num_accepted += update.num_accepted
+        record.num_drafted += update.num_drafted
+        assert record.tokens == record.expected[: len(record.tokens)], "not the plain text"
+        if update.finish_reason is None:
+            return
+        record.finish_reason = update.finish_reason
+        del self.live[update.request_id]
+        if update.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert update.finish_reason == record.ends_with
+            assert record.tokens == record.expected, "the text ends too early"
+
+    def _check(self) -> None:
+        self.scheduler.check_integrity()
+        for record in self.live.values():
+            deadline_s = record.request.deadline_s
+            assert deadline_s is None or deadline_s > self.now_s, "a deadline has passed"
+            self._check_counters(record.request)
+        self._check_patience()
+
+    def _check_counters(self, request: Request) -> None:
+        """Scheduler and workers count KV by the same rule."""
+        if request.state is State.RUNNING and not request.in_flight:
+            row = request.row
+            if row in self.workers.target_kv.computed:
+                assert request.target.computed == self.workers.target_kv.computed[row]
+                assert request.draft.computed == self.workers.draft_kv.computed[row]
+
+    def _check_admission_order(self, plan: StepPlan) -> None:
+        if not plan.admitted:
+            return
+        last = max(self.records[init.request_id].request.key for init in plan.admitted)
+        for record in self.live.values():
+            request = record.request
+            assert request.state is not State.WAITING or request.key > last, "passed over"
+
+    def _check_patience(self) -> None:
+        """Whoever comes first among all that compete is done after a bounded number of steps."""
+        competing = [
+            record.request
+            for record in self.live.values()
+            if record.request.state is not State.PARKED
+        ]
+        if not competing:
+            self._head = None
+            return
+        head = min(competing, key=lambda request: request.key)
+        if head.request_id != self._head:
+            self._head = head.request_id
+            total = sum(request.max_len for request in competing)
+            self._patience = (self.scheduler.limits.lag + 1) * (total + 10)
+        self._patience -= 1
+        assert self._patience > 0, f"{self._head} starves"

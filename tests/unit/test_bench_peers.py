@@ -1,0 +1,114 @@
+"""Engines in their own processes, and how they are asked in turn."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider.bench.peers import cpu_clock
+from outrider.bench.peers.comparison import Sample
+from outrider.bench.peers.measure import Case, Variant, run_interleaved
+from outrider.bench.peers.process import PeerProcess
+from outrider.bench.peers.protocol import Mode, Options, PeerError
+
+ENGINE = '''
+import os, sys, time
+from outrider.bench.peers.protocol import Generation
+
+class Echo:
+    """Repeats a prompt's last token; token 13 kills it, token 7 makes it stop short."""
+    def __init__(self, options):
+        print("noise on standard output")
+        if options.target == "missing":
+            raise FileNotFoundError("no such checkpoint")
+        self.versions = {"echo": "1", "threads": os.environ["OMP_NUM_THREADS"]}
+    def generate(self, prompts, max_tokens, mode):
+        print("more noise")
+        if prompts[0][-1] == 13:
+            sys.exit("out of luck")
+        length = 1 if prompts[0][-1] == 7 else max_tokens
+        return Generation([[p[-1]] * length for p in prompts], 0.5, drafted=mode.depth or 0)
+'''
+
+
+def options(target: str = "some") -> Options:
+    return Options(target, "draft", "tokenizer", threads=3, max_model_len=64)
+
+
+@pytest.fixture(scope="module")
+def engine_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder: Path = tmp_path_factory.mktemp("engines")
+    (folder / "echo_engine.py").write_text(ENGINE)
+    paths = [str(folder), os.environ["PYTHONPATH"]]
+    return {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+@pytest.fixture
+def peer(engine_env: dict[str, str]) -> Iterator[PeerProcess]:
+    with PeerProcess("echo_engine:Echo", options(), env=engine_env) as process:
+        yield process
+
+
+def test_a_peer_answers_with_the_texts_of_all_prompts_in_order(peer: PeerProcess) -> None:
+    generation = peer.generate([[1, 2], [3]], 3, Mode("draft", 5))
+
+    assert generation.token_ids == [[2, 2, 2], [3, 3, 3]]
+    assert (generation.seconds, generation.drafted) == (0.5, 5)
+
+
+def test_a_peer_learns_its_threads_before_it_imports_anything(peer: PeerProcess) -> None:
+    assert peer.hello.versions == {"echo": "1", "threads": "3"}
+
+
+def test_a_peer_that_dies_is_reported_with_its_last_words(peer: PeerProcess) -> None:
+    with pytest.raises(PeerError, match=r"ended with code 1:\n(.*\n)*out of luck"):
+        peer.generate([[13]], 3)
+
+
+def test_a_peer_that_cannot_start_is_reported_with_its_error(engine_env: dict[str, str]) -> None:
+    with pytest.raises(PeerError, match="no such checkpoint"):
+        PeerProcess("echo_engine:Echo", options("missing"), env=engine_env)
+
+
+def test_a_text_of_the_wrong_length_is_refused(peer: PeerProcess) -> None:
+    with pytest.raises(PeerError, match=r"returned \[1\] tokens instead of 3"):
+        peer.generate([[7]], 3)
+
+
+def test_every_case_is_given_to_all_variants_and_the_first_one_changes(peer: PeerProcess) -> None:
+    variants = [Variant("a", "echo", Mode()), Variant("b", "echo", Mode("draft", 2))]
+    cases = [Case("x", "qa", ([1],)), Case("y", "rag", ([2],))]
+    seen: list[Sample] = []
+
+    samples = run_interleaved(
+        {"echo": peer}, variants, cases, max_tokens=2, repeats=2, on_sample=seen.append
+    )
+
+    assert [(s.case, s.variant) for s in samples] == [
+        *[("x", "a"), ("x", "b"), ("y", "b"), ("y", "a")],
+        *[("x", "a"), ("x", "b"), ("y", "b"), ("y", "a")],
+    ]
+    assert seen == samples
+    assert [s.generation.drafted for s in samples[:2]] == [0, 2]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_work_shows_on_the_clocks_of_the_process_and_of_the_machine() -> None:
+    def clocks() -> tuple[float, float]:
+        own, machine = cpu_clock.process_cpu_s(os.getpid()), cpu_clock.machine_cpu_s()
+        assert own is not None and machine is not None
+        return own, machine
+
+    own, machine = clocks()
+    while clocks()[0] < own + 0.1:
+        pass
+
+    assert clocks()[1] >= machine + 0.05
+
+
+def test_a_process_that_is_gone_has_no_clock() -> None:
+    assert cpu_clock.process_cpu_s(2**30) is None

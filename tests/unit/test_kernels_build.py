@@ -1,0 +1,123 @@
+"""Choosing and compiling: the C kernels where they can run, plain torch elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.kernels.cpu import build
+from outrider.kernels.ops import select_ops
+from outrider.kernels.types import KernelUnavailableError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def needs_compiler() -> None:
+    try:
+        build.library_path()
+    except KernelUnavailableError as error:
+        pytest.skip(f"no C kernels here: {error}")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "which", lambda _: None)
+
+
+def test_the_c_kernels_are_the_default_for_float32_on_a_cpu(needs_compiler: None) -> None:
+    assert select_ops(CPU, torch.float32).name == "c"
+
+
+def test_other_dtypes_run_in_torch() -> None:
+    assert select_ops(CPU, torch.bfloat16).name == "torch"
+
+
+def test_torch_can_be_asked_for() -> None:
+    ops = select_ops(CPU, torch.float32, deterministic=True, backend="torch")
+    assert (ops.name, ops.deterministic) == ("torch", True)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ValueError, match='"fortran" are unknown'):
+        select_ops(CPU, torch.float32, backend="fortran")
+
+
+def test_c_kernels_for_another_dtype_are_refused() -> None:
+    with pytest.raises(KernelUnavailableError, match="float32"):
+        select_ops(CPU, torch.bfloat16, backend="c")
+
+
+def test_without_a_compiler_torch_takes_over_with_one_hint(
+    no_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ops = select_ops(CPU, torch.float32)
+    assert ops.name == "torch"
+    assert [r.message for r in caplog.records if "no C compiler" in r.message]
+    assert len(caplog.records) == 1
+
+
+def test_without_a_compiler_asking_for_c_fails(no_compiler: None) -> None:
+    with pytest.raises(KernelUnavailableError, match="no C compiler"):
+        select_ops(CPU, torch.float32, backend="c")
+
+
+def test_a_failing_compiler_is_reported_with_its_first_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho out of order >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(build.shutil, "which", lambda _: str(broken))
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(KernelUnavailableError, match="out of order"):
+        build.library_path()
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_reported(
+    needs_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file"))
+    with pytest.raises(KernelUnavailableError, match="cannot be written"):
+        build.library_path()
+
+
+def test_the_library_is_compiled_once_and_left_without_debris(
+    needs_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    path = build.library_path()
+    written = path.stat().st_mtime_ns
+    assert build.library_path() == path and path.stat().st_mtime_ns == written
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_other_sources_give_another_library(
+    needs_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = build.library_path()
+    monkeypatch.setattr(build, "_cpu_model", lambda: "another machine")
+    monkeypatch.setattr(build, "_compile", lambda *_: None)
+    assert build.library_path() != before
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_kernels_share_the_openmp_runtime_of_torch(needs_compiler: None) -> None:
+    program = (
+        "import torch\n"
+        "from outrider.kernels.ops import select_ops\n"
+        "ops = select_ops(torch.device('cpu'), torch.float32, backend='c')\n"
+        "ops.linear(torch.randn(64, 64), None)(torch.randn(8, 64))\n"
+        "names = {l.split('/')[-1] for l in open('/proc/self/maps').read().splitlines()}\n"
+        "print(sum('omp' in n and n.startswith(('libgomp', 'libiomp', 'libomp')) for n in names))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "1", done.stderr

@@ -1,0 +1,102 @@
+"""Linear layers: right, and for a row the same bits whatever stands beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider.kernels.ops import Ops, select_ops
+from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.types import KernelUnavailableError
+
+BACKENDS = ["c", "torch", "torch-deterministic"]
+SHAPES = [(16, 16), (70, 33), (5, 1), (1, 7), (100, 577), (960, 576)]
+
+
+@pytest.fixture(params=BACKENDS)
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return make_ops(request.param)
+
+
+def make_ops(kind: str) -> Ops:
+    if kind != "c":
+        return ReferenceOps(deterministic=kind == "torch-deterministic")
+    try:
+        return select_ops(torch.device("cpu"), torch.float32, backend="c")
+    except KernelUnavailableError as error:
+        pytest.skip(f"no C kernels here: {error}")
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_every_row_count_gives_the_product(
+    ops: Ops, out_features: int, in_features: int, with_bias: bool
+) -> None:
+    weight = torch.randn(out_features, in_features)
+    bias = torch.randn(out_features) if with_bias else None
+    linear = ops.linear(weight.clone(), bias)
+    for num_rows in (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 64, 97, 200):
+        x = torch.randn(num_rows, in_features)
+        torch.testing.assert_close(linear(x), F.linear(x, weight, bias), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["c", "torch-deterministic"])
+@pytest.mark.parametrize(("out_features", "in_features"), [(70, 33), (576, 1536)])
+def test_a_row_has_the_same_bits_alone_or_among_many(
+    kind: str, out_features: int, in_features: int
+) -> None:
+    linear = make_ops(kind).linear(torch.randn(out_features, in_features), None)
+    x = torch.randn(700, in_features)
+    together = linear(x)
+    for start, num_rows in ((0, 1), (1, 2), (3, 3), (9, 4), (100, 5), (303, 6), (77, 8), (5, 97)):
+        rows = slice(start, start + num_rows)
+        assert torch.equal(linear(x[rows]), together[rows])
+    assert torch.equal(linear(x[[699, 5, 5, 0]]), together[[699, 5, 5, 0]])
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_c_results_do_not_depend_on_the_number_of_threads(num_threads: int) -> None:
+    linear = make_ops("c").linear(torch.randn(200, 100), torch.randn(200))
+    x = torch.randn(9, 100)
+    expected, before = linear(x), torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        assert torch.equal(linear(x), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_rows_that_are_not_contiguous_are_accepted(ops: Ops) -> None:
+    weight, x = torch.randn(48, 32), torch.randn(32, 5).t()
+    torch.testing.assert_close(ops.linear(weight, None)(x), x @ weight.t(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_packed_layer_needs_neither_the_weight_nor_the_bias_any_more() -> None:
+    weight, bias = torch.randn(20, 10), torch.randn(20)
+    linear, x = make_ops("c").linear(weight, bias), torch.randn(3, 10)
+    expected = linear(x)
+    weight.fill_(0)
+    bias.fill_(0)
+    assert torch.equal(linear(x), expected)
+
+
+def test_a_wrong_width_is_refused_by_the_c_kernels() -> None:
+    linear = make_ops("c").linear(torch.randn(20, 10), None)
+    with pytest.raises(ValueError, match="10 inputs got 11"):
+        linear(torch.randn(2, 11))
+
+
+def test_another_dtype_is_refused_by_the_c_kernels() -> None:
+    linear = make_ops("c").linear(torch.randn(20, 10), None)
+    with pytest.raises(TypeError, match="float32"):
+        linear(torch.randn(2, 10, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_reference_works_in_bfloat16(deterministic: bool) -> None:
+    weight, x = torch.randn(24, 16).bfloat16(), torch.randn(3, 16).bfloat16()
+    out = ReferenceOps(deterministic).linear(weight, None)(x)
+    assert out.dtype == torch.bfloat16
+    expected = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(out.float(), expected, atol=0.1, rtol=0.02)

@@ -1,0 +1,118 @@
+"""Reading configurations, old and new, and the rotary tables made from them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import VARIANTS, random_model
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outrider.errors import ModelError
+from outrider.workers.models.rope import RopeSpec, inverse_frequencies, rope_tables
+from outrider.workers.models.spec import ModelSpec
+
+LLAMA = VARIANTS["llama"][1] | {"model_type": "llama"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_parameter_count_is_that_of_transformers(variant: str) -> None:
+    model = random_model(variant)
+    spec = ModelSpec.from_hf(json.loads(model.config.to_json_string(use_diff=True)))
+    assert spec.num_params == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ModelError, match="'bert'.*granite, llama, mistral, opt, qwen2, qwen3"):
+        ModelSpec.from_hf({"model_type": "bert"})
+
+
+def test_a_missing_size_is_named() -> None:
+    config = {key: value for key, value in LLAMA.items() if key != "intermediate_size"}
+    with pytest.raises(ModelError, match="lacks 'intermediate_size'"):
+        ModelSpec.from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"num_key_value_heads": 3}, "not a multiple of num_key_value_heads 3"),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type is 'longrope'.*known are default"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor",
+        ),
+        ({"model_type": "opt", "activation_function": "tanh", "ffn_dim": 4}, "'tanh'"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        ModelSpec.from_hf(LLAMA | changes)
+
+
+def test_old_and_new_spellings_of_rope_mean_the_same() -> None:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": scaling | {"type": "llama3"}}
+    new = LLAMA | {"rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 5e5}}
+    assert ModelSpec.from_hf(old) == ModelSpec.from_hf(new)
+    assert ModelSpec.from_hf(new).rope.theta == 5e5
+
+
+def test_yarn_serves_the_stretched_length() -> None:
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    assert ModelSpec.from_hf(LLAMA | {"rope_scaling": scaling}).max_position == 4096
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(2, (2,)), ([5, 6], (5, 6)), (None, ()), (0, (0,))]
+)
+def test_ending_ids_may_be_one_several_or_none(value: Any, expected: tuple[int, ...]) -> None:
+    assert ModelSpec.from_hf(LLAMA | {"eos_token_id": value}).eos_ids == expected
+
+
+def test_a_mistral_without_the_key_has_the_window_transformers_gives_it() -> None:
+    mistral = LLAMA | {"model_type": "mistral"}
+    assert ModelSpec.from_hf(mistral).windows == (4096, 4096)
+    assert ModelSpec.from_hf(mistral | {"sliding_window": None}).windows == (0, 0)
+
+
+def test_a_qwen_window_applies_only_when_switched_on() -> None:
+    qwen = LLAMA | {"model_type": "qwen2", "sliding_window": 8, "max_window_layers": 1}
+    assert ModelSpec.from_hf(qwen).windows == (0, 0)
+    assert ModelSpec.from_hf(qwen | {"use_sliding_window": True}).windows == (0, 8)
+    named = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+    assert ModelSpec.from_hf(qwen | named).windows == (8, 0)
+
+
+@pytest.mark.parametrize("num_positions", [1024, 1500, 4096])
+def test_dynamic_scaling_is_that_of_transformers_for_the_longest_sequence(
+    num_positions: int,
+) -> None:
+    config = random_model("llama-dynamic").config
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, "cpu", seq_len=num_positions)
+    rope = RopeSpec.from_hf(config.to_dict())
+    found = inverse_frequencies(rope, config.head_dim, num_positions)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_dynamic_scaling_changes_nothing_within_the_trained_length() -> None:
+    rope = RopeSpec(kind="dynamic", factor=4.0, original_max_position=1024)
+    for length in (1, 1024):
+        assert torch.equal(
+            inverse_frequencies(rope, 16, length), inverse_frequencies(RopeSpec(), 16, length)
+        )
+
+
+def test_tables_are_float32_and_hold_the_attention_factor() -> None:
+    cos, sin = rope_tables(RopeSpec(attention_factor=1.5), 8, 10)
+    assert cos.dtype == sin.dtype == torch.float32
+    assert cos.shape == sin.shape == (10, 4)
+    torch.testing.assert_close(cos**2 + sin**2, torch.full((10, 4), 1.5**2))

@@ -1,0 +1,278 @@
+"""Workers without tensors: they compute nothing and check everything.
+
+`FakeWorkers` follows the protocols of the step loop, so scheduler, engine and servers run on it
+without a model. Its model is a hash of (text, seed). Its KV holds, for every slot, the hash of the
+text up to the token written there: a plan that reads KV of another text, writes into a block
+somebody else reads, or reuses a row too early raises `BrokenPlan` in the pass where it happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from outrider.scheduler.types import (
+    ProposerKind,
+    RowInit,
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    TokenLogprobs,
+    Verdict,
+)
+from outrider.workers.fake_kv import FakeKV, require, text_hashes
+from outrider.workers.proposers import Proposal, Ticket
+
+
+class FakeModel:
+    """A language model that is a hash: deterministic in (text, seed)."""
+
+    def __init__(self, vocab_size: int = 50) -> None:
+        self.vocab_size = vocab_size
+
+    def next_token(self, text: int, seed: int) -> int:
+        """The model's choice after the text with this hash."""
+        return hash((text, seed, 1)) % self.vocab_size
+
+    def continuation(self, text: int, seed: int, count: int) -> list[int]:
+        """`count` tokens of plain decoding: what every schedule must commit."""
+        chosen: list[int] = []
+        for _ in range(count):
+            chosen.append(self.next_token(text, seed))
+            text = hash((text, chosen[-1]))
+        return chosen
+
+
+class _Row:
+    __slots__ = ("drafted", "hashes", "init", "tokens")
+
+    def __init__(self, init: RowInit) -> None:
+        self.init = init
+        self.tokens = list(init.token_ids)
+        self.hashes = text_hashes(self.tokens)
+        self.drafted = 0  # by the draft model in the round under way
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.hashes += text_hashes(tokens, self.hashes[-1])
+        self.tokens += tokens
+
+
+class FakeWorkers:
+    """Target and proposers in one: `propose`, `verify` and `observe` as the step loop calls them.
+
+    `acceptance` says what becomes of drafts: a rate, or the numbers accepted, row after row, in an
+    endless cycle. n-gram rows offer as many tokens as they happen to, like real ones.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        draft_blocks: int,
+        block_size: int,
+        *,
+        max_num_batched_tokens: int,
+        acceptance: float | Sequence[int] = 0.7,
+        model: FakeModel | None = None,
+        propose_s: float = 0.0,
+        verify_s: float = 0.0,
+    ) -> None:
+        self.model = model or FakeModel()
+        self.target_kv = FakeKV("target", num_blocks, block_size)
+        self.draft_kv = FakeKV("draft", draft_blocks, block_size)
+        self._budget = max_num_batched_tokens
+        self._acceptance = acceptance
+        self._propose_s = propose_s
+        self._verify_s = verify_s
+        self._rows: dict[int, _Row] = {}
+        self._generations: dict[int, int] = {}
+        self._epoch = self._step = -1
+        self._num_scripted = 0
+
+    # -- the protocols of the step loop -----------------------------------------------------
+
+    def propose(self, plan: StepPlan) -> Ticket:
+        self._begin(plan)
+        proposals: dict[int, Proposal] = {}
+        for planned in plan.rows:
+            row = self._rows[planned.row]
+            if planned.draft_tokens:
+                self._catch_up(planned, row)
+            if planned.depth:
+                drafts = self._drafts(planned, row)
+                proposals[planned.row] = Proposal(
+                    planned.generation, len(row.tokens), drafts, [0.5] * len(drafts)
+                )
+        if proposals and self._propose_s:
+            time.sleep(self._propose_s)
+        return Ticket(plan.step, proposals, self._propose_s)
+
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
+        self._begin(plan)
+        rows = tuple(self._verify_row(planned, ticket) for planned in plan.rows)
+        if self._verify_s:
+            time.sleep(self._verify_s)
+        return Verdict(plan.epoch, plan.step, rows, ticket.draft_s, self._verify_s)
+
+    def observe(self, verdict: Verdict) -> None:
+        for row in verdict.rows:
+            drafted = self._rows[row.row].drafted
+            if drafted:
+                self.draft_kv.computed[row.row] += min(row.num_accepted, drafted - 1)
+            self._rows[row.row].drafted = 0
+
+    # -- rows -------------------------------------------------------------------------------
+
+    def _begin(self, plan: StepPlan) -> None:
+        if plan.epoch != self._epoch:
+            for row in list(self._rows):
+                self._close(row)
+            self._epoch, self._step = plan.epoch, -1
+            self._generations = {}
+        if plan.step == self._step:
+            return
+        require(plan.step > self._step, f"plan {plan.step} comes after plan {self._step}")
+        self._step = plan.step
+        for row in plan.released:
+            require(row in self._rows, f"row {row} is released but not in use")
+            self._close(row)
+        for init in plan.admitted:
+            self._open(init)
+        self._check_plan(plan)
+
+    def _open(self, init: RowInit) -> None:
+        row, length = init.row, len(init.token_ids)
+        require(row not in self._rows, f"row {row} is admitted but still in use")
+        newer = init.generation > self._generations.get(row, -1)
+        require(newer, f"row {row} has generation {init.generation} again")
+        cached = max(init.target_cached, init.draft_cached)
+        require(cached < length, f"row {row}: {cached} of {length} tokens are cached")
+        self._generations[row] = init.generation
+        self._rows[row] = _Row(init)
+        self.target_kv.open(row, init.target_cached)
+        self.draft_kv.open(row, init.draft_cached)
+
+    def _close(self, row: int) -> None:
+        del self._rows[row]
+        self.target_kv.close(row)
+        self.draft_kv.close(row)
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        named = {planned.row for planned in plan.rows}
+        require(len(named) == len(plan.rows) > 0, f"plan {plan.step} is empty or repeats a row")
+        target = sum(planned.num_tokens + planned.depth for planned in plan.rows)
+        draft = sum(planned.draft_tokens for planned in plan.rows)
+        require(
+            max(target, draft) <= self._budget,
+            f"plan {plan.step} has {target} tokens, {draft} for the draft; {self._budget} may be",
+        )
+        for planned in plan.rows:
+            self._check_row(planned)
+
+    def _check_row(self, planned: RowPlan) -> None:
+        where = f"row {planned.row}"
+        require(planned.row in self._rows, f"{where} is planned but was never admitted")
+        row = self._rows[planned.row]
+        require(planned.generation == row.init.generation, f"{where} has another generation")
+        end = self.target_kv.computed[planned.row] + planned.num_tokens
+        length = len(row.tokens)
+        require(planned.num_tokens > 0 and end <= length, f"{where}: {end} of {length} computed")
+        require(planned.samples == (end == length), f"{where} samples at {end} of {length}")
+        is_decode = planned.samples and planned.num_tokens == 1
+        require(planned.depth == 0 or is_decode, f"{where} is a prompt chunk with drafts")
+        has_proposer = planned.proposer is not ProposerKind.NONE
+        require(has_proposer == (planned.depth > 0), f"{where}: depth and proposer disagree")
+        drafts = planned.proposer is ProposerKind.DRAFT
+        require(not drafts or planned.draft_tokens > 0, f"{where} drafts from no token")
+        require(planned.draft_tokens > 0 or not planned.draft_blocks, f"{where}: idle draft grows")
+
+    # -- drafting ---------------------------------------------------------------------------
+
+    def _catch_up(self, planned: RowPlan, row: _Row) -> None:
+        kv = self.draft_kv
+        kv.extend_table(planned.row, planned.draft_start, planned.draft_blocks)
+        start = kv.computed[planned.row]
+        end = min(start + planned.draft_tokens, len(row.tokens))
+        kv.write(planned.row, start, row.hashes[start:end])
+        kv.read(planned.row, row.hashes[:end])
+        kv.computed[planned.row] = end
+
+    def _drafts(self, planned: RowPlan, row: _Row) -> list[int]:
+        """As many of the target's own tokens as the script says, then wrong ones."""
+        depth = planned.depth
+        if planned.proposer is ProposerKind.NGRAM:
+            depth = hash((row.hashes[-1], 2)) % (depth + 1)
+        drafts = self.model.continuation(row.hashes[-1], row.init.seed, depth)
+        for index in range(self._num_agreeing(row.hashes[-1], depth), depth):
+            drafts[index] = (drafts[index] + 1) % self.model.vocab_size
+        if planned.proposer is ProposerKind.DRAFT:
+            self._draft_passes(planned.row, row, drafts)
+        return drafts
+
+    def _num_agreeing(self, text: int, depth: int) -> int:
+        if isinstance(self._acceptance, float):
+            agreeing = 0
+            while agreeing < depth and hash((text, agreeing, 3)) % 1000 < 1000 * self._acceptance:
+                agreeing += 1
+            return agreeing
+        scripted = self._acceptance[self._num_scripted % len(self._acceptance)]
+        self._num_scripted += 1
+        return min(scripted, depth)
+
+    def _draft_passes(self, number: int, row: _Row, drafts: list[int]) -> None:
+        """The draft computes KV of all tokens it proposes but the last."""
+        length = len(row.tokens)
+        at_end = self.draft_kv.computed[number] == length
+        require(at_end, f"row {number} is to draft before the draft has caught up")
+        hashes = text_hashes(drafts[:-1], row.hashes[-1])
+        self.draft_kv.write(number, length, hashes)
+        self.draft_kv.read(number, row.hashes + hashes)
+        row.drafted = len(drafts)
+
+    # -- verifying --------------------------------------------------------------------------
+
+    def _verify_row(self, planned: RowPlan, ticket: Ticket) -> RowVerdict:
+        row, kv, number = self._rows[planned.row], self.target_kv, planned.row
+        kv.extend_table(number, planned.target_start, planned.target_blocks)
+        start, base_len = kv.computed[number], len(row.tokens)
+        prompt_logprobs = _prompt_logprobs(row, start, planned.num_tokens)
+        drafts: list[int] = []
+        if planned.depth:
+            proposal = ticket.drafts_for(number, planned.generation, base_len)
+            drafts = [] if proposal is None else list(proposal.tokens[: planned.depth])
+        known = row.hashes[: start + planned.num_tokens]
+        computed = known + text_hashes(drafts, known[-1])
+        kv.write(number, start, computed[start:])
+        kv.read(number, computed)
+        if not planned.samples:
+            kv.computed[number] += planned.num_tokens
+            return RowVerdict(number, planned.generation, base_len, 0, 0, (), (), prompt_logprobs)
+        own = self.model.continuation(row.hashes[-1], row.init.seed, len(drafts) + 1)
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == own[accepted]:
+            accepted += 1
+        kv.computed[number] = base_len + accepted
+        tokens = tuple(own[: accepted + 1])
+        row.extend(tokens)
+        wants_logprobs = row.init.params.logprobs is not None
+        logprobs = tuple(map(_logprob, tokens)) if wants_logprobs else ()
+        return RowVerdict(
+            number,
+            planned.generation,
+            base_len,
+            len(drafts),
+            accepted,
+            tokens,
+            logprobs,
+            prompt_logprobs,
+        )
+
+
+def _prompt_logprobs(row: _Row, start: int, num_tokens: int) -> tuple[TokenLogprobs, ...]:
+    if row.init.params.prompt_logprobs is None:
+        return ()
+    end = min(start + num_tokens + 1, row.init.prompt_len)
+    return tuple(map(_logprob, row.tokens[start + 1 : end]))
+
+
+def _logprob(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.0, 1, ())
