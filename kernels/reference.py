@@ -5,6 +5,7 @@ It is what the other backends are compared with, and what runs where none of the
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from outrider.kernels.types import Linear, RaggedBatch
 # On CPUs F.linear is a fast matrix-vector product at one row, oneDNN with packed weights wins at
 # a few rows, and beyond that the two are close.
 _MAX_PACKED_ROWS = 16
+# Where a row of a packed oneDNN product was found to have the same bits at every row count. On
+# x86-64 it has not.
+_ROW_INDEPENDENT_MACHINES = ("aarch64", "arm64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,15 @@ class ReferenceOps:
         return "torch"
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        packed = _pack(weight) if _can_pack(weight) else None
-        if not self.deterministic or weight.device.type != "cpu":
-            if packed is None:
-                return lambda x: F.linear(x, weight, bias)
-            return _mixed_linear(weight, packed, bias)
-        if packed is None:
+        packable = _can_pack(weight)
+        if self.deterministic and weight.device.type == "cpu":
+            if packable and platform.machine() in _ROW_INDEPENDENT_MACHINES:
+                packed = _pack(weight)
+                return lambda x: _packed_linear(x, packed, bias)
             return lambda x: _linear_by_row(x, weight, bias)
-        return lambda x: _packed_linear(x, packed, bias)
+        if packable:
+            return _mixed_linear(weight, _pack(weight), bias)
+        return lambda x: F.linear(x, weight, bias)
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
@@ -155,9 +160,10 @@ def _mixed_linear(weight: Tensor, packed: Tensor, bias: Tensor | None) -> Linear
 
 
 def _linear_by_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One product a row, each on a fresh copy, since a library may choose its code by alignment."""
     out = x.new_empty(x.shape[0], weight.shape[0])
     for i in range(x.shape[0]):
-        out[i] = F.linear(x[i], weight, bias)
+        out[i] = F.linear(x[i].clone(), weight, bias)
     return out
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError
-from outrider.scheduler.request import Request, State
-from outrider.scheduler.residents import NO_BLOCKS, Residents
+from outrider.scheduler.request import NO_BLOCKS, Request, State
+from outrider.scheduler.residents import Residents
 from outrider.scheduler.types import ProposerKind, RowInit, RowPlan
 from outrider.scheduler.waiting import WaitingQueue
+
+_NO_PROPOSER = ProposerKind.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,12 @@ class Planner:
         later in this step.
         """
         prompts: list[Request] = []
-        undecided = len(self._residents.running)  # each of them keeps one token of the budget
-        for request in list(self._residents.running):
+        residents = self._residents
+        running, draft_model = State.RUNNING, ProposerKind.DRAFT  # looking these up is slow
+        undecided = len(residents.running)  # each of them keeps one token of the budget
+        for request in list(residents.running):
             undecided -= 1
-            if request.state is not State.RUNNING:
+            if request.state is not running:
                 continue
             if request.in_prompt:
                 prompts.append(request)
@@ -85,16 +88,18 @@ class Planner:
                 continue  # plans in flight may already reach its limit: wait for their verdict
             depth = draft_tokens = 0
             if request.depth:
-                depth = min(request.depth, room - 1, step.tokens - undecided - 1)
-                if depth and request.proposer is ProposerKind.DRAFT:
+                depth = request.depth
+                if depth >= room:
+                    depth = room - 1
+                if depth >= step.tokens - undecided:
+                    depth = step.tokens - undecided - 1
+                if depth and request.proposer is draft_model:
                     draft_tokens, depth = self._draft_share(request, step, depth)
-            blocks = self._residents.reserve_lookahead(request, upper + depth)
-            if blocks is None:  # drafts get what is left of the last block
-                depth = min(depth, -upper % self._block_size)
-                blocks = self._residents.reserve(request, upper)
-                if blocks is None:
+            if not residents.reserve_lookahead(request, upper + depth):
+                depth = min(depth, -upper % self._block_size)  # what is left of the last block
+                if not residents.reserve(request, upper):
                     continue
-            self._append(step, request, blocks, 1, depth, draft_tokens, samples=True)
+            self._append(step, request, 1, depth, draft_tokens, True)
         return prompts
 
     def _draft_share(self, request: Request, step: Step, depth: int) -> tuple[int, int]:
@@ -114,39 +119,31 @@ class Planner:
         holding = request.target
         length = len(request.tokens)
         chunk = min(length - holding.planned, step.tokens)
-        blocks = self._residents.reserve(request, holding.planned + chunk)
-        if blocks is None:
+        if not self._residents.reserve(request, holding.planned + chunk):
             return
         draft_tokens = 0
         if request.proposer is ProposerKind.DRAFT:
             draft_tokens = min(length - request.draft.planned, step.draft_tokens)
         holding.planned += chunk
         request.in_prompt = holding.planned < length
-        samples = not request.in_prompt
-        self._append(step, request, blocks, chunk, 0, draft_tokens, samples=samples)
+        self._append(step, request, chunk, 0, draft_tokens, not request.in_prompt)
 
     def _append(
         self,
         step: Step,
         request: Request,
-        blocks: Sequence[int],
         num_tokens: int,
         depth: int,
         draft_tokens: int,
-        *,
         samples: bool,
     ) -> None:
-        target, draft = request.target, request.draft
-        draft_start, draft_blocks = draft.announced, NO_BLOCKS
+        target_start, target_blocks = request.target.announce()
+        draft_start, draft_blocks = 0, NO_BLOCKS
         if draft_tokens:
-            reserved = self._residents.reserve_draft(request, draft_tokens, depth)
-            if reserved is None:  # no memory for the draft: this row decodes plainly
+            if self._residents.reserve_draft(request, draft_tokens, depth):
+                draft_start, draft_blocks = request.draft.announce()
+            else:  # no memory for the draft: this row decodes plainly
                 draft_tokens = depth = 0
-            else:
-                draft.blocks += reserved
-                draft_start, draft_blocks = draft.announce()
-        target.blocks += blocks
-        target_start, target_blocks = target.announce()
         step.rows.append(
             RowPlan(
                 request.row,
@@ -154,7 +151,7 @@ class Planner:
                 num_tokens,
                 depth,
                 samples,
-                request.proposer if depth else ProposerKind.NONE,
+                request.proposer if depth else _NO_PROPOSER,
                 target_start,
                 target_blocks,
                 draft_start,

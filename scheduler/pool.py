@@ -95,13 +95,11 @@ class BlockPool:
         remains private: both hold the same KV, and readers of either are never disturbed.
         """
         key = (parent, tuple(tokens))
-        found = self._published.get(key)
-        if found is not None:
-            return found[1]
-        node = self._next_node
-        self._next_node += 1
-        self._published[key] = (block, node)
-        self._key_of[block] = key
+        new = self._next_node
+        _, node = self._published.setdefault(key, (block, new))
+        if node == new:
+            self._next_node += 1
+            self._key_of[block] = key
         return node
 
     def forget_published(self) -> None:

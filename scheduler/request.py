@@ -9,6 +9,8 @@ from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.pool import ROOT
 from outrider.scheduler.types import FinishReason, ProposerKind, RowInit
 
+NO_BLOCKS: tuple[int, ...] = ()
+
 
 class State(IntEnum):
     PARKED = 0  # waits for a sibling's prompt
@@ -31,19 +33,20 @@ class Holding:
         self.announced = 0  # blocks the workers know of
         self.computed = 0
         self.planned = 0
-        self.published = 0  # blocks offered to the prefix cache
+        self.published = 0  # tokens whose blocks were offered to the prefix cache
         self.node = ROOT
 
     def take_prefix(self, blocks: list[int], node: int, block_size: int) -> None:
         self.blocks = blocks
         self.node = node
-        self.published = len(blocks)
-        self.computed = self.planned = len(blocks) * block_size
+        self.published = self.computed = self.planned = len(blocks) * block_size
 
     def announce(self) -> tuple[int, tuple[int, ...]]:
         """Where the workers' table goes on, and the blocks it goes on with."""
-        start = self.announced
-        self.announced = len(self.blocks)
+        start, size = self.announced, len(self.blocks)
+        if start == size:
+            return start, NO_BLOCKS
+        self.announced = size
         return start, tuple(self.blocks[start:])
 
     def cut(self, num_blocks: int) -> list[int]:
@@ -144,7 +147,7 @@ class Request:
     def until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
         """The part of newly committed `tokens` that belongs to the text, and why it ends there."""
         room = self.max_len - len(self.tokens)
-        if not self.stop_ids.isdisjoint(tokens):
+        if self.stop_ids and not self.stop_ids.isdisjoint(tokens):
             free = self.prompt_len + self.params.min_tokens - len(self.tokens)
             for index, token in enumerate(tokens[:room]):
                 if token in self.stop_ids and index >= free:

@@ -7,14 +7,11 @@ until that plan has returned, so that no pass in flight ever writes into somebod
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
 
 from outrider.scheduler.pool import ROOT, BlockPool
 from outrider.scheduler.request import Holding, Request, State
 from outrider.scheduler.types import ProposerKind
 from outrider.scheduler.waiting import WaitingQueue
-
-NO_BLOCKS: tuple[int, ...] = ()
 
 
 class Residents:
@@ -31,6 +28,7 @@ class Residents:
         self.released_rows: list[int] = []  # since the last plan
         self.num_preemptions = 0
         self.spare_blocks = 0  # for drafts, in the step being planned
+        self._block_size = target_pool.block_size
         self._waiting = waiting
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._generations = [0] * num_rows
@@ -93,33 +91,35 @@ class Residents:
 
     # -- growing ----------------------------------------------------------------------------
 
-    def reserve(self, request: Request, num_tokens: int) -> Sequence[int] | None:
-        """New blocks up to `num_tokens`, preempting the youngest of the least urgent if need be."""
-        pool = self.target_pool
-        missing = pool.blocks_for(num_tokens) - len(request.target.blocks)
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Blocks up to `num_tokens`, preempting the youngest of the least urgent if need be."""
+        pool, held = self.target_pool, request.target.blocks
+        missing = pool.blocks_for(num_tokens) - len(held)
         if missing <= 0:
-            return NO_BLOCKS
+            return True
         while (blocks := pool.allocate(missing)) is None:
             if self.leaving:
-                return None  # blocks are on their way back with a verdict
+                return False  # blocks are on their way back with a verdict
             victim = self.running[-1]
             self.preempt(victim)
             if victim is request:
-                return None
-        return blocks
+                return False
+        held += blocks
+        return True
 
-    def reserve_lookahead(self, request: Request, num_tokens: int) -> Sequence[int] | None:
+    def reserve_lookahead(self, request: Request, num_tokens: int) -> bool:
         """The same from what nobody needs in this step: drafts preempt nobody."""
-        pool = self.target_pool
-        held = len(request.target.blocks)
-        wanted = pool.blocks_for(num_tokens)
-        if wanted <= held:
-            return NO_BLOCKS
-        extra = wanted - max(held, pool.blocks_for(request.upper))
-        if extra > self.spare_blocks:
-            return None
-        self.spare_blocks -= extra
-        return pool.allocate(wanted - held)
+        size, held = self._block_size, request.target.blocks
+        missing = -(-num_tokens // size) - len(held)
+        if missing <= 0:
+            return True
+        lookahead = min(missing, -(-num_tokens // size) - -(-request.upper // size))
+        blocks = self.target_pool.allocate(missing) if lookahead <= self.spare_blocks else None
+        if blocks is None:
+            return False
+        self.spare_blocks -= lookahead
+        held += blocks
+        return True
 
     def count_spare_blocks(self) -> None:
         """At the start of a step: what is free beyond the next token, or the prompt, of all."""
@@ -131,21 +131,28 @@ class Residents:
                 needed += -(-missing // size)
         self.spare_blocks = max(self.target_pool.num_free - needed, 0)
 
-    def reserve_draft(self, request: Request, num_tokens: int, depth: int) -> Sequence[int] | None:
-        """Draft blocks for `num_tokens` more known tokens and the drafts; None without memory."""
+    def reserve_draft(self, request: Request, num_tokens: int, depth: int) -> bool:
+        """Draft blocks for `num_tokens` more known tokens and the drafts, from what is free."""
         holding = request.draft
-        reach = min(holding.planned + num_tokens, request.upper) + max(depth - 1, 0)
-        missing = self.draft_pool.blocks_for(reach) - len(holding.blocks)
-        blocks = self.draft_pool.allocate(missing) if missing > 0 else NO_BLOCKS
-        if blocks is not None:
-            holding.planned = reach
-        return blocks
+        reach = holding.planned + num_tokens
+        if reach > request.upper:
+            reach = request.upper
+        if depth:
+            reach += depth - 1
+        missing = -(-reach // self._block_size) - len(holding.blocks)
+        if missing > 0:
+            blocks = self.draft_pool.allocate(missing)
+            if blocks is None:
+                return False
+            holding.blocks += blocks
+        holding.planned = reach
+        return True
 
     def return_lookahead(self, request: Request) -> None:
         """Release blocks beyond what the applied text and the plans still in flight can reach."""
         if request.in_prompt:
             return
-        keep = self.target_pool.blocks_for(request.upper)
+        keep = -(-request.upper // self._block_size)
         if len(request.target.blocks) > keep:
             self.target_pool.release(request.target.cut(keep))
         if len(request.draft.blocks) > keep:
@@ -153,20 +160,21 @@ class Residents:
 
     def publish(self, request: Request) -> None:
         """Offer newly completed blocks of applied text to the prefix caches."""
-        self._publish(self.target_pool, request.target, request.tokens)
-        if request.draft.blocks:
-            self._publish(self.draft_pool, request.draft, request.tokens)
+        target, draft = request.target, request.draft
+        if target.computed - target.published >= self._block_size:
+            self._publish(self.target_pool, target, request.tokens)
+        if draft.computed - draft.published >= self._block_size:
+            self._publish(self.draft_pool, draft, request.tokens)
 
     def _publish(self, pool: BlockPool, holding: Holding, tokens: list[int]) -> None:
-        size = pool.block_size
+        size = self._block_size
         if not pool.prefix_caching:
             return
-        complete = min(holding.computed, len(tokens)) // size  # a stop cuts text after the fact
-        while holding.published < complete:
-            start = holding.published * size
-            block = holding.blocks[holding.published]
+        complete = min(holding.computed, len(tokens))  # a stop cuts text after the fact
+        for start in range(holding.published, complete - size + 1, size):
+            block = holding.blocks[start // size]
             holding.node = pool.publish(block, holding.node, tokens[start : start + size])
-            holding.published += 1
+            holding.published = start + size
 
     def check_integrity(self) -> None:
         """Every block and every row is accounted for; AssertionError if not."""

@@ -179,28 +179,29 @@ class Scheduler:
             )
         self._in_flight.popleft()
         self.stats.steps += 1
+        finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
         for request, row_plan, row in zip(
             flight.requests, flight.plan.rows, verdict.rows, strict=True
         ):
             request.in_flight -= 1
-            if request.state is State.FINISHED:
+            if request.state is finished:
                 self._residents.leave(request)
                 continue
             self._commit(request, row_plan, row)
-            if request.state is State.PREEMPTED:
+            if request.state is preempted:
                 self._residents.leave(request)
 
     def _commit(self, request: Request, plan: RowPlan, row: RowVerdict) -> None:
-        length = len(request.tokens)
-        if row.generation != request.generation or row.base_len != length:
+        _, generation, base_len, _, _, new, _, prompt_logprobs = row
+        if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
-                f"request {request.request_id}: verdict for generation {row.generation} at "
-                f"{row.base_len}, expected {request.generation} at {length}"
+                f"request {request.request_id}: verdict for generation {generation} at "
+                f"{base_len}, expected {request.generation} at {len(request.tokens)}"
             )
-        prompt_logprobs = _unsent(request, row) if row.prompt_logprobs else ()
+        if prompt_logprobs:
+            prompt_logprobs = _unsent(request, row)
         self._advance(request, plan, row)
         finish: str | None = None
-        new = row.tokens
         if new:
             request.upper += len(new) - plan.depth - 1
             new, finish = request.until_end(new)
@@ -223,18 +224,20 @@ class Scheduler:
         prompt_logprobs: tuple[TokenLogprobs, ...],
         finish: str | None,
     ) -> None:
-        num_accepted = min(row.num_accepted, len(new))
+        num_new, num_drafted, num_accepted = len(new), row.num_drafted, row.num_accepted
+        if num_accepted > num_new:
+            num_accepted = num_new
         stats = self.stats
-        stats.committed_tokens += len(new)
-        stats.drafted_tokens += row.num_drafted
+        stats.committed_tokens += num_new
+        stats.drafted_tokens += num_drafted
         stats.accepted_tokens += num_accepted
         self._updates.append(
             RequestUpdate(
                 request.request_id,
                 new,
                 num_accepted,
-                row.num_drafted,
-                row.logprobs[: len(new)],
+                num_drafted,
+                row.logprobs[:num_new],
                 prompt_logprobs,
                 finish,
                 new[-1] if finish == FinishReason.STOP else None,
@@ -244,13 +247,14 @@ class Scheduler:
 
     def _advance(self, request: Request, plan: RowPlan, row: RowVerdict) -> None:
         """KV that is true now. The workers apply the same rule to the same numbers."""
-        target, draft = request.target, request.draft
         if plan.samples:
-            target.computed = row.base_len + row.num_accepted
+            request.target.computed = row.base_len + row.num_accepted
         else:
-            target.computed += plan.num_tokens
-        if plan.draft_tokens:
-            draft.computed = draft_computed_after(draft.computed, plan.draft_tokens, row)
+            request.target.computed += plan.num_tokens
+        draft_tokens = plan.draft_tokens
+        if draft_tokens:
+            draft = request.draft
+            draft.computed = draft_computed_after(draft.computed, draft_tokens, row)
             if request.in_flight == 0:
                 draft.planned = draft.computed
 
@@ -287,10 +291,13 @@ def draft_computed_after(computed: int, draft_tokens: int, row: RowVerdict) -> i
     The draft never computes KV of the last token it proposes, so after full acceptance it is one
     token further behind.
     """
-    computed = min(computed + draft_tokens, row.base_len)
-    if row.num_drafted:
-        computed += min(row.num_accepted, row.num_drafted - 1)
-    return computed
+    computed += draft_tokens
+    if computed > row.base_len:
+        computed = row.base_len
+    accepted, drafted = row.num_accepted, row.num_drafted
+    if accepted < drafted:
+        return computed + accepted
+    return computed + drafted - 1 if drafted else computed
 
 
 def _unsent(request: Request, row: RowVerdict) -> tuple[TokenLogprobs, ...]:

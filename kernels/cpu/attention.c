@@ -51,12 +51,7 @@ typedef struct {
 INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 {
 #if defined(__aarch64__)
-    typedef float four __attribute__((vector_size(16)));
-    four ab, cd, all;
-    __asm__("faddp %0.4s, %1.4s, %2.4s" : "=w"(ab) : "w"(a), "w"(b));
-    __asm__("faddp %0.4s, %1.4s, %2.4s" : "=w"(cd) : "w"(c), "w"(d));
-    __asm__("faddp %0.4s, %1.4s, %2.4s" : "=w"(all) : "w"(ab), "w"(cd));
-    memcpy(out, &all, sizeof all);
+    vec_store(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
 #else
     vec v[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
@@ -69,7 +64,7 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 
 #define DOT_START(r, k) vec dot##r##k = {0};
 #define DOT_QUERY(DO, r) const vec q##r = vec_load(q + r * dim + d);
-#define DOT_ADD(r, k) dot##r##k += q##r * key##k;
+#define DOT_ADD(r, k) dot##r##k = vec_fma(q##r, key##k, dot##r##k);
 #define DOT_STORE(DO, r) store_sums(score + r * CHUNK, dot##r##0, dot##r##1, dot##r##2, dot##r##3);
 
 /* score[row][key] for a few rows and four keys. */
@@ -92,7 +87,7 @@ DOTS(4)
 
 #define MIX_LOAD(r, c) vec sum##r##c = vec_load(sum + r * dim + c * VEC_LANES);
 #define MIX_VALUE(r, c) const vec value##c = vec_load(value[j] + d + c * VEC_LANES);
-#define MIX_ADD(r, c) sum##r##c += value##c * weight[r * CHUNK + j];
+#define MIX_ADD(r, c) sum##r##c = vec_fma_scalar(value##c, weight[r * CHUNK + j], sum##r##c);
 #define MIX_STORE(r, c) vec_store(sum + r * dim + c * VEC_LANES, sum##r##c);
 
 /* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and one column of values. */

@@ -29,7 +29,7 @@
 
 #define START(r, c) vec acc##r##c = bias ? vec_load(bias + c * VEC_LANES) : (vec){0};
 #define WEIGHT(r, c) const vec w##c = vec_load(panel + c * VEC_LANES);
-#define MULTIPLY(r, c) acc##r##c += w##c * x[r * depth + k];
+#define MULTIPLY(r, c) acc##r##c = vec_fma_scalar(w##c, x[r * depth + k], acc##r##c);
 #define FINISH(r, c) vec_store(out + r * out_stride + c * VEC_LANES, acc##r##c);
 
 /* From four rows on the loop waits for arithmetic, and asking for weights early pays; below, the

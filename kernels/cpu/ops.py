@@ -8,7 +8,7 @@ promise.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, addressof, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ _MAX_HEAD_DIM = 256
 # Work (multiply-adds) from which on other Python threads may run meanwhile. Below it, giving the
 # interpreter lock away and getting it back can take longer than the work itself.
 _RELEASE_LOCK_WORK = 1 << 25
+_MAX_MODEL_ROWS = 16
 
 
 class _Layer(Structure):
@@ -85,7 +86,7 @@ class _Attention(Structure):
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "linear": (None, [POINTER(_Layer), c_void_p, c_int64, c_void_p]),
+    "linear": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "add_rms_norm": (
         None,
@@ -93,8 +94,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "rotate_and_store": (c_int, [POINTER(_Rotation), POINTER(_Batch), c_void_p, c_void_p]),
-    "attention": (c_int, [POINTER(_Attention), POINTER(_Batch)]),
+    "rotate_and_store": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "attention": (c_int, [c_void_p, c_void_p]),
     "gumbel_argmax": (
         c_int,
         [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
@@ -136,7 +137,8 @@ class CpuOps:
         self._releasing = _bind(ctypes.CDLL(str(library_path)))
         self._fallback = ReferenceOps(deterministic=True)
         self._batch: RaggedBatch | None = None
-        self._batch_ref: Any = None
+        self._c_struct = _Batch()
+        self._models: dict[tuple[int, ...], Tensor] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         out_features, in_features = weight.shape
@@ -146,7 +148,27 @@ class CpuOps:
         self._releasing.linear_pack(weight.data_ptr(), out_features, in_features, packed.data_ptr())
         if bias is not None:
             bias = F.pad(_dense(bias.detach()), (0, padded - out_features))
-        return _PackedLinear(self._holding, self._releasing, packed, bias, weight.shape)
+        layer = _Layer(packed.data_ptr(), _address(bias), out_features, in_features)
+        return self._packed_linear(layer, (packed, bias))
+
+    def _packed_linear(self, layer: _Layer, memory: tuple[Tensor | None, ...]) -> Linear:
+        """`memory` is what `layer` points to; the function keeps both alive."""
+        out_features, in_features = layer.out_features, layer.in_features
+        address = addressof(layer)
+        holding, releasing, empty = self._holding.linear, self._releasing.linear, self._empty
+        heavy_rows = _RELEASE_LOCK_WORK // (out_features * in_features)
+
+        def apply(x: Tensor, _owned: object = (layer, memory)) -> Tensor:
+            num_rows, width = x.shape
+            if width != in_features:
+                raise ValueError(f"A linear layer of {in_features} inputs got {width}.")
+            x = _dense(x)
+            out = empty((num_rows, out_features))
+            function = releasing if num_rows > heavy_rows else holding
+            function(address, x.data_ptr(), num_rows, out.data_ptr())
+            return out
+
+        return apply
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
@@ -194,7 +216,7 @@ class CpuOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate_up = _dense(gate_up)
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty((rows, width), dtype=torch.float32)
+        out = self._empty((rows, width))
         self._holding.silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
         return out
 
@@ -215,7 +237,7 @@ class CpuOps:
     ) -> Tensor:
         qkv = _dense(qkv)
         num_blocks, _, block_size, _ = key_cache.shape
-        q = torch.empty((qkv.shape[0], num_heads, head_dim), dtype=torch.float32)
+        q = self._empty((qkv.shape[0], num_heads, head_dim))
         rotation = _Rotation(
             _address(cos),
             _address(sin),
@@ -233,7 +255,7 @@ class CpuOps:
         )
         _check(
             self._holding.rotate_and_store(
-                byref(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr()
+                addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr()
             )
         )
         return q
@@ -252,7 +274,7 @@ class CpuOps:
             return self._fallback.attention(q, key_cache, value_cache, batch, scale, window)
         q = _dense(q)
         num_blocks, num_kv_heads, block_size, _ = key_cache.shape
-        out = torch.empty((num_tokens, num_heads * head_dim), dtype=torch.float32)
+        out = self._empty((num_tokens, num_heads * head_dim))
         arguments = _Attention(
             q.data_ptr(),
             key_cache.data_ptr(),
@@ -268,7 +290,7 @@ class CpuOps:
         )
         heavy = q.numel() * batch.max_context_len > _RELEASE_LOCK_WORK
         library = self._releasing if heavy else self._holding
-        _check(library.attention(byref(arguments), self._c_batch(batch)))
+        _check(library.attention(addressof(arguments), self._c_batch(batch)))
         return out
 
     def gumbel_argmax(
@@ -291,44 +313,21 @@ class CpuOps:
         )
         return out
 
-    def _c_batch(self, batch: RaggedBatch) -> Any:
-        """The batch as a C pointer, made once a pass: every layer gets the same object."""
+    def _empty(self, shape: tuple[int, ...]) -> Tensor:
+        """`torch.empty`, at half its price for the few rows of decoding, where it shows."""
+        if shape[0] > _MAX_MODEL_ROWS:
+            return torch.empty(shape, dtype=torch.float32)
+        model = self._models.get(shape)
+        if model is None:
+            model = self._models[shape] = torch.empty(shape, dtype=torch.float32)
+        return torch.empty_like(model)
+
+    def _c_batch(self, batch: RaggedBatch) -> int:
+        """The batch's address in C's layout, made once a pass: every layer gets the same object."""
         if batch is not self._batch:
-            self._batch_ref = byref(_batch_struct(batch))
+            self._c_struct = _batch_struct(batch)
             self._batch = batch
-        return self._batch_ref
-
-
-class _PackedLinear:
-    """x [T, in] -> [T, out]."""
-
-    __slots__ = ("_bias", "_holding", "_layer", "_layer_ref", "_packed", "_releasing", "_size")
-
-    def __init__(
-        self,
-        holding: SimpleNamespace,
-        releasing: SimpleNamespace,
-        packed: Tensor,
-        bias: Tensor | None,
-        shape: torch.Size,
-    ) -> None:
-        self._holding, self._releasing = holding.linear, releasing.linear
-        self._packed, self._bias = packed, bias
-        self._layer = _Layer(packed.data_ptr(), _address(bias), *shape)
-        self._layer_ref = byref(self._layer)
-        self._size = tuple(shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        num_rows, in_features = x.shape
-        out_features, expected = self._size
-        if in_features != expected:
-            raise ValueError(f"A linear layer of {expected} inputs got {in_features}.")
-        x = _dense(x)
-        out = torch.empty((num_rows, out_features), dtype=torch.float32)
-        heavy = num_rows * out_features * in_features > _RELEASE_LOCK_WORK
-        function = self._releasing if heavy else self._holding
-        function(self._layer_ref, x.data_ptr(), num_rows, out.data_ptr())
-        return out
+        return addressof(self._c_struct)
 
 
 def _batch_struct(batch: RaggedBatch) -> _Batch:

@@ -4,6 +4,12 @@
 
 #include <stdint.h>
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define VEC_LANES 16
 #elif defined(__AVX__)
@@ -23,5 +29,24 @@ typedef uint32_t uvec __attribute__((vector_size(4 * VEC_LANES), aligned(4), may
 INLINE vec vec_load(const float *p) { return *(const vec *)p; }
 INLINE void vec_store(float *p, vec v) { *(vec *)p = v; }
 INLINE vec vec_set(float s) { return s - (vec){0}; }
+
+/* a * b + c, rounded once. Spelled out wherever a sum must be the same in differently shaped loops:
+ * left to itself, a compiler fuses in one loop and not in the next. */
+#if defined(__aarch64__)
+INLINE vec vec_fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
+INLINE vec vec_fma_scalar(vec a, float b, vec c) { return vfmaq_n_f32(c, a, b); }
+#else
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+#if defined(__FMA__) && VEC_LANES == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__) && VEC_LANES == 8
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+INLINE vec vec_fma_scalar(vec a, float b, vec c) { return vec_fma(a, vec_set(b), c); }
+#endif
 
 #endif

@@ -13,24 +13,25 @@ INLINE vec vec_select(ivec mask, vec yes, vec no)
     return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask));
 }
 
+#if defined(__aarch64__)
+INLINE vec vec_max(vec a, vec b) { return vmaxnmq_f32(a, b); }
+INLINE vec vec_min(vec a, vec b) { return vminnmq_f32(a, b); }
+#else
 INLINE vec vec_max(vec a, vec b) { return vec_select(a > b, a, b); }
+INLINE vec vec_min(vec a, vec b) { return vec_select(a < b, a, b); }
+#endif
 
 INLINE vec vec_to_float(ivec v) { return __builtin_convertvector(v, vec); }
-
-/* Nearest integer of |x| < 2^22, as a float: the addend pushes the fraction out of the mantissa. */
-INLINE vec vec_round(vec x)
-{
-    const vec shift = vec_set(12582912.0f);
-    return (x + shift) - shift;
-}
 
 /* Below -87 the result is zero, which is what a softmax makes of it anyway. */
 INLINE vec vec_exp(vec x)
 {
-    ivec tiny = x < -87.0f;
-    x = vec_select(x > 88.0f, vec_set(88.0f), vec_select(tiny, vec_set(-87.0f), x));
-    vec n = vec_round(x * 1.44269504f);
-    vec r = x - n * LN2_HIGH;
+    /* Adding `shift` leaves the nearest integer n in the low bits of the mantissa. */
+    const float shift = 12582912.0f;
+    vec y = vec_max(vec_min(x, vec_set(88.0f)), vec_set(-87.0f));
+    vec shifted = y * 1.44269504f + shift;
+    vec n = shifted - shift;
+    vec r = y - n * LN2_HIGH;
     r = r - n * LN2_LOW;
     vec p = vec_set(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
@@ -39,8 +40,8 @@ INLINE vec vec_exp(vec x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     vec e = (p * r) * r + r + 1.0f;
-    ivec scale = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return vec_select(tiny, (vec){0}, e * (vec)scale);
+    ivec scale = ((ivec)shifted << 23) + (127 << 23);
+    return (vec)((ivec)(e * (vec)scale) & (x >= -87.0f));
 }
 
 /* 2 atanh(s) for |s| < 0.172, so that log((1 + s) / (1 - s)) needs no table. */

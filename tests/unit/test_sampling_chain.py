@@ -206,9 +206,8 @@ def test_the_number_of_candidates_tried_first_changes_no_bit(monkeypatch, flatne
     spans = [Span(make_sampler(20_000, **params), [1]) for _ in range(3)]
     expected = process(logits, spans)
     assert bool((expected > -math.inf).any(-1).all())
-    for least, most in ((2, 4096), (700, 20_000), (20_000, 20_000)):
+    for least in (2, 700, 20_000):
         monkeypatch.setattr(filters, "_LEAST_CANDIDATES", least)
-        monkeypatch.setattr(filters, "_MOST_CANDIDATES", most)
         assert torch.equal(process(logits, spans), expected)
 
 
@@ -223,6 +222,11 @@ def test_top_k_keeps_exactly_k_and_the_lowest_ids_among_equals() -> None:
 
 def test_top_k_on_a_flat_row_keeps_the_first_k() -> None:
     assert kept_ids([0.5] * 3_000, top_k=4) == [0, 1, 2, 3]
+
+
+def test_top_k_beyond_the_candidates_keeps_the_lowest_ids_too() -> None:
+    logits = [1.0] * 3_000 + [2.0] * 3_000
+    assert kept_ids(logits, top_k=5_000) == [*range(2_000), *range(3_000, 6_000)]
 
 
 def test_top_p_takes_the_lowest_ids_among_equals() -> None:

@@ -124,7 +124,7 @@ def _occurrences(
         prompt_len = row.sampler.prompt_len
         if row.span is not span:
             span, text, num_counted = row.span, row.span.text(), prompt_len
-            counts = np.zeros(max(vocab_size, int(text.max()) + 1), dtype=np.int64)
+            counts = np.zeros(max(vocab_size, int(text.max(initial=0)) + 1), dtype=np.int64)
         np.add.at(counts, text[num_counted : row.position], 1)
         num_counted = row.position
         start = 0 if row.sampler.params.repetition_penalty != 1.0 else prompt_len

@@ -26,7 +26,8 @@ _Event: TypeAlias = OutputDelta | Exception
 class _Stream:
     """One reader: events cross from the engine's thread into the reader's event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_samples: int) -> None:
+        self.unfinished = num_samples  # samples the engine has not ended yet; its thread's own
         self._loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[_Event] = asyncio.Queue()
 
@@ -67,7 +68,7 @@ class AsyncEngine:
         prepared = self.engine.front_door.prepare(
             request_id, prompt, params, priority=priority, deadline_s=deadline_s
         )
-        stream = _Stream()
+        stream = _Stream(params.n)
         self._post(lambda: self._add(prepared, stream))
         unfinished = params.n
         try:
@@ -136,7 +137,8 @@ class AsyncEngine:
         if stream is None:
             return
         stream.post(delta)
-        if delta.finish_reason is not None and delta.output.finished:
+        stream.unfinished -= delta.finish_reason is not None
+        if not stream.unfinished:
             del self._streams[delta.request_id]
 
     def _fail(self, error: EngineDeadError) -> None:

@@ -101,8 +101,8 @@ class LLM:
             while self.engine.has_work:
                 deltas = self.engine.step()
                 num_tokens += sum(len(delta.token_ids) for delta in deltas)
-                finished = sum(d.finish_reason is not None and d.output.finished for d in deltas)
-                progress.update(task, advance=finished, tokens=num_tokens)
+                ended = {d.request_id for d in deltas if d.finish_reason and d.output.finished}
+                progress.update(task, advance=len(ended), tokens=num_tokens)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,0 +1,187 @@
+"""Sampling parameters refuse what is wrong in one sentence that names the field and the value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outrider import LLM
+from outrider.errors import ConfigError, RequestError
+from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
+
+WRONG: list[tuple[str, Any]] = [
+    ("n", 0),
+    ("n", 129),
+    ("temperature", -0.1),
+    ("temperature", float("nan")),
+    ("temperature", "warm"),
+    ("top_k", -2),
+    ("top_p", 0.0),
+    ("top_p", 1.5),
+    ("min_p", -0.1),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("repetition_penalty", 0.0),
+    ("logit_bias", {"x": 1.0}),
+    ("logit_bias", {3: 101.0}),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-1]),
+    ("bad_words", [""]),
+    ("min_tokens", -1),
+    ("max_tokens", 0),
+    ("max_tokens", 2.5),
+    ("max_tokens", True),
+    ("stop", [""]),
+    ("stop", [3]),
+    ("stop_token_ids", "12"),
+    ("stop_token_ids", [-4]),
+    ("include_stop_str_in_output", 1),
+    ("ignore_eos", "yes"),
+    ("seed", 2**64),
+    ("logprobs", MAX_LOGPROBS + 1),
+    ("prompt_logprobs", -1),
+    ("echo", None),
+    ("skip_special_tokens", 0),
+    ("speculation", "tree"),
+    ("num_speculative_tokens", 33),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_refused_in_one_sentence(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**{name: value})
+    message = str(caught.value)
+    assert name in message and "\n" not in message and message.endswith(".")
+
+
+def test_every_field_has_a_wrong_value_above() -> None:
+    assert {name for name, _ in WRONG} == {f.name for f in dataclasses.fields(SamplingParams)}
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(RequestError, match="min_tokens is 9 but max_tokens is 8"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(RequestError, match="unknown sampling parameter 'best_of'.*temperature"):
+        SamplingParams.from_mapping({"best_of": 2})
+
+
+def test_a_mapping_gives_the_same_parameters_as_keywords() -> None:
+    values = {"temperature": 0.5, "stop": "x", "logit_bias": {"7": 1}}
+    assert SamplingParams.from_mapping(values) == SamplingParams(**values)
+
+
+def test_a_single_stop_string_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+
+
+def test_top_k_of_minus_one_is_off() -> None:
+    assert SamplingParams(top_k=-1).top_k == 0
+
+
+# -- requests against a model ------------------------------------------------------------------
+
+MAX_MODEL_LEN = 64
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(model="smollm2-135m-draft", max_model_len=MAX_MODEL_LEN, kv_cache_gb=0.05)
+
+
+@pytest.fixture
+def intact(llm: LLM) -> Iterator[LLM]:
+    """The engine, which must work as before after whatever the test asked of it."""
+    yield llm
+    assert not llm.engine.has_work
+    [request] = llm.generate("One more", SamplingParams(max_tokens=2, temperature=0))
+    assert len(request.outputs[0].token_ids) == 2
+
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    ("", "the prompt is empty"),
+    ({"prompt_token_ids": []}, "the prompt is empty"),
+    ({"prompt_token_ids": [1] * MAX_MODEL_LEN}, f"has {MAX_MODEL_LEN} tokens.*max_model_len"),
+    ({"prompt_token_ids": [3, 49152]}, "holds 49152; token ids must be from 0 to 49151"),
+    ({"prompt_token_ids": [3, -1]}, "holds -1"),
+    ({"prompt_token_ids": [3, "x"]}, "holds 'x'"),
+    ({"text": "x"}, "has the keys.*text"),
+    (["fine", 5], "the prompt is 5; it must be text or a list of token ids"),
+]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS)
+def test_a_bad_prompt_is_refused(intact: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        intact.generate(prompt, SamplingParams(max_tokens=2))
+
+
+@pytest.mark.model
+def test_one_bad_prompt_among_good_ones_runs_none_of_them(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="empty"):
+        intact.generate(["a good one", ""], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.model
+def test_as_many_parameters_as_prompts_are_wanted(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="there are 2 prompts and 3 sampling parameters"):
+        intact.generate(["a", "b"], [SamplingParams()] * 3)
+
+
+@pytest.mark.model
+def test_a_dict_in_place_of_parameters_is_refused(intact: LLM) -> None:
+    params: Any = [{"temperature": 0}]
+    with pytest.raises(RequestError, match="SamplingParams.from_mapping"):
+        intact.generate("a", params)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
+def test_a_token_beyond_the_vocabulary_is_refused(intact: LLM, name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name} names token 49152"):
+        intact.generate("a", SamplingParams(**{name: [49152]}))
+
+
+@pytest.mark.model
+def test_a_draft_is_refused_where_there_is_none(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="no draft model"):
+        intact.generate("a", SamplingParams(speculation="draft"))
+
+
+@pytest.mark.model
+def test_an_empty_conversation_is_refused(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="the conversation is empty"):
+        intact.chat([])
+
+
+@pytest.mark.model
+def test_a_message_without_a_role_is_refused(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="the chat template refuses"):
+        intact.chat([{"content": "hello"}])
+
+
+@pytest.mark.model
+def test_the_output_ends_where_the_model_does(intact: LLM) -> None:
+    prompt = {"prompt_token_ids": [5] * (MAX_MODEL_LEN - 3)}
+    [request] = intact.generate(prompt, SamplingParams(max_tokens=50, ignore_eos=True))
+    assert len(request.outputs[0].token_ids) == 3
+    assert request.outputs[0].finish_reason == "length"
+
+
+def test_an_unknown_argument_of_llm_is_refused_with_the_nearest_known() -> None:
+    with pytest.raises(ConfigError, match="draft_modle is no argument.*'draft_model'"):
+        LLM(draft_modle="x")
+
+
+def test_a_configuration_and_single_options_exclude_each_other() -> None:
+    from outrider.config import EngineConfig
+
+    with pytest.raises(RequestError, match="either config or single options"):
+        LLM(model="x", config=EngineConfig())
