@@ -1,4 +1,4 @@
-"""Whether two texts are the same, or parted where rounding alone decides.
+"""Requests that exercise every sampling parameter by every method, and whether texts are the same.
 
 Deterministic engines are compared with `==`. Elsewhere sums are taken in another order for another
 number of rows, so two tokens whose scores (noise included) are nearly equal may change places, and
@@ -8,11 +8,11 @@ from there on the texts have nothing in common. `assert_same_text` accepts exact
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from checkpoints import reference_logits
+from checkpoints import random_prompt, reference_logits
 
 from outrider import LLM, SamplingParams
 from outrider.engine.outputs import CompletionOutput, RequestOutput
@@ -131,3 +131,119 @@ def acceptance_rate(outputs: Iterable[RequestOutput]) -> float:
     records = [c.speculation for output in outputs for c in output.outputs]
     drafted = sum(record.drafted for record in records)
     return sum(record.accepted for record in records) / drafted if drafted else 0.0
+
+
+# -- requests to compare -----------------------------------------------------------------------
+
+# A prompt and what is asked of it.
+Asked = tuple[list[int], SamplingParams]
+
+EOS = 2
+TEMPERATURES = (0.0, 0.7, 1.0)
+PROMPTS = [random_prompt(length) for length in (1, 9, 40)]
+NUM_TOKENS = 20
+PLAIN: Mapping[str, Any] = {"speculation": "off"}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "off": PLAIN,
+    "ngram": {"speculation": "ngram", "num_speculative_tokens": 4},
+    **{
+        f"draft at depth {depth}": {"speculation": "draft", "num_speculative_tokens": depth}
+        for depth in (1, 3, 5, 8)
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sampling parameter at work; leaving `params` out must show, or it was not at work."""
+
+    params: Mapping[str, Any]
+    background: Mapping[str, Any] = field(default_factory=dict)
+
+
+_LIKELY_STOPS = {"stop_token_ids": list(range(30, 90))}
+CASES: Mapping[str, Case] = {
+    "top_k": Case({"top_k": 4}),
+    "top_p": Case({"top_p": 0.5}),
+    "min_p": Case({"min_p": 0.2}),
+    "presence_penalty": Case({"presence_penalty": 2.0}),
+    "frequency_penalty": Case({"frequency_penalty": -2.0}),
+    "repetition_penalty": Case({"repetition_penalty": 1.8}),
+    "logit_bias": Case({"logit_bias": {7: 4.0, 50: 4.0, 200: -100.0}}),
+    "allowed_token_ids": Case({"allowed_token_ids": list(range(3, 60))}),
+    "bad_words": Case({"bad_words": ["e", "qu", "hat", "st"]}),
+    "stop_token_ids": Case(_LIKELY_STOPS),
+    "min_tokens": Case({"min_tokens": 9}, _LIKELY_STOPS),
+    "ignore_eos": Case({"ignore_eos": True}, {"logit_bias": {EOS: 6.0}}),
+    "skip_special_tokens": Case({"skip_special_tokens": False}, {"logit_bias": {1: 5.0}}),
+    "stop": Case({"stop": ["te", "ss", "ol", "ea", "n"]}),
+    "include_stop_str_in_output": Case(
+        {"include_stop_str_in_output": True}, {"stop": ["te", "ss", "ol", "ea", "n"]}
+    ),
+    "stop after min_tokens": Case({"min_tokens": 9}, {"stop": ["e", "a", "o"]}),
+    "max_tokens": Case({"max_tokens": 7}),
+    "n": Case({"n": 3}),
+    "logprobs": Case({"logprobs": 3}),
+    "prompt_logprobs": Case({"prompt_logprobs": 2}),
+    "echo": Case({"echo": True, "logprobs": 1}),
+    "all": Case(
+        {
+            "n": 2,
+            "top_k": 60,
+            "top_p": 0.95,
+            "min_p": 0.01,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.4,
+            "repetition_penalty": 1.2,
+            "logit_bias": {7: 2.0, 50: 3.0, EOS: 2.0},
+            "allowed_token_ids": list(range(2, 250)),
+            "bad_words": ["e", "hat"],
+            "min_tokens": 5,
+            "stop": ["st", "ol"],
+            "stop_token_ids": [60, 61, 62],
+            "logprobs": 2,
+            "prompt_logprobs": 1,
+        }
+    ),
+}
+
+
+def all_temperatures(**params: Any) -> list[Asked]:
+    """Every prompt at every temperature, each request with a seed of its own."""
+    return [
+        (prompt, SamplingParams(temperature=temperature, seed=seed, **params))
+        for seed, (prompt, temperature) in enumerate(
+            (prompt, temperature) for prompt in PROMPTS for temperature in TEMPERATURES
+        )
+    ]
+
+
+def case_requests(case: Case, **params: Any) -> list[Asked]:
+    together = {"max_tokens": NUM_TOKENS, **case.background, **case.params, **params}
+    return all_temperatures(**together)
+
+
+def run(llm: LLM, requests: Sequence[Asked]) -> list[RequestOutput]:
+    prompts = [prompt for prompt, _ in requests]
+    return llm.generate(prompts, [params for _, params in requests], use_tqdm=False)
+
+
+def by_every_method(
+    requests: Sequence[Asked],
+) -> list[Asked]:
+    """Each request once by each method, so that one batch mixes them all."""
+    return [
+        (prompt, replace(params, **method))
+        for prompt, params in requests
+        for method in METHODS.values()
+    ]
+
+
+def repeated_for_every_method(expected: list[Any], n: int = 1) -> list[Any]:
+    """What `by_every_method` must give: all n samples of a request for each method."""
+    return [
+        sample
+        for start in range(0, len(expected), n)
+        for _ in METHODS
+        for sample in expected[start : start + n]
+    ]

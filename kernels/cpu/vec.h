@@ -33,8 +33,17 @@ INLINE vec vec_set(float s) { return s - (vec){0}; }
 /* a * b + c, rounded once. Spelled out wherever a sum must be the same in differently shaped loops:
  * left to itself, a compiler fuses in one loop and not in the next. */
 #if defined(__aarch64__)
-INLINE vec vec_fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
-INLINE vec vec_fma_scalar(vec a, float b, vec c) { return vfmaq_n_f32(c, a, b); }
+/* The instruction itself: compilers turn the intrinsics into moves and broadcasts around it. */
+INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    __asm__("fmla %0.4s, %1.4s, %2.4s" : "+w"(c) : "w"(a), "w"(b));
+    return c;
+}
+INLINE vec vec_fma_scalar(vec a, float b, vec c)
+{
+    __asm__("fmla %0.4s, %1.4s, %2.s[0]" : "+w"(c) : "w"(a), "w"(b));
+    return c;
+}
 #else
 INLINE vec vec_fma(vec a, vec b, vec c)
 {

@@ -131,9 +131,7 @@ def test_rejection_sampling_takes_padded_vocabularies(
     pair: Any, tmp_path: Path, tokenizer: Any
 ) -> None:
     target = save_padded(pair.reference, tmp_path, tokenizer)
-    llm = LLM(
-        str(target), draft_model=str(pair.draft), kv_cache_gb=0.01, verification="rejection"
-    )
+    llm = LLM(str(target), draft_model=str(pair.draft), kv_cache_gb=0.01, verification="rejection")
     outputs = llm.generate(PROMPTS, SPECULATED, use_tqdm=False)
     assert all(output.finished for output in outputs)
     assert acceptance_rate(outputs) > 0

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outrider import LLM, SamplingParams
 from outrider.engine.outputs import RequestOutput
-from outrider.workers import target as target_worker
 from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.verify import verify
 
 pytestmark = pytest.mark.model
 
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 BLOCK_SIZE = 8
 
 # With a tied head and so little of its blocks in the stream, this one repeats its last token.
-CHANGES = {"granite-biases": {"residual_multiplier": 2.0}}
+CHANGES: Mapping[str, Mapping[str, Any]] = {"granite-biases": {"residual_multiplier": 2.0}}
 
 # Each way of running must show in the engine's own counters, or the test would prove nothing.
 WAYS: Mapping[str, Mapping[str, Any]] = {
@@ -60,7 +60,8 @@ def generate_alone(reference: Any, prompt: list[int]) -> list[int]:
         eos_token_id=None,
         pad_token_id=0,
     )
-    return ids[0, len(prompt) :].tolist()
+    new: list[int] = ids[0, len(prompt) :].tolist()
+    return new
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +100,12 @@ class SeenLogits:
 @pytest.fixture
 def seen_logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[SeenLogits]:
     seen = SeenLogits()
-    verify = target_worker.verify
 
     def watched(logits: Tensor, spans: list[Span], *others: Any) -> Any:
         seen.take(logits, spans)
         return verify(logits, spans, *others)
 
-    monkeypatch.setattr(target_worker, "verify", watched)
+    monkeypatch.setattr("outrider.workers.target.verify", watched)
     yield seen
 
 
@@ -123,9 +123,7 @@ def assert_equal_to_transformers(
 
     assert_same_texts(map(pair, outputs, family.expected))
     for output in outputs:
-        seen.assert_equal_to(
-            family.reference, output.prompt_token_ids, output.outputs[0].token_ids
-        )
+        seen.assert_equal_to(family.reference, output.prompt_token_ids, output.outputs[0].token_ids)
 
 
 def slow_unless_a_family(variant: str) -> Any:

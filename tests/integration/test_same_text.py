@@ -8,13 +8,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import random_prompt
-from same_text import acceptance_rate, assert_same_texts, content, contents, texts_of
+from same_text import (
+    CASES,
+    METHODS,
+    NUM_TOKENS,
+    PLAIN,
+    PROMPTS,
+    TEMPERATURES,
+    Asked,
+    Text,
+    acceptance_rate,
+    all_temperatures,
+    assert_same_text,
+    assert_same_texts,
+    by_every_method,
+    case_requests,
+    content,
+    contents,
+    repeated_for_every_method,
+    run,
+    texts_of,
+)
 
 from outrider import LLM, SamplingParams
 from outrider.engine.outputs import RequestOutput
@@ -23,119 +43,54 @@ pytestmark = pytest.mark.model
 
 EngineFactory = Callable[..., LLM]
 
-EOS = 2
-TEMPERATURES = (0.0, 0.7, 1.0)
-PROMPTS = [random_prompt(length) for length in (1, 9, 40)]
-NUM_TOKENS = 20
 BLOCK_SIZE = 8
-PLAIN = {"speculation": "off"}
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "off": PLAIN,
-    "ngram": {"speculation": "ngram", "num_speculative_tokens": 4},
-    **{
-        f"draft at depth {depth}": {"speculation": "draft", "num_speculative_tokens": depth}
-        for depth in (1, 3, 5, 8)
-    },
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A sampling parameter at work; leaving `params` out must show, or it was not at work."""
-
-    params: Mapping[str, Any]
-    background: Mapping[str, Any] = field(default_factory=dict)
-
-
-_LIKELY_STOPS = {"stop_token_ids": list(range(30, 90))}
-CASES: Mapping[str, Case] = {
-    "top_k": Case({"top_k": 4}),
-    "top_p": Case({"top_p": 0.5}),
-    "min_p": Case({"min_p": 0.2}),
-    "presence_penalty": Case({"presence_penalty": 2.0}),
-    "frequency_penalty": Case({"frequency_penalty": -2.0}),
-    "repetition_penalty": Case({"repetition_penalty": 1.8}),
-    "logit_bias": Case({"logit_bias": {7: 4.0, 50: 4.0, 200: -100.0}}),
-    "allowed_token_ids": Case({"allowed_token_ids": list(range(3, 60))}),
-    "bad_words": Case({"bad_words": ["e", "qu", "hat", "st"]}),
-    "stop_token_ids": Case(_LIKELY_STOPS),
-    "min_tokens": Case({"min_tokens": 9}, _LIKELY_STOPS),
-    "ignore_eos": Case({"ignore_eos": True}, {"logit_bias": {EOS: 6.0}}),
-    "skip_special_tokens": Case({"skip_special_tokens": False}, {"logit_bias": {1: 5.0}}),
-    "stop": Case({"stop": ["te", "ss", "ol", "ea", "n"]}),
-    "include_stop_str_in_output": Case(
-        {"include_stop_str_in_output": True}, {"stop": ["te", "ss", "ol", "ea", "n"]}
-    ),
-    "stop after min_tokens": Case({"min_tokens": 9}, {"stop": ["e", "a", "o"]}),
-    "max_tokens": Case({"max_tokens": 7}),
-    "n": Case({"n": 3}),
-    "logprobs": Case({"logprobs": 3}),
-    "prompt_logprobs": Case({"prompt_logprobs": 2}),
-    "echo": Case({"echo": True, "logprobs": 1}),
-    "all": Case(
-        {
-            "n": 2,
-            "top_k": 60,
-            "top_p": 0.95,
-            "min_p": 0.01,
-            "presence_penalty": 0.5,
-            "frequency_penalty": 0.4,
-            "repetition_penalty": 1.2,
-            "logit_bias": {7: 2.0, 50: 3.0, EOS: 2.0},
-            "allowed_token_ids": list(range(2, 250)),
-            "bad_words": ["e", "hat"],
-            "min_tokens": 5,
-            "stop": ["st", "ol"],
-            "stop_token_ids": [60, 61, 62],
-            "logprobs": 2,
-            "prompt_logprobs": 1,
-        }
-    ),
-}
 # Plain torch is several times slower: one set of parameters by default.
 A_FEW_CASES = [
     pytest.param(name, marks=() if name == "all" else (pytest.mark.slow,)) for name in CASES
 ]
 
 
-def all_temperatures(**params: Any) -> list[tuple[list[int], SamplingParams]]:
-    """Every prompt at every temperature, each request with a seed of its own."""
-    return [
-        (prompt, SamplingParams(temperature=temperature, seed=seed, **params))
-        for seed, (prompt, temperature) in enumerate(
-            (prompt, temperature) for prompt in PROMPTS for temperature in TEMPERATURES
-        )
-    ]
+# -- the comparison itself -----------------------------------------------------------------------
 
 
-def case_requests(case: Case, **params: Any) -> list[tuple[list[int], SamplingParams]]:
-    return all_temperatures(**{"max_tokens": NUM_TOKENS} | case.background | case.params | params)
+def scored(scores: Mapping[int, float], token_ids: list[int]) -> Text:
+    """A text whose every token is chosen by the same scores."""
+
+    def choose(prefix: Sequence[int], nudges: Mapping[int, float]) -> int:
+        return max(scores, key=lambda token: scores[token] + nudges.get(token, 0.0))
+
+    return Text([1], token_ids, choose)
 
 
-def run(llm: LLM, requests: Sequence[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
-    prompts = [prompt for prompt, _ in requests]
-    return llm.generate(prompts, [params for _, params in requests], use_tqdm=False)
+@pytest.mark.parametrize(
+    ("scores", "same"),
+    (({5: 1.0, 6: 0.9995}, True), ({5: 1.0, 6: 0.998}, False), ({5: 1.0, 6: 1.0, 7: 2.0}, False)),
+    ids=("near tie", "clear winner", "both lose"),
+)
+def test_texts_may_part_where_the_margin_decides_and_nowhere_else(
+    scores: Mapping[int, float], same: bool
+) -> None:
+    a, b = scored(scores, [5, 5]), scored(scores, [5, 6])
+    if same:
+        assert not assert_same_text(a, b, margin=1e-3)
+    else:
+        with pytest.raises(AssertionError, match="output token 1 is 5 in one text and 6"):
+            assert_same_text(a, b, margin=1e-3)
 
 
-def by_every_method(
-    requests: Sequence[tuple[list[int], SamplingParams]],
-) -> list[tuple[list[int], SamplingParams]]:
-    """Each request once by each method, so that one batch mixes them all."""
-    return [
-        (prompt, replace(params, **method))
-        for prompt, params in requests
-        for method in METHODS.values()
-    ]
+def test_a_text_that_ends_early_is_not_the_same() -> None:
+    a, b = scored({5: 1.0}, [5, 5]), scored({5: 1.0}, [5])
+    with pytest.raises(AssertionError, match="ends after 1"):
+        assert_same_text(a, b, margin=1e-3)
 
 
-def repeated_for_every_method(expected: list[Any], n: int = 1) -> list[Any]:
-    """What `by_every_method` must give: all n samples of a request for each method."""
-    return [
-        sample
-        for start in range(0, len(expected), n)
-        for _ in METHODS
-        for sample in expected[start : start + n]
-    ]
+def test_near_ties_must_be_rare() -> None:
+    pair = scored({5: 1.0, 6: 1.0}, [5]), scored({5: 1.0, 6: 1.0}, [6])
+    with pytest.raises(AssertionError, match="2 near ties"):
+        assert_same_texts([pair, pair])
+
+
+# -- engines -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -257,7 +212,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def mixed_requests(count: int) -> list[tuple[list[int], SamplingParams]]:
+def mixed_requests(count: int) -> list[Asked]:
     """Prompts of 1 to 90 tokens, some beginning alike, with all methods and temperatures."""
     choices = random.Random(4)
     shared = random_prompt(60, seed=9)
@@ -356,9 +311,7 @@ def storm(llm: LLM, seed: int) -> Iterator[tuple[int, RequestOutput]]:
     yield from running.items()
 
 
-STORMS = [
-    pytest.param(seed, marks=() if seed == 0 else (pytest.mark.slow,)) for seed in range(30)
-]
+STORMS = [pytest.param(seed, marks=() if seed == 0 else (pytest.mark.slow,)) for seed in range(30)]
 
 
 @pytest.mark.parametrize("lag", (0, 1))
@@ -422,11 +375,12 @@ def test_rejection_sampling_accepts_and_rejects(plain: LLM, rejecting: LLM) -> N
 
 def test_the_bundled_pair_writes_the_plain_text() -> None:
     llm = LLM(draft_model="smollm2-135m-draft", deterministic=True, kv_cache_gb=0.2)
+    sampled: Mapping[str, Any] = {"temperature": 0.7, "seed": 3, "logprobs": 1}
     prompts = ["The sun rises in the", "def add(a, b):\n    return a"]
     requests = [
         (llm.get_tokenizer()(prompt).input_ids, SamplingParams(**method, **params))
         for method in (PLAIN, METHODS["draft at depth 3"], METHODS["ngram"])
-        for params in ({"temperature": 0.0}, {"temperature": 0.7, "seed": 3, "logprobs": 1})
+        for params in ({"temperature": 0.0}, sampled)
         for prompt in prompts
     ]
     outputs = run(llm, requests)

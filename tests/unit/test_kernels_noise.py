@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.kernels import noise
 from outrider.kernels.cpu.build import library_path
 from outrider.kernels.noise import Stream
-from outrider.kernels.ops import select_ops
+from outrider.kernels.ops import Ops, select_ops
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.types import KernelUnavailableError
 
@@ -187,7 +187,7 @@ def test_c_argmax_of_no_rows_is_empty() -> None:
     assert c_ops().gumbel_argmax(torch.empty(0, 10), none, none, none).shape == (0,)
 
 
-def c_ops():  # type: ignore[no-untyped-def]
+def c_ops() -> Ops:
     try:
         return select_ops(torch.device("cpu"), torch.float32, backend="c")
     except KernelUnavailableError as error:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.cli.summary import Run, comparison, summary
 from outrider.config import EngineConfig
 from outrider.config_sources import DEFAULT_ORIGIN
 from outrider.errors import ConfigError, RequestError
@@ -21,18 +21,13 @@ from outrider.scheduler.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-    from outrider.engine.build import BuiltEngine
-    from outrider.engine.detokenize import Detokenizer
     from outrider.engine.engine import Engine
-    from outrider.engine.outputs import CompletionOutput, OutputDelta, RequestOutput
+    from outrider.engine.outputs import OutputDelta
     from outrider.engine.requests import Prompt
 
-ACCEPTED_COLOUR, OWN_COLOUR = "green", "magenta"
 _NONE = "none"
 _WARM_UP_TOKENS = 8
-_NOTHING = "-"
 
 app = typer.Typer(add_completion=False)
 
@@ -45,25 +40,6 @@ class Method(StrEnum):
 
 def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A finished generation, and the time the step loop spent on each side of it."""
-
-    request: RequestOutput
-    draft_s: float
-    verify_s: float
-
-    @property
-    def text(self) -> CompletionOutput:
-        return self.request.outputs[0]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Over the whole request, prompt included."""
-        latency_s = self.request.metrics.latency_s
-        return len(self.text.token_ids) / latency_s if latency_s else 0.0
 
 
 @app.command()
@@ -215,9 +191,9 @@ class _Session:
         if compare:
             with self._stderr.status("generating without speculation"):
                 plain = self._generate(dataclasses.replace(plain_params, seed=run.text.seed))
-        self._stderr.print(_summary(run, plain, self._engine.built))
+        self._stderr.print(summary(run, plain, self._engine.built))
         if plain is not None:
-            self._stderr.print(_comparison(run, plain, self._config), highlight=False)
+            self._stderr.print(comparison(run, plain, self._config), highlight=False)
 
     def _stream(self, params: SamplingParams) -> Run:
         """Generate, writing the text to stdout as it comes."""
@@ -272,102 +248,3 @@ def _writer(stdout: Console, engine: Engine, prompt: Prompt) -> Callable[[Output
 
     prompt_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else ()
     return ColouredText(stdout.file, Detokenizer(engine.built.tokenizer, prompt_ids)).write
-
-
-class ColouredText:
-    """Writes a stream's text unchanged, each character in the colour of its token.
-
-    The text of a delta need not be that of its tokens: what may begin a stop string is held back,
-    and a character may take several tokens. So the tokens are decoded once more, only to know how
-    many characters each is worth, and what is written is always the text itself.
-    """
-
-    def __init__(self, file: IO[str], detokenizer: Detokenizer) -> None:
-        from rich.style import Style
-
-        self._file = file
-        self._detokenizer = detokenizer
-        self._styles = {True: Style(color=ACCEPTED_COLOUR), False: Style(color=OWN_COLOUR)}
-        self._unwritten: deque[tuple[bool, int]] = deque()  # (is a draft, characters)
-
-    def write(self, delta: OutputDelta) -> None:
-        for position, token in enumerate(delta.token_ids):
-            size = len(self._detokenizer.push(token))
-            self._unwritten.append((position < delta.num_accepted, size))
-        text = delta.text
-        while text:
-            is_draft, size = self._take(len(text))
-            self._file.write(self._styles[is_draft].render(text[:size]))
-            text = text[size:]
-
-    def _take(self, most: int) -> tuple[bool, int]:
-        """Whose the next characters are, and how many of them."""
-        while self._unwritten:
-            is_draft, size = self._unwritten.popleft()
-            if size > most:
-                self._unwritten.appendleft((is_draft, size - most))
-            if size:
-                return is_draft, min(size, most)
-        return False, most  # bytes that never became a character: written when the text ends
-
-
-def _summary(run: Run, plain: Run | None, built: BuiltEngine) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
-    table.add_column()
-    for name in ("speculative", "plain") if plain is not None else ("",):
-        table.add_column(name, justify="right")
-    columns = [_figures(each, built) for each in (run, plain) if each is not None]
-    for label in columns[0]:
-        table.add_row(label, *(column[label] for column in columns))
-    return table
-
-
-def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
-    record, metrics = run.text.speculation, run.request.metrics
-    total_s = run.draft_s + run.verify_s
-    figures = {
-        "acceptance rate": _NOTHING,
-        "block efficiency": f"{record.block_efficiency:.2f}",
-        "tokens": str(len(run.text.token_ids)),
-        "tokens/s": f"{run.tokens_per_s:.1f}",
-        "time to first token": f"{metrics.time_to_first_token_s or 0.0:.3f} s",
-        "draft share of time": f"{run.draft_s / total_s if total_s else 0.0:.1%}",
-        "memory-bound speedup": f"{memory_bound_speedup(run, built):.2f}x",
-        "finish reason": run.text.finish_reason or _NOTHING,
-        "seed": str(run.text.seed),
-    }
-    if record.drafted:
-        share = f"{record.acceptance_rate:.1%}"
-        figures["acceptance rate"] = f"{share} ({record.accepted} of {record.drafted})"
-    return figures
-
-
-def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
-    """tau / (c * gamma + 1): what speculation gains where a pass costs the reading of its weights.
-
-    tau are the tokens of a round, gamma the depth, c the draft's parameters over the target's.
-    """
-    record, config = run.text.speculation, built.config
-    cost_ratio = 0.0
-    if record.drafted and config.method == Method.DRAFT and built.draft is not None:
-        cost_ratio = built.draft.num_params / built.target.num_params
-    depth = config.speculation.num_speculative_tokens
-    return record.block_efficiency / (cost_ratio * depth + 1)
-
-
-def _comparison(run: Run, plain: Run, config: EngineConfig) -> str:
-    ratio = run.tokens_per_s / plain.tokens_per_s if plain.tokens_per_s else 0.0
-    speed = f"{ratio:.2f} times the speed of plain decoding"
-    if run.text.token_ids == plain.text.token_ids:
-        return f"Same text at {speed}."
-    pairs = zip(run.text.token_ids, plain.text.token_ids, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.text.token_ids))
-    if config.speculation.verification == "rejection":
-        reason = "rejection sampling keeps the distribution, not the sample"
-    elif config.deterministic:
-        reason = "which is a defect in deterministic mode: please report it"
-    else:
-        reason = "rounding may decide a near-tie; --deterministic rules that out"
-    return f"Another text from token {same + 1} on ({reason}), at {speed}."

@@ -1,0 +1,97 @@
+"""What speculation did for a text, as a table and a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.config import EngineConfig
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from outrider.engine.build import BuiltEngine
+    from outrider.engine.outputs import CompletionOutput, RequestOutput
+
+_NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished generation, and the time the step loop spent on each side of it."""
+
+    request: RequestOutput
+    draft_s: float
+    verify_s: float
+
+    @property
+    def text(self) -> CompletionOutput:
+        return self.request.outputs[0]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over the whole request, prompt included."""
+        latency_s = self.request.metrics.latency_s
+        return len(self.text.token_ids) / latency_s if latency_s else 0.0
+
+
+def summary(run: Run, plain: Run | None, built: BuiltEngine) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
+    table.add_column()
+    for name in ("speculative", "plain") if plain is not None else ("",):
+        table.add_column(name, justify="right")
+    columns = [_figures(each, built) for each in (run, plain) if each is not None]
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns))
+    return table
+
+
+def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
+    record, metrics = run.text.speculation, run.request.metrics
+    total_s = run.draft_s + run.verify_s
+    figures = {
+        "acceptance rate": _NOTHING,
+        "block efficiency": f"{record.block_efficiency:.2f}",
+        "tokens": str(len(run.text.token_ids)),
+        "tokens/s": f"{run.tokens_per_s:.1f}",
+        "time to first token": f"{metrics.time_to_first_token_s or 0.0:.3f} s",
+        "draft share of time": f"{run.draft_s / total_s if total_s else 0.0:.1%}",
+        "memory-bound speedup": f"{memory_bound_speedup(run, built):.2f}x",
+        "finish reason": run.text.finish_reason or _NOTHING,
+        "seed": str(run.text.seed),
+    }
+    if record.drafted:
+        share = f"{record.acceptance_rate:.1%}"
+        figures["acceptance rate"] = f"{share} ({record.accepted} of {record.drafted})"
+    return figures
+
+
+def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
+    """tau / (c * gamma + 1): what speculation gains where a pass costs the reading of its weights.
+
+    tau are the tokens of a round, gamma the depth, c the draft's parameters over the target's.
+    """
+    record, config = run.text.speculation, built.config
+    cost_ratio = 0.0
+    if record.drafted and config.method == "draft" and built.draft is not None:
+        cost_ratio = built.draft.num_params / built.target.num_params
+    depth = config.speculation.num_speculative_tokens
+    return record.block_efficiency / (cost_ratio * depth + 1)
+
+
+def comparison(run: Run, plain: Run, config: EngineConfig) -> str:
+    ratio = run.tokens_per_s / plain.tokens_per_s if plain.tokens_per_s else 0.0
+    speed = f"{ratio:.2f} times the speed of plain decoding"
+    if run.text.token_ids == plain.text.token_ids:
+        return f"Same text at {speed}."
+    pairs = zip(run.text.token_ids, plain.text.token_ids, strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(plain.text.token_ids))
+    if config.speculation.verification == "rejection":
+        reason = "rejection sampling keeps the distribution, not the sample"
+    elif config.deterministic:
+        reason = "which is a defect in deterministic mode: please report it"
+    else:
+        reason = "rounding may decide a near-tie; --deterministic rules that out"
+    return f"Another text from token {same + 1} on ({reason}), at {speed}."

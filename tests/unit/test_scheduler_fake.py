@@ -1,0 +1,163 @@
+"""The fake workers are an adversary: each kind of broken plan must be noticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scheduler_tools import Simulation, make_request
+
+from outrider.scheduler.types import ProposerKind, StepPlan
+from outrider.workers.fake_kv import BrokenPlan, FakeKV, text_hashes
+
+HASHES = text_hashes([1, 2, 3, 4])
+
+
+def kv_with_row(num_tokens: int = 4) -> FakeKV:
+    """Row 0 has its four tokens in blocks 0 and 1."""
+    kv = FakeKV("target", 4, 2)
+    kv.open(0, 0)
+    kv.extend_table(0, 0, [0, 1])
+    kv.write(0, 0, HASHES[:num_tokens])
+    kv.computed[0] = num_tokens
+    return kv
+
+
+def test_a_row_reads_what_it_wrote() -> None:
+    kv_with_row().read(0, HASHES)
+
+
+def test_reading_kv_of_another_text_is_noticed() -> None:
+    with pytest.raises(BrokenPlan, match="another text in block 0"):
+        kv_with_row().read(0, text_hashes([9, 2, 3, 4]))
+
+
+def test_reading_what_was_never_written_is_noticed() -> None:
+    with pytest.raises(BrokenPlan, match="another text in block 1"):
+        kv_with_row(num_tokens=3).read(0, HASHES)
+
+
+def test_a_position_without_a_block_is_noticed() -> None:
+    with pytest.raises(BrokenPlan, match="no block for position 4"):
+        kv_with_row().write(0, 4, [7])
+
+
+def test_giving_away_a_block_with_valid_kv_is_noticed() -> None:
+    kv = kv_with_row()
+    kv.open(1, 0)
+    with pytest.raises(BrokenPlan, match="block 1 holds KV of row 0"):
+        kv.extend_table(1, 0, [1])
+
+
+def test_returned_lookahead_may_go_to_another_row_but_not_be_used_again() -> None:
+    kv = kv_with_row(num_tokens=2)
+    kv.open(1, 0)
+    kv.extend_table(1, 0, [1])
+    with pytest.raises(BrokenPlan, match="no block for position 2"):
+        kv.write(0, 2, [7])
+
+
+def test_writing_into_a_shared_prefix_is_noticed() -> None:
+    kv = kv_with_row()
+    kv.open(1, 2)
+    kv.extend_table(1, 0, [0, 2])
+    kv.read(1, HASHES[:2])
+    with pytest.raises(BrokenPlan, match="writes block 0 of rows"):
+        kv.write(0, 1, [7])
+
+
+def test_a_cached_prefix_of_another_text_is_noticed() -> None:
+    kv = kv_with_row()
+    kv.open(1, 2)
+    kv.extend_table(1, 0, [1])
+    with pytest.raises(BrokenPlan, match="another text in block 1"):
+        kv.read(1, HASHES[:2])
+
+
+def test_a_gap_in_a_table_is_noticed() -> None:
+    with pytest.raises(BrokenPlan, match="would have a gap"):
+        kv_with_row().extend_table(0, 3, [2])
+
+
+def test_replacing_valid_kv_is_noticed() -> None:
+    with pytest.raises(BrokenPlan, match="valid KV is replaced"):
+        kv_with_row().extend_table(0, 1, [2])
+
+
+def plan_to_break() -> tuple[Simulation, StepPlan]:
+    simulation = Simulation(budget=8)
+    simulation.add(make_request("a", [1, 2, 3], 20, proposer=ProposerKind.DRAFT, depth=2))
+    simulation.step()
+    plan = simulation.scheduler.plan(0.0)
+    assert plan is not None
+    return simulation, plan
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"generation": 5}, "another generation"),
+        ({"row": 3}, "never admitted"),
+        ({"num_tokens": 2}, "5 of 4 computed"),
+        ({"samples": False}, "samples at 4 of 4"),
+        ({"depth": 8}, "8 may be"),
+        ({"depth": 0}, "depth and proposer disagree"),
+        ({"draft_tokens": 0}, "drafts from no token"),
+        ({"draft_tokens": 9}, "9 for the draft; 8 may be"),
+        ({"target_blocks": (0,), "target_start": 1}, "already|valid KV|holds KV"),
+    ],
+)
+def test_a_broken_row_is_noticed(change: dict[str, Any], message: str) -> None:
+    simulation, plan = plan_to_break()
+    broken = replace(plan, rows=(plan.rows[0]._replace(**change),))
+    with pytest.raises(BrokenPlan, match=message):
+        simulation.workers.verify(broken, simulation.workers.propose(broken))
+
+
+def test_a_row_named_twice_is_noticed() -> None:
+    simulation, plan = plan_to_break()
+    with pytest.raises(BrokenPlan, match="repeats a row"):
+        simulation.workers.propose(replace(plan, rows=plan.rows * 2))
+
+
+def test_admitting_a_row_in_use_is_noticed() -> None:
+    simulation, plan = plan_to_break()
+    init = simulation.records["a"].request.row_init()
+    with pytest.raises(BrokenPlan, match="still in use"):
+        simulation.workers.propose(replace(plan, admitted=(init,)))
+
+
+def test_a_generation_that_comes_again_is_noticed() -> None:
+    simulation, plan = plan_to_break()
+    init = simulation.records["a"].request.row_init()
+    with pytest.raises(BrokenPlan, match="has generation 1 again"):
+        simulation.workers.propose(replace(plan, released=(init.row,), admitted=(init,)))
+
+
+def test_releasing_a_row_nobody_uses_is_noticed() -> None:
+    simulation, plan = plan_to_break()
+    with pytest.raises(BrokenPlan, match="released but not in use"):
+        simulation.workers.propose(replace(plan, released=(5,)))
+
+
+def test_a_new_epoch_drops_all_rows() -> None:
+    simulation, plan = plan_to_break()
+    with pytest.raises(BrokenPlan, match="never admitted"):
+        simulation.workers.propose(replace(plan, epoch=1))
+
+
+@pytest.mark.parametrize("num_accepted", range(5))
+def test_the_script_decides_how_many_drafts_are_accepted(num_accepted: int) -> None:
+    simulation = Simulation(acceptance=[num_accepted])
+    simulation.add(make_request("a", [1, 2], 40, proposer=ProposerKind.DRAFT, depth=4))
+    simulation.step()
+    simulation.step()
+    assert simulation.scheduler.stats.accepted_tokens == num_accepted
+
+
+def test_an_acceptance_rate_is_met_on_average() -> None:
+    simulation = Simulation(acceptance=0.5, num_blocks=150, draft_blocks=150)
+    record = simulation.add(make_request("a", [1, 2], 400, proposer=ProposerKind.DRAFT, depth=1))
+    simulation.drain()
+    assert 0.4 < record.num_accepted / record.num_drafted < 0.6
