@@ -59,7 +59,7 @@ class Hello:
 class Generation:
     """Texts and how they came about; counts are summed over the prompts.
 
-    `rounds` are target passes after the prompt; an engine that does not tell leaves them 0.
+    `rounds` are passes that committed tokens, the prompt's included; 0 where an engine does not tell.
     """
 
     token_ids: list[Tokens]

@@ -74,7 +74,9 @@ class VllmEngine:
         return Generation(
             token_ids=token_ids,
             seconds=seconds,
-            rounds=sum(map(len, token_ids)) - accepted,  # a round commits one token of its own
+            # A round commits one token of its own; drafts accepted past the limit, which vLLM
+            # counts too, make this low by up to one depth a prompt.
+            rounds=sum(map(len, token_ids)) - accepted,
             drafted=after[DRAFTED] - before[DRAFTED],
             accepted=accepted,
         )

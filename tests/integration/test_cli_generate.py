@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.cli import colour, main, summary
 from outrider.cli import generate as command
-from outrider.cli import main
 from outrider.config import EngineConfig
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -214,7 +214,7 @@ def test_text_held_back_keeps_the_colour_of_its_tokens() -> None:
     from outrider.engine.detokenize import Detokenizer
 
     file = io.StringIO()
-    text = command.ColouredText(file, Detokenizer(Letters(), []))
+    text = colour.ColouredText(file, Detokenizer(Letters(), []))
     for tokens, num_accepted, shown in (("ab", 1, "a"), ("c", 0, ""), ("de", 1, "bcde")):
         ids = tuple(map(ord, tokens))
         delta: Any = SimpleNamespace(token_ids=ids, num_accepted=num_accepted, text=shown)
@@ -235,7 +235,7 @@ def test_the_memory_bound_speedup_is_tau_over_c_gamma_plus_one() -> None:
         draft=SimpleNamespace(num_params=10),
         target=SimpleNamespace(num_params=100),
     )
-    assert command.memory_bound_speedup(run, built) == pytest.approx(3.0 / (0.1 * 5 + 1))
+    assert summary.memory_bound_speedup(run, built) == pytest.approx(3.0 / (0.1 * 5 + 1))
 
 
 # -- examples ----------------------------------------------------------------------------------
