@@ -94,19 +94,15 @@ class Planner:
                 if depth >= step.tokens - undecided:
                     depth = step.tokens - undecided - 1
                 if depth and request.proposer is draft_model:
-                    draft_tokens, depth = self._draft_share(request, step, depth)
+                    draft_tokens = upper - request.draft.computed
+                    if draft_tokens > step.draft_tokens:  # too far behind: it catches up first
+                        draft_tokens, depth = step.draft_tokens, 0
             if not residents.reserve_lookahead(request, upper + depth):
                 depth = min(depth, -upper % self._block_size)  # what is left of the last block
                 if not residents.reserve(request, upper):
                     continue
             self._append(step, request, 1, depth, draft_tokens, True)
         return prompts
-
-    def _draft_share(self, request: Request, step: Step, depth: int) -> tuple[int, int]:
-        """Known tokens the draft computes, and the depth it can then reach: a draft too far
-        behind for this step's budget catches up first."""
-        behind = request.upper - request.draft.computed
-        return (behind, depth) if behind <= step.draft_tokens else (step.draft_tokens, 0)
 
     def _plan_prompts(self, step: Step, prompts: list[Request]) -> None:
         for request in prompts:

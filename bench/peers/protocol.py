@@ -59,7 +59,7 @@ class Hello:
 class Generation:
     """Texts and how they came about; counts are summed over the prompts.
 
-    `rounds` are passes that committed tokens, the prompt's included; 0 where an engine does not tell.
+    `rounds` are passes that committed tokens, the prompt's included; 0 if an engine does not tell.
     """
 
     token_ids: list[Tokens]

@@ -194,13 +194,16 @@ def test_preempted_requests_change_nothing(
     assert_equal_to_transformers(llm, family, outputs, seen_logits)
 
 
+@pytest.mark.parametrize(
+    "lengths", ((1, 45), pytest.param((1, 45, 251, 700), marks=pytest.mark.slow)), ids=str
+)
 def test_the_bundled_target_writes_what_transformers_writes_alone(
-    bundled_reference: Any, seen_logits: SeenLogits
+    lengths: tuple[int, ...], bundled_reference: Any, seen_logits: SeenLogits
 ) -> None:
-    llm = LLM(kv_cache_gb=0.2, max_num_batched_tokens=256)
-    greedy = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
-    prompts = [{"prompt_token_ids": random_prompt(n, vocab_size=49_000)} for n in (1, 45, 700)]
-    prompts.append({"prompt_token_ids": llm.get_tokenizer()("The capital of France is").input_ids})
+    llm = LLM(kv_cache_gb=0.2, max_num_batched_tokens=32, max_num_seqs=8)
+    greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompts = [random_prompt(length, vocab_size=49_000) for length in lengths]
+    prompts.append(llm.get_tokenizer()("The capital of France is").input_ids)
     outputs = llm.generate(prompts, greedy, use_tqdm=False)
     for output in outputs:
         ids = output.outputs[0].token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def needs_compiler() -> None:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
 
 
 def test_the_c_kernels_are_the_default_for_float32_on_a_cpu(needs_compiler: None) -> None:
@@ -74,7 +75,7 @@ def test_a_failing_compiler_is_reported_with_its_first_line(
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho out of order >&2\nexit 3\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(build.shutil, "which", lambda _: str(broken))
+    monkeypatch.setattr(shutil, "which", lambda _: str(broken))
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     with pytest.raises(KernelUnavailableError, match="out of order"):
         build.library_path()

@@ -240,6 +240,18 @@ def test_a_request_preempted_in_flight_that_ends_there_gives_everything_back() -
     assert young.finish_reason == FinishReason.LENGTH
 
 
+def test_nobody_else_is_preempted_while_blocks_are_on_their_way_back() -> None:
+    simulation = Simulation(num_blocks=9, block_size=2, max_num_seqs=3, lag=1)
+    for index, name in enumerate(("first", "second", "third")):
+        prompt = [10 * index + offset for offset in range(3)]
+        simulation.add(make_request(name, prompt, 12, arrival_s=float(index)))
+    step_until_preemption(simulation)
+    second = simulation.records["second"].request
+    assert simulation.scheduler.num_preemptions == 1
+    assert second.state is State.RUNNING
+    simulation.drain()
+
+
 # -- plans in flight ------------------------------------------------------------------------
 
 

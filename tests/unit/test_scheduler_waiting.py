@@ -107,6 +107,8 @@ def test_followers_wait_for_their_siblings_prompt_and_find_it_cached() -> None:
     follower = simulation.add(make_request("second", prompt, seed=8), after="first")
     simulation.step()
     assert follower.request.state is State.PARKED
+    simulation.step()
+    assert follower.request.state is State.WAITING
     simulation.drain()
     assert follower.num_cached_tokens == 12
 
