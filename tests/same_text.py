@@ -171,7 +171,9 @@ CASES: Mapping[str, Case] = {
     "repetition_penalty": Case({"repetition_penalty": 1.8}),
     "logit_bias": Case({"logit_bias": {7: 4.0, 50: 4.0, 200: -100.0}}),
     "allowed_token_ids": Case({"allowed_token_ids": list(range(3, 60))}),
-    "bad_words": Case({"bad_words": ["e", "qu", "hat", "st"]}),
+    "bad_words": Case({"bad_words": ["e", "qu", "st"]}),
+    # "h" and "at" are likely, so that drafts often begin the word.
+    "a bad word of two tokens": Case({"bad_words": ["hat"]}, {"logit_bias": {10: 6.0, 56: 6.0}}),
     "stop_token_ids": Case(_LIKELY_STOPS),
     "min_tokens": Case({"min_tokens": 9}, _LIKELY_STOPS),
     "ignore_eos": Case({"ignore_eos": True}, {"logit_bias": {EOS: 6.0}}),

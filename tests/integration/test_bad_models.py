@@ -25,13 +25,11 @@ PROMPTS = [random_prompt(length) for length in (3, 20)]
 
 
 def refusal(kind: type[OutriderError], model: Path | str, **options: Any) -> str:
-    """The message with which `LLM` refuses; it must be a single sentence on a single line."""
+    """The message with which `LLM` refuses; it must be one short line."""
     with pytest.raises(kind) as caught:
         LLM(str(model), **options)
     message = str(caught.value)
-    assert type(caught.value) is kind or kind is ConfigError
-    assert message.endswith(".") or message.rpartition(":")[2]
-    assert "\n" not in message and len(message) < 400
+    assert message.endswith(".") and "\n" not in message and len(message) < 400
     return message
 
 
