@@ -36,6 +36,7 @@ BLOCK_SIZE = 16
 PROMPT_LEN = 40
 DEFAULT_RUNNING, DEFAULT_FINISHED, DEFAULT_LAGS = [64, 256, 1000], [0, 100_000], [0, 1]
 _FAR_S = 1e9
+_END = -1  # an end-of-text id that is looked for and never comes
 
 
 class BenchError(OutriderError):
@@ -88,6 +89,7 @@ def _request(index: int, max_tokens: int) -> Request:
         seed=index,
         max_len=PROMPT_LEN + max_tokens,
         arrival_s=0.0,
+        stop_ids=[_END],
         deadline_s=_FAR_S,
         proposer=ProposerKind.DRAFT,
         depth=DEPTH,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.types import RaggedBatch
@@ -41,11 +39,11 @@ class Runner:
         self._kv = kv
         self._block_size = kv.block_size
         max_blocks = -(-max_model_len // kv.block_size)
-        self._tables: NDArray[np.int32] = np.zeros((num_rows, max_blocks), dtype=np.int32)
+        self._tables = [[0] * max_blocks for _ in range(num_rows)]
 
     def extend_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
         if blocks:
-            self._tables[row, start : start + len(blocks)] = blocks
+            self._tables[row][start : start + len(blocks)] = blocks
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -64,27 +62,31 @@ class Runner:
         return self.decoder.logits(hidden)[:, : self.vocab_size]
 
     def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
-        rows = np.array([chunk.row for chunk in chunks])
-        starts = np.array([chunk.start for chunk in chunks])
-        lens = np.array([len(chunk.tokens) for chunk in chunks])
-        ends = np.cumsum(lens)
-        owner = np.repeat(np.arange(len(chunks)), lens)
-        positions = np.arange(ends[-1]) + (starts - ends + lens)[owner]
+        """Plain loops: a decode pass has a handful of tokens, where array operations cost more
+        to call than to run."""
         size = self._block_size
-        slots = self._tables[rows[owner], positions // size].astype(np.int64) * size
-        slots += positions % size
-        contexts = starts + lens
-        max_context = int(contexts.max())
-        tables = self._tables[rows, : -(-max_context // size)]
+        positions: list[int] = []
+        slots: list[int] = []
+        ends, contexts = [0], []
+        for row, start, tokens in chunks:
+            context = start + len(tokens)
+            table = self._tables[row]
+            positions += range(start, context)
+            slots += [table[at // size] * size + at % size for at in range(start, context)]
+            ends.append(len(positions))
+            contexts.append(context)
+        max_context = max(contexts)
+        max_blocks = -(-max_context // size)
+        tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
         return RaggedBatch(
-            positions=self._tensor(positions),
-            slots=self._tensor(slots),
-            cu_query_lens=self._tensor(np.concatenate(([0], ends)).astype(np.int32)),
-            context_lens=self._tensor(contexts.astype(np.int32)),
-            block_tables=self._tensor(tables),
-            max_query_len=int(lens.max()),
+            positions=self._tensor(positions, torch.int64),
+            slots=self._tensor(slots, torch.int64),
+            cu_query_lens=self._tensor(ends, torch.int32),
+            context_lens=self._tensor(contexts, torch.int32),
+            block_tables=self._tensor(tables, torch.int32),
+            max_query_len=max(len(chunk.tokens) for chunk in chunks),
             max_context_len=max_context,
         )
 
-    def _tensor(self, values: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+    def _tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=self.device)

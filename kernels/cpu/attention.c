@@ -6,16 +6,18 @@
  * rows that share its tile, its thread, its pass or its blocks.
  */
 #include "batch.h"
+#include "pool.h"
 #include "vecmath.h"
 
 #include <math.h>
-#include <omp.h>
 #include <string.h>
 
 #define CHUNK 64
 #define TILE_ROWS 24
 #define MAX_DIM 256
 #define COLUMN 16 /* head_dim is a multiple of it */
+#define SHARE_ROWS 8
+#define SERIAL_WORK 65536
 
 typedef struct {
     const float *q;
@@ -249,18 +251,33 @@ static int64_t rows_of(const attention *a, const ragged_batch *batch, int64_t se
 
 static int64_t divide_up(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 
-/* A thread's share is the rows whose work, counted in keys, begins within its part of the whole. */
-static void run_share(const attention *a, const ragged_batch *batch, int64_t work, int64_t thread,
-                      int64_t threads)
+typedef struct {
+    const attention *attention;
+    const ragged_batch *batch;
+    int64_t work, shares;
+} sharing;
+
+/* A share is the rows whose work, counted in keys, begins within its part of the whole. */
+static void run_share(void *context, int64_t share)
 {
+    const sharing *w = context;
+    const ragged_batch *batch = w->batch;
     tile t;
-    int64_t low = work * thread / threads, high = work * (thread + 1) / threads, done = 0;
+    int64_t low = w->work * share / w->shares, high = w->work * (share + 1) / w->shares, done = 0;
     for (int64_t s = 0; s < batch->sequences; s++) {
-        int64_t rows = rows_of(a, batch, s), cost = batch->context_lens[s];
+        int64_t rows = rows_of(w->attention, batch, s), cost = batch->context_lens[s];
         int64_t begin = divide_up(low - done, cost), end = divide_up(high - done, cost);
-        if (rows > 0) run_rows(a, batch, s, begin, end < rows ? end : rows, &t);
+        if (rows > 0) run_rows(w->attention, batch, s, begin, end < rows ? end : rows, &t);
         done += rows * cost;
     }
+}
+
+/* Rows of a tile share the reading of keys, so a share should not be much smaller than a tile. */
+static int64_t count_shares(const attention *a, int64_t rows, int64_t work)
+{
+    int64_t least = pool_threads(), most = 8 * least, shares = rows / SHARE_ROWS;
+    if (work * a->head_dim < SERIAL_WORK) return 1;
+    return shares < least ? least : shares > most ? most : shares;
 }
 
 static int blocks_exist(const attention *a, const ragged_batch *batch)
@@ -278,11 +295,13 @@ static int blocks_exist(const attention *a, const ragged_batch *batch)
 
 EXPORT int outrider_attention(const attention *a, const ragged_batch *batch)
 {
-    int64_t work = 0;
+    int64_t rows = 0, work = 0;
     if (!blocks_exist(a, batch)) return BAD_BLOCK;
-    for (int64_t s = 0; s < batch->sequences; s++)
+    for (int64_t s = 0; s < batch->sequences; s++) {
+        rows += rows_of(a, batch, s);
         work += rows_of(a, batch, s) * batch->context_lens[s];
-#pragma omp parallel if (work * a->head_dim > 65536)
-    run_share(a, batch, work, omp_get_thread_num(), omp_get_num_threads());
+    }
+    sharing w = {a, batch, work, count_shares(a, rows, work)};
+    pool_run(run_share, &w, w.shares);
     return OK;
 }

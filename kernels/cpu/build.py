@@ -19,7 +19,7 @@ _SOURCE_DIR = Path(__file__).parent
 # spill.
 _FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno"),
-    *("-fno-schedule-insns", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
+    *("-fno-schedule-insns", "-pthread", "-shared", "-fPIC", "-fvisibility=hidden"),
 )
 _TIMEOUT_S = 120
 
@@ -33,10 +33,9 @@ def library_path() -> Path:
     if compiler is None:
         raise KernelUnavailableError("no C compiler (cc or gcc) was found on PATH")
     sources = sorted(_SOURCE_DIR.glob("*.[ch]"))
-    runtime = _openmp_runtime()
-    path = _cache_dir() / f"cpu-{_fingerprint(compiler, sources, runtime)}.so"
+    path = _cache_dir() / f"cpu-{_fingerprint(compiler, sources)}.so"
     if not path.exists():
-        _compile(compiler, [s for s in sources if s.suffix == ".c"], runtime, path)
+        _compile(compiler, [str(s) for s in sources if s.suffix == ".c"], path)
     return path
 
 
@@ -55,25 +54,9 @@ def _cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache" / "outrider") / "kernels"
 
 
-def _openmp_runtime() -> Path | None:
-    """The OpenMP library that torch has loaded.
-
-    A second one would bring its own pool of spinning threads to the same cores.
-    """
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    for line in maps.splitlines():
-        name = line.rpartition("/")[2]
-        if name.startswith(("libgomp", "libiomp5", "libomp")):
-            return Path(line[line.index("/") :])
-    return None
-
-
-def _fingerprint(compiler: str, sources: list[Path], runtime: Path | None) -> str:
+def _fingerprint(compiler: str, sources: list[Path]) -> str:
     digest = hashlib.sha256()
-    for part in (*_FLAGS, _run([compiler, "--version"]), _cpu_model(), str(runtime)):
+    for part in (*_FLAGS, _run([compiler, "--version"]), _cpu_model()):
         digest.update(part.encode() + b"\0")
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -91,18 +74,13 @@ def _cpu_model() -> str:
     return "\n".join([platform.machine(), platform.processor(), *described])
 
 
-def _compile(compiler: str, sources: list[Path], runtime: Path | None, path: Path) -> None:
+def _compile(compiler: str, sources: list[str], path: Path) -> None:
     """Compiles to a temporary name and renames, so that no process ever loads half a library."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-            for source, target in zip(sources, objects, strict=True):
-                _run([compiler, *_FLAGS, "-c", str(source), "-o", str(target)])
             library = Path(folder) / path.name
-            # Linked by file, not by -fopenmp, which would name the compiler's own runtime.
-            openmp = str(runtime) if runtime else "-fopenmp"
-            _run([compiler, "-shared", *map(str, objects), openmp, "-lm", "-o", str(library)])
+            _run([compiler, *_FLAGS, *sources, "-lm", "-o", str(library)])
             library.replace(path)
     except OSError as error:
         raise KernelUnavailableError(

@@ -3,9 +3,9 @@
  * An output is one chain of fused multiply-adds over k = 0, 1, 2, ..., whatever the number of rows
  * and wherever its row stands. So a row's result is the same bits alone or among many.
  */
+#include "pool.h"
 #include "vec.h"
 
-#include <omp.h>
 #include <string.h>
 
 #define PANEL 16
@@ -65,21 +65,7 @@ TILE(6, YES)
 static tile_fn *const TILES[MAX_TILE + 1] = {0, tile1, tile2, tile3, tile4, tile5, tile6};
 
 #define BLOCK_BYTES (384 * 1024) /* rows that stay in the second-level cache while panels pass */
-
-EXPORT void outrider_linear_pack(const float *weight, int64_t out_features, int64_t in_features,
-                                 float *packed)
-{
-    long panels = (out_features + PANEL - 1) / PANEL;
-#pragma omp parallel for
-    for (long p = 0; p < panels; p++) {
-        float *panel = packed + p * in_features * PANEL;
-        for (long k = 0; k < in_features; k++)
-            for (long j = 0; j < PANEL; j++) {
-                long row = p * PANEL + j;
-                panel[k * PANEL + j] = row < out_features ? weight[row * in_features + k] : 0.0f;
-            }
-    }
-}
+#define CHUNK_WORK (32 * 1024)   /* weights read, or four rows multiplied by them: about 8 us */
 
 typedef struct {
     const float *packed;
@@ -102,23 +88,64 @@ static void run_tile(const layer *l, long p, long rows, const float *x, float *o
         memcpy(out + r * l->out_features, edge + r * PANEL, columns * sizeof(float));
 }
 
-/* One thread's panels for a block of rows. */
-static void run_block(const layer *l, long rows, const float *x, float *out)
+typedef struct {
+    const layer *layer;
+    const float *x;
+    float *out;
+    int64_t rows, panels_per_chunk;
+} product;
+
+/* Every row by a chunk of panels. A panel is read from memory once and then serves all the tiles of
+ * a block of rows. */
+static void run_chunk(void *context, int64_t chunk)
 {
+    const product *a = context;
+    const layer *l = a->layer;
     long panels = (l->out_features + PANEL - 1) / PANEL;
-    long thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    long begin = panels * thread / threads, end = panels * (thread + 1) / threads;
-    for (long p = begin; p < end; p++)
-        for (long r = 0; r < rows; r += MAX_TILE)
-            run_tile(l, p, rows - r < MAX_TILE ? rows - r : MAX_TILE, x + r * l->in_features,
-                     out + r * l->out_features + p * PANEL);
+    long begin = chunk * a->panels_per_chunk, end = begin + a->panels_per_chunk;
+    long block = (BLOCK_BYTES / (l->in_features * MAX_TILE * (long)sizeof(float)) + 1) * MAX_TILE;
+    for (long first = 0; first < a->rows; first += block)
+        for (long p = begin; p < end && p < panels; p++)
+            for (long r = first; r < first + block && r < a->rows; r += MAX_TILE)
+                run_tile(l, p, a->rows - r < MAX_TILE ? a->rows - r : MAX_TILE,
+                         a->x + r * l->in_features, a->out + r * l->out_features + p * PANEL);
+}
+
+/* Long enough to be worth taking, short enough that nobody waits long for the last one. */
+static int64_t panels_per_chunk(const layer *l, int64_t rows)
+{
+    int64_t panel_work = l->in_features * PANEL * (rows < 4 ? 1 : rows / 4);
+    int64_t panels = CHUNK_WORK / panel_work;
+    return panels > 1 ? panels : 1;
 }
 
 EXPORT void outrider_linear(const layer *l, const float *x, int64_t rows, float *out)
 {
-    long block = (BLOCK_BYTES / (l->in_features * MAX_TILE * (long)sizeof(float)) + 1) * MAX_TILE;
-#pragma omp parallel
-    for (long first = 0; first < rows; first += block)
-        run_block(l, rows - first < block ? rows - first : block, x + first * l->in_features,
-                  out + first * l->out_features);
+    product a = {l, x, out, rows, panels_per_chunk(l, rows)};
+    int64_t panels = (l->out_features + PANEL - 1) / PANEL;
+    pool_run(run_chunk, &a, (panels + a.panels_per_chunk - 1) / a.panels_per_chunk);
+}
+
+typedef struct {
+    const float *weight;
+    float *packed;
+    int64_t out_features, in_features;
+} packing;
+
+static void pack_panel(void *context, int64_t p)
+{
+    const packing *a = context;
+    float *panel = a->packed + p * a->in_features * PANEL;
+    for (long k = 0; k < a->in_features; k++)
+        for (long j = 0; j < PANEL; j++) {
+            long row = p * PANEL + j;
+            panel[k * PANEL + j] = row < a->out_features ? a->weight[row * a->in_features + k] : 0;
+        }
+}
+
+EXPORT void outrider_linear_pack(const float *weight, int64_t out_features, int64_t in_features,
+                                 float *packed)
+{
+    packing a = {weight, packed, out_features, in_features};
+    pool_run(pack_panel, &a, (out_features + PANEL - 1) / PANEL);
 }

@@ -1,15 +1,16 @@
 /* Gumbel noise from a hash of (seed, stream, position, token id), and the argmax over it.
  * The integers are those of outrider/kernels/noise.py, bit for bit. */
 #include "batch.h"
+#include "pool.h"
 #include "vecmath.h"
 
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define STREAM_BITS 3
 #define TOKEN_STRIDE 0x9E3779B1u
+#define PART_TOKENS 8192
 
 static uint64_t mix64(uint64_t z)
 {
@@ -109,27 +110,35 @@ static candidate best_token(const float *scores, uint64_t state, int64_t begin, 
     return result;
 }
 
+typedef struct {
+    const float *scores;
+    const int64_t *seeds, *streams, *positions;
+    candidate *found; /* [rows, parts] */
+    int64_t vocab, parts;
+} search;
+
+static void search_part(void *context, int64_t chunk)
+{
+    const search *a = context;
+    int64_t row = chunk / a->parts, begin = chunk % a->parts * PART_TOKENS;
+    int64_t end = begin + PART_TOKENS < a->vocab ? begin + PART_TOKENS : a->vocab;
+    uint64_t state = row_state(a->seeds[row], a->streams[row], a->positions[row]);
+    a->found[chunk] = best_token(a->scores + row * a->vocab, state, begin, end);
+}
+
 EXPORT int outrider_gumbel_argmax(const float *scores, int64_t rows, int64_t vocab,
                                   const int64_t *seeds, const int64_t *streams,
                                   const int64_t *positions, int64_t *out)
 {
-    int max_threads = omp_get_max_threads();
-    candidate *found = malloc(rows * max_threads * sizeof(candidate));
+    int64_t parts = (vocab + PART_TOKENS - 1) / PART_TOKENS;
+    candidate *found = malloc((rows * parts + 1) * sizeof(candidate));
     if (!found) return NO_MEMORY;
-#pragma omp parallel num_threads(max_threads)
-    {
-        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        int64_t begin = vocab * thread / threads, end = vocab * (thread + 1) / threads;
-        for (int64_t r = 0; r < rows; r++)
-            found[r * threads + thread] = best_token(
-                scores + r * vocab, row_state(seeds[r], streams[r], positions[r]), begin, end);
-#pragma omp barrier
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++) {
-            candidate winner = found[r * threads];
-            for (int64_t i = 1; i < threads; i++) winner = better(winner, found[r * threads + i]);
-            out[r] = winner.token;
-        }
+    search a = {scores, seeds, streams, positions, found, vocab, parts};
+    pool_run(search_part, &a, rows * parts);
+    for (int64_t r = 0; r < rows; r++) {
+        candidate winner = found[r * parts];
+        for (int64_t i = 1; i < parts; i++) winner = better(winner, found[r * parts + i]);
+        out[r] = winner.token;
     }
     free(found);
     return OK;

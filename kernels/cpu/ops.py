@@ -85,6 +85,7 @@ class _Attention(Structure):
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "set_num_threads": (None, [c_int64]),
     "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
@@ -135,6 +136,7 @@ class CpuOps:
         # The same functions, called with the interpreter lock held and released.
         self._holding = _bind(ctypes.PyDLL(str(library_path)))
         self._releasing = _bind(ctypes.CDLL(str(library_path)))
+        self._holding.set_num_threads(torch.get_num_threads())
         self._fallback = ReferenceOps(deterministic=True)
         self._batch: RaggedBatch | None = None
         self._c_struct = _Batch()

@@ -1,12 +1,21 @@
 /* Norms, activations, rotation: one pass over each row, always the same order within a row. */
 #include "batch.h"
+#include "pool.h"
 #include "vecmath.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Work below this many floats is not worth waking other threads. */
-#define PARALLEL_FLOATS 32768
+/* Floats of a chunk of rows: less is not worth handing to another thread. */
+#define CHUNK_FLOATS 16384
+#define CHUNK_FLOATS_EXP 4096
+
+typedef struct {
+    const float *x, *residual, *weight, *bias;
+    float *out, *total;
+    int64_t rows, width, rows_per_chunk;
+    float eps;
+} rowwise;
 
 INLINE float vec_sum(vec v)
 {
@@ -35,60 +44,97 @@ static void rms_norm_row(const float *x, const float *weight, long n, float eps,
     for (long i = 0; i < n; i++) out[i] = x[i] * scale * weight[i];
 }
 
-EXPORT void outrider_rms_norm(const float *x, const float *weight, long rows, long n, float eps,
-                              float *out)
+#define EACH_ROW(name, one_row)                                                     \
+    static void name(void *context, int64_t chunk)                                  \
+    {                                                                               \
+        const rowwise *a = context;                                                 \
+        int64_t begin = chunk * a->rows_per_chunk, end = begin + a->rows_per_chunk; \
+        for (int64_t r = begin; r < end && r < a->rows; r++) one_row(a, r);         \
+    }
+
+static void run_rows(pool_task *task, rowwise a, int64_t chunk_floats)
 {
-#pragma omp parallel for if (rows * n > PARALLEL_FLOATS)
-    for (long r = 0; r < rows; r++) rms_norm_row(x + r * n, weight, n, eps, out + r * n);
+    a.rows_per_chunk = chunk_floats / a.width + 1;
+    pool_run(task, &a, (a.rows + a.rows_per_chunk - 1) / a.rows_per_chunk);
 }
+
+INLINE void rms_norm_one(const rowwise *a, int64_t r)
+{
+    rms_norm_row(a->x + r * a->width, a->weight, a->width, a->eps, a->out + r * a->width);
+}
+EACH_ROW(rms_norm_rows, rms_norm_one)
+
+EXPORT void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width,
+                              float eps, float *out)
+{
+    rowwise a = {.x = x, .weight = weight, .out = out, .rows = rows, .width = width, .eps = eps};
+    run_rows(rms_norm_rows, a, CHUNK_FLOATS);
+}
+
+INLINE void add_rms_norm_one(const rowwise *a, int64_t r)
+{
+    long n = a->width;
+    const float *x = a->x + r * n, *residual = a->residual + r * n;
+    float *total = a->total + r * n;
+    for (long i = 0; i < n; i++) total[i] = x[i] + residual[i];
+    rms_norm_row(total, a->weight, n, a->eps, a->out + r * n);
+}
+EACH_ROW(add_rms_norm_rows, add_rms_norm_one)
 
 EXPORT void outrider_add_rms_norm(const float *x, const float *residual, const float *weight,
-                                  long rows, long n, float eps, float *out, float *total)
+                                  int64_t rows, int64_t width, float eps, float *out, float *total)
 {
-#pragma omp parallel for if (rows * n > PARALLEL_FLOATS)
-    for (long r = 0; r < rows; r++) {
-        for (long i = r * n; i < r * n + n; i++) total[i] = x[i] + residual[i];
-        rms_norm_row(total + r * n, weight, n, eps, out + r * n);
-    }
+    rowwise a = {.x = x, .residual = residual, .weight = weight, .out = out, .total = total,
+                 .rows = rows, .width = width, .eps = eps};
+    run_rows(add_rms_norm_rows, a, CHUNK_FLOATS);
 }
 
-EXPORT void outrider_layer_norm(const float *x, const float *weight, const float *bias, long rows,
-                                long n, float eps, float *out)
+INLINE void layer_norm_one(const rowwise *a, int64_t r)
 {
-#pragma omp parallel for if (rows * n > PARALLEL_FLOATS)
-    for (long r = 0; r < rows; r++) {
-        const float *in = x + r * n;
-        float *row = out + r * n;
-        vec sums = {0};
-        long i = 0;
-        for (; i + VEC_LANES <= n; i += VEC_LANES) sums += vec_load(in + i);
-        float mean = vec_sum(sums);
-        for (; i < n; i++) mean += in[i];
-        mean /= n;
-        for (i = 0; i < n; i++) row[i] = in[i] - mean;
-        float scale = 1.0f / sqrtf(sum_of_squares(row, n) / n + eps);
-        for (i = 0; i < n; i++) row[i] = row[i] * scale * weight[i] + (bias ? bias[i] : 0.0f);
-    }
+    const float *x = a->x + r * a->width;
+    float *out = a->out + r * a->width;
+    long n = a->width, i = 0;
+    vec sums = {0};
+    for (; i + VEC_LANES <= n; i += VEC_LANES) sums += vec_load(x + i);
+    float mean = vec_sum(sums);
+    for (; i < n; i++) mean += x[i];
+    mean /= n;
+    for (i = 0; i < n; i++) out[i] = x[i] - mean;
+    float scale = 1.0f / sqrtf(sum_of_squares(out, n) / n + a->eps);
+    for (i = 0; i < n; i++) out[i] = out[i] * scale * a->weight[i] + (a->bias ? a->bias[i] : 0.0f);
+}
+EACH_ROW(layer_norm_rows, layer_norm_one)
+
+EXPORT void outrider_layer_norm(const float *x, const float *weight, const float *bias,
+                                int64_t rows, int64_t width, float eps, float *out)
+{
+    rowwise a = {.x = x, .weight = weight, .bias = bias, .out = out,
+                 .rows = rows, .width = width, .eps = eps};
+    run_rows(layer_norm_rows, a, CHUNK_FLOATS);
 }
 
 INLINE vec silu(vec gate) { return gate / (1.0f + vec_exp(-gate)); }
 
-EXPORT void outrider_silu_mul(const float *gate_up, long rows, long n, float *out)
+INLINE void silu_mul_one(const rowwise *a, int64_t r)
 {
-#pragma omp parallel for if (rows * n > PARALLEL_FLOATS / 8)
-    for (long r = 0; r < rows; r++) {
-        const float *gate = gate_up + 2 * r * n, *up = gate + n;
-        float *row = out + r * n;
-        long i = 0;
-        for (; i + VEC_LANES <= n; i += VEC_LANES)
-            vec_store(row + i, silu(vec_load(gate + i)) * vec_load(up + i));
-        if (i == n) continue;
-        float edge[2][VEC_LANES] = {{0}};
-        memcpy(edge[0], gate + i, (n - i) * sizeof(float));
-        memcpy(edge[1], up + i, (n - i) * sizeof(float));
-        vec last = silu(vec_load(edge[0])) * vec_load(edge[1]);
-        memcpy(row + i, &last, (n - i) * sizeof(float));
-    }
+    long n = a->width, i = 0;
+    const float *gate = a->x + 2 * r * n, *up = gate + n;
+    float *out = a->out + r * n;
+    for (; i + VEC_LANES <= n; i += VEC_LANES)
+        vec_store(out + i, silu(vec_load(gate + i)) * vec_load(up + i));
+    if (i == n) return;
+    float edge[2][VEC_LANES] = {{0}};
+    memcpy(edge[0], gate + i, (n - i) * sizeof(float));
+    memcpy(edge[1], up + i, (n - i) * sizeof(float));
+    vec last = silu(vec_load(edge[0])) * vec_load(edge[1]);
+    memcpy(out + i, &last, (n - i) * sizeof(float));
+}
+EACH_ROW(silu_mul_rows, silu_mul_one)
+
+EXPORT void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out)
+{
+    rowwise a = {.x = gate_up, .out = out, .rows = rows, .width = width};
+    run_rows(silu_mul_rows, a, CHUNK_FLOATS_EXP);
 }
 
 typedef struct {
@@ -119,20 +165,37 @@ static void rotate_head(const rotation *a, const float *x, const float *norm, in
     }
 }
 
-static void rotate_token(const rotation *a, const ragged_batch *batch, int64_t t, const float *qkv,
-                         float *q)
+typedef struct {
+    const rotation *rotation;
+    const ragged_batch *batch;
+    const float *qkv;
+    float *q;
+    int64_t tokens_per_chunk;
+} rotating;
+
+static void rotate_token(const rotating *w, int64_t t)
 {
+    const rotation *a = w->rotation;
     long dim = a->head_dim, heads = a->heads, kv_heads = a->kv_heads;
-    int64_t position = batch->positions[t];
-    const float *k = qkv + heads * dim, *v = k + kv_heads * dim;
+    int64_t position = w->batch->positions[t], slot = w->batch->slots[t];
+    const float *from = w->qkv + t * (heads + 2 * kv_heads) * dim;
+    const float *k = from + heads * dim, *v = k + kv_heads * dim;
+    float *q = w->q + t * heads * dim;
     for (long h = 0; h < heads; h++)
-        rotate_head(a, qkv + h * dim, a->q_norm, position, q + h * dim);
-    int64_t block = batch->slots[t] / a->block_size, offset = batch->slots[t] % a->block_size;
+        rotate_head(a, from + h * dim, a->q_norm, position, q + h * dim);
+    int64_t block = slot / a->block_size, offset = slot % a->block_size;
     for (long h = 0; h < kv_heads; h++) {
         long at = ((block * kv_heads + h) * a->block_size + offset) * dim;
         rotate_head(a, k + h * dim, a->k_norm, position, a->key_cache + at);
         memcpy(a->value_cache + at, v + h * dim, dim * sizeof(float));
     }
+}
+
+static void rotate_tokens(void *context, int64_t chunk)
+{
+    const rotating *w = context;
+    int64_t begin = chunk * w->tokens_per_chunk, end = begin + w->tokens_per_chunk;
+    for (int64_t t = begin; t < end && t < w->batch->tokens; t++) rotate_token(w, t);
 }
 
 EXPORT int outrider_rotate_and_store(const rotation *a, const ragged_batch *batch,
@@ -143,9 +206,8 @@ EXPORT int outrider_rotate_and_store(const rotation *a, const ragged_batch *batc
         if (a->cos && (batch->positions[t] < 0 || batch->positions[t] >= a->max_position))
             return BAD_POSITION;
     }
-    long width = (a->heads + 2 * a->kv_heads) * a->head_dim, q_width = a->heads * a->head_dim;
-#pragma omp parallel for if (batch->tokens * width > PARALLEL_FLOATS)
-    for (int64_t t = 0; t < batch->tokens; t++)
-        rotate_token(a, batch, t, qkv + t * width, q + t * q_width);
+    int64_t width = (a->heads + 2 * a->kv_heads) * a->head_dim;
+    rotating w = {a, batch, qkv, q, CHUNK_FLOATS / width + 1};
+    pool_run(rotate_tokens, &w, (batch->tokens + w.tokens_per_chunk - 1) / w.tokens_per_chunk);
     return OK;
 }

@@ -197,6 +197,6 @@ def test_integrity_notices_a_lost_block() -> None:
 def test_integrity_notices_a_block_published_under_another_key() -> None:
     pool = BlockPool(3, 2)
     blocks = published_chain(pool)
-    pool._key_of[blocks[0]] = (ROOT, b"another")
+    pool._key_of[blocks[0]] = (ROOT, (7, 7))
     with pytest.raises(AssertionError, match="another key"):
         pool.check_integrity([blocks])

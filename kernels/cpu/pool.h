@@ -1,0 +1,15 @@
+/* Threads that help when they are there, and are not waited for when they are not. */
+#ifndef OUTRIDER_POOL_H
+#define OUTRIDER_POOL_H
+
+#include <stdint.h>
+
+typedef void pool_task(void *context, int64_t chunk);
+
+/* Runs task(context, 0 .. chunks - 1) on this thread and whichever helpers come, in any order, and
+ * returns when all are done. Results must not depend on who runs what. */
+void pool_run(pool_task *task, void *context, int64_t chunks);
+
+int64_t pool_threads(void);
+
+#endif
