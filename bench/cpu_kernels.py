@@ -3,8 +3,8 @@
     python -m outrider.bench.cpu_kernels [--rows 1,2,4,6,8,64] [--threads 2]
 
 Linears are timed on copies of their weights that together exceed the caches, as a model's weights
-do. Each figure is the lower quartile of single calls, the candidates taking turns, so that other
-work on the machine disturbs them alike.
+do. Each figure is the lower quartile of single calls; the candidates take turns, so that other work
+on the machine disturbs them alike.
 """
 
 from __future__ import annotations
@@ -33,19 +33,24 @@ LINEARS = {  # name: (out, in, how many in the model)
     "head": (VOCAB, HIDDEN, 1),
 }
 COLD_BYTES = 128 << 20  # of weight copies: several times the last-level cache
+TURN, WARM_UP = 10, 3
 Calls = dict[str, Callable[[int], object]]
 
 
 def quartiles_us(calls: Calls, num_rounds: int) -> dict[str, float]:
-    """Lower quartile of each candidate's time; round i passes i, to pick a cold weight."""
+    """Lower quartile of each candidate's time; call i gets i, to pick a cold weight.
+
+    A turn is several calls, the first ones not counted: threads of the candidate before may still
+    be spinning on a core.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call(0)
-    for i in range(num_rounds):
+    for turn in range(-(-num_rounds // TURN)):
         for name, call in calls.items():
-            start = time.perf_counter()
-            call(i)
-            times[name].append(time.perf_counter() - start)
+            for i in range(-WARM_UP, TURN):
+                start = time.perf_counter()
+                call(turn * TURN + i)
+                if i >= 0:
+                    times[name].append(time.perf_counter() - start)
     return {name: sorted(t)[len(t) // 4] * 1e6 for name, t in times.items()}
 
 
@@ -106,7 +111,7 @@ def linear_table(ops: Ops, rows: Sequence[int], num_rounds: int) -> Table:
     for name, (out_features, in_features, count) in LINEARS.items():
         for num_rows in rows:
             calls = linear_calls(ops, out_features, in_features, num_rows)
-            us = quartiles_us(calls, num_rounds if num_rows < 16 else max(4, num_rounds // 8))
+            us = quartiles_us(calls, num_rounds if num_rows < 16 else TURN)
             rate = out_features * in_features / us["ours"] / 1e3
             figures = [f"{t:.0f}" for t in us.values()]
             table.add_row(

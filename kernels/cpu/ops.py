@@ -20,6 +20,7 @@ from torch import Tensor
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.types import Linear, RaggedBatch
 
+_FLOAT32 = torch.float32
 _PANEL = 16
 _MAX_HEAD_DIM = 256
 # Work (multiply-adds) from which on other Python threads may run meanwhile. Below it, giving the
@@ -127,7 +128,11 @@ def _bind(library: ctypes.CDLL) -> SimpleNamespace:
 
 
 class CpuOps:
-    """See `outrider.kernels.types.Ops`."""
+    """See `outrider.kernels.types.Ops`.
+
+    All instances share the helper threads of the process, as many as torch has when the last one
+    was made.
+    """
 
     name = "c"
     deterministic = True
@@ -189,12 +194,13 @@ class CpuOps:
     ) -> tuple[Tensor, Tensor]:
         x, residual = _dense(x), _dense(residual)
         out, total = torch.empty_like(x), torch.empty_like(x)
+        num_rows, width = x.shape
         self._holding.add_rms_norm(
             x.data_ptr(),
             residual.data_ptr(),
             weight.data_ptr(),
-            x.shape[0],
-            x.shape[1],
+            num_rows,
+            width,
             eps,
             out.data_ptr(),
             total.data_ptr(),
@@ -204,12 +210,13 @@ class CpuOps:
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         x = _dense(x)
         out = torch.empty_like(x)
+        num_rows, width = x.shape
         self._holding.layer_norm(
             x.data_ptr(),
             weight.data_ptr(),
             _address(bias),
-            x.shape[0],
-            x.shape[1],
+            num_rows,
+            width,
             eps,
             out.data_ptr(),
         )
@@ -217,9 +224,10 @@ class CpuOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate_up = _dense(gate_up)
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self._empty((rows, width))
-        self._holding.silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
+        num_rows, double_width = gate_up.shape
+        width = double_width // 2
+        out = self._empty((num_rows, width))
+        self._holding.silu_mul(gate_up.data_ptr(), num_rows, width, out.data_ptr())
         return out
 
     def rotate_and_store(
@@ -356,7 +364,7 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 def _dense(x: Tensor) -> Tensor:
-    if x.dtype != torch.float32:
+    if x.dtype is not _FLOAT32:
         raise TypeError(f"The C kernels take float32, not {x.dtype}.")
     return x if x.is_contiguous() else x.contiguous()
 

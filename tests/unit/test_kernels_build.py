@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,17 +106,3 @@ def test_other_sources_give_another_library(
     monkeypatch.setattr(build, "_cpu_model", lambda: "another machine")
     monkeypatch.setattr(build, "_compile", lambda *_: None)
     assert build.library_path() != before
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_kernels_share_the_openmp_runtime_of_torch(needs_compiler: None) -> None:
-    program = (
-        "import torch\n"
-        "from outrider.kernels.ops import select_ops\n"
-        "ops = select_ops(torch.device('cpu'), torch.float32, backend='c')\n"
-        "ops.linear(torch.randn(64, 64), None)(torch.randn(8, 64))\n"
-        "names = {l.split('/')[-1] for l in open('/proc/self/maps').read().splitlines()}\n"
-        "print(sum('omp' in n and n.startswith(('libgomp', 'libiomp', 'libomp')) for n in names))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "1", done.stderr

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,16 +59,39 @@ def test_a_row_has_the_same_bits_alone_or_among_many(
     assert torch.equal(linear(x[[699, 5, 5, 0]]), together[[699, 5, 5, 0]])
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_c_results_do_not_depend_on_the_number_of_threads(num_threads: int) -> None:
-    linear = make_ops("c").linear(torch.randn(200, 100), torch.randn(200))
-    x = torch.randn(9, 100)
-    expected, before = linear(x), torch.get_num_threads()
+    weight, x, before = torch.randn(1000, 300), torch.randn(9, 300), torch.get_num_threads()
+    expected = make_ops("c").linear(weight, None)(x)
     try:
         torch.set_num_threads(num_threads)
-        assert torch.equal(linear(x), expected)
+        assert torch.equal(make_ops("c").linear(weight, None)(x), expected)
     finally:
         torch.set_num_threads(before)
+        make_ops("c")
+
+
+def test_c_kernels_may_be_called_from_several_threads_at_once() -> None:
+    linear, x = make_ops("c").linear(torch.randn(3000, 300), None), torch.randn(20, 300)
+    expected = linear(x)
+
+    def all_equal(_: int) -> bool:
+        return all(torch.equal(linear(x), expected) for _ in range(50))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(all_equal, range(8)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_c_kernels_work_in_a_forked_child() -> None:
+    linear, x = make_ops("c").linear(torch.randn(3000, 300), None), torch.randn(20, 300)
+    expected = linear(x).numpy().tobytes()  # torch's own threads would hang in the child
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if linear(x).numpy().tobytes() == expected else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_rows_that_are_not_contiguous_are_accepted(ops: Ops) -> None:
