@@ -129,6 +129,9 @@ class ReferenceOps:
     ) -> Tensor:
         return (scores + gumbel(seeds, streams, positions, scores.shape[-1])).argmax(-1)
 
+    def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        return scores.float().softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
 
 def _can_pack(weight: Tensor) -> bool:
     return (

@@ -123,3 +123,7 @@ class Ops(Protocol):
         A score of -inf is never chosen. See `outrider.kernels.noise`.
         """
         ...
+
+    def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        """float32 [n]: softmax of each row of `scores` [n, vocab] at one of its `tokens` [n]."""
+        ...

@@ -1,4 +1,4 @@
-/* The ragged batch as the Python side lays it out (CBatch in ops.py). */
+/* The ragged batch as the Python side lays it out (CBatch in native.py). */
 #ifndef OUTRIDER_BATCH_H
 #define OUTRIDER_BATCH_H
 

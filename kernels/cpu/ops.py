@@ -8,15 +8,14 @@ promise.
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, addressof, c_float, c_int, c_int64, c_void_p
+from ctypes import addressof
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.types import Linear, RaggedBatch
 
@@ -27,104 +26,6 @@ _MAX_HEAD_DIM = 256
 # interpreter lock away and getting it back can take longer than the work itself.
 _RELEASE_LOCK_WORK = 1 << 25
 _MAX_MODEL_ROWS = 16
-
-
-class _Layer(Structure):
-    _fields_: ClassVar = [
-        ("packed", c_void_p),
-        ("bias", c_void_p),
-        ("out_features", c_int64),
-        ("in_features", c_int64),
-    ]
-
-
-class _Batch(Structure):
-    _fields_: ClassVar = [
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("cu_query_lens", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("tokens", c_int64),
-        ("sequences", c_int64),
-        ("max_blocks", c_int64),
-    ]
-
-
-class _Rotation(Structure):
-    _fields_: ClassVar = [
-        ("cos", c_void_p),
-        ("sin", c_void_p),
-        ("q_norm", c_void_p),
-        ("k_norm", c_void_p),
-        ("key_cache", c_void_p),
-        ("value_cache", c_void_p),
-        ("max_position", c_int64),
-        ("num_slots", c_int64),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_size", c_int64),
-        ("norm_eps", c_float),
-    ]
-
-
-class _Attention(Structure):
-    _fields_: ClassVar = [
-        ("q", c_void_p),
-        ("key_cache", c_void_p),
-        ("value_cache", c_void_p),
-        ("out", c_void_p),
-        ("num_blocks", c_int64),
-        ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_size", c_int64),
-        ("window", c_int64),
-        ("scale", c_float),
-    ]
-
-
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "set_num_threads": (None, [c_int64]),
-    "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "linear": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
-    "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
-    "add_rms_norm": (
-        None,
-        [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p],
-    ),
-    "layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
-    "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
-    "rotate_and_store": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "attention": (c_int, [c_void_p, c_void_p]),
-    "gumbel_argmax": (
-        c_int,
-        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
-    ),
-}
-
-_FAILURES = {
-    1: (MemoryError, "The kernels found no memory for their work area; free some."),
-    2: (IndexError, "A position lies outside the rotation table; shorten the sequence."),
-    3: (IndexError, "A KV slot lies outside the cache."),
-    4: (IndexError, "A block table names a block outside the cache or is too short."),
-}
-
-
-def _check(code: int) -> None:
-    if code:
-        kind, message = _FAILURES[code]
-        raise kind(message)
-
-
-def _bind(library: ctypes.CDLL) -> SimpleNamespace:
-    functions = SimpleNamespace()
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, f"outrider_{name}")
-        function.restype, function.argtypes = result, arguments
-        setattr(functions, name, function)
-    return functions
 
 
 class CpuOps:
@@ -139,12 +40,12 @@ class CpuOps:
 
     def __init__(self, library_path: Path) -> None:
         # The same functions, called with the interpreter lock held and released.
-        self._holding = _bind(ctypes.PyDLL(str(library_path)))
-        self._releasing = _bind(ctypes.CDLL(str(library_path)))
+        self._holding = bind(ctypes.PyDLL(str(library_path)))
+        self._releasing = bind(ctypes.CDLL(str(library_path)))
         self._holding.set_num_threads(torch.get_num_threads())
         self._fallback = ReferenceOps(deterministic=True)
         self._batch: RaggedBatch | None = None
-        self._c_struct = _Batch()
+        self._c_struct = CBatch()
         self._models: dict[tuple[int, ...], Tensor] = {}
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -155,10 +56,10 @@ class CpuOps:
         self._releasing.linear_pack(weight.data_ptr(), out_features, in_features, packed.data_ptr())
         if bias is not None:
             bias = F.pad(_dense(bias.detach()), (0, padded - out_features))
-        layer = _Layer(packed.data_ptr(), _address(bias), out_features, in_features)
+        layer = CLayer(packed.data_ptr(), _address(bias), out_features, in_features)
         return self._packed_linear(layer, (packed, bias))
 
-    def _packed_linear(self, layer: _Layer, memory: tuple[Tensor | None, ...]) -> Linear:
+    def _packed_linear(self, layer: CLayer, memory: tuple[Tensor | None, ...]) -> Linear:
         """`memory` is what `layer` points to; the function keeps both alive."""
         out_features, in_features = layer.out_features, layer.in_features
         address = addressof(layer)
@@ -248,7 +149,7 @@ class CpuOps:
         qkv = _dense(qkv)
         num_blocks, _, block_size, _ = key_cache.shape
         q = self._empty((qkv.shape[0], num_heads, head_dim))
-        rotation = _Rotation(
+        rotation = CRotation(
             _address(cos),
             _address(sin),
             _address(q_norm),
@@ -263,7 +164,7 @@ class CpuOps:
             block_size,
             norm_eps,
         )
-        _check(
+        check(
             self._holding.rotate_and_store(
                 addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr()
             )
@@ -285,7 +186,7 @@ class CpuOps:
         q = _dense(q)
         num_blocks, num_kv_heads, block_size, _ = key_cache.shape
         out = self._empty((num_tokens, num_heads * head_dim))
-        arguments = _Attention(
+        arguments = CAttention(
             q.data_ptr(),
             key_cache.data_ptr(),
             value_cache.data_ptr(),
@@ -300,7 +201,7 @@ class CpuOps:
         )
         heavy = q.numel() * batch.max_context_len > _RELEASE_LOCK_WORK
         library = self._releasing if heavy else self._holding
-        _check(library.attention(addressof(arguments), self._c_batch(batch)))
+        check(library.attention(addressof(arguments), self._c_batch(batch)))
         return out
 
     def gumbel_argmax(
@@ -310,7 +211,7 @@ class CpuOps:
         seeds, streams, positions = (_dense_int64(t) for t in (seeds, streams, positions))
         num_rows, vocab = scores.shape
         out = torch.empty(num_rows, dtype=torch.int64)
-        _check(
+        check(
             self._releasing.gumbel_argmax(
                 scores.data_ptr(),
                 num_rows,
@@ -319,6 +220,17 @@ class CpuOps:
                 streams.data_ptr(),
                 positions.data_ptr(),
                 out.data_ptr(),
+            )
+        )
+        return out
+
+    def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        scores, tokens = _dense(scores), _dense_int64(tokens)
+        num_rows, vocab = scores.shape
+        out = torch.empty(num_rows, dtype=torch.float32)
+        check(
+            self._holding.probability_of(
+                scores.data_ptr(), num_rows, vocab, tokens.data_ptr(), out.data_ptr()
             )
         )
         return out
@@ -340,7 +252,7 @@ class CpuOps:
         return addressof(self._c_struct)
 
 
-def _batch_struct(batch: RaggedBatch) -> _Batch:
+def _batch_struct(batch: RaggedBatch) -> CBatch:
     tensors = (
         (batch.positions, torch.int64),
         (batch.slots, torch.int64),
@@ -351,7 +263,7 @@ def _batch_struct(batch: RaggedBatch) -> _Batch:
     for tensor, dtype in tensors:
         if tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(f"RaggedBatch tensors must be contiguous {dtype}, not {tensor.dtype}.")
-    return _Batch(
+    return CBatch(
         *(tensor.data_ptr() for tensor, _ in tensors),
         batch.positions.shape[0],
         batch.context_lens.shape[0],

@@ -13,16 +13,18 @@ from outrider.workers.sampling.chain import process_rows
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
 
 
-class GumbelOps(Protocol):
-    """The one kernel sampling needs; `outrider.kernels.types.Ops` has it."""
+class SamplingOps(Protocol):
+    """The kernels sampling needs; `outrider.kernels.types.Ops` has them."""
 
     def gumbel_argmax(
         self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
     ) -> Tensor: ...
 
+    def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor: ...
+
 
 def sample(
-    logits: Tensor, spans: Sequence[Span], ops: GumbelOps, stream: Stream = Stream.SHARED
+    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, stream: Stream = Stream.SHARED
 ) -> Tensor:
     """int64 [N]: the token each logit row chooses; ties go to the lowest id.
 
@@ -35,7 +37,7 @@ def sample(
     return choose(process_rows(logits, rows), rows, ops, stream)
 
 
-def choose(scores: Tensor, rows: Sequence[LogitRow], ops: GumbelOps, stream: Stream) -> Tensor:
+def choose(scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: Stream) -> Tensor:
     """int64 [N]: the choice of each row, given its scores after the chain."""
     greedy = [i for i, row in enumerate(rows) if row.sampler.is_greedy]
     if len(greedy) == len(rows):
@@ -52,14 +54,14 @@ def choose(scores: Tensor, rows: Sequence[LogitRow], ops: GumbelOps, stream: Str
 
 
 def _noisy_choice(
-    scores: Tensor, rows: Sequence[LogitRow], ops: GumbelOps, stream: Stream
+    scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: Stream
 ) -> Tensor:
     streams = torch.full((len(rows),), stream, dtype=torch.int64, device=scores.device)
     return gumbel_choice(scores, rows, streams, ops)
 
 
 def gumbel_choice(
-    scores: Tensor, rows: Sequence[LogitRow], streams: Tensor, ops: GumbelOps
+    scores: Tensor, rows: Sequence[LogitRow], streams: Tensor, ops: SamplingOps
 ) -> Tensor:
     """int64 [n]: a sample of softmax(scores) per row, drawn from the noise of `streams` [n]."""
     seeds, positions = noise_keys(rows, scores.device)

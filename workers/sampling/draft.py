@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.kernels.noise import Stream
 from outrider.workers.sampling.chain import process_rows
-from outrider.workers.sampling.choose import GumbelOps, argmax, choose
+from outrider.workers.sampling.choose import SamplingOps, argmax, choose
 from outrider.workers.sampling.rows import Span, last_rows
 from outrider.workers.sampling.verify import VerificationMode
 
@@ -26,7 +26,7 @@ class DraftStep(NamedTuple):
 
 
 def draft_sample(
-    logits: Tensor, spans: Sequence[Span], ops: GumbelOps, mode: VerificationMode
+    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, mode: VerificationMode
 ) -> DraftStep:
     """Guess one token per span from `logits` [n, vocab], the last row of each.
 
@@ -36,12 +36,12 @@ def draft_sample(
     """
     if all(span.sampler.is_plain_greedy for span in spans):
         tokens = argmax(logits)
-        return DraftStep(tokens, _probability(logits.float(), tokens), None)
+        return DraftStep(tokens, ops.probability_of(logits.float(), tokens), None)
     rows = last_rows(spans)
     scores = process_rows(logits, rows)
     if mode == "shared":
         tokens = choose(scores, rows, ops, Stream.SHARED)
-        return DraftStep(tokens, _probability(scores, tokens), None)
+        return DraftStep(tokens, ops.probability_of(scores, tokens), None)
     tokens = choose(scores, rows, ops, Stream.DRAFT)
     q = scores.softmax(-1)
     confidence = q.amax(-1)
@@ -53,7 +53,3 @@ def draft_sample(
         q[at] = 0.0
         q[at, tokens[at]] = 1.0
     return DraftStep(tokens, confidence, q)
-
-
-def _probability(scores: Tensor, tokens: Tensor) -> Tensor:
-    return scores.softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

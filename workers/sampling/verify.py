@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from outrider.kernels.noise import Stream, uniform
 from outrider.workers.sampling.chain import process_rows
-from outrider.workers.sampling.choose import GumbelOps, gumbel_choice, noise_keys, sample
+from outrider.workers.sampling.choose import SamplingOps, gumbel_choice, noise_keys, sample
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
 
 VerificationMode = Literal["shared", "rejection"]
@@ -33,7 +33,7 @@ class SpanVerdict(NamedTuple):
 
 
 def verify(
-    logits: Tensor, spans: Sequence[Span], ops: GumbelOps, mode: VerificationMode
+    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, mode: VerificationMode
 ) -> list[SpanVerdict]:
     """One verdict per span; `logits` [N, vocab] holds the rows of all spans in order."""
     if mode == "shared" or all(span.sampler.is_greedy for span in spans):
@@ -69,7 +69,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(total > 0, left / total, p.double())
 
 
-def _verify_choices(logits: Tensor, spans: Sequence[Span], ops: GumbelOps) -> list[SpanVerdict]:
+def _verify_choices(logits: Tensor, spans: Sequence[Span], ops: SamplingOps) -> list[SpanVerdict]:
     chosen = sample(logits, spans, ops).tolist()
     verdicts, first = [], 0
     for span in spans:
@@ -83,7 +83,7 @@ def _verify_choices(logits: Tensor, spans: Sequence[Span], ops: GumbelOps) -> li
 
 
 def _verify_by_rejection(
-    logits: Tensor, spans: Sequence[Span], ops: GumbelOps
+    logits: Tensor, spans: Sequence[Span], ops: SamplingOps
 ) -> list[SpanVerdict]:
     rows = logit_rows(spans)
     scores = process_rows(logits, rows)
@@ -137,7 +137,7 @@ def _sample_after(
     q: Tensor,
     drafted: Sequence[LogitRow],
     final_rows: Sequence[LogitRow],
-    ops: GumbelOps,
+    ops: SamplingOps,
 ) -> Tensor:
     """int64: the target's own token of each span, recovered after a rejection or the bonus."""
     final = scores[torch.tensor([row.slot for row in final_rows], device=p.device)]

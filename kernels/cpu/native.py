@@ -1,0 +1,109 @@
+"""The C library as Python sees it: structures, signatures and error codes of `cpu/*.c`."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import Structure, c_float, c_int, c_int64, c_void_p
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+
+class CLayer(Structure):
+    _fields_: ClassVar = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("out_features", c_int64),
+        ("in_features", c_int64),
+    ]
+
+
+class CBatch(Structure):
+    _fields_: ClassVar = [
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("cu_query_lens", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("tokens", c_int64),
+        ("sequences", c_int64),
+        ("max_blocks", c_int64),
+    ]
+
+
+class CRotation(Structure):
+    _fields_: ClassVar = [
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("key_cache", c_void_p),
+        ("value_cache", c_void_p),
+        ("max_position", c_int64),
+        ("num_slots", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("norm_eps", c_float),
+    ]
+
+
+class CAttention(Structure):
+    _fields_: ClassVar = [
+        ("q", c_void_p),
+        ("key_cache", c_void_p),
+        ("value_cache", c_void_p),
+        ("out", c_void_p),
+        ("num_blocks", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "set_num_threads": (None, [c_int64]),
+    "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "linear": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
+    "add_rms_norm": (
+        None,
+        [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_void_p],
+    ),
+    "layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
+    "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "rotate_and_store": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "attention": (c_int, [c_void_p, c_void_p]),
+    "gumbel_argmax": (
+        c_int,
+        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
+}
+
+_FAILURES = {
+    1: (MemoryError, "The kernels found no memory for their work area; free some."),
+    2: (IndexError, "A position lies outside the rotation table; shorten the sequence."),
+    3: (IndexError, "A KV slot lies outside the cache."),
+    4: (IndexError, "A block table names a block outside the cache or is too short."),
+}
+
+
+def check(code: int) -> None:
+    """Raises what a kernel's return code stands for."""
+    if code:
+        kind, message = _FAILURES[code]
+        raise kind(message)
+
+
+def bind(library: ctypes.CDLL) -> SimpleNamespace:
+    """The library's functions by their names without the prefix."""
+    functions = SimpleNamespace()
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, f"outrider_{name}")
+        function.restype, function.argtypes = result, arguments
+        setattr(functions, name, function)
+    return functions
