@@ -8,7 +8,7 @@ from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
 from outrider.workers.proposers import Proposal
 from outrider.workers.rows import RowTable
 
-_FIRST_TRUST = 3
+_FIRST_TRUST = 1
 
 
 class NgramIndex:

@@ -99,17 +99,18 @@ class SpeculationConfig(Checked):
         choice("draft", "ngram", optional=True),
         "Who proposes: draft or ngram; unset is draft if draft.model is set, else nobody.",
     )
-    num_speculative_tokens: int = setting(
-        5,
-        whole(0, MAX_SPECULATIVE_TOKENS),
-        "Depth: tokens proposed per request and round; 0 is plain decoding.",
+    num_speculative_tokens: int | None = setting(
+        None,
+        whole(0, MAX_SPECULATIVE_TOKENS, optional=True),
+        "Depth: tokens proposed per request and round; 0 is plain decoding, unset is 2 on CPU "
+        "and 5 on CUDA.",
     )
     verification: str = setting(
         "shared",
         choice("shared", "rejection"),
         "shared gives the text plain decoding gives; rejection keeps its distribution only.",
     )
-    ngram_min: int = setting(2, whole(1), "Shortest n-gram looked up in prompt and output.")
+    ngram_min: int = setting(1, whole(1), "Shortest n-gram looked up in prompt and output.")
     ngram_max: int = setting(4, whole(1), "Longest n-gram looked up in prompt and output.")
 
     def _check_together(self) -> None:

@@ -231,7 +231,8 @@ def test_the_memory_bound_speedup_is_tau_over_c_gamma_plus_one() -> None:
     record = SimpleNamespace(block_efficiency=3.0, drafted=10)
     run: Any = SimpleNamespace(text=SimpleNamespace(speculation=record))
     built: Any = SimpleNamespace(
-        config=EngineConfig.from_kwargs(draft_model=SMALL, num_speculative_tokens=5),
+        config=EngineConfig.from_kwargs(draft_model=SMALL),
+        depth=5,
         draft=SimpleNamespace(num_params=10),
         target=SimpleNamespace(num_params=100),
     )

@@ -37,9 +37,9 @@ SAMPLES = {
     "method": "ngram",
     "num_speculative_tokens": 3,
     "verification": "rejection",
-    "ngram_min": 1,
+    "ngram_min": 3,
     "ngram_max": 7,
-    "ngram_prompt_lookup_min": 1,
+    "ngram_prompt_lookup_min": 3,
     "ngram_prompt_lookup_max": 7,
     "block_size": 32,
     "kv_cache_gb": 1.5,
@@ -182,7 +182,7 @@ def test_two_names_of_one_setting_may_agree():
         (
             {"speculative_config": {"num_speculative_tokens": 99}},
             "speculative_config['num_speculative_tokens'] is 99; "
-            "it must be a whole number from 0 to 32.",
+            "it must be a whole number from 0 to 32, or unset.",
         ),
         (
             {"method": "draft"},

@@ -66,6 +66,7 @@ class FrontDoor:
         self._spec = built.target
         self._has_draft = built.draft is not None
         self._max_model_len = built.max_model_len
+        self._depth = built.depth
         self._num_seedless = 0
 
     def prepare(
@@ -187,7 +188,7 @@ class FrontDoor:
         method = params.speculation or self._config.method or "off"
         depth = params.num_speculative_tokens
         if depth is None:
-            depth = self._config.speculation.num_speculative_tokens
+            depth = self._depth
         if method == "draft" and not self._has_draft:
             raise RequestError(
                 "speculation is 'draft' but the engine has no draft model; "
