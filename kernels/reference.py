@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.noise import gumbel
-from outrider.kernels.types import Linear, RaggedBatch
+from outrider.kernels.types import Linear, Pass, RaggedBatch
 
 # On CPUs F.linear is a fast matrix-vector product at one row, oneDNN with packed weights wins at
 # a few rows, and beyond that the two are close.
@@ -33,6 +33,9 @@ class ReferenceOps:
     @property
     def name(self) -> str:
         return "torch"
+
+    def repeatable(self, run: Pass) -> Pass:
+        return run
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         packable = _can_pack(weight)

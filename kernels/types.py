@@ -30,6 +30,10 @@ class RaggedBatch:
     max_context_len: int
 
 
+Pass = Callable[[Tensor, RaggedBatch], Tensor]
+"""A pass of a decoder: hidden states [T, hidden] in and out."""
+
+
 class Ops(Protocol):
     """The operations a decoder is made of.
 
@@ -51,6 +55,14 @@ class Ops(Protocol):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Pack `weight` [out, in] once. The result may share or copy the weight; callers drop
         theirs."""
+        ...
+
+    def repeatable(self, run: Pass) -> Pass:
+        """`run`, perhaps faster: an implementation may record what it does and repeat that.
+
+        `run` takes hidden states [T, hidden] and a batch, and consists of these operations alone,
+        always the same for the same T.
+        """
         ...
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:

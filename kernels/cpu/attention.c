@@ -5,7 +5,7 @@
  * every sum has one order. So a row's result depends on its own position and keys only, not on the
  * rows that share its tile, its thread, its pass or its blocks.
  */
-#include "batch.h"
+#include "ops.h"
 #include "pool.h"
 #include "vecmath.h"
 
@@ -18,14 +18,6 @@
 #define COLUMN 16 /* head_dim is a multiple of it */
 #define SHARE_ROWS 8
 #define SERIAL_WORK 65536
-
-typedef struct {
-    const float *q;
-    const float *key_cache, *value_cache;
-    float *out;
-    int64_t num_blocks, heads, kv_heads, head_dim, block_size, window;
-    float scale;
-} attention;
 
 /* Rows of one sequence and KV head against the keys they see. */
 typedef struct {

@@ -3,6 +3,7 @@
  * An output is one chain of fused multiply-adds over k = 0, 1, 2, ..., whatever the number of rows
  * and wherever its row stands. So a row's result is the same bits alone or among many.
  */
+#include "ops.h"
 #include "pool.h"
 #include "vec.h"
 
@@ -66,12 +67,6 @@ static tile_fn *const TILES[MAX_TILE + 1] = {0, tile1, tile2, tile3, tile4, tile
 
 #define BLOCK_BYTES (384 * 1024) /* rows that stay in the second-level cache while panels pass */
 #define CHUNK_WORK (32 * 1024)   /* weights read, or four rows multiplied by them: about 8 us */
-
-typedef struct {
-    const float *packed;
-    const float *bias; /* padded to whole panels, or null */
-    int64_t out_features, in_features;
-} layer;
 
 /* At most MAX_TILE rows by one panel. */
 static void run_tile(const layer *l, long p, long rows, const float *x, float *out)

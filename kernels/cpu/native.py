@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int, c_int64, c_void_p
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -64,6 +64,18 @@ class CAttention(Structure):
     ]
 
 
+class CCall(Structure):
+    """One recorded operation; `operation` numbers are those of replay.c."""
+
+    _fields_: ClassVar = [
+        ("operation", c_int64),
+        ("arguments", c_int64 * 7),
+        ("eps", c_double),
+    ]
+
+
+LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION = range(6)
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_num_threads": (None, [c_int64]),
     "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
@@ -81,6 +93,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
+    "replay": (c_int, [c_void_p, c_int64]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }
 

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from outrider.kernels.cpu import native
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
+from outrider.kernels.cpu.recording import Recording
 from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.types import Linear, RaggedBatch
+from outrider.kernels.types import Linear, Pass, RaggedBatch
 
 _FLOAT32 = torch.float32
 _PANEL = 16
@@ -26,6 +28,7 @@ _MAX_HEAD_DIM = 256
 # interpreter lock away and getting it back can take longer than the work itself.
 _RELEASE_LOCK_WORK = 1 << 25
 _MAX_MODEL_ROWS = 16
+_MAX_RECORDED_ROWS = 8  # beyond, the operations are long enough to hide Python
 
 
 class CpuOps:
@@ -47,6 +50,49 @@ class CpuOps:
         self._batch: RaggedBatch | None = None
         self._c_struct = CBatch()
         self._models: dict[tuple[int, ...], Tensor] = {}
+        self._recording: Recording | None = None
+
+    def repeatable(self, run: Pass) -> Pass:
+        recordings: dict[int, Recording | None] = {}
+
+        def run_again(hidden: Tensor, batch: RaggedBatch) -> Tensor:
+            num_rows = hidden.shape[0]
+            if num_rows > _MAX_RECORDED_ROWS:
+                return run(hidden, batch)
+            if num_rows not in recordings:
+                recordings[num_rows] = self._record(run, hidden, batch)
+                return run(hidden, batch)
+            recording = recordings[num_rows]
+            if recording is None:
+                return run(hidden, batch)
+            return self._replay(recording, hidden, batch)
+
+        return run_again
+
+    def _record(self, run: Pass, hidden: Tensor, batch: RaggedBatch) -> Recording | None:
+        """None if the pass does anything else than these operations.
+
+        Found out by trial: what is recorded on one input must give, on another, bit for bit what
+        the pass gives. The caller runs the pass once more, so that the cache holds its KV.
+        """
+        expected = run(hidden, batch)
+        recording = self._recording = Recording(1.0 - _dense(hidden))
+        recording.set_batch(_batch_struct(batch))
+        try:
+            recording.result = run(recording.hidden, batch)
+        finally:
+            self._recording = None
+        if not recording.is_complete:
+            return None
+        repeated = self._replay(recording, hidden, batch)
+        return recording if torch.equal(repeated, expected) else None
+
+    def _replay(self, recording: Recording, hidden: Tensor, batch: RaggedBatch) -> Tensor:
+        assert recording.result is not None
+        recording.hidden.copy_(hidden)
+        recording.set_batch(_batch_struct(batch))
+        check(self._releasing.replay(*recording.calls))
+        return recording.result.clone()
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         out_features, in_features = weight.shape
@@ -73,7 +119,10 @@ class CpuOps:
             x = _dense(x)
             out = empty((num_rows, out_features))
             function = releasing if num_rows > heavy_rows else holding
-            function(address, x.data_ptr(), num_rows, out.data_ptr())
+            arguments = (address, x.data_ptr(), num_rows, out.data_ptr())
+            function(*arguments)
+            if self._recording is not None:
+                self._recording.add(native.LINEAR, arguments, 0.0, (layer, memory, x, out))
             return out
 
         return apply
@@ -83,32 +132,31 @@ class CpuOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = _dense(x)
-        out = torch.empty_like(x)
+        out = self._empty(tuple(x.shape))
         width = x.shape[-1]
-        self._holding.rms_norm(
-            x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps, out.data_ptr()
-        )
+        num_rows = x.numel() // width
+        inputs = (x.data_ptr(), weight.data_ptr(), num_rows, width)
+        self._holding.rms_norm(*inputs, eps, out.data_ptr())
+        if self._recording is not None:
+            self._recording.add(native.RMS_NORM, (*inputs, out.data_ptr()), eps, (x, weight, out))
         return out
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         x, residual = _dense(x), _dense(residual)
-        out, total = torch.empty_like(x), torch.empty_like(x)
         num_rows, width = x.shape
-        self._holding.add_rms_norm(
-            x.data_ptr(),
-            residual.data_ptr(),
-            weight.data_ptr(),
-            num_rows,
-            width,
-            eps,
-            out.data_ptr(),
-            total.data_ptr(),
-        )
+        out, total = self._empty((num_rows, width)), self._empty((num_rows, width))
+        inputs = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), num_rows, width)
+        outputs = (out.data_ptr(), total.data_ptr())
+        self._holding.add_rms_norm(*inputs, eps, *outputs)
+        if self._recording is not None:
+            kept = (x, residual, weight, out, total)
+            self._recording.add(native.ADD_RMS_NORM, (*inputs, *outputs), eps, kept)
         return out, total
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        self._not_recorded()
         x = _dense(x)
         out = torch.empty_like(x)
         num_rows, width = x.shape
@@ -128,7 +176,10 @@ class CpuOps:
         num_rows, double_width = gate_up.shape
         width = double_width // 2
         out = self._empty((num_rows, width))
-        self._holding.silu_mul(gate_up.data_ptr(), num_rows, width, out.data_ptr())
+        arguments = (gate_up.data_ptr(), num_rows, width, out.data_ptr())
+        self._holding.silu_mul(*arguments)
+        if self._recording is not None:
+            self._recording.add(native.SILU_MUL, arguments, 0.0, (gate_up, out))
         return out
 
     def rotate_and_store(
@@ -164,11 +215,11 @@ class CpuOps:
             block_size,
             norm_eps,
         )
-        check(
-            self._holding.rotate_and_store(
-                addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr()
-            )
-        )
+        arguments = (addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr())
+        check(self._holding.rotate_and_store(*arguments))
+        if self._recording is not None:
+            kept = (rotation, qkv, q, cos, sin, q_norm, k_norm, key_cache, value_cache)
+            self._recording.add(native.ROTATE_AND_STORE, arguments, 0.0, kept)
         return q
 
     def attention(
@@ -182,6 +233,7 @@ class CpuOps:
     ) -> Tensor:
         num_tokens, num_heads, head_dim = q.shape
         if head_dim % _PANEL or head_dim > _MAX_HEAD_DIM:
+            self._not_recorded()
             return self._fallback.attention(q, key_cache, value_cache, batch, scale, window)
         q = _dense(q)
         num_blocks, num_kv_heads, block_size, _ = key_cache.shape
@@ -201,7 +253,11 @@ class CpuOps:
         )
         heavy = q.numel() * batch.max_context_len > _RELEASE_LOCK_WORK
         library = self._releasing if heavy else self._holding
-        check(library.attention(addressof(arguments), self._c_batch(batch)))
+        addresses = (addressof(arguments), self._c_batch(batch))
+        check(library.attention(*addresses))
+        if self._recording is not None:
+            kept = (arguments, q, key_cache, value_cache, out)
+            self._recording.add(native.ATTENTION, addresses, 0.0, kept)
         return out
 
     def gumbel_argmax(
@@ -237,6 +293,8 @@ class CpuOps:
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         """`torch.empty`, at half its price for the few rows of decoding, where it shows."""
+        if self._recording is not None:
+            return self._recording.empty(shape)
         if shape[0] > _MAX_MODEL_ROWS:
             return torch.empty(shape, dtype=torch.float32)
         model = self._models.get(shape)
@@ -244,8 +302,14 @@ class CpuOps:
             model = self._models[shape] = torch.empty(shape, dtype=torch.float32)
         return torch.empty_like(model)
 
+    def _not_recorded(self) -> None:
+        if self._recording is not None:
+            self._recording.is_complete = False
+
     def _c_batch(self, batch: RaggedBatch) -> int:
         """The batch's address in C's layout, made once a pass: every layer gets the same object."""
+        if self._recording is not None:
+            return addressof(self._recording.batch)
         if batch is not self._batch:
             self._c_struct = _batch_struct(batch)
             self._batch = batch

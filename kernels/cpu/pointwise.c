@@ -1,5 +1,5 @@
 /* Norms, activations, rotation: one pass over each row, always the same order within a row. */
-#include "batch.h"
+#include "ops.h"
 #include "pool.h"
 #include "vecmath.h"
 
@@ -136,14 +136,6 @@ EXPORT void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width,
     rowwise a = {.x = gate_up, .out = out, .rows = rows, .width = width};
     run_rows(silu_mul_rows, a, CHUNK_FLOATS_EXP);
 }
-
-typedef struct {
-    const float *cos, *sin; /* [max_position, head_dim / 2], or null */
-    const float *q_norm, *k_norm;
-    float *key_cache, *value_cache;
-    int64_t max_position, num_slots, heads, kv_heads, head_dim, block_size;
-    float norm_eps;
-} rotation;
 
 static void rotate_head(const rotation *a, const float *x, const float *norm, int64_t position,
                         float *out)

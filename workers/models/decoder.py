@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outrider.kernels.types import Ops, RaggedBatch
+from outrider.kernels.types import Ops, Pass, RaggedBatch
 from outrider.workers.models.assembly import Assembly
 from outrider.workers.models.kv import KVCache
+from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.source import WeightSource
 from outrider.workers.models.spec import ModelSpec
@@ -35,6 +36,14 @@ class Decoder:
         self._first_norm = assembly.first_norm()
         self._layers = assembly.layers()
         self._head = assembly.head(self._embedding)
+        parts = [part for layer in self._layers for part in (layer.after_attention, layer.mlp)]
+        self._is_all_kernels = (
+            shard.size == 1
+            and spec.residual_multiplier == 1.0
+            and all(isinstance(part, RmsNorm | GatedMlp) for part in parts)
+        )
+        self._kv: KVCache | None = None  # the cache `_run` works on
+        self._run: Pass | None = None
 
     @property
     def device(self) -> torch.device:
@@ -49,8 +58,20 @@ class Decoder:
 
         Writes the keys and values of all T tokens into the cache.
         """
+        if self._run is None or kv is not self._kv:
+            self._kv, self._run = kv, self._pass_over(kv)
+        return self._run(self._embed(token_ids, batch), batch)
+
+    def _pass_over(self, kv: KVCache) -> Pass:
+        """The pass over this cache, repeatable where it consists of kernels alone."""
+
+        def run(residual: Tensor, batch: RaggedBatch) -> Tensor:
+            return self._run_layers(residual, batch, kv)
+
+        return self._ops.repeatable(run) if self._is_all_kernels else run
+
+    def _run_layers(self, residual: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
         reduce, multiplier = self._reduce, self.spec.residual_multiplier
-        residual = self._embed(token_ids, batch)
         x = self._first_norm(residual)
         for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
             out = reduce(layer.attention(x, batch, keys, values))

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
+from outrider.engine.interrupts import interrupts_between_steps
 from outrider.engine.outputs import RequestOutput
 from outrider.engine.requests import Message, PreparedRequest, Prompt
 from outrider.errors import RequestError
@@ -95,10 +96,14 @@ class LLM:
             TextColumn("{task.fields[tokens]} tokens"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console, disable=not shown) as progress:
+        with (
+            interrupts_between_steps() as check_interrupt,
+            Progress(*columns, console=console, disable=not shown) as progress,
+        ):
             task = progress.add_task("", total=num_requests, tokens=0)
             num_tokens = 0
             while self.engine.has_work:
+                check_interrupt()
                 deltas = self.engine.step()
                 num_tokens += sum(len(delta.token_ids) for delta in deltas)
                 ended = {d.request_id for d in deltas if d.finish_reason and d.output.finished}

@@ -70,9 +70,10 @@ class TextBuilder:
         if stop is not None:
             output.finish_reason, output.stop_reason = FinishReason.STOP, stop
         elif update.finish_reason is not None:
-            text += self._finish_text()
-            output.finish_reason = update.finish_reason
-            output.stop_reason = update.stop_token_id
+            rest, stop = self._finish_text()
+            text += rest
+            output.finish_reason = FinishReason.STOP if stop else update.finish_reason
+            output.stop_reason = stop or update.stop_token_id
         output.text += text
         self._take_times(update, now_s)
         return OutputDelta(
@@ -95,12 +96,12 @@ class TextBuilder:
             return piece, None
         return self._stops.push(piece)
 
-    def _finish_text(self) -> str:
-        """The rest of the text when tokens have ended; a stop string may still be in it."""
+    def _finish_text(self) -> tuple[str, str | None]:
+        """The rest of the text when tokens have ended, and a stop string if one is still in it."""
         if self._detokenizer is None:
-            return ""
+            return "", None
         piece, stop = self._stops.push(self._detokenizer.flush())
-        return piece if stop is not None else piece + self._stops.flush()
+        return (piece, stop) if stop is not None else (piece + self._stops.flush(), None)
 
     def _take_logprobs(self, found: TokenLogprobs) -> None:
         output = self.output

@@ -1,0 +1,39 @@
+/* The operations a pass is made of, and their arguments as native.py lays them out. */
+#ifndef OUTRIDER_OPS_H
+#define OUTRIDER_OPS_H
+
+#include "batch.h"
+
+typedef struct {
+    const float *packed;
+    const float *bias; /* padded to whole panels, or null */
+    int64_t out_features, in_features;
+} layer;
+
+typedef struct {
+    const float *cos, *sin; /* [max_position, head_dim / 2], or null */
+    const float *q_norm, *k_norm;
+    float *key_cache, *value_cache;
+    int64_t max_position, num_slots, heads, kv_heads, head_dim, block_size;
+    float norm_eps;
+} rotation;
+
+typedef struct {
+    const float *q;
+    const float *key_cache, *value_cache;
+    float *out;
+    int64_t num_blocks, heads, kv_heads, head_dim, block_size, window;
+    float scale;
+} attention;
+
+void outrider_linear(const layer *l, const float *x, int64_t rows, float *out);
+void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps,
+                       float *out);
+void outrider_add_rms_norm(const float *x, const float *residual, const float *weight,
+                           int64_t rows, int64_t width, float eps, float *out, float *total);
+void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
+int outrider_rotate_and_store(const rotation *a, const ragged_batch *batch, const float *qkv,
+                              float *q);
+int outrider_attention(const attention *a, const ragged_batch *batch);
+
+#endif
