@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,18 @@ class Sample:
     generation: Generation
     foreign_cpu: float | None = None
     idle_cpu: float | None = None
+    prompt_seconds: float = 0.0  # of a call for one token, made just before
+
+    def after_prompt(self) -> Sample:
+        """The same without the prompt and the first token: what decoding alone took."""
+        whole = self.generation
+        decoded = dataclasses.replace(
+            whole,
+            token_ids=[tokens[1:] for tokens in whole.token_ids],
+            seconds=max(whole.seconds - self.prompt_seconds, 1e-9),
+            rounds=max(whole.rounds - len(whole.token_ids), 0),
+        )
+        return dataclasses.replace(self, generation=decoded)
 
 
 @dataclass(frozen=True, slots=True)

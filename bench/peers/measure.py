@@ -55,13 +55,14 @@ def run_interleaved(
 def measure(
     peers: Mapping[str, PeerProcess], variant: Variant, case: Case, max_tokens: int
 ) -> Sample:
-    """One call, and what the rest of the machine did meanwhile."""
+    """One call, what its prompt alone takes, and what the rest of the machine did meanwhile."""
     active = peers[variant.peer]
     idle = [peer for peer in peers.values() if peer is not active]
+    prompt_s = active.generate(case.prompts, 1, variant.mode).seconds
     before = _Clocks.read(active, idle)
     generation = active.generate(case.prompts, max_tokens, variant.mode)
     foreign, resting = _Clocks.read(active, idle).shares_since(before)
-    return Sample(variant.name, case.name, case.group, generation, foreign, resting)
+    return Sample(variant.name, case.name, case.group, generation, foreign, resting, prompt_s)
 
 
 def warm_up(peer: PeerProcess, variant: Variant, prompt: Tokens, max_tokens: int) -> Generation:
