@@ -22,6 +22,7 @@ from outrider.workers.sampling.rows import RowSampler
 
 _NEG_INF = float("-inf")
 _LEAST_CANDIDATES = 128
+_MORE_CANDIDATES = 2048  # for rows which the first few do not settle
 _MOST_CANDIDATES = 4096  # finding more takes longer than sorting
 _MASS_UNIT = np.float32(2.0**44)  # 2^18 tokens as likely as the best still fit an int64
 
@@ -30,15 +31,42 @@ def apply_filters(scores: Tensor, samplers: Sequence[RowSampler]) -> Tensor:
     """A new [n, vocab] of `scores`, -inf where a row's min_p, top_k or top_p drops a token."""
     out = torch.full_like(scores, _NEG_INF)
     whole_mass = _whole_mass(scores, samplers)
-    num_candidates = max(_LEAST_CANDIDATES, *(sampler.top_k + 1 for sampler in samplers))
+    first = max(_LEAST_CANDIDATES, *(sampler.top_k + 1 for sampler in samplers))
     unsettled = np.arange(len(samplers))
-    if num_candidates < min(_MOST_CANDIDATES, scores.shape[-1]):
-        unsettled = _filter_by_candidates(scores, samplers, whole_mass, num_candidates, out)
+    for num_candidates in (first, _MORE_CANDIDATES):
+        if len(unsettled) and num_candidates < min(_MOST_CANDIDATES, scores.shape[-1]):
+            unsettled = _settle(
+                scores, samplers, whole_mass, unsettled, out, num_candidates=num_candidates
+            )
     if len(unsettled):
-        at = torch.from_numpy(unsettled).to(scores.device)
-        flat_samplers = [samplers[i] for i in unsettled.tolist()]
-        out[at] = _filter_by_sorting(scores[at], flat_samplers, whole_mass[unsettled])
+        _settle(scores, samplers, whole_mass, unsettled, out, num_candidates=None)
     return out
+
+
+def _settle(
+    scores: Tensor,
+    samplers: Sequence[RowSampler],
+    whole_mass: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    out: Tensor,
+    *,
+    num_candidates: int | None,
+) -> NDArray[np.int64]:
+    """Fill some rows of `out` from their best candidates, or None: by sorting; returns the rows
+    that are still open."""
+    if len(rows) == len(samplers) and num_candidates is not None:
+        return _filter_by_candidates(scores, samplers, whole_mass, num_candidates, out)
+    at = torch.from_numpy(rows).to(scores.device)
+    own_scores, own_samplers = scores[at], [samplers[i] for i in rows.tolist()]
+    if num_candidates is None:
+        out[at] = _filter_by_sorting(own_scores, own_samplers, whole_mass[rows])
+        return rows[:0]
+    own_out = torch.full_like(own_scores, _NEG_INF)
+    still_open = _filter_by_candidates(
+        own_scores, own_samplers, whole_mass[rows], num_candidates, own_out
+    )
+    out[at] = own_out
+    return rows[still_open]
 
 
 def _filter_by_candidates(
