@@ -6,22 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from c_kernels import make_ops
 from torch import Tensor
 
-from outrider.kernels.ops import Ops, RaggedBatch, select_ops
-from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.types import KernelUnavailableError
+from outrider.kernels.ops import Ops, RaggedBatch
 
 MAX_POSITION = 512
-
-
-def make_ops(kind: str) -> Ops:
-    if kind != "c":
-        return ReferenceOps(deterministic=kind == "torch-deterministic")
-    try:
-        return select_ops(torch.device("cpu"), torch.float32, backend="c")
-    except KernelUnavailableError as error:
-        pytest.skip(f"no C kernels here: {error}")
 
 
 @dataclass

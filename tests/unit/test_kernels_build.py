@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from c_kernels import skip_without_compiler
 
 from outrider.kernels.cpu import build
 from outrider.kernels.ops import select_ops
@@ -18,10 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def needs_compiler() -> None:
-    try:
-        build.library_path()
-    except KernelUnavailableError as error:
-        pytest.skip(f"no C kernels here: {error}")
+    skip_without_compiler()
 
 
 @pytest.fixture

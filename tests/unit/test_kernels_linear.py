@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+from c_kernels import make_ops
 
-from outrider.kernels.ops import Ops, select_ops
+from outrider.kernels.ops import Ops
 from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.types import KernelUnavailableError
 
 BACKENDS = ["c", "torch", "torch-deterministic"]
 SHAPES = [(16, 16), (70, 33), (5, 1), (1, 7), (100, 577), (960, 576)]
@@ -21,15 +21,6 @@ SHAPES = [(16, 16), (70, 33), (5, 1), (1, 7), (100, 577), (960, 576)]
 @pytest.fixture(params=BACKENDS)
 def ops(request: pytest.FixtureRequest) -> Ops:
     return make_ops(request.param)
-
-
-def make_ops(kind: str) -> Ops:
-    if kind != "c":
-        return ReferenceOps(deterministic=kind == "torch-deterministic")
-    try:
-        return select_ops(torch.device("cpu"), torch.float32, backend="c")
-    except KernelUnavailableError as error:
-        pytest.skip(f"no C kernels here: {error}")
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)

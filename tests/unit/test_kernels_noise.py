@@ -6,15 +6,15 @@ import ctypes
 
 import pytest
 import torch
+from c_kernels import make_ops, skip_without_compiler
 from scipy import stats
 from torch import Tensor
 
 from outrider.kernels import noise
 from outrider.kernels.cpu.build import library_path
 from outrider.kernels.noise import Stream
-from outrider.kernels.ops import Ops, select_ops
+from outrider.kernels.ops import Ops
 from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.types import KernelUnavailableError
 
 VOCAB = 1000
 
@@ -25,10 +25,8 @@ def bits_of(seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int =
 
 
 def c_library() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(library_path()))
-    except KernelUnavailableError as error:
-        pytest.skip(f"no C kernels here: {error}")
+    skip_without_compiler()
+    return ctypes.CDLL(str(library_path()))
 
 
 def c_gumbel(bits: Tensor) -> Tensor:
@@ -188,10 +186,7 @@ def test_c_argmax_of_no_rows_is_empty() -> None:
 
 
 def c_ops() -> Ops:
-    try:
-        return select_ops(torch.device("cpu"), torch.float32, backend="c")
-    except KernelUnavailableError as error:
-        pytest.skip(f"no C kernels here: {error}")
+    return make_ops("c")
 
 
 GOLDEN_BITS = [

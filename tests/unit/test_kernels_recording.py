@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from c_kernels import make_ops
 from checkpoints import random_prompt, save_checkpoint
 
-from outrider.kernels.ops import select_ops
 from outrider.kernels.types import RaggedBatch
 from outrider.workers.models.kv import KVCache
 from outrider.workers.runner import Chunk, Runner
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def make_runner(folder: Path, repeats: bool) -> Runner:
-    ops = select_ops(CPU, torch.float32, backend="c")
+    ops = make_ops("c")
     if not repeats:
         ops.repeatable = lambda run: run  # type: ignore[method-assign]
     decoder = load_model(folder, dtype=torch.float32, device=CPU, ops=ops)
@@ -47,7 +47,7 @@ def test_passes_run_again_give_the_bits_of_passes_run_plainly(variant: str, tmp_
 
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_pass_that_is_not_all_kernels_is_not_recorded(place: str) -> None:
-    ops = select_ops(CPU, torch.float32, backend="c")
+    ops = make_ops("c")
     weight = torch.ones(16)
 
     def run(x: torch.Tensor, _: RaggedBatch) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_a_pass_that_is_not_all_kernels_is_not_recorded(place: str) -> None:
 
 
 def test_layer_norm_passes_are_not_recorded() -> None:
-    ops = select_ops(CPU, torch.float32, backend="c")
+    ops = make_ops("c")
     weight, calls = torch.ones(16), []
 
     def run(x: torch.Tensor, _: RaggedBatch) -> torch.Tensor:
