@@ -15,12 +15,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-_MASK64 = (1 << 64) - 1
+from outrider.kernels.seeds import GOLDEN64, MULTIPLY64, signed64
+
 _MASK32 = (1 << 32) - 1
-_GOLDEN64 = 0x9E3779B97F4A7C15
-_MULTIPLY64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _ROW_DOMAIN = 0x6F75747269646572  # keeps row states apart from sample seeds
-_SAMPLE_DOMAIN = 0x73616D706C657321
 _TOKEN_STRIDE = 0x9E3779B1
 _ROUND1 = (0x85EBCA6B, 0xC2B2AE35)
 _ROUND2 = (0x7FEB352D, 0x846CA68B)
@@ -34,17 +32,6 @@ class Stream(IntEnum):
     DRAFT = 1  # a draft's own sample under rejection sampling
     ACCEPT = 2  # the coin of an acceptance test
     RESIDUAL = 3  # the sample after a rejection
-
-
-def signed64(value: int) -> int:
-    """The int64 that holds an unsigned 64-bit value's bits."""
-    value &= _MASK64
-    return value - (1 << 64) if value >> 63 else value
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """The unsigned 64-bit seed of sample `index` of a request with `seed`."""
-    return _mix64((_mix64((seed & _MASK64) ^ _SAMPLE_DOMAIN) + index * _GOLDEN64) & _MASK64)
 
 
 def noise_bits(seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
@@ -75,7 +62,7 @@ def _unit_interval(bits: Tensor) -> Tensor:
 
 
 def _row_state(seeds: Tensor, streams: Tensor, positions: Tensor) -> Tensor:
-    place = ((positions.long() << _STREAM_BITS) | streams.long()) * signed64(_GOLDEN64)
+    place = ((positions.long() << _STREAM_BITS) | streams.long()) * signed64(GOLDEN64)
     return _mix64_tensor(_mix64_tensor(seeds ^ signed64(_ROW_DOMAIN)) + place)
 
 
@@ -93,17 +80,10 @@ def _mix32(x: Tensor, first: int, second: int, multipliers: tuple[int, int]) -> 
     return x ^ (x >> 16)
 
 
-def _mix64(z: int) -> int:
-    z = (z + _GOLDEN64) & _MASK64
-    z = ((z ^ (z >> 30)) * _MULTIPLY64[0]) & _MASK64
-    z = ((z ^ (z >> 27)) * _MULTIPLY64[1]) & _MASK64
-    return z ^ (z >> 31)
-
-
 def _mix64_tensor(z: Tensor) -> Tensor:
-    z = z + signed64(_GOLDEN64)
-    z = (z ^ _shift_right(z, 30)) * signed64(_MULTIPLY64[0])
-    z = (z ^ _shift_right(z, 27)) * signed64(_MULTIPLY64[1])
+    z = z + signed64(GOLDEN64)
+    z = (z ^ _shift_right(z, 30)) * signed64(MULTIPLY64[0])
+    z = (z ^ _shift_right(z, 27)) * signed64(MULTIPLY64[1])
     return z ^ _shift_right(z, 31)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import RequestError
-from outrider.kernels.noise import signed64
+from outrider.kernels.seeds import signed64
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import RowInit
 

@@ -77,7 +77,7 @@ def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
     cost_ratio = 0.0
     if record.drafted and config.method == "draft" and built.draft is not None:
         cost_ratio = built.draft.num_params / built.target.num_params
-    return record.block_efficiency / (cost_ratio * built.depth + 1)
+    return record.block_efficiency / (cost_ratio * built.facts.depth + 1)
 
 
 def comparison(run: Run, plain: Run, config: EngineConfig) -> str:

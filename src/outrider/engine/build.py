@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.config import EngineConfig
+from outrider.engine.messages import EngineFacts
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError, ConfigError, ModelError
 from outrider.kernels.ops import KernelUnavailableError, Ops, select_ops
@@ -45,9 +46,7 @@ class BuiltEngine:
     tokenizer: Tokenizer | None
     target: ModelSpec
     draft: ModelSpec | None
-    max_model_len: int
-    depth: int  # tokens proposed a round, unless a request asks for another number
-    kernels: str
+    facts: EngineFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +86,17 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     num_blocks, max_model_len = _size_pools(config, place, target_spec, draft_spec, wanted_len)
     loop = _wire(config, place, target, draft, num_blocks, max_model_len)
     depth = config.speculation.num_speculative_tokens
-    return BuiltEngine(
-        config=config,
-        loop=loop,
-        tokenizer=tokenizer,
-        target=target_spec,
-        draft=draft_spec,
+    facts = EngineFacts(
+        settings=config.to_settings(),
+        vocab_size=target_spec.vocab_size,
+        eos_ids=target_spec.eos_ids,
         max_model_len=max_model_len,
         depth=DEFAULT_DEPTHS[place.device.type] if depth is None else depth,
+        has_draft=draft is not None,
         kernels=place.ops.name,
+        num_blocks=num_blocks,
     )
+    return BuiltEngine(config, loop, tokenizer, target_spec, draft_spec, facts)
 
 
 def _refuse_several_ranks(config: EngineConfig) -> None:

@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, built: BuiltEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self.built = built
-        self.front_door = FrontDoor(built)
+        self.front_door = FrontDoor(built.facts, built.tokenizer)
         self._loop = built.loop
         self._scheduler = built.loop.scheduler
         self._clock = clock

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from outrider.config import EngineConfig
-from outrider.engine.build import BuiltEngine
+from outrider.engine.messages import EngineFacts
 from outrider.errors import RequestError
-from outrider.kernels.noise import sample_seed
+from outrider.kernels.seeds import sample_seed
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind
+from outrider.workers.weights.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
@@ -60,13 +61,10 @@ class PreparedRequest:
 class FrontDoor:
     """Checks requests against one engine's models and limits."""
 
-    def __init__(self, built: BuiltEngine) -> None:
-        self._config: EngineConfig = built.config
-        self._tokenizer = built.tokenizer
-        self._spec = built.target
-        self._has_draft = built.draft is not None
-        self._max_model_len = built.max_model_len
-        self._depth = built.depth
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+        self._config = EngineConfig.from_settings(facts.settings)
+        self._facts = facts
+        self._tokenizer = tokenizer
         self._num_seedless = 0
 
     def prepare(
@@ -84,9 +82,9 @@ class FrontDoor:
         if params.echo and params.logprobs is not None and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=params.logprobs)
         proposer, depth = self._speculation(params)
-        room = self._max_model_len - len(ids)
+        room = self._facts.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        ends = () if params.ignore_eos else self._spec.eos_ids
+        ends = () if params.ignore_eos else self._facts.eos_ids
         return PreparedRequest(
             request_id=request_id,
             prompt=text,
@@ -155,21 +153,21 @@ class FrontDoor:
     def _check_prompt(self, ids: list[int]) -> None:
         if not ids:
             raise RequestError("the prompt is empty; give at least one token.")
-        vocab_size = self._spec.vocab_size
+        vocab_size = self._facts.vocab_size
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise RequestError(
                     f"the prompt holds {token!r}; token ids must be from 0 to {vocab_size - 1}."
                 )
-        if len(ids) >= self._max_model_len:
+        if len(ids) >= self._facts.max_model_len:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens; prompt and output together may have "
-                f"{self._max_model_len} (max_model_len), so shorten it to "
-                f"{self._max_model_len - 1} or fewer."
+                f"{self._facts.max_model_len} (max_model_len), so shorten it to "
+                f"{self._facts.max_model_len - 1} or fewer."
             )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
-        vocab_size = self._spec.vocab_size
+        vocab_size = self._facts.vocab_size
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),
@@ -188,8 +186,8 @@ class FrontDoor:
         method = params.speculation or self._config.method or "off"
         depth = params.num_speculative_tokens
         if depth is None:
-            depth = self._depth
-        if method == "draft" and not self._has_draft:
+            depth = self._facts.depth
+        if method == "draft" and not self._facts.has_draft:
             raise RequestError(
                 "speculation is 'draft' but the engine has no draft model; "
                 "start it with draft_model or choose 'ngram' or 'off'."

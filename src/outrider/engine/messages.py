@@ -1,0 +1,113 @@
+"""What a gateway and an engine say to each other.
+
+The gateway owns the request: its prompt, its parameters and every token it has passed on. So a
+`Submit` is complete in itself, and after a failure the same request is submitted again with the
+tokens so far as `output_ids`. The engine owns nothing a client must not lose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import RequestUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine was found to be once its models were loaded."""
+
+    settings: dict[str, Any]  # its configuration, by path
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_model_len: int
+    depth: int  # tokens proposed a round, unless a request asks for another number
+    has_draft: bool
+    kernels: str
+    num_blocks: int  # KV blocks of the target
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Gateway to engine: run one sample of a request, from its prompt or from where it stopped.
+
+    `output_ids` were told to the client before; they are computed again but not told again, and
+    so are the first `prompt_logprobs_sent` log-probabilities of the prompt.
+    """
+
+    request_id: str  # of the sample, unique on this link
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # of the sample
+    max_len: int
+    stop_ids: tuple[int, ...]
+    bad_word_ids: tuple[tuple[int, ...], ...]
+    proposer: int  # a ProposerKind
+    depth: int
+    priority: int
+    timeout_s: float | None  # from the moment the engine receives it
+    after: str | None  # the sibling whose prompt it shares
+    prompt_logprobs_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Gateway to engine: nobody reads this sample any more. Unknown ids are no error."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Engine to gateway: a sample that was submitted will not run."""
+
+    request_id: str
+    message: str
+    is_capacity: bool  # it may fit later or elsewhere, rather than being wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Engine to gateway: what one step meant for this gateway's samples, in order."""
+
+    updates: tuple[RequestUpdate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusQuery:
+    """Gateway to engine: how are things."""
+
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One process of a group as the engine sees it."""
+
+    role: str
+    rank: int
+    pid: int
+    host: str
+    device: str
+    state: str  # starting, ready or lost
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Engine to gateway: the answer. Counters are since the engine's start."""
+
+    query: int
+    ranks: tuple[RankStatus, ...]
+    proposal_backend: str  # "" while there is no proposal group
+    draft_restarts: int
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_blocks: int
+    steps: int
+    committed_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    preemptions: int

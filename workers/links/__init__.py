@@ -1,0 +1,1 @@
+"""Persistent sockets between the engine, its ranks and its gateways."""

@@ -1,0 +1,185 @@
+"""What the engine and the ranks of a group say to each other, in the order they say it.
+
+The engine listens and a rank dials in. A group starts in four exchanges, each of which can fail
+with a sentence: `Setup`/`Described`, `Load`/`Loaded`, `Allocate`/`Ready`, and for a draft `Join`/
+`Joined`. Then come steps. The engine owns plans; the target owns the committed text, so only its
+`Judged` makes a token true; a draft announces what it has, and nobody waits for what was not
+announced. A rank whose link to the engine ends has nothing left to do and ends too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.scheduler.types import RowInit, StepPlan, Verdict
+
+TARGET = "target"
+DRAFT = "draft"
+GATEWAY = "gateway"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who dials in: a rank of a group of `size`, or a gateway."""
+
+    role: str
+    rank: int
+    size: int
+    pid: int
+    host: str
+
+
+# -- starting a group -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Engine to rank: the configuration, and where the group meets.
+
+    `store` is "host:port" of the group's rendezvous; rank 0 gets "" and opens it.
+    """
+
+    settings: dict[str, Any]
+    epoch: int
+    store: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """Rank to engine: what the checkpoint is, before its weights are read."""
+
+    store: str  # the rendezvous this rank opened, if it is the first
+    device: str
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    max_position: int
+    is_extendable: bool  # rotary positions may go beyond `max_position`
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Engine to rank: read your share of the weights."""
+
+    max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Rank to engine: the weights are in memory, and this is what KV costs here.
+
+    `kv_bytes` is the memory the device has left for KV, None where nothing limits it but the
+    configuration.
+    """
+
+    bytes_per_block: int
+    kv_bytes: int | None
+    kernels: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Engine to rank: so many KV blocks; `vocab_size` is the target's."""
+
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Rank to engine: plans may come."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Engine to the first ranks of both groups: meet in proposal group `number`.
+
+    A restarted draft meets the target in a group of a new number; the target's own group is not
+    touched.
+    """
+
+    store: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Either first rank to engine: the proposal group stands, on this backend."""
+
+    number: int
+    backend: str
+
+
+# -- steps ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Engine to draft ranks: the rows as they are now; whatever was known before is void."""
+
+    epoch: int
+    rows: tuple[RowInit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A step the draft had no part in, told late: its rows and texts still changed."""
+
+    plan: StepPlan
+    verdict: Verdict | None  # None: not known yet
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Engine to draft ranks: what happened since, then draft for this plan (None: only learn)."""
+
+    past: tuple[Past, ...]
+    verdicts: tuple[Verdict, ...]
+    plan: StepPlan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """First draft rank to engine: round `step` is finished and its transfer is posted."""
+
+    epoch: int
+    step: int
+    draft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Engine to target ranks: run this plan. `round` is the announced round of drafts to receive
+    first, None for none."""
+
+    plan: StepPlan
+    round: int | None
+    draft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """First target rank to engine: what was committed. `lost_round`: the announced drafts did not
+    arrive, and the pass ran without them."""
+
+    verdict: Verdict
+    lost_round: bool
+
+
+# -- ending -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Rank to engine, its last words."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Engine to rank: end, nothing is wrong."""
