@@ -54,6 +54,7 @@ class Planner:
         self._residents = residents
         self._waiting = waiting
         self._block_size = residents.target_pool.block_size
+        self.has_draft = True  # or its rows are planned as if nobody drafted for them
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
 
@@ -93,7 +94,9 @@ class Planner:
                     depth = room - 1
                 if depth >= step.tokens - undecided:
                     depth = step.tokens - undecided - 1
-                if depth and request.proposer is draft_model:
+                if request.proposer is draft_model and not self.has_draft:
+                    depth = 0
+                elif depth and request.proposer is draft_model:
                     draft_tokens = upper - request.draft.computed
                     if draft_tokens > step.draft_tokens:  # too far behind: it catches up first
                         draft_tokens, depth = step.draft_tokens, 0
@@ -118,7 +121,7 @@ class Planner:
         if not self._residents.reserve(request, holding.planned + chunk):
             return
         draft_tokens = 0
-        if request.proposer is ProposerKind.DRAFT:
+        if request.proposer is ProposerKind.DRAFT and self.has_draft:
             draft_tokens = min(length - request.draft.planned, step.draft_tokens)
         holding.planned += chunk
         request.in_prompt = holding.planned < length

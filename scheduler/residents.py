@@ -158,6 +158,13 @@ class Residents:
         if len(request.draft.blocks) > keep:
             self.draft_pool.release(request.draft.cut(keep))
 
+    def forget_draft(self) -> None:
+        """The draft's KV is gone, and with it every block that anybody holds there."""
+        for request in (*self.running, *self.leaving):
+            self.draft_pool.release(request.draft.blocks)
+            request.draft = Holding()
+        self.draft_pool.forget_published()
+
     def publish(self, request: Request) -> None:
         """Offer newly completed blocks of applied text to the prefix caches."""
         target, draft = request.target, request.draft

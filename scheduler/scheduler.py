@@ -18,7 +18,9 @@ from outrider.scheduler.request import Request, State
 from outrider.scheduler.residents import Residents
 from outrider.scheduler.types import (
     FinishReason,
+    ProposerKind,
     RequestUpdate,
+    RowInit,
     RowPlan,
     RowVerdict,
     StepPlan,
@@ -40,13 +42,14 @@ class SchedulerStats:
 
 
 class _InFlight:
-    """A plan under way and the requests behind its rows."""
+    """A plan under way, the requests behind its rows, and the draft it was made for."""
 
-    __slots__ = ("plan", "requests")
+    __slots__ = ("draft_life", "plan", "requests")
 
-    def __init__(self, plan: StepPlan, requests: list[Request]) -> None:
+    def __init__(self, plan: StepPlan, requests: list[Request], draft_life: int) -> None:
         self.plan = plan
         self.requests = requests
+        self.draft_life = draft_life
 
 
 class Scheduler:
@@ -60,6 +63,7 @@ class Scheduler:
         self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
         self.stats = SchedulerStats()
         self.epoch = 0
+        self._draft_life = 0  # counts drafts lost: what an earlier one computed is gone
         self._step = 0
         self._arrivals = 0
         self._requests: dict[str, Request] = {}
@@ -138,6 +142,28 @@ class Scheduler:
             self._updates.append(RequestUpdate(request_id, finish_reason=reason))
             self._finish(request)
 
+    # -- a draft that goes and comes back -----------------------------------------------------
+
+    @property
+    def has_draft(self) -> bool:
+        return self._planner.has_draft
+
+    def lose_draft(self) -> None:
+        """The draft model is gone with its KV: from the next plan on its rows decode plainly."""
+        self._draft_life += 1
+        self._planner.has_draft = False
+        self._residents.forget_draft()
+
+    def regain_draft(self) -> tuple[RowInit, ...]:
+        """A draft model is back, with nothing computed; returns the rows it has to know. The next
+        plans prefill it like any other that is behind."""
+        self._planner.has_draft = True
+        return tuple(
+            request.row_init()
+            for request in self._residents.running
+            if request.proposer is ProposerKind.DRAFT
+        )
+
     def take_updates(self) -> list[RequestUpdate]:
         """What happened to requests since the last call, in order."""
         updates, self._updates = self._updates, []
@@ -163,7 +189,7 @@ class Scheduler:
             released=tuple(self._residents.released_rows),
         )
         self._residents.released_rows.clear()
-        self._in_flight.append(_InFlight(plan, step.requests))
+        self._in_flight.append(_InFlight(plan, step.requests, self._draft_life))
         return plan
 
     # -- applying ---------------------------------------------------------------------------
@@ -179,6 +205,7 @@ class Scheduler:
             )
         self._in_flight.popleft()
         self.stats.steps += 1
+        knows_draft = flight.draft_life == self._draft_life
         finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
         for request, row_plan, row in zip(
             flight.requests, flight.plan.rows, verdict.rows, strict=True
@@ -187,11 +214,11 @@ class Scheduler:
             if request.state is finished:
                 self._residents.leave(request)
                 continue
-            self._commit(request, row_plan, row)
+            self._commit(request, row_plan, row, knows_draft)
             if request.state is preempted:
                 self._residents.leave(request)
 
-    def _commit(self, request: Request, plan: RowPlan, row: RowVerdict) -> None:
+    def _commit(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
         _, generation, base_len, _, _, new, _, prompt_logprobs = row
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
@@ -200,7 +227,7 @@ class Scheduler:
             )
         if prompt_logprobs:
             prompt_logprobs = _unsent(request, row)
-        self._advance(request, plan, row)
+        self._advance(request, plan, row, knows_draft)
         finish: str | None = None
         if new:
             request.upper += len(new) - plan.depth - 1
@@ -245,14 +272,14 @@ class Scheduler:
             )
         )
 
-    def _advance(self, request: Request, plan: RowPlan, row: RowVerdict) -> None:
+    def _advance(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
         """KV that is true now. The workers apply the same rule to the same numbers."""
         if plan.samples:
             request.target.computed = row.base_len + row.num_accepted
         else:
             request.target.computed += plan.num_tokens
         draft_tokens = plan.draft_tokens
-        if draft_tokens:
+        if draft_tokens and knows_draft:
             draft = request.draft
             draft.computed = draft_computed_after(draft.computed, draft_tokens, row)
             if request.in_flight == 0:

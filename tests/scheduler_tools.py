@@ -90,6 +90,7 @@ class Simulation:
         self.now_s = 0.0
         self._head: str | None = None
         self._patience = 0
+        self._news: list[str] = []  # about the draft, not told to the scheduler yet
 
     # -- what a user does -------------------------------------------------------------------
 
@@ -102,6 +103,14 @@ class Simulation:
 
     def cancel(self, request_id: str) -> None:
         self.scheduler.cancel(request_id)
+
+    def lose_draft(self) -> None:
+        """The draft dies; the scheduler hears of it only after a plan that counts on it."""
+        self.workers.lose_draft()
+        self._news = ["unnoticed", "lost"]
+
+    def regain_draft(self) -> None:
+        self._news = ["lost", "back"]
 
     def step(self, seconds: float = 1.0) -> StepPlan | None:
         """One turn of the step loop; returns its plan."""
@@ -125,6 +134,14 @@ class Simulation:
         assert self.draft_pool.num_free == self.draft_pool.num_blocks
 
     # -- between scheduler and workers ------------------------------------------------------
+
+    def sync(self, scheduler: Scheduler) -> None:
+        """As a remote draft does it, one piece of news a step."""
+        news = self._news.pop(0) if self._news else ""
+        if news == "lost" and scheduler.has_draft:
+            scheduler.lose_draft()
+        elif news == "back":
+            self.workers.adopt(scheduler.regain_draft())
 
     def propose(self, plan: StepPlan) -> Ticket:
         self.plans.append(plan)
@@ -177,7 +194,8 @@ class Simulation:
             row = request.row
             if row in self.workers.target_kv.computed:
                 assert request.target.computed == self.workers.target_kv.computed[row]
-                assert request.draft.computed == self.workers.draft_kv.computed[row]
+                if not self._news:
+                    assert request.draft.computed == self.workers.draft_kv.computed[row]
 
     def _check_admission_order(self, plan: StepPlan) -> None:
         if not plan.admitted:

@@ -87,6 +87,7 @@ class FakeWorkers:
         self._generations: dict[int, int] = {}
         self._epoch = self._step = -1
         self._num_scripted = 0
+        self._has_draft = True
 
     # -- the protocols of the step loop -----------------------------------------------------
 
@@ -95,9 +96,10 @@ class FakeWorkers:
         proposals: dict[int, Proposal] = {}
         for planned in plan.rows:
             row = self._rows[planned.row]
-            if planned.draft_tokens:
+            is_lost = planned.draft_tokens > 0 and not self._has_draft
+            if planned.draft_tokens and not is_lost:
                 self._catch_up(planned, row)
-            if planned.depth:
+            if planned.depth and not is_lost:
                 drafts = self._drafts(planned, row)
                 proposals[planned.row] = Proposal(
                     planned.generation, len(row.tokens), drafts, [0.5] * len(drafts)
@@ -119,6 +121,24 @@ class FakeWorkers:
             if drafted:
                 self.draft_kv.computed[row.row] += min(row.num_accepted, drafted - 1)
             self._rows[row.row].drafted = 0
+
+    def lose_draft(self) -> None:
+        """The draft dies: its KV is gone, and rows planned for it find no proposals."""
+        self._has_draft = False
+        for row in self._rows:
+            self.draft_kv.close(row)
+            self.draft_kv.open(row, 0)
+            self._rows[row].drafted = 0
+
+    def adopt(self, rows: Sequence[RowInit]) -> None:
+        """A new draft is told what rows there are; it must agree with the target about them."""
+        self._has_draft = True
+        for init in rows:
+            row = self._rows[init.row]
+            require(init.generation == row.init.generation, f"row {init.row} is another request's")
+            applied = list(init.token_ids)
+            require(applied == row.tokens[: len(applied)], f"row {init.row} has another text")
+            require(init.draft_cached == 0, f"row {init.row}: a new draft has nothing cached")
 
     # -- rows -------------------------------------------------------------------------------
 
@@ -149,7 +169,7 @@ class FakeWorkers:
         self._generations[row] = init.generation
         self._rows[row] = _Row(init)
         self.target_kv.open(row, init.target_cached)
-        self.draft_kv.open(row, init.draft_cached)
+        self.draft_kv.open(row, init.draft_cached if self._has_draft else 0)
 
     def _close(self, row: int) -> None:
         del self._rows[row]

@@ -60,6 +60,9 @@ class Proposers:
     def __init__(self, proposers: Mapping[ProposerKind, Proposer]) -> None:
         self._proposers = proposers
 
+    def sync(self, scheduler: object) -> None:
+        """Proposers of this process live as long as it does."""
+
     def propose(self, plan: StepPlan) -> Ticket:
         """A plan without depth or draft work runs nothing here."""
         wanted = {row.proposer for row in plan.rows if row.depth}

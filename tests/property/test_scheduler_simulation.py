@@ -88,12 +88,17 @@ class Crowd:
 
     def act(self) -> None:
         """Something, or nothing, between two steps."""
-        event = self._rng.choice(["add", "add", "add", "cancel", "", "", "", ""])
+        event = self._rng.choice(["add"] * 6 + ["cancel"] * 2 + ["draft"] + [""] * 8)
         if event == "add":
             for _ in range(self._rng.choice([1, 1, 3])):
                 self.add_one()
         elif event == "cancel":
             self.cancel_one()
+        elif event == "draft":
+            if self.simulation.scheduler.has_draft:
+                self.simulation.lose_draft()
+            else:
+                self.simulation.regain_draft()
 
 
 @pytest.mark.parametrize("lag", [0, 1])

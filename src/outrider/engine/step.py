@@ -19,6 +19,10 @@ class TargetWorker(Protocol):
 class ProposalSource(Protocol):
     """Drafts for a plan and learns from verdicts; see `outrider.workers.proposers`."""
 
+    def sync(self, scheduler: Scheduler) -> None:
+        """Before a plan is made: tell the scheduler of a draft that left or came back."""
+        ...
+
     def propose(self, plan: StepPlan) -> Ticket: ...
 
     def observe(self, verdict: Verdict) -> None: ...
@@ -39,6 +43,7 @@ class StepLoop:
         self.verify_s = 0.0
 
     def step(self, now_s: float) -> list[RequestUpdate]:
+        self._proposers.sync(self.scheduler)
         plan = self.scheduler.plan(now_s)
         if plan is not None:
             ticket = self._proposers.propose(plan)
