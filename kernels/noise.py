@@ -34,18 +34,24 @@ class Stream(IntEnum):
     RESIDUAL = 3  # the sample after a rejection
 
 
-def noise_bits(seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
-    """int64 [n, num_tokens] of values in [0, 2^32) for the rows' int64 [n] keys."""
-    tokens = torch.arange(num_tokens, dtype=torch.int64, device=seeds.device)
+def noise_bits(
+    seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int, first_id: int = 0
+) -> Tensor:
+    """int64 [n, num_tokens] of values in [0, 2^32) for the rows' int64 [n] keys and the tokens
+    from `first_id` on."""
+    last = first_id + num_tokens
+    tokens = torch.arange(first_id, last, dtype=torch.int64, device=seeds.device)
     return _token_bits(_row_state(seeds, streams, positions).unsqueeze(-1), tokens)
 
 
-def gumbel(seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
-    """float32 [n, num_tokens] of standard Gumbel noise, always finite.
+def gumbel(
+    seeds: Tensor, streams: Tensor, positions: Tensor, num_tokens: int, first_id: int = 0
+) -> Tensor:
+    """float32 [n, num_tokens] of standard Gumbel noise, always finite; see `noise_bits`.
 
     Large values decide an argmax, and they come from small u, where floating point is densest.
     """
-    u = _unit_interval(noise_bits(seeds, streams, positions, num_tokens))
+    u = _unit_interval(noise_bits(seeds, streams, positions, num_tokens, first_id))
     return u.neg_().log1p_().neg_().log_().neg_().float()
 
 

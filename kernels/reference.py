@@ -130,7 +130,14 @@ class ReferenceOps:
     def gumbel_argmax(
         self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
     ) -> Tensor:
-        return (scores + gumbel(seeds, streams, positions, scores.shape[-1])).argmax(-1)
+        return self.gumbel_max(scores, seeds, streams, positions, 0)[1]
+
+    def gumbel_max(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor, first_id: int
+    ) -> tuple[Tensor, Tensor]:
+        noisy = scores + gumbel(seeds, streams, positions, scores.shape[-1], first_id)
+        columns = noisy.argmax(-1, keepdim=True)
+        return noisy.gather(-1, columns).squeeze(-1), columns.squeeze(-1)
 
     def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
         return scores.float().softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

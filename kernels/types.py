@@ -136,6 +136,16 @@ class Ops(Protocol):
         """
         ...
 
+    def gumbel_max(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor, first_id: int
+    ) -> tuple[Tensor, Tensor]:
+        """`gumbel_argmax` over a part of the vocabulary, the tokens from `first_id` on.
+
+        Returns the best score of each row with its noise, float32 [n], and its column, int64 [n].
+        The best of all parts is, bit for bit, what `gumbel_argmax` finds in the whole.
+        """
+        ...
+
     def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
         """float32 [n]: softmax of each row of `scores` [n, vocab] at one of its `tokens` [n]."""
         ...

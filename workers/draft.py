@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
-from outrider.scheduler.types import ProposerKind, RowPlan, StepPlan, Verdict
+from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan, Verdict
 from outrider.workers.proposers import Proposal
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
@@ -66,6 +66,16 @@ class DraftProposer:
                 self._computed[row.row] += min(row.num_accepted, max(row.num_drafted - 1, 0))
         self._drafted = {}
 
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        """Start anew with these rows; no KV of before is valid."""
+        self._rows.adopt(epoch, rows)
+        self._computed = {init.row: init.draft_cached for init in rows}
+        self._samplers, self._drafted = {}, {}
+
+    def follow(self, plan: StepPlan) -> None:
+        """Take note of a plan that has nothing to draft."""
+        self._begin(plan)
+
     def _begin(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         for init in plan.admitted:
@@ -103,13 +113,16 @@ class DraftProposer:
         sampler = self._samplers.get(planned.row)
         if sampler is None:
             init = self._rows[planned.row].init
-            sampler = RowSampler.from_init(init, self._runner.vocab_size, self._runner.device)
+            sampler = RowSampler.from_init(
+                init, self._runner.vocab_size, self._runner.device, self._runner.vocab.held
+            )
             self._samplers[planned.row] = sampler
         span = Span(sampler, tokens, drafts=[])
         return _Drafting(planned.row, planned.depth, planned.generation, span, [], [])
 
     def _draft_one(self, active: list[_Drafting], logits: Tensor) -> None:
-        step = draft_sample(logits, [each.span for each in active], self._ops, self._verification)
+        spans = [each.span for each in active]
+        step = draft_sample(logits, spans, self._ops, self._verification, self._runner.vocab)
         tokens, confidences = step.tokens.tolist(), step.confidence.tolist()
         for index, each in enumerate(active):
             assert isinstance(each.span.drafts, list)

@@ -29,11 +29,13 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One round of proposals, by row."""
+    """One round of proposals, by row; or, where they are made elsewhere, the `round` in which they
+    were announced, and the target comes by them itself."""
 
     step: int
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     draft_s: float = 0.0
+    round: int | None = None
 
     def drafts_for(self, row: int, generation: int, base_len: int) -> Proposal | None:
         found = self.proposals.get(row)

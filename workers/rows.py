@@ -6,6 +6,8 @@ process of its own keeps its own table and advances it from the same plans and v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from outrider.errors import OutriderError
 from outrider.scheduler.types import RowInit, RowVerdict, StepPlan, Verdict
 
@@ -46,6 +48,13 @@ class RowTable:
         for row in plan.released:
             self._rows[row] = None
         for init in plan.admitted:
+            self._rows[init.row] = Row(init)
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        """Forget everything and take over these rows, as a worker does that joins late."""
+        self._rows = [None] * len(self._rows)
+        self._epoch, self._begun, self._committed = epoch, -1, -1
+        for init in rows:
             self._rows[init.row] = Row(init)
 
     def is_current(self, row: int, generation: int) -> bool:

@@ -8,9 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.errors import ModelError
 from outrider.kernels.types import RaggedBatch
+from outrider.workers.collective import Alone, Collective
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
+from outrider.workers.models.shard import Partition, Shard
+from outrider.workers.sampling.vocab import VocabPart
 
 
 class Chunk(NamedTuple):
@@ -26,14 +30,22 @@ class Runner:
 
     `vocab_size` is that of the target. A draft of the same tokenizer may be padded to another
     size: it never proposes ids the target lacks, and reads ids it lacks as its last one, which
-    can only cost it a guess.
+    can only cost it a guess. `vocab` says for which of those ids this rank has the logits, and
+    `group` are the ranks that hold the decoder together.
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, num_rows: int, max_model_len: int, vocab_size: int
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        num_rows: int,
+        max_model_len: int,
+        vocab_size: int,
+        group: Collective | None = None,
     ) -> None:
         self.decoder = decoder
         self.vocab_size = min(vocab_size, decoder.spec.vocab_size)
+        self.vocab = _vocab_part(decoder, self.vocab_size, group or Alone())
         self._lacks_ids = decoder.spec.vocab_size < vocab_size
         self.device = decoder.device
         self._kv = kv
@@ -56,10 +68,10 @@ class Runner:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:
-        """float32 [len(indices), vocab] of the hidden states at `indices`."""
+        """float32 [len(indices), len(vocab.held)] of the hidden states at `indices`."""
         if len(indices) != hidden.shape[0]:
             hidden = hidden[torch.tensor(indices, dtype=torch.int64, device=self.device)]
-        return self.decoder.logits(hidden)[:, : self.vocab_size]
+        return self.decoder.logits(hidden)[:, : len(self.vocab.held)]
 
     def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
         """Plain loops: a decode pass has a handful of tokens, where array operations cost more
@@ -90,3 +102,14 @@ class Runner:
 
     def _tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+def _vocab_part(decoder: Decoder, limit: int, group: Collective) -> VocabPart:
+    shard = decoder.shard
+    if (group.rank, group.size) != (shard.rank, shard.size):
+        raise ModelError(
+            f"the decoder is rank {shard.rank} of {shard.size} but its group says rank "
+            f"{group.rank} of {group.size}; build both from the same tensor_parallel."
+        )
+    partitions = [Partition.of(decoder.spec, Shard(rank, group.size)) for rank in range(group.size)]
+    return VocabPart.of([partition.vocab for partition in partitions], limit, group)

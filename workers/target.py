@@ -61,7 +61,7 @@ class TargetWorker:
         for init in plan.admitted:
             self._computed[init.row] = init.target_cached
             self._samplers[init.row] = RowSampler.from_init(
-                init, self._runner.vocab_size, self._runner.device
+                init, self._runner.vocab_size, self._runner.device, self._runner.vocab.held
             )
 
     def _lay_out(self, plan: StepPlan, ticket: Ticket) -> tuple[list[_Work], list[int]]:
@@ -110,7 +110,7 @@ class TargetWorker:
             own = [index for work in sampled for index in work.sample_rows]
             rows = logits if len(own) == logits.shape[0] else logits[own]
             spans = [work.span for work in sampled if work.span is not None]
-            judged = verify(rows, spans, self._ops, self._verification)
+            judged = verify(rows, spans, self._ops, self._verification, self._runner.vocab)
             verdicts = {work.planned.row: each for work, each in zip(sampled, judged, strict=True)}
         return tuple(self._settle(work, verdicts.get(work.planned.row), logits) for work in works)
 
@@ -128,7 +128,8 @@ class TargetWorker:
         if num_top is not None and logits is not None:
             first = work.sample_rows.start
             of_tokens = logits[first : first + len(judged.tokens)]
-            logprobs = token_logprobs(of_tokens, judged.tokens, num_top)
+            whole = self._runner.vocab.gather(of_tokens)
+            logprobs = token_logprobs(whole, judged.tokens, num_top)
         return RowVerdict(
             row,
             generation,
@@ -149,4 +150,4 @@ class TargetWorker:
         start = work.chunk.start + 1
         successors = row.tokens[start : start + len(work.prompt_rows)]
         own = logits[work.prompt_rows.start : work.prompt_rows.stop]
-        return tuple(token_logprobs(own, successors, num_top))
+        return tuple(token_logprobs(self._runner.vocab.gather(own), successors, num_top))

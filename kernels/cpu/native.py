@@ -89,10 +89,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "rotate_and_store": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "attention": (c_int, [c_void_p, c_void_p]),
-    "gumbel_argmax": (
-        c_int,
-        [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
-    ),
+    "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }

@@ -78,31 +78,34 @@ INLINE uvec lane_numbers(void)
 
 typedef struct {
     float score;
-    int64_t token;
+    int64_t column;
 } candidate;
 
 INLINE candidate better(candidate a, candidate b)
 {
-    return b.score > a.score || (b.score == a.score && b.token < a.token) ? b : a;
+    return b.score > a.score || (b.score == a.score && b.column < a.column) ? b : a;
 }
 
-/* The best of tokens [begin, end); `begin` if none has a score above -inf. */
-static candidate best_token(const float *scores, uint64_t state, int64_t begin, int64_t end)
+/* The best of columns [begin, end); `begin` if none has a score above -inf. */
+static candidate best_column(const float *scores, uint64_t state, int64_t first_id, int64_t begin,
+                             int64_t end)
 {
     vec best = vec_set(-INFINITY);
-    uvec tokens = lane_numbers() + (uint32_t)begin, winners = tokens;
-    for (int64_t t = begin; t < end; t += VEC_LANES, tokens += VEC_LANES) {
+    uvec columns = lane_numbers() + (uint32_t)begin, winners = columns;
+    uvec counter = (columns + (uint32_t)first_id) * TOKEN_STRIDE;
+    for (int64_t t = begin; t < end;
+         t += VEC_LANES, columns += VEC_LANES, counter += VEC_LANES * TOKEN_STRIDE) {
         vec s = vec_set(-INFINITY);
         if (t + VEC_LANES <= end)
             s = vec_load(scores + t);
         else
             for (int64_t i = t; i < end; i++) s[i - t] = scores[i];
-        uvec bits = token_bits(tokens * TOKEN_STRIDE, state);
+        uvec bits = token_bits(counter, state);
         if (!any_lane(s + gumbel_bound(bits) > best)) continue;
         s += gumbel(bits);
         ivec wins = s > best;
         best = vec_select(wins, s, best);
-        winners = (uvec)vec_select(wins, (vec)tokens, (vec)winners);
+        winners = (uvec)vec_select(wins, (vec)columns, (vec)winners);
     }
     candidate result = {-INFINITY, begin};
     for (int i = 0; i < VEC_LANES; i++)
@@ -114,7 +117,7 @@ typedef struct {
     const float *scores;
     const int64_t *seeds, *streams, *positions;
     candidate *found; /* [rows, parts] */
-    int64_t vocab, parts;
+    int64_t vocab, first_id, parts;
 } search;
 
 static void search_part(void *context, int64_t chunk)
@@ -123,22 +126,24 @@ static void search_part(void *context, int64_t chunk)
     int64_t row = chunk / a->parts, begin = chunk % a->parts * PART_TOKENS;
     int64_t end = begin + PART_TOKENS < a->vocab ? begin + PART_TOKENS : a->vocab;
     uint64_t state = row_state(a->seeds[row], a->streams[row], a->positions[row]);
-    a->found[chunk] = best_token(a->scores + row * a->vocab, state, begin, end);
+    a->found[chunk] = best_column(a->scores + row * a->vocab, state, a->first_id, begin, end);
 }
 
-EXPORT int outrider_gumbel_argmax(const float *scores, int64_t rows, int64_t vocab,
-                                  const int64_t *seeds, const int64_t *streams,
-                                  const int64_t *positions, int64_t *out)
+/* Column 0 is token `first_id`. */
+EXPORT int outrider_gumbel_max(const float *scores, int64_t rows, int64_t vocab, int64_t first_id,
+                               const int64_t *seeds, const int64_t *streams,
+                               const int64_t *positions, float *best, int64_t *columns)
 {
     int64_t parts = (vocab + PART_TOKENS - 1) / PART_TOKENS;
     candidate *found = malloc((rows * parts + 1) * sizeof(candidate));
     if (!found) return NO_MEMORY;
-    search a = {scores, seeds, streams, positions, found, vocab, parts};
+    search a = {scores, seeds, streams, positions, found, vocab, first_id, parts};
     pool_run(search_part, &a, rows * parts);
     for (int64_t r = 0; r < rows; r++) {
         candidate winner = found[r * parts];
         for (int64_t i = 1; i < parts; i++) winner = better(winner, found[r * parts + i]);
-        out[r] = winner.token;
+        best[r] = winner.score;
+        columns[r] = winner.column;
     }
     free(found);
     return OK;

@@ -263,22 +263,30 @@ class CpuOps:
     def gumbel_argmax(
         self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
     ) -> Tensor:
+        return self.gumbel_max(scores, seeds, streams, positions, 0)[1]
+
+    def gumbel_max(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor, first_id: int
+    ) -> tuple[Tensor, Tensor]:
         scores = _dense(scores)
         seeds, streams, positions = (_dense_int64(t) for t in (seeds, streams, positions))
         num_rows, vocab = scores.shape
-        out = torch.empty(num_rows, dtype=torch.int64)
+        best = torch.empty(num_rows, dtype=torch.float32)
+        columns = torch.empty(num_rows, dtype=torch.int64)
         check(
-            self._releasing.gumbel_argmax(
+            self._releasing.gumbel_max(
                 scores.data_ptr(),
                 num_rows,
                 vocab,
+                first_id,
                 seeds.data_ptr(),
                 streams.data_ptr(),
                 positions.data_ptr(),
-                out.data_ptr(),
+                best.data_ptr(),
+                columns.data_ptr(),
             )
         )
-        return out
+        return best, columns
 
     def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
         scores, tokens = _dense(scores), _dense_int64(tokens)

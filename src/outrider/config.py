@@ -178,6 +178,40 @@ class SchedulerConfig(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Checked):
+    """How clients reach it."""
+
+    _section = "server."
+
+    host: str = setting("127.0.0.1", text_rule("an address to listen on"), "Address of the server.")
+    port: int = setting(50051, whole(0, 65535), "Port of gRPC; 0 takes a free one.")
+    model_name: str | None = setting(
+        None,
+        text_rule("a name", optional=True),
+        "Name the model is served under; unset is that of target.model.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig(Checked):
+    """Where `outrider serve` puts the processes."""
+
+    _section = "cluster."
+
+    address: str | None = setting(
+        None,
+        text_rule("the address of a Ray cluster", optional=True),
+        "Ray cluster to use; unset starts one on this machine for as long as it serves.",
+    )
+    placement_timeout_s: float = setting(
+        60.0, _POSITIVE, "Seconds to wait for the cluster to have room for a model."
+    )
+    start_timeout_s: float = setting(
+        600.0, _POSITIVE, "Seconds until all ranks must have their weights."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(Checked):
     """Everything one engine needs to know."""
 
@@ -186,6 +220,14 @@ class EngineConfig(Checked):
     speculation: SpeculationConfig = SpeculationConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    server: ServerConfig = ServerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    workers: str = setting(
+        "auto",
+        choice("auto", "inline", "processes"),
+        "Where LLM runs the models: inline in its own process, or every rank in one; auto is "
+        "inline unless a tensor_parallel is above 1.",
+    )
     deterministic: bool = setting(
         False, _FLAG, "Make a request's text independent of what runs beside it, bit for bit."
     )
@@ -211,6 +253,14 @@ class EngineConfig(Checked):
             if not isinstance(getattr(self, name), kind):
                 value = getattr(self, name)
                 raise FieldError((name,), f"is {value!r}; it must be a {kind.__name__}.")
+        for name in ("target", "draft"):
+            size = getattr(self, name).tensor_parallel
+            if self.workers == "inline" and size > 1:
+                raise FieldError(
+                    (f"{name}.tensor_parallel", "workers"),
+                    f"is {size} but workers is 'inline', and one process runs 1; set workers to "
+                    "'processes' or leave it out.",
+                )
         if self.speculation.method == "draft" and self.draft.model is None:
             raise FieldError(
                 ("speculation.method",),
@@ -224,6 +274,12 @@ class EngineConfig(Checked):
         if self.speculation.method is None and self.draft.model is not None:
             return "draft"
         return self.speculation.method
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether the models run in processes of their own once the default is settled."""
+        several = max(self.target.tensor_parallel, self.draft.tensor_parallel) > 1
+        return self.workers == "processes" or several
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> EngineConfig:
@@ -262,6 +318,8 @@ SECTIONS: Mapping[str, type[Checked]] = {
     "speculation": SpeculationConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "server": ServerConfig,
+    "cluster": ClusterConfig,
 }
 
 

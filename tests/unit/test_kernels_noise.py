@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import pytest
 import torch
@@ -184,6 +185,50 @@ def test_c_argmax_never_chooses_minus_infinity() -> None:
 def test_c_argmax_of_no_rows_is_empty() -> None:
     none = torch.empty(0, dtype=torch.int64)
     assert c_ops().gumbel_argmax(torch.empty(0, 10), none, none, none).shape == (0,)
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
+@pytest.mark.parametrize("bounds", [(0, 1, 3), (0, 171, 400, 1003), (0, 8191, 24_000, 49_152)])
+def test_the_best_of_all_parts_is_the_best_of_the_whole_bit_for_bit(
+    backend: str, bounds: tuple[int, ...]
+) -> None:
+    ops, generator = make_ops(backend), torch.Generator().manual_seed(bounds[1])
+    scores = torch.randn(40, bounds[-1], generator=generator)
+    scores[:, 1::3] = float("-inf")
+    seeds = torch.randint(-(2**62), 2**62, (40,), generator=generator)
+    keys = seeds, torch.arange(40) % 4, torch.arange(40) * 1000
+    best, tokens = [], []
+    for first, stop in itertools.pairwise(bounds):
+        of_part, columns = ops.gumbel_max(scores[:, first:stop], *keys, first)
+        best.append(of_part)
+        tokens.append(columns + first)
+    owners = torch.stack(best).argmax(0, keepdim=True)
+    assert len(owners.unique()) == len(best)
+    whole_best, whole_tokens = ops.gumbel_max(scores, *keys, 0)
+    assert torch.equal(torch.stack(best).gather(0, owners)[0], whole_best)
+    assert torch.equal(torch.stack(tokens).gather(0, owners)[0], whole_tokens)
+    assert torch.equal(ops.gumbel_argmax(scores, *keys), whole_tokens)
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_the_best_score_is_that_of_its_column_with_the_noise_of_its_token(backend: str) -> None:
+    scores, seeds = torch.zeros(8, 50), torch.arange(8)
+    best, columns = make_ops(backend).gumbel_max(scores, seeds, seeds % 4, seeds, 700)
+    own = noise.gumbel(seeds, seeds % 4, seeds, 750).gather(-1, columns[:, None] + 700)[:, 0]
+    torch.testing.assert_close(best, own)
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_a_part_without_a_possible_token_offers_minus_infinity(backend: str) -> None:
+    scores, seeds = torch.full((2, 9), float("-inf")), torch.arange(2)
+    best, columns = make_ops(backend).gumbel_max(scores, seeds, seeds, seeds, 30)
+    assert best.tolist() == [float("-inf")] * 2
+    assert columns.tolist() == [0, 0]
+
+
+def test_noise_from_a_later_id_on_is_the_rest_of_the_noise() -> None:
+    key = torch.tensor([3]), torch.tensor([2]), torch.tensor([17])
+    assert torch.equal(noise.gumbel(*key, 40, 60), noise.gumbel(*key, 100)[:, 60:])
 
 
 def c_ops() -> Ops:

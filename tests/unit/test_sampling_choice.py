@@ -14,8 +14,9 @@ from outrider.kernels.noise import Stream
 from outrider.kernels.ops import select_ops
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.sampling.chain import process
-from outrider.workers.sampling.choose import argmax, sample
+from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.draft import draft_sample
+from outrider.workers.sampling.draw import argmax
 from outrider.workers.sampling.rows import Span
 
 VOCAB = 12

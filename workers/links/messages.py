@@ -10,7 +10,6 @@ announced. A rank whose link to the engine ends has nothing left to do and ends 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from outrider.scheduler.types import RowInit, StepPlan, Verdict
 
@@ -34,15 +33,38 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSettings:
+    """The part of the configuration a rank needs, for its role; names are those of the settings."""
+
+    model: str
+    revision: str | None
+    device: str
+    dtype: str
+    cpu_kernels: str
+    deterministic: bool
+    num_threads: int | None
+    block_size: int
+    num_rows: int  # max_num_seqs
+    verification: str
+    ngram_min: int
+    ngram_max: int
+    gpu_memory_utilization: float
+    has_fixed_kv: bool  # kv_cache_gb is set
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """Engine to rank: the configuration, and where the group meets.
 
-    `store` is "host:port" of the group's rendezvous; rank 0 gets "" and opens it.
+    `store` is "host:port" of the group's rendezvous; rank 0 gets "" and opens it. `host_share` is
+    how many ranks of the group share this host's cores.
     """
 
-    settings: dict[str, Any]
+    settings: RankSettings
     epoch: int
     store: str
+    host_share: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +73,7 @@ class Described:
 
     store: str  # the rendezvous this rank opened, if it is the first
     device: str
+    dtype: str
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_position: int
@@ -127,28 +150,32 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A step the draft had no part in, told late: its rows and texts still changed."""
+    """Something the draft has not seen: a plan it had no part in, or the verdict of any plan."""
 
-    plan: StepPlan
-    verdict: Verdict | None  # None: not known yet
+    plan: StepPlan | None
+    verdict: Verdict | None
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Engine to draft ranks: what happened since, then draft for this plan (None: only learn)."""
+    """Engine to draft ranks: what happened since, in order, then draft for this plan (None: only
+    learn). A plan's verdict may come in a later message than the plan."""
 
     past: tuple[Past, ...]
-    verdicts: tuple[Verdict, ...]
     plan: StepPlan | None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """First draft rank to engine: round `step` is finished and its transfer is posted."""
+    """First draft rank to engine: round `step` is finished and its transfer is posted.
+
+    `num_sends` counts the transfers of this proposal group so far.
+    """
 
     epoch: int
     step: int
     draft_s: float
+    num_sends: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.workers.sampling.filters import apply_filters
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
+from outrider.workers.sampling.vocab import VocabPart
 
 _NEG_INF = float("-inf")
 
@@ -29,8 +30,31 @@ def process(logits: Tensor, spans: Sequence[Span]) -> Tensor:
     return process_rows(logits, logit_rows(spans))
 
 
-def process_rows(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
-    """`process` for any choice of rows; `rows[i].slot` is i."""
+def process_rows(
+    logits: Tensor, rows: Sequence[LogitRow], vocab: VocabPart | None = None
+) -> Tensor:
+    """`process` for any choice of rows; `rows[i].slot` is i.
+
+    With `vocab`, `logits` are this rank's part of the rows and the scores are whole nevertheless.
+    """
+    scores = adjust(logits, rows)
+    if vocab is not None:
+        scores = vocab.gather(scores)
+    filtered = [row for row in rows if row.sampler.has_filters]
+    if not filtered:
+        return scores
+    if len(filtered) == len(rows):
+        return apply_filters(scores, [row.sampler for row in filtered])
+    indices = torch.tensor([row.slot for row in filtered], device=scores.device)
+    kept = apply_filters(scores.index_select(0, indices), [row.sampler for row in filtered])
+    return scores.index_copy(0, indices, kept)
+
+
+def adjust(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
+    """The scores before filters, of the tokens whose ids the rows' samplers hold.
+
+    Each depends on its own logit alone, so a rank needs nothing from the others.
+    """
     biased = [row for row in rows if row.sampler.has_bias]
     penalised = [row for row in rows if row.sampler.has_penalties]
     restricted = [row for row in rows if row.sampler.has_allowed]
@@ -51,25 +75,18 @@ def process_rows(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
         # Rows that want none are divided by 1, which changes no bit.
         temperatures = [row.sampler.temperature for row in rows]
         scores = scores / _column(temperatures, torch.float32, scores.device)
-    filtered = [row for row in rows if row.sampler.has_filters]
-    if not filtered:
-        return scores
-    if len(filtered) == len(rows):
-        return apply_filters(scores, [row.sampler for row in filtered])
-    indices = torch.tensor([row.slot for row in filtered], device=scores.device)
-    kept = apply_filters(scores.index_select(0, indices), [row.sampler for row in filtered])
-    return scores.index_copy(0, indices, kept)
+    return scores
 
 
 def _column(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device).unsqueeze(-1)
 
 
-def _flat_keys(scores: Tensor, rows: Sequence[LogitRow], token_ids: Sequence[Tensor]) -> Tensor:
-    """Places in the flattened scores of each row's `token_ids`, concatenated."""
+def _flat_keys(scores: Tensor, rows: Sequence[LogitRow], columns: Sequence[Tensor]) -> Tensor:
+    """Places in the flattened scores of each row's `columns`, concatenated."""
     starts = np.array([row.slot for row in rows], dtype=np.int64) * scores.shape[-1]
-    offsets = starts.repeat([len(ids) for ids in token_ids])
-    return torch.cat(tuple(token_ids)) + torch.from_numpy(offsets).to(scores.device)
+    offsets = starts.repeat([len(own) for own in columns])
+    return torch.cat(tuple(columns)) + torch.from_numpy(offsets).to(scores.device)
 
 
 def _add_bias(scores: Tensor, rows: Sequence[LogitRow]) -> None:
@@ -93,7 +110,7 @@ def _penalise(scores: Tensor, rows: Sequence[LogitRow]) -> None:
     value twice, so duplicates need no sorting out.
     """
     device = scores.device
-    keys, occurred, ordinals = _occurrences(rows, scores.shape[-1])
+    keys, occurred, ordinals = _occurrences(rows)
     params = [row.sampler.params for row in rows]
     settings = np.array(
         [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params],
@@ -111,7 +128,7 @@ def _penalise(scores: Tensor, rows: Sequence[LogitRow]) -> None:
 
 
 def _occurrences(
-    rows: Sequence[LogitRow], vocab_size: int
+    rows: Sequence[LogitRow],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """For every token of every row's text: its place in the flat scores, how often it is output,
     and which of `rows` it belongs to.
@@ -124,7 +141,7 @@ def _occurrences(
         prompt_len = row.sampler.prompt_len
         if row.span is not span:
             span, text, num_counted = row.span, row.span.text(), prompt_len
-            counts = np.zeros(max(vocab_size, int(text.max(initial=0)) + 1), dtype=np.int64)
+            counts = np.zeros(int(text.max(initial=0)) + 1, dtype=np.int64)
         np.add.at(counts, text[num_counted : row.position], 1)
         num_counted = row.position
         start = 0 if row.sampler.params.repetition_penalty != 1.0 else prompt_len
@@ -133,18 +150,20 @@ def _occurrences(
     token_ids = np.concatenate(seen)
     ordinals = np.arange(len(rows), dtype=np.int64).repeat([len(part) for part in seen])
     slots = np.array([row.slot for row in rows], dtype=np.int64)[ordinals]
-    # A draft's vocabulary may lack some ids of the text.
-    exists = token_ids < vocab_size
-    keys = slots * vocab_size + token_ids
-    return keys[exists], np.concatenate(occurred)[exists], ordinals[exists]
+    # Other ranks hold the other ids, and a draft's vocabulary may lack some of the text.
+    held = rows[0].sampler.held
+    is_held = (token_ids >= held.start) & (token_ids < held.stop)
+    keys = slots * len(held) + token_ids - held.start
+    return keys[is_held], np.concatenate(occurred)[is_held], ordinals[is_held]
 
 
 def _ban(scores: Tensor, rows: Sequence[LogitRow]) -> None:
-    vocab_size = scores.shape[-1]
+    held = rows[0].sampler.held
     keys = [
-        row.slot * vocab_size + token
+        row.slot * len(held) + token - held.start
         for row in rows
         for token in row.sampler.banned_ids(row.span, row.num_drafts)
+        if token in held
     ]
     if keys:
         scores.view(-1).index_fill_(0, torch.tensor(keys, device=scores.device), _NEG_INF)

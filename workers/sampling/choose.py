@@ -1,86 +1,50 @@
-"""Choosing a token per logit row: the argmax, or the argmax with the position's Gumbel noise."""
+"""Choosing a token per logit row, on whole rows or over the ranks that hold parts of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.kernels.noise import Stream
-from outrider.workers.sampling.chain import process_rows
+from outrider.workers.sampling.chain import adjust, process_rows
+from outrider.workers.sampling.contest import Draw, contest
+from outrider.workers.sampling.draw import SamplingOps, argmax, choose
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
-
-
-class SamplingOps(Protocol):
-    """The kernels sampling needs; `outrider.kernels.types.Ops` has them."""
-
-    def gumbel_argmax(
-        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
-    ) -> Tensor: ...
-
-    def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor: ...
+from outrider.workers.sampling.sharded_filters import choose_filtered
+from outrider.workers.sampling.vocab import VocabPart
 
 
 def sample(
-    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, stream: Stream = Stream.SHARED
+    logits: Tensor,
+    spans: Sequence[Span],
+    ops: SamplingOps,
+    stream: Stream = Stream.SHARED,
+    vocab: VocabPart | None = None,
 ) -> Tensor:
     """int64 [N]: the token each logit row chooses; ties go to the lowest id.
 
     The choice is a function of the row's logits, text, parameters, seed and position alone, so it
-    is the same whether the position was reached token by token or through drafts.
+    is the same whether the position was reached token by token or through drafts. `logits` are
+    whole rows, or this rank's part of them as `vocab` says; then every rank gets the choice that
+    whole rows give.
     """
+    if vocab is not None and vocab.is_contested:
+        rows = logit_rows(spans)
+        return _choose_over_ranks(adjust(logits, rows), rows, Draw(ops, stream, vocab))
     if all(span.sampler.is_plain_greedy for span in spans):
-        return argmax(logits)
+        return argmax(logits if vocab is None else vocab.gather(logits))
     rows = logit_rows(spans)
-    return choose(process_rows(logits, rows), rows, ops, stream)
+    return choose(process_rows(logits, rows, vocab), rows, ops, stream)
 
 
-def choose(scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: Stream) -> Tensor:
-    """int64 [N]: the choice of each row, given its scores after the chain."""
-    greedy = [i for i, row in enumerate(rows) if row.sampler.is_greedy]
-    if len(greedy) == len(rows):
-        return argmax(scores)
-    if not greedy:
-        return _noisy_choice(scores, rows, ops, stream)
-    noisy = [i for i, row in enumerate(rows) if not row.sampler.is_greedy]
-    at_greedy = torch.tensor(greedy, device=scores.device)
-    at_noisy = torch.tensor(noisy, device=scores.device)
-    chosen = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
-    chosen[at_greedy] = argmax(scores[at_greedy])
-    chosen[at_noisy] = _noisy_choice(scores[at_noisy], [rows[i] for i in noisy], ops, stream)
-    return chosen
-
-
-def _noisy_choice(
-    scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: Stream
-) -> Tensor:
-    streams = torch.full((len(rows),), stream, dtype=torch.int64, device=scores.device)
-    return gumbel_choice(scores, rows, streams, ops)
-
-
-def gumbel_choice(
-    scores: Tensor, rows: Sequence[LogitRow], streams: Tensor, ops: SamplingOps
-) -> Tensor:
-    """int64 [n]: a sample of softmax(scores) per row, drawn from the noise of `streams` [n]."""
-    seeds, positions = noise_keys(rows, scores.device)
-    return ops.gumbel_argmax(scores, seeds, streams, positions)
-
-
-def noise_keys(rows: Sequence[LogitRow], device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 [n] seeds and positions."""
-    keys = torch.tensor(
-        [[row.sampler.seed for row in rows], [row.position for row in rows]],
-        dtype=torch.int64,
-        device=device,
-    )
-    return keys[0], keys[1]
-
-
-def argmax(scores: Tensor) -> Tensor:
-    """int64 [N]: the best token of each row, the lowest id among equals."""
-    if scores.device.type == "cpu" and scores.dtype == torch.float32:
-        # numpy's is an order of magnitude faster than torch's on CPUs.
-        return torch.from_numpy(scores.detach().numpy().argmax(-1))
-    return scores.argmax(-1)
+def _choose_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> Tensor:
+    filtered = [i for i, row in enumerate(rows) if row.sampler.has_filters]
+    if not filtered:
+        return contest(scores, rows, draw).tokens
+    winners = contest(scores, rows, draw, statistic=scores.amax(-1))
+    at = torch.tensor(filtered, device=scores.device)
+    own_rows = [rows[i] for i in filtered]
+    winners.tokens[at] = choose_filtered(scores[at], own_rows, draw, winners.take(at))
+    return winners.tokens

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.noise import Stream
-from outrider.workers.sampling.chain import process_rows
-from outrider.workers.sampling.choose import SamplingOps, argmax, choose
-from outrider.workers.sampling.rows import Span, last_rows
+from outrider.workers.sampling.chain import adjust, process_rows
+from outrider.workers.sampling.contest import Draw, contest
+from outrider.workers.sampling.draw import SamplingOps, argmax, choose
+from outrider.workers.sampling.filters import apply_filters
+from outrider.workers.sampling.rows import LogitRow, Span, last_rows
 from outrider.workers.sampling.verify import VerificationMode
+from outrider.workers.sampling.vocab import VocabPart
 
 
 class DraftStep(NamedTuple):
@@ -26,19 +29,28 @@ class DraftStep(NamedTuple):
 
 
 def draft_sample(
-    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, mode: VerificationMode
+    logits: Tensor,
+    spans: Sequence[Span],
+    ops: SamplingOps,
+    mode: VerificationMode,
+    vocab: VocabPart | None = None,
 ) -> DraftStep:
     """Guess one token per span from `logits` [n, vocab], the last row of each.
 
     Shared mode uses the target's own noise, so it guesses the target's sample rather than its
     distribution. In rejection mode a greedy row's q is one-hot; where every row is greedy, q is
-    left out, which means the same.
+    left out, which means the same. With `vocab`, `logits` are this rank's part of the rows.
     """
-    if all(span.sampler.is_plain_greedy for span in spans):
-        tokens = argmax(logits)
-        return DraftStep(tokens, ops.probability_of(logits.float(), tokens), None)
+    is_plain = all(span.sampler.is_plain_greedy for span in spans)
+    if vocab is not None and vocab.is_contested and (is_plain or mode == "shared"):
+        rows = last_rows(spans)
+        return _guess_over_ranks(adjust(logits, rows), rows, Draw(ops, Stream.SHARED, vocab))
+    if is_plain:
+        scores = logits.float() if vocab is None else vocab.gather(logits.float())
+        tokens = argmax(scores)
+        return DraftStep(tokens, ops.probability_of(scores, tokens), None)
     rows = last_rows(spans)
-    scores = process_rows(logits, rows)
+    scores = process_rows(logits, rows, vocab)
     if mode == "shared":
         tokens = choose(scores, rows, ops, Stream.SHARED)
         return DraftStep(tokens, ops.probability_of(scores, tokens), None)
@@ -53,3 +65,22 @@ def draft_sample(
         q[at] = 0.0
         q[at, tokens[at]] = 1.0
     return DraftStep(tokens, confidence, q)
+
+
+def _guess_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> DraftStep:
+    """Shared mode, from the ranks' parts of the scores before filters.
+
+    Rows with filters are gathered: the mass of what they keep, which q' is relative to, is known
+    to no rank.
+    """
+    winners = contest(scores, rows, draw, statistic=scores.logsumexp(-1))
+    tokens = winners.tokens
+    confidence = (winners.scores - winners.statistics.logsumexp(0)).exp().float()
+    filtered = [i for i, row in enumerate(rows) if row.sampler.has_filters]
+    if filtered:
+        at = torch.tensor(filtered, device=scores.device)
+        own_rows = [rows[i] for i in filtered]
+        kept = apply_filters(draw.vocab.gather(scores[at]), [row.sampler for row in own_rows])
+        tokens[at] = choose(kept, own_rows, draw.ops, draw.stream)
+        confidence[at] = draw.ops.probability_of(kept, tokens[at])
+    return DraftStep(tokens, confidence, None)

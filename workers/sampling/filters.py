@@ -24,7 +24,7 @@ _NEG_INF = float("-inf")
 _LEAST_CANDIDATES = 128
 _MORE_CANDIDATES = 2048  # for rows which the first few do not settle
 _MOST_CANDIDATES = 4096  # finding more takes longer than sorting
-_MASS_UNIT = np.float32(2.0**44)  # 2^18 tokens as likely as the best still fit an int64
+_MASS_UNIT = 2.0**44  # 2^18 tokens as likely as the best still fit an int64
 
 
 def apply_filters(scores: Tensor, samplers: Sequence[RowSampler]) -> Tensor:
@@ -41,6 +41,11 @@ def apply_filters(scores: Tensor, samplers: Sequence[RowSampler]) -> Tensor:
     if len(unsettled):
         _settle(scores, samplers, whole_mass, unsettled, out, num_candidates=None)
     return out
+
+
+def mass_in_units(scores: Tensor, best: Tensor) -> Tensor:
+    """int64, shaped as `scores`: the probability mass of each, `best` being their row's highest."""
+    return (scores - best).exp_().mul_(_MASS_UNIT).to(torch.int64)
 
 
 def _settle(
@@ -82,7 +87,8 @@ def _filter_by_candidates(
     """
     best = scores.topk(num_candidates)  # [n, num_candidates], best first
     values: NDArray[np.float32] = best.values.cpu().numpy()
-    num_kept = _num_kept(values, samplers, whole_mass, is_everything=False)
+    mass = _candidate_mass(best.values, samplers)
+    num_kept = _num_kept(values, mass, samplers, whole_mass, is_everything=False)
     is_kept = np.arange(num_candidates) < num_kept[:, None]
     kept = np.where(is_kept, values, np.float32(_NEG_INF))
     out.scatter_(1, best.indices, torch.from_numpy(kept).to(scores.device))
@@ -101,8 +107,9 @@ def _filter_by_sorting(
     scores: Tensor, samplers: Sequence[RowSampler], whole_mass: NDArray[np.int64]
 ) -> Tensor:
     # numpy sorts a row of float32 ten times as fast as torch does on a CPU.
-    values: NDArray[np.float32] = np.sort(scores.cpu().numpy())[:, ::-1]
-    num_kept = _num_kept(values, samplers, whole_mass, is_everything=True)
+    values: NDArray[np.float32] = np.ascontiguousarray(np.sort(scores.cpu().numpy())[:, ::-1])
+    mass = _candidate_mass(torch.from_numpy(values).to(scores.device), samplers)
+    num_kept = _num_kept(values, mass, samplers, whole_mass, is_everything=True)
     last = np.take_along_axis(values, num_kept[:, None] - 1, axis=-1)
     num_at_least = (values >= last).sum(-1)
     out = scores.masked_fill(scores < torch.from_numpy(last).to(scores.device), _NEG_INF)
@@ -113,11 +120,12 @@ def _filter_by_sorting(
 
 def _num_kept(
     values: NDArray[np.float32],
+    mass: NDArray[np.int64] | None,
     samplers: Sequence[RowSampler],
     whole_mass: NDArray[np.int64],
     is_everything: bool,
 ) -> NDArray[np.int64]:
-    """How many of the sorted candidates `values` [n, m] pass in each row.
+    """How many of the sorted candidates `values` [n, m] with their `mass` pass in each row.
 
     m means at least m: unless the candidates are everything, they do not settle the row.
     """
@@ -126,12 +134,11 @@ def _num_kept(
     log_min_p = np.array([[sampler.log_min_p] for sampler in samplers], dtype=np.float32)
     top_k = np.array([sampler.top_k or num_candidates for sampler in samplers])
     num_left: NDArray[np.int64] = np.minimum((values >= best + log_min_p).sum(-1), top_k)
-    top_p = np.array([sampler.top_p for sampler in samplers])
-    if not (top_p < 1).any():
+    if mass is None:
         return num_left
 
+    top_p = np.array([sampler.top_p for sampler in samplers])
     is_limited = np.array([_is_limited(sampler) for sampler in samplers])
-    mass = (np.exp(values - best) * _MASS_UNIT).astype(np.int64)
     mass[np.arange(num_candidates) >= num_left[:, None]] = 0
     enough = np.where(is_limited, mass.sum(-1), whole_mass) * top_p
     # More may be left by min_p or top_k than the candidates: then their mass is not the total.
@@ -148,9 +155,19 @@ def _whole_mass(scores: Tensor, samplers: Sequence[RowSampler]) -> NDArray[np.in
     rows = [i for i, sampler in enumerate(samplers) if not _is_limited(sampler)]
     if rows:
         unlimited = scores[torch.tensor(rows, device=scores.device)]
-        relative = unlimited - unlimited.amax(-1, keepdim=True)
-        in_units = relative.exp_().mul_(float(_MASS_UNIT)).to(torch.int64)
+        in_units = mass_in_units(unlimited, unlimited.amax(-1, keepdim=True))
         mass[rows] = in_units.sum(-1).cpu().numpy()
+    return mass
+
+
+def _candidate_mass(values: Tensor, samplers: Sequence[RowSampler]) -> NDArray[np.int64] | None:
+    """The mass of sorted candidates [n, m]; None where no row has a top_p.
+
+    By the same kernel as every other mass: two libraries' exp may differ in the last bit.
+    """
+    if all(sampler.top_p >= 1 for sampler in samplers):
+        return None
+    mass: NDArray[np.int64] = mass_in_units(values, values[:, :1]).cpu().numpy()
     return mass
 
 

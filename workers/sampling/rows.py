@@ -27,7 +27,8 @@ class RowSampler:
 
     It holds nothing that changes from step to step: whatever depends on the text is computed from
     the text of the `Span`, so a restart, a preemption or a rejected draft leaves nothing to repair.
-    Token ids beyond `vocab_size` (a draft's vocabulary may be padded less) are left out.
+    Token ids beyond `vocab_size` (a draft's vocabulary may be padded less) are left out. `held` are
+    the ids whose scores this process has: column 0 of its logits is `held.start`; all by default.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class RowSampler:
         bad_word_ids: Sequence[Sequence[int]],
         vocab_size: int,
         device: torch.device,
+        held: range | None = None,
     ) -> None:
         self.params = params
         self.seed = signed64(seed)
         self.prompt_len = prompt_len
         self.vocab_size = vocab_size
+        self.held = range(vocab_size) if held is None else held
         self.device = device
         self.is_greedy = params.temperature < _LEAST_TEMPERATURE
         self.temperature = 1.0 if self.is_greedy else float(params.temperature)
@@ -72,7 +75,9 @@ class RowSampler:
         self.needs_text = self.has_penalties or bool(self._bad_words)
 
     @classmethod
-    def from_init(cls, init: RowInit, vocab_size: int, device: torch.device) -> RowSampler:
+    def from_init(
+        cls, init: RowInit, vocab_size: int, device: torch.device, held: range | None = None
+    ) -> RowSampler:
         return cls(
             init.params,
             init.seed,
@@ -81,22 +86,20 @@ class RowSampler:
             init.bad_word_ids,
             vocab_size,
             device,
+            held,
         )
 
     @cached_property
     def bias(self) -> tuple[Tensor, Tensor]:
-        """int64 token ids and float32 values of `logit_bias`."""
-        ids = self._in_vocabulary(tuple(self.params.logit_bias))
+        """int64 columns and float32 values of `logit_bias`, as far as they are held."""
+        ids = [token for token in self.params.logit_bias if token in self.held]
         values = [self.params.logit_bias[token] for token in ids]
-        return (
-            torch.tensor(ids, dtype=torch.int64, device=self.device),
-            torch.tensor(values, dtype=torch.float32, device=self.device),
-        )
+        return self._columns(ids), torch.tensor(values, dtype=torch.float32, device=self.device)
 
     @cached_property
     def allowed(self) -> Tensor:
-        """int64 token ids of `allowed_token_ids`."""
-        return torch.tensor(sorted(self._allowed or ()), dtype=torch.int64, device=self.device)
+        """int64 columns of `allowed_token_ids`, as far as they are held."""
+        return self._columns(sorted(token for token in self._allowed or () if token in self.held))
 
     def banned_ids(self, span: Span, num_drafts: int) -> set[int]:
         """Tokens that may not follow the committed text and the first `num_drafts` drafts.
@@ -117,6 +120,10 @@ class RowSampler:
         ):
             return set()
         return banned
+
+    def _columns(self, ids: Sequence[int]) -> Tensor:
+        columns = [token - self.held.start for token in ids]
+        return torch.tensor(columns, dtype=torch.int64, device=self.device)
 
     def _in_vocabulary(self, ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(token for token in ids if token < self.vocab_size)

@@ -19,10 +19,17 @@ from torch.nn import functional
 
 from outrider.kernels.noise import Stream, uniform
 from outrider.workers.sampling.chain import process_rows
-from outrider.workers.sampling.choose import SamplingOps, gumbel_choice, noise_keys, sample
+from outrider.workers.sampling.choose import sample
+from outrider.workers.sampling.draw import SamplingOps, gumbel_choice, noise_keys
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
+from outrider.workers.sampling.vocab import VocabPart
 
 VerificationMode = Literal["shared", "rejection"]
+
+
+def verification_mode(name: str) -> VerificationMode:
+    """The mode of that name, which has been checked before."""
+    return "rejection" if name == "rejection" else "shared"
 
 
 class SpanVerdict(NamedTuple):
@@ -33,17 +40,24 @@ class SpanVerdict(NamedTuple):
 
 
 def verify(
-    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, mode: VerificationMode
+    logits: Tensor,
+    spans: Sequence[Span],
+    ops: SamplingOps,
+    mode: VerificationMode,
+    vocab: VocabPart | None = None,
 ) -> list[SpanVerdict]:
-    """One verdict per span; `logits` [N, vocab] holds the rows of all spans in order."""
+    """One verdict per span; `logits` [N, vocab] holds the rows of all spans in order.
+
+    With `vocab` they are this rank's part of those rows, and every rank gets the same verdicts.
+    """
     if mode == "shared" or all(span.sampler.is_greedy for span in spans):
-        return _verify_choices(logits, spans, ops)
+        return _verify_choices(logits, spans, ops, vocab)
     if not any(span.sampler.is_greedy for span in spans):
-        return _verify_by_rejection(logits, spans, ops)
+        return _verify_by_rejection(logits, spans, ops, vocab)
     verdicts: dict[int, SpanVerdict] = {}
     for is_greedy, decide in ((True, _verify_choices), (False, _verify_by_rejection)):
         members = [i for i, span in enumerate(spans) if span.sampler.is_greedy == is_greedy]
-        part = decide(_select(logits, spans, members), [spans[i] for i in members], ops)
+        part = decide(_select(logits, spans, members), [spans[i] for i in members], ops, vocab)
         verdicts.update(zip(members, part, strict=True))
     return [verdicts[i] for i in range(len(spans))]
 
@@ -69,8 +83,10 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(total > 0, left / total, p.double())
 
 
-def _verify_choices(logits: Tensor, spans: Sequence[Span], ops: SamplingOps) -> list[SpanVerdict]:
-    chosen = sample(logits, spans, ops).tolist()
+def _verify_choices(
+    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, vocab: VocabPart | None
+) -> list[SpanVerdict]:
+    chosen = sample(logits, spans, ops, vocab=vocab).tolist()
     verdicts, first = [], 0
     for span in spans:
         own = chosen[first : first + span.num_rows]
@@ -83,10 +99,10 @@ def _verify_choices(logits: Tensor, spans: Sequence[Span], ops: SamplingOps) -> 
 
 
 def _verify_by_rejection(
-    logits: Tensor, spans: Sequence[Span], ops: SamplingOps
+    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, vocab: VocabPart | None
 ) -> list[SpanVerdict]:
     rows = logit_rows(spans)
-    scores = process_rows(logits, rows)
+    scores = process_rows(logits, rows, vocab)
     p = scores.softmax(-1)
     drafted = [row for row in rows if row.num_drafts < len(row.span.drafts)]
     q = _draft_distributions(spans, p)

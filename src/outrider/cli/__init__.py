@@ -30,6 +30,8 @@ class _Lazy(NamedTuple):
 
 COMMANDS = {
     "generate": _Lazy("outrider.cli.generate", "Generate text and show what speculation did."),
+    "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
+    "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
 }
 

@@ -10,7 +10,7 @@ from outrider.config import EngineConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from outrider.engine.build import BuiltEngine
+    from outrider.engine.built import BuiltEngine
     from outrider.engine.outputs import CompletionOutput, RequestOutput
 
 _NOTHING = "-"

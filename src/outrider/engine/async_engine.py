@@ -87,6 +87,7 @@ class AsyncEngine:
         """Stop the thread; streams still open end with an error."""
         self._commands.put(None)
         self._thread.join()
+        self.engine.close()
 
     def _post(self, command: Callable[[], None]) -> None:
         # In this order: a command put before the failure is answered by `_fail`, and one put

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from outrider.engine.build import BuiltEngine
+from outrider.engine.built import BuiltEngine
 from outrider.engine.outputs import OutputDelta, RequestMetrics, RequestOutput
 from outrider.engine.requests import FrontDoor, PreparedRequest, Prompt
 from outrider.engine.texts import TextBuilder
@@ -87,6 +87,10 @@ class Engine:
             self._texts[sample.request_id] = text
             self._sample_ids.setdefault(prepared.request_id, []).append(sample.request_id)
         return output
+
+    def close(self) -> None:
+        """End what was started for it; the engine is of no use afterwards."""
+        self.built.close()
 
     def cancel(self, request_id: str) -> None:
         """End all samples of a request; their deltas say so at the next step."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -34,6 +36,22 @@ class LLM:
         self.config: EngineConfig = config
         self.engine = Engine(build_engine(config))
         self._ids = itertools.count()
+        self._end = weakref.finalize(self, self.engine.close)
+
+    def close(self) -> None:
+        """End the processes of the models, if they have any; happens by itself at the end."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def get_tokenizer(self) -> Any:
         return self.engine.built.tokenizer

@@ -101,7 +101,8 @@ class EngineStatus:
     query: int
     ranks: tuple[RankStatus, ...]
     proposal_backend: str  # "" while there is no proposal group
-    draft_restarts: int
+    proposal_sends: int  # transfers of the present proposal group
+    draft_losses: int
     running: int
     waiting: int
     kv_blocks_used: int

@@ -1,0 +1,180 @@
+"""Between protobuf messages and our own types, each pair in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from outrider.engine.messages import EngineStatus, RankStatus
+from outrider.engine.outputs import Logprob, PositionLogprobs, Speculation
+from outrider.errors import RequestError
+from outrider.proto import control_pb2, generation_pb2
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import FinishReason, ProposerKind
+
+_METHODS = {
+    generation_pb2.SPECULATION_METHOD_UNSPECIFIED: None,
+    generation_pb2.SPECULATION_METHOD_OFF: "off",
+    generation_pb2.SPECULATION_METHOD_DRAFT: "draft",
+    generation_pb2.SPECULATION_METHOD_NGRAM: "ngram",
+}
+_METHOD_NUMBERS = {name: number for number, name in _METHODS.items()}
+
+ORIGINS = {
+    ProposerKind.NONE: generation_pb2.TOKEN_ORIGIN_TARGET,
+    ProposerKind.DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
+    ProposerKind.NGRAM: generation_pb2.TOKEN_ORIGIN_NGRAM,
+}
+"""The origin of a token by who drafted it, NONE being the target itself."""
+ORIGIN_NAMES = {
+    generation_pb2.TOKEN_ORIGIN_TARGET: "target",
+    generation_pb2.TOKEN_ORIGIN_DRAFT: "draft",
+    generation_pb2.TOKEN_ORIGIN_NGRAM: "ngram",
+}
+
+FINISH_REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+FINISH_REASON_NAMES = {number: name for name, number in FINISH_REASONS.items()}
+
+STATES = {
+    "starting": control_pb2.SERVER_STATE_STARTING,
+    "serving": control_pb2.SERVER_STATE_SERVING,
+    "engine away": control_pb2.SERVER_STATE_ENGINE_AWAY,
+    "draining": control_pb2.SERVER_STATE_DRAINING,
+}
+STATE_NAMES = {number: name for name, number in STATES.items()}
+
+# -- sampling parameters ----------------------------------------------------------------------
+
+_LISTS = ("bad_words", "stop", "stop_token_ids")
+_ELSEWHERE = ("speculation", "num_speculative_tokens")  # in a message of their own
+_SINGLE = tuple(
+    field.name
+    for field in dataclasses.fields(SamplingParams)
+    if field.name not in (*_LISTS, *_ELSEWHERE, "logit_bias", "allowed_token_ids")
+)
+_DEFAULTS = SamplingParams()
+
+
+def params_from_request(request: generation_pb2.GenerateRequest) -> SamplingParams:
+    """The parameters a request asks for; what it leaves out keeps its default."""
+    given, control = request.sampling, request.speculation
+    values: dict[str, Any] = {
+        name: getattr(given, name) for name in _SINGLE if given.HasField(name)
+    }
+    values |= {name: tuple(getattr(given, name)) for name in _LISTS}
+    values["logit_bias"] = dict(given.logit_bias)
+    if given.HasField("allowed_token_ids"):
+        values["allowed_token_ids"] = tuple(given.allowed_token_ids.ids)
+    if values.get("max_tokens") == 0:
+        values["max_tokens"] = None
+    if control.method not in _METHODS:
+        raise RequestError(
+            f"speculation.method is {control.method}, which this server does not know; "
+            f"it must be one of {', '.join(generation_pb2.SpeculationMethod.keys())}."
+        )
+    values["speculation"] = _METHODS[control.method]
+    if control.HasField("depth"):
+        values["num_speculative_tokens"] = control.depth
+    return SamplingParams(**values)
+
+
+def put_params(request: generation_pb2.GenerateRequest, params: SamplingParams) -> None:
+    """Write into the request what differs from the defaults."""
+    given = request.sampling
+    values = {name: getattr(params, name) for name in _SINGLE}
+    if params.max_tokens is None:
+        values["max_tokens"] = 0
+    if params.seed is not None:
+        values["seed"] = params.seed % 2**64
+    for name, value in values.items():
+        if value != getattr(_DEFAULTS, name):
+            _put(given, name, value)
+    for name in _LISTS:
+        getattr(given, name).extend(getattr(params, name))
+    given.logit_bias.update(params.logit_bias)
+    if params.allowed_token_ids is not None:
+        given.allowed_token_ids.ids.extend(params.allowed_token_ids)
+    request.speculation.method = _METHOD_NUMBERS[params.speculation]
+    if params.num_speculative_tokens is not None:
+        request.speculation.depth = params.num_speculative_tokens
+
+
+def _put(message: Any, name: str, value: Any) -> None:
+    try:
+        setattr(message, name, value)
+    except ValueError:
+        raise RequestError(
+            f"{name} is {value!r}, which is beyond 32 bits; choose a smaller number."
+        ) from None
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+def logprobs_to_proto(
+    positions: Iterable[PositionLogprobs | None],
+) -> list[generation_pb2.PositionLogprobs]:
+    return [
+        generation_pb2.PositionLogprobs(
+            tokens=[
+                generation_pb2.TokenLogprob(
+                    token_id=token,
+                    logprob=found.logprob,
+                    rank=found.rank,
+                    text=found.decoded_token,
+                )
+                for token, found in (position or {}).items()
+            ]
+        )
+        for position in positions
+    ]
+
+
+def logprobs_from_proto(
+    positions: Iterable[generation_pb2.PositionLogprobs],
+) -> list[PositionLogprobs | None]:
+    return [
+        {each.token_id: Logprob(each.logprob, each.rank, each.text) for each in position.tokens}
+        or None
+        for position in positions
+    ]
+
+
+def stats_to_proto(records: Iterable[Speculation]) -> generation_pb2.SpeculationStats:
+    """The sum over samples."""
+    records = list(records)
+    rounds = sum(record.rounds for record in records)
+    num_tokens = sum(len(record.drafted_by_token) for record in records)
+    return generation_pb2.SpeculationStats(
+        rounds=rounds,
+        drafted_tokens=sum(record.drafted for record in records),
+        accepted_tokens=sum(record.accepted for record in records),
+        block_efficiency=num_tokens / rounds if rounds else 0.0,
+    )
+
+
+# -- status -----------------------------------------------------------------------------------
+
+
+def engine_to_proto(status: EngineStatus) -> control_pb2.EngineState:
+    names = [name for name in control_pb2.EngineState.DESCRIPTOR.fields_by_name if name != "ranks"]
+    return control_pb2.EngineState(
+        ranks=[control_pb2.RankState(**dataclasses.asdict(rank)) for rank in status.ranks],
+        **{name: getattr(status, name) for name in names},
+    )
+
+
+def engine_from_proto(state: control_pb2.EngineState) -> EngineStatus:
+    rank_names = control_pb2.RankState.DESCRIPTOR.fields_by_name
+    names = [name for name in control_pb2.EngineState.DESCRIPTOR.fields_by_name if name != "ranks"]
+    return EngineStatus(
+        query=0,
+        ranks=tuple(
+            RankStatus(**{name: getattr(rank, name) for name in rank_names}) for rank in state.ranks
+        ),
+        **{name: getattr(state, name) for name in names},
+    )

@@ -1,0 +1,223 @@
+"""The gateway's connection to its engine, made again whenever it is lost.
+
+Connections are numbered. A reader whose sample was submitted on connection 3 is told that 3 was
+lost, after everything that 3 still brought; so it knows exactly which tokens it has, and cannot
+take the loss of an older connection for one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from outrider.engine import messages
+from outrider.engine.messages import (
+    Cancel,
+    EngineFacts,
+    EngineStatus,
+    Refused,
+    StatusQuery,
+    Submit,
+    Updates,
+)
+from outrider.gateway.errors import UnavailableError
+from outrider.scheduler.types import RequestUpdate
+from outrider.workers.links.aio import AsyncChannel, open_channel
+from outrider.workers.links.codec import Codec
+from outrider.workers.links.frames import LinkError
+from outrider.workers.links.messages import GATEWAY, Hello
+
+logger = logging.getLogger(__name__)
+
+ENGINE_CODEC = Codec.of_module(messages)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+CONNECT_TIMEOUT_S = 2.0  # after that the engine may be somewhere else
+STATUS_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an engine listens, and the secret it shares with those who may dial in."""
+
+    address: str
+    secret: str
+
+
+Locate: TypeAlias = Callable[[], Awaitable[EngineAddress]]
+"""Where the engine is now; asked before every attempt, as a restarted one is somewhere else."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """Connection `number` is gone; nothing follows of what was submitted on it."""
+
+    number: int
+
+
+Event: TypeAlias = RequestUpdate | Refused | EngineLost
+Sink: TypeAlias = Callable[[Event], None]
+
+
+class EngineLink:
+    """Routes what the engine says to the sample it is about.
+
+    `on_connect` runs before a connection counts as made, `on_change` when one is made or lost.
+    """
+
+    def __init__(
+        self,
+        locate: Locate,
+        on_connect: Callable[[EngineFacts], Awaitable[None]],
+        on_change: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.facts: EngineFacts | None = None  # of the last engine, also while there is none
+        self.number = 0  # of the last connection
+        self._locate = locate
+        self._on_connect = on_connect
+        self._on_change = on_change
+        self._channel: AsyncChannel | None = None
+        self._up = asyncio.Event()
+        self._sinks: dict[str, Sink] = {}  # by sample id
+        self._queries: dict[int, asyncio.Future[EngineStatus]] = {}
+        self._serial = itertools.count(1)
+
+    @property
+    def connected(self) -> bool:
+        return self._up.is_set()
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        """Raises `TimeoutError` if there is no engine by then."""
+        async with asyncio.timeout(timeout_s):
+            await self._up.wait()
+
+    # -- samples ------------------------------------------------------------------------------
+
+    def new_id(self, name: str) -> str:
+        """An id for a sample that no other had before it: what the engine still says about an
+        earlier one of the same name must not reach the new one."""
+        return f"{name}~{next(self._serial)}"
+
+    def submit(self, sample: Submit, sink: Sink) -> None:
+        """Hand a sample to the engine; `sink` gets everything about it until it is let go."""
+        self._sinks[sample.request_id] = sink
+        self._send(sample)
+
+    def forget(self, sample_id: str) -> None:
+        """The engine has ended this sample."""
+        self._sinks.pop(sample_id, None)
+
+    def cancel(self, sample_id: str) -> None:
+        """Nobody reads this sample any more."""
+        if self._sinks.pop(sample_id, None) is not None and self._channel is not None:
+            self._send(Cancel(sample_id))
+
+    async def status(self, timeout_s: float = STATUS_TIMEOUT_S) -> EngineStatus:
+        if self._channel is None:
+            raise UnavailableError("no engine is connected; wait for it to start.")
+        query = next(self._serial)
+        answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
+        self._queries[query] = answer
+        try:
+            self._send(StatusQuery(query))
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise UnavailableError(f"the engine has not answered for {timeout_s:g} s.") from None
+        finally:
+            self._queries.pop(query, None)
+
+    def _send(self, message: Submit | Cancel | StatusQuery) -> None:
+        if self._channel is None:
+            raise UnavailableError("no engine is connected; wait for it to start.")
+        try:
+            self._channel.send(message)
+        except LinkError:
+            # A lost connection is noticed by `run` too, which tells every sink.
+            if not self._channel.is_closed:
+                raise
+
+    # -- the connection -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep connected until cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                channel = await self._connect()
+            # Whoever locates the engine may fail in ways of their own, and may do better next time.
+            except Exception as error:
+                level = logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG
+                logger.log(level, "no engine yet, trying on: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                continue
+            pause_s = FIRST_PAUSE_S
+            try:
+                await self._on_change()
+                await self._receive_all(channel)
+            except LinkError as error:
+                logger.warning("the engine is lost: %s", error)
+            finally:
+                self._lose()
+                channel.close()
+            await self._on_change()
+
+    async def _connect(self) -> AsyncChannel:
+        place = await self._locate()
+        hello = Hello(GATEWAY, 0, 1, os.getpid(), socket.gethostname())
+        channel = await open_channel(
+            place.address, place.secret, hello, ENGINE_CODEC, CONNECT_TIMEOUT_S
+        )
+        try:
+            facts = await channel.receive()
+            if not isinstance(facts, EngineFacts):
+                raise LinkError(
+                    f"the engine began with {type(facts).__name__} instead of EngineFacts; "
+                    "run the same release on both sides."
+                )
+            await self._on_connect(facts)
+        except BaseException:
+            channel.close()
+            raise
+        self.facts = facts
+        self.number += 1
+        self._channel = channel
+        self._up.set()
+        logger.info("connected to the engine at %s", place.address)
+        return channel
+
+    async def _receive_all(self, channel: AsyncChannel) -> None:
+        while True:
+            match await channel.receive():
+                case Updates(updates=updates):
+                    for update in updates:
+                        self._deliver(update.request_id, update)
+                case Refused() as refused:
+                    self._deliver(refused.request_id, refused)
+                case EngineStatus() as status:
+                    answer = self._queries.pop(status.query, None)
+                    if answer is not None and not answer.done():
+                        answer.set_result(status)
+                case other:
+                    raise LinkError(f"the engine sent a {type(other).__name__} out of turn.")
+
+    def _deliver(self, sample_id: str, event: Event) -> None:
+        sink = self._sinks.get(sample_id)
+        if sink is not None:  # else it was let go a moment ago
+            sink(event)
+
+    def _lose(self) -> None:
+        self._channel = None
+        self._up.clear()
+        sinks, self._sinks = self._sinks, {}
+        for sink in dict.fromkeys(sinks.values()):  # a request of several samples hears it once
+            sink(EngineLost(self.number))
+        for answer in self._queries.values():
+            if not answer.done():
+                answer.set_exception(UnavailableError("the engine was lost; try again."))

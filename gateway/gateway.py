@@ -1,0 +1,223 @@
+"""What every protocol of the gateway shares: the engine behind it and the requests in hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.engine.messages import EngineFacts
+from outrider.engine.requests import FrontDoor, Message, PreparedRequest, Prompt
+from outrider.errors import ModelError, RequestError
+from outrider.gateway.engine_link import EngineLink, Locate
+from outrider.gateway.errors import RequestIdInUseError, UnavailableError, UnknownModelError
+from outrider.gateway.session import RESUBMIT_TIMEOUT_S, Session
+from outrider.scheduler.params import SamplingParams
+from outrider.workers.weights.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_ID_CHARS = 128
+_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_CHARS}}}")
+
+
+class State(StrEnum):
+    """What a gateway can do for a client."""
+
+    STARTING = "starting"  # no engine has been there yet
+    SERVING = "serving"
+    ENGINE_AWAY = "engine away"  # running requests wait, new ones are refused
+    DRAINING = "draining"  # running requests are finished, new ones are refused
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt that is still to go through the chat template."""
+
+    messages: Sequence[Message]
+    template: str | None = None
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request as a client made it, of whatever protocol."""
+
+    prompt: Prompt | Conversation
+    params: SamplingParams
+    model: str = ""
+    request_id: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """An engine's models from the gateway's side."""
+
+    facts: EngineFacts
+    tokenizer: Tokenizer | None
+    front_door: FrontDoor
+
+
+class Gateway:
+    """Keeps the link to the engine and turns calls into sessions.
+
+    `served_name` is what clients call the model; the target as configured if it is not given.
+    `on_state` hears of every change of state.
+    """
+
+    def __init__(
+        self,
+        locate: Locate,
+        on_state: Callable[[State], Awaitable[None]],
+        *,
+        served_name: str | None = None,
+        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
+    ) -> None:
+        self.link = EngineLink(locate, self._meet, self._tell_state)
+        self._on_state = on_state
+        self._served_name = served_name
+        self._resubmit_timeout_s = resubmit_timeout_s
+        self._served: _Served | None = None
+        self._is_draining = False
+        self._started_s = time.monotonic()
+        self._active: set[str] = set()  # request ids
+        # One thread: a long prompt does not hold up the streams, and requests take the seeds of a
+        # seeded engine in the order of their arrival.
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="outrider-prepare")
+        self._keeping: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        if self._is_draining:
+            return State.DRAINING
+        if self._served is None:
+            return State.STARTING
+        return State.SERVING if self.link.connected else State.ENGINE_AWAY
+
+    def start(self) -> None:
+        self._keeping = asyncio.create_task(self.link.run(), name="outrider-engine-link")
+
+    async def drain(self) -> None:
+        """Take no more requests; those in hand go on."""
+        self._is_draining = True
+        await self._tell_state()
+
+    async def stop(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeping
+        self._preparing.shutdown(wait=False, cancel_futures=True)
+
+    async def _tell_state(self) -> None:
+        await self._on_state(self.state)
+
+    async def _meet(self, facts: EngineFacts) -> None:
+        """Learn what the engine serves, unless it is what the last one did."""
+        if self._served is None or self._served.facts != facts:
+            loop = asyncio.get_running_loop()
+            tokenizer = await loop.run_in_executor(self._preparing, _tokenizer_of, facts)
+            self._served = _Served(facts, tokenizer, FrontDoor(facts, tokenizer))
+
+    # -- requests -----------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def session(self, call: Call) -> AsyncIterator[Session]:
+        """A checked request, ready to run; its id is taken until the context is left."""
+        served = self._serving(call.model)
+        request_id = self._claim_id(call.request_id)
+        try:
+            deadline_s = None if call.timeout_s is None else time.monotonic() + call.timeout_s
+            prepared = await asyncio.get_running_loop().run_in_executor(
+                self._preparing, _prepare, served.front_door, request_id, call, deadline_s
+            )
+            yield Session(
+                prepared,
+                served.facts,
+                served.tokenizer,
+                self.link,
+                resubmit_timeout_s=self._resubmit_timeout_s,
+            )
+        finally:
+            self._active.discard(request_id)
+
+    def _serving(self, model: str) -> _Served:
+        match self.state, self._served:
+            case State.SERVING, _Served() as served:
+                if model not in ("", self.model):
+                    raise UnknownModelError(
+                        f"model is {model!r}, which is not served here; ask for {self.model!r} "
+                        "or leave it out."
+                    )
+                return served
+            case State.DRAINING, _:
+                raise UnavailableError("the server is stopping; send the request to another.")
+            case State.STARTING, _:
+                raise UnavailableError("the engine is starting; try again in a moment.")
+        raise UnavailableError("the engine is away and being restarted; try again in a moment.")
+
+    def _claim_id(self, wanted: str) -> str:
+        request_id = wanted or secrets.token_hex(8)
+        if not _ID.fullmatch(request_id):
+            raise RequestError(
+                f"request_id is {wanted[:MAX_ID_CHARS]!r}; it must be at most {MAX_ID_CHARS} "
+                "letters, digits and any of '._:-'."
+            )
+        if request_id in self._active:
+            raise RequestIdInUseError(f"request_id {wanted!r} is in use; choose another.")
+        self._active.add(request_id)
+        return request_id
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def model(self) -> str:
+        """The name the model is served under; empty before there was an engine."""
+        if self._served_name is not None or self._served is None:
+            return self._served_name or ""
+        return str(self._served.facts.settings["target.model"])
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        return None if self._served is None else self._served.facts
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    @property
+    def num_active(self) -> int:
+        return len(self._active)
+
+
+def _tokenizer_of(facts: EngineFacts) -> Tokenizer | None:
+    settings = facts.settings
+    try:
+        return load_tokenizer(settings["target.model"], revision=settings.get("target.revision"))
+    except ModelError as error:
+        logger.warning("%s Prompts must be token ids.", error)
+        return None
+
+
+def _prepare(
+    front_door: FrontDoor, request_id: str, call: Call, deadline_s: float | None
+) -> PreparedRequest:
+    prompt = call.prompt
+    if isinstance(prompt, Conversation):
+        prompt = front_door.chat_prompt(
+            prompt.messages, prompt.template, prompt.add_generation_prompt
+        )
+    return front_door.prepare(
+        request_id, prompt, call.params, priority=call.priority, deadline_s=deadline_s
+    )

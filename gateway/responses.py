@@ -1,0 +1,92 @@
+"""A session's deltas as the messages of a stream."""
+
+from __future__ import annotations
+
+from outrider.engine.detokenize import Detokenizer
+from outrider.engine.outputs import CompletionOutput, OutputDelta
+from outrider.gateway.convert import FINISH_REASONS, ORIGINS, logprobs_to_proto, stats_to_proto
+from outrider.gateway.session import Session
+from outrider.gateway.spans import TextSpans
+from outrider.proto import generation_pb2
+from outrider.scheduler.types import ProposerKind
+
+_OWN = ORIGINS[ProposerKind.NONE]
+
+
+class Responses:
+    """Makes the message of each delta, and remembers what has been told."""
+
+    def __init__(self, session: Session, model: str, want_spans: bool) -> None:
+        self._session = session
+        self._model = model
+        self._accepted = ORIGINS[session.prepared.proposer]
+        self._has_started = False
+        self._num_prompt_logprobs = 0
+        self._spans: dict[int, TextSpans] = {}
+        if want_spans and session.tokenizer is not None:
+            prepared = session.prepared
+            for index in range(prepared.params.n):
+                detokenizer = Detokenizer(
+                    session.tokenizer, prepared.prompt_ids, prepared.params.skip_special_tokens
+                )
+                self._spans[index] = TextSpans(detokenizer)
+
+    def make(self, delta: OutputDelta) -> generation_pb2.GenerateResponse:
+        output = delta.output.outputs[delta.index]
+        num_own = len(delta.token_ids) - delta.num_accepted
+        response = generation_pb2.GenerateResponse(
+            request_id=delta.request_id,
+            index=delta.index,
+            text=delta.text,
+            token_ids=delta.token_ids,
+            origins=[self._accepted] * delta.num_accepted + [_OWN] * num_own,
+        )
+        if output.logprobs is not None and delta.token_ids:
+            response.logprobs.extend(logprobs_to_proto(output.logprobs[-len(delta.token_ids) :]))
+        if delta.index in self._spans:
+            for num_chars, is_draft in self._spans[delta.index].take(delta):
+                origin = self._accepted if is_draft else _OWN
+                response.text_spans.add(num_chars=num_chars, origin=origin)
+        self._put_prompt_logprobs(response)
+        if not self._has_started:
+            self._has_started = True
+            self._put_start(response)
+        if delta.finish_reason is not None:
+            _put_end(response, output)
+        if self._session.output.finished:
+            self._put_summary(response)
+        return response
+
+    def _put_prompt_logprobs(self, response: generation_pb2.GenerateResponse) -> None:
+        known = self._session.output.prompt_logprobs
+        if known is not None and response.index == 0:
+            response.prompt_logprobs.extend(logprobs_to_proto(known[self._num_prompt_logprobs :]))
+            self._num_prompt_logprobs = len(known)
+
+    def _put_start(self, response: generation_pb2.GenerateResponse) -> None:
+        prepared = self._session.prepared
+        response.start.seed = prepared.seed
+        response.start.model = self._model
+        response.start.prompt_tokens = len(prepared.prompt_ids)
+
+    def _put_summary(self, response: generation_pb2.GenerateResponse) -> None:
+        output, summary = self._session.output, response.summary
+        summary.usage.prompt_tokens = len(output.prompt_token_ids)
+        summary.usage.cached_tokens = output.metrics.num_cached_tokens
+        summary.usage.completion_tokens = sum(len(each.token_ids) for each in output.outputs)
+        summary.speculation.CopyFrom(stats_to_proto(each.speculation for each in output.outputs))
+        summary.timings.time_to_first_token_s = output.metrics.time_to_first_token_s or 0.0
+        summary.timings.total_s = output.metrics.latency_s or 0.0
+        summary.resubmissions = self._session.resubmissions
+
+
+def _put_end(response: generation_pb2.GenerateResponse, output: CompletionOutput) -> None:
+    end = response.end
+    end.reason = FINISH_REASONS[str(output.finish_reason)]
+    if isinstance(output.stop_reason, str):
+        end.stop_string = output.stop_reason
+    elif output.stop_reason is not None:
+        end.stop_token_id = output.stop_reason
+    end.speculation.CopyFrom(stats_to_proto([output.speculation]))
+    if output.cumulative_logprob is not None:
+        end.cumulative_logprob = output.cumulative_logprob

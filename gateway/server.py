@@ -1,0 +1,184 @@
+"""The gRPC server: generation, control, health and reflection over one gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.gateway.convert import params_from_request
+from outrider.gateway.engine_link import Locate
+from outrider.gateway.errors import MARK
+from outrider.gateway.errors import status_of as code_of
+from outrider.gateway.gateway import Call, Conversation, Gateway, State
+from outrider.gateway.responses import Responses
+from outrider.gateway.session import RESUBMIT_TIMEOUT_S
+from outrider.gateway.status import status_of
+from outrider.logs import request_context
+from outrider.proto import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+SERVICES = (GENERATION, CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a gateway serves."""
+
+    address: str = DEFAULT_ADDRESS  # port 0 takes a free one
+    served_name: str | None = None  # what clients call the model; None: the target as configured
+    resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
+    max_request_bytes: int = 4 * 2**20
+    drain_s: float = 30.0  # what running requests get to finish when the server stops
+
+
+class GrpcServer:
+    """Serves until it is stopped.
+
+    `address` is where it listens once it has started.
+    """
+
+    def __init__(self, locate: Locate, options: ServerOptions | None = None) -> None:
+        self.options = options or ServerOptions()
+        self.address = self.options.address
+        self.gateway = Gateway(
+            locate,
+            self._show_health,
+            served_name=self.options.served_name,
+            resubmit_timeout_s=self.options.resubmit_timeout_s,
+        )
+        self._health = health.aio.HealthServicer()
+        self._server: Any = None
+
+    async def start(self) -> None:
+        """Listen at once, and answer as soon as there is an engine."""
+        server = self._server = grpc.aio.server(
+            options=(
+                ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a share of it
+                ("grpc.max_receive_message_length", self.options.max_request_bytes),
+                # Clients that vanish without a word are noticed and their requests cancelled.
+                ("grpc.keepalive_time_ms", 30_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            )
+        )
+        generation_pb2_grpc.add_GenerationServicer_to_server(_Generation(self.gateway), server)
+        control_pb2_grpc.add_ControlServicer_to_server(_Control(self.gateway), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(SERVICES, server)
+        await self._show_health(self.gateway.state)
+        host = self.options.address.rpartition(":")[0]
+        try:
+            port = server.add_insecure_port(self.options.address)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {self.options.address}; the port may be taken or the address "
+                "not be one of this host: choose another."
+            ) from error
+        self.address = f"{host}:{port}"
+        await server.start()
+        self.gateway.start()
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Refuse new requests, let running ones finish for a while, then end."""
+        await self.gateway.drain()
+        if self._server is not None:
+            await self._server.stop(self.options.drain_s if drain_s is None else drain_s)
+        await self.gateway.stop()
+
+    async def wait(self) -> None:
+        """Until the server has stopped."""
+        await self._server.wait_for_termination()
+
+    async def _show_health(self, state: State) -> None:
+        known = health_pb2.HealthCheckResponse
+        is_serving = state is State.SERVING
+        for service in ("", GENERATION):
+            await self._health.set(service, known.SERVING if is_serving else known.NOT_SERVING)
+        await self._health.set(CONTROL, known.SERVING)
+
+
+class _Generation(generation_pb2_grpc.GenerationServicer):
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Generate(  # noqa: N802 - gRPC's name
+        self, request: generation_pb2.GenerateRequest, context: Any
+    ) -> None:
+        try:
+            await self._stream(request, context)
+        except OutriderError as error:
+            await _abort(context, code_of(error), str(error))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            logger.exception("a request failed")
+            await _abort(
+                context,
+                grpc.StatusCode.INTERNAL,
+                "the server failed in a way it should not; its log has the details.",
+            )
+
+    async def _stream(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
+        call = _call(request, context.time_remaining())
+        async with self._gateway.session(call) as session:
+            with request_context(session.prepared.request_id):
+                responses = Responses(session, self._gateway.model, request.want_text_spans)
+                # Closed here and now rather than when it is collected: leaving cancels the request.
+                async with contextlib.aclosing(session.deltas()) as deltas:
+                    async for delta in deltas:
+                        await context.write(responses.make(delta))
+
+
+def _call(request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Call:
+    return Call(
+        prompt=_prompt(request),
+        params=params_from_request(request),
+        model=request.model,
+        request_id=request.request_id,
+        priority=request.priority,
+        timeout_s=timeout_s,
+    )
+
+
+def _prompt(request: generation_pb2.GenerateRequest) -> str | list[int] | Conversation:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "token_ids":
+            return list(request.token_ids.ids)
+        case "chat":
+            chat = request.chat
+            has_choice = chat.HasField("add_generation_prompt")
+            return Conversation(
+                [{"role": each.role, "content": each.content} for each in chat.messages],
+                chat.template if chat.HasField("template") else None,
+                chat.add_generation_prompt if has_choice else True,
+            )
+    raise RequestError("the request has no prompt; give text, token_ids or chat.")
+
+
+class _Control(control_pb2_grpc.ControlServicer):
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def GetStatus(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.GetStatusRequest, context: Any
+    ) -> control_pb2.GetStatusResponse:
+        return await status_of(self._gateway)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, sentence: str) -> NoReturn:
+    await context.abort(code, sentence, (MARK,))
+    raise AssertionError("abort returned")

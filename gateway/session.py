@@ -1,0 +1,241 @@
+"""The request holder: one request, kept until its reader has every token of it.
+
+The engine owns nothing a client must not lose. When it goes away, the session waits for the next
+one and submits each unfinished sample again together with the tokens its reader has; they are
+computed again but not told again, so the stream only pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Final
+
+from outrider.engine.messages import EngineFacts, Refused, Submit
+from outrider.engine.outputs import OutputDelta, RequestMetrics, RequestOutput
+from outrider.engine.requests import PreparedRequest
+from outrider.engine.texts import TextBuilder
+from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.gateway.engine_link import EngineLink, EngineLost, Event
+from outrider.gateway.errors import DeadlineError, RequestCancelledError, UnavailableError
+from outrider.scheduler.types import FinishReason, RequestUpdate
+from outrider.workers.weights.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+RESUBMIT_TIMEOUT_S = 60.0
+# A request that takes every engine down with it must not do so for ever.
+MAX_FRUITLESS_LOSSES = 3
+
+
+class _DeadlinePassed:
+    """The event that ends a late request."""
+
+
+_LATE: Final = _DeadlinePassed()
+
+
+class Session:
+    """Runs a prepared request of `n` samples; `output` grows as `deltas` are read.
+
+    `facts` are those the request was prepared for. `prepared.deadline_s` is on the clock of
+    `time.monotonic`.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        facts: EngineFacts,
+        tokenizer: Tokenizer | None,
+        link: EngineLink,
+        *,
+        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
+    ) -> None:
+        self.prepared = prepared
+        self.tokenizer = tokenizer
+        self.resubmissions = 0
+        self.output = RequestOutput(
+            prepared.request_id,
+            prepared.prompt,
+            prepared.prompt_ids,
+            [],
+            RequestMetrics(time.monotonic()),
+            None if prepared.params.prompt_logprobs is None else [None],
+        )
+        self._facts = facts
+        self._link = link
+        self._resubmit_timeout_s = resubmit_timeout_s
+        self._texts = [
+            TextBuilder(prepared, index, self.output, tokenizer)
+            for index in range(prepared.params.n)
+        ]
+        self._running: dict[str, TextBuilder] = {}  # by the id the engine knows the sample under
+        self._connection = 0  # on which they were submitted
+        self._fruitless_losses = 0
+        self._events: asyncio.Queue[Event | _DeadlinePassed] = asyncio.Queue()
+
+    async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
+        """What each step adds to each sample. Closing the iterator early cancels the request."""
+        with self._deadline_timer():
+            try:
+                await self._submit_unfinished()
+                while not self.output.finished:
+                    event = await self._events.get()
+                    if isinstance(event, RequestUpdate):
+                        text = self._running.get(event.request_id)
+                        if text is not None:
+                            yield self._take(text, event)
+                    else:
+                        await self._handle(event)
+            finally:
+                for sample_id in self._running:
+                    self._link.cancel(sample_id)
+
+    async def _handle(self, event: Refused | EngineLost | _DeadlinePassed) -> None:
+        match event:
+            case EngineLost(number=number):
+                if number == self._connection:
+                    await self._resume()
+            case Refused():
+                raise self._refusal(event)
+            case _DeadlinePassed():
+                raise self._late()
+
+    # -- what comes from the engine -----------------------------------------------------------
+
+    def _take(self, text: TextBuilder, update: RequestUpdate) -> OutputDelta:
+        self._raise_unless_finished_well(update.finish_reason)
+        delta = text.take(update, time.monotonic())
+        if update.token_ids:
+            self._fruitless_losses = 0
+        if delta.finish_reason is not None:
+            del self._running[update.request_id]
+            if update.finish_reason is None:  # a stop string, which the engine knows nothing of
+                self._link.cancel(update.request_id)
+            else:
+                self._link.forget(update.request_id)
+        return delta
+
+    def _raise_unless_finished_well(self, reason: str | None) -> None:
+        match reason:
+            case None | FinishReason.STOP | FinishReason.LENGTH:
+                return
+            case FinishReason.DEADLINE:
+                raise self._late()
+            case FinishReason.CANCELLED:
+                raise RequestCancelledError("the engine cancelled the request; send it again.")
+        raise OutriderError(f"the engine ended the request with {reason!r}; send it again.")
+
+    def _refusal(self, refused: Refused) -> OutriderError:
+        message = refused.message.replace(refused.request_id, self.prepared.request_id)
+        return CapacityError(message) if refused.is_capacity else RequestError(message)
+
+    def _late(self) -> DeadlineError:
+        num_tokens = sum(len(output.token_ids) for output in self.output.outputs)
+        return DeadlineError(
+            f"the deadline passed after {num_tokens} tokens; allow the request more time or "
+            "lower max_tokens."
+        )
+
+    # -- what goes to the engine --------------------------------------------------------------
+
+    async def _resume(self) -> None:
+        self._running.clear()
+        self._fruitless_losses += 1
+        if self._fruitless_losses >= MAX_FRUITLESS_LOSSES:
+            raise UnavailableError(
+                f"the engine was lost {self._fruitless_losses} times in a row without a token for "
+                "this request; try again later."
+            )
+        await self._submit_unfinished()
+        self.resubmissions += 1
+        logger.info("resubmitted after the loss of the engine")
+
+    async def _submit_unfinished(self) -> None:
+        await self._wait_for_engine()
+        # From here on nothing waits, so all samples go to the connection that was there.
+        self._connection = self._link.number
+        first_id: str | None = None
+        for text in self._texts:
+            if not text.output.finished:
+                sample_id = self._link.new_id(self.prepared.sample_id(text.output.index))
+                self._running[sample_id] = text
+                self._link.submit(self._submission(sample_id, text, first_id), self._events_sink)
+                first_id = first_id or sample_id
+
+    async def _wait_for_engine(self) -> None:
+        deadline_s = self.prepared.deadline_s
+        wait_s = self._resubmit_timeout_s
+        if deadline_s is not None:
+            wait_s = min(wait_s, deadline_s - time.monotonic())
+        try:
+            await self._link.wait_connected(wait_s)
+        except TimeoutError:
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise self._late() from None
+            raise UnavailableError(
+                f"the engine has been away for {wait_s:g} s; try again later."
+            ) from None
+        facts = self._link.facts
+        assert facts is not None
+        if _model_of(facts) != _model_of(self._facts):
+            raise UnavailableError(
+                "the engine came back with another model, which cannot go on with this text; "
+                "send the request again."
+            )
+
+    def _submission(self, sample_id: str, text: TextBuilder, after: str | None) -> Submit:
+        prepared, index = self.prepared, text.output.index
+        now_s = time.monotonic()
+        sample = prepared.sample(index, now_s)
+        deadline_s = prepared.deadline_s
+        return Submit(
+            request_id=sample_id,
+            prompt_ids=tuple(prepared.prompt_ids),
+            output_ids=tuple(text.output.token_ids),
+            params=prepared.params,
+            seed=sample.seed,
+            max_len=prepared.max_len,
+            stop_ids=prepared.stop_ids,
+            bad_word_ids=prepared.bad_word_ids,
+            proposer=int(prepared.proposer),
+            depth=prepared.depth,
+            priority=prepared.priority,
+            timeout_s=None if deadline_s is None else max(deadline_s - now_s, 0.0),
+            after=after,
+            prompt_logprobs_sent=self._prompt_logprobs_had(index),
+        )
+
+    def _prompt_logprobs_had(self, index: int) -> int:
+        """The first sample reports them for all, so the others want none."""
+        known = self.output.prompt_logprobs
+        if known is None:
+            return 0
+        return len(known) - 1 if index == 0 else len(self.prepared.prompt_ids) - 1
+
+    # -- events -------------------------------------------------------------------------------
+
+    def _events_sink(self, event: Event) -> None:
+        self._events.put_nowait(event)
+
+    @contextlib.contextmanager
+    def _deadline_timer(self) -> Iterator[None]:
+        if self.prepared.deadline_s is None:
+            yield
+            return
+        left_s = self.prepared.deadline_s - time.monotonic()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(max(left_s, 0.0), self._events.put_nowait, _LATE)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _model_of(facts: EngineFacts) -> tuple[object, ...]:
+    """What must be the same for a text to go on."""
+    settings = facts.settings
+    return settings.get("target.model"), settings.get("target.revision"), facts.vocab_size

@@ -1,0 +1,62 @@
+"""The answer to "what is this server and how is it doing"."""
+
+from __future__ import annotations
+
+from outrider import __version__
+from outrider.config import EngineConfig
+from outrider.engine.messages import EngineFacts, EngineStatus
+from outrider.gateway.convert import STATES, engine_to_proto
+from outrider.gateway.errors import UnavailableError
+from outrider.gateway.gateway import Gateway
+from outrider.proto import control_pb2
+
+
+async def status_of(gateway: Gateway) -> control_pb2.GetStatusResponse:
+    engine = await _ask(gateway)
+    response = control_pb2.GetStatusResponse(
+        model=gateway.model,
+        version=__version__,
+        state=STATES[gateway.state],
+        uptime_s=gateway.uptime_s,
+        active_requests=gateway.num_active,
+    )
+    if gateway.facts is not None:
+        response.settings.CopyFrom(_settings(gateway.facts, engine))
+    if engine is not None:
+        response.engine.CopyFrom(engine_to_proto(engine))
+    return response
+
+
+async def _ask(gateway: Gateway) -> EngineStatus | None:
+    try:
+        return await gateway.link.status()
+    except UnavailableError:
+        return None
+
+
+def _settings(facts: EngineFacts, engine: EngineStatus | None) -> control_pb2.EngineSettings:
+    config = EngineConfig.from_settings(facts.settings)
+    return control_pb2.EngineSettings(
+        target=config.target.model,
+        draft=config.draft.model or "",
+        target_tensor_parallel=config.target.tensor_parallel,
+        draft_tensor_parallel=config.draft.tensor_parallel if facts.has_draft else 0,
+        method=config.method or "off",
+        depth=facts.depth if config.method else 0,
+        depth_reason=_depth_reason(config, engine),
+        verification=config.speculation.verification,
+        deterministic=config.deterministic,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        kernels=facts.kernels,
+    )
+
+
+def _depth_reason(config: EngineConfig, engine: EngineStatus | None) -> str:
+    if config.method is None:
+        return "nobody drafts"
+    if config.speculation.num_speculative_tokens is not None:
+        return "set by speculation.num_speculative_tokens"
+    devices = [rank.device for rank in engine.ranks if rank.role == "target"] if engine else []
+    kind = devices[0].partition(":")[0] if devices else ""
+    return f"the default on {kind}" if kind else "the default of the target's device"

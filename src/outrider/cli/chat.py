@@ -1,0 +1,185 @@
+"""`outrider chat`: a conversation with a running server, in the terminal or through a pipe."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.colour import ACCEPTED_COLOUR, OWN_COLOUR
+from outrider.client import DEFAULT_SERVER, Client, Completion, Stream
+from outrider.errors import OutriderError, RequestError
+from outrider.scheduler.params import SamplingParams
+
+if TYPE_CHECKING:
+    pass
+
+_PROMPT = "> "
+_HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+
+ServerOption = Annotated[
+    str, typer.Option("--server", "-s", metavar="HOST:PORT", help="The server's address.")
+]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def chat(
+    server: ServerOption = DEFAULT_SERVER,
+    system: Annotated[
+        str | None, typer.Option(help="System message of the conversation.", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this mass.")] = (
+        1.0
+    ),
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of every answer; drawn if not given.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Who drafts: draft, ngram or off; as the server says if not given."),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option("--depth", "-k", help="Tokens drafted a round.")
+    ] = None,
+) -> None:
+    """Talk to a server; accepted drafts and the target's own tokens in two colours."""
+    params = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        speculation=method,
+        num_speculative_tokens=depth,
+    )
+    with Client(server) as client:
+        conversation = _Conversation(client, params, system)
+        if sys.stdin.isatty():
+            conversation.talk()
+        else:
+            conversation.answer(_read_stdin())
+
+
+def _read_stdin() -> str:
+    try:
+        text = sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise RequestError("standard input is not text; give the message in UTF-8.") from None
+    if not text.strip():
+        raise RequestError("standard input is empty; pipe a message into outrider chat.")
+    return text
+
+
+class _Conversation:
+    """What was said so far, and the two terminals it is shown on."""
+
+    def __init__(self, client: Client, params: SamplingParams, system: str | None) -> None:
+        from rich.console import Console
+
+        self._stdout, self._stderr = Console(highlight=False), Console(stderr=True, highlight=False)
+        self._client = client
+        self._params = params
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._opening)
+
+    def talk(self) -> None:
+        """Until the user leaves."""
+        import readline  # noqa: F401 - gives `input` a history and keys
+
+        status = self._client.status()
+        self._stderr.print(f"{status.model} at {self._client.address}. {_HELP}", style="dim")
+        while True:
+            try:
+                said = input(_PROMPT).strip()
+            except KeyboardInterrupt:
+                self._stdout.print()
+                continue
+            except EOFError:
+                self._stdout.print()
+                return
+            if said == "/quit":
+                return
+            if said == "/reset":
+                self._messages = list(self._opening)
+            elif said.startswith("/"):
+                self._stderr.print(f"{said} is no command. {_HELP}", style="dim")
+            elif said:
+                self._answer_or_explain(said)
+
+    def _answer_or_explain(self, said: str) -> None:
+        try:
+            self.answer(said)
+        except OutriderError as error:
+            self._stderr.print(f"error: {error}", style="red", markup=False)
+
+    def answer(self, said: str) -> None:
+        """Stream the answer; both turns are kept once there is one, however short it was cut."""
+        turn = {"role": "user", "content": said}
+        stream = self._client.chat_stream(
+            [*self._messages, turn], self._params, want_text_spans=self._has_colours
+        )
+        with stream:
+            is_whole = self._show(stream)
+        text = stream.completion.text
+        if text or is_whole:
+            self._messages += [turn, {"role": "assistant", "content": text}]
+        if is_whole:
+            self._stderr.print(_statistics(stream.completion), style="dim")
+
+    def _show(self, stream: Stream) -> bool:
+        """Write the text as it comes; whether it came to its end."""
+        file = self._stdout.file
+        waiting = self._stderr.status("waiting for the server")
+        waiting.start()
+        try:
+            for chunk in stream:
+                waiting.stop()
+                file.write(_coloured(chunk.text, chunk.spans) if chunk.spans else chunk.text)
+                file.flush()
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            return False
+        finally:
+            waiting.stop()
+            file.write("\n")
+            file.flush()
+        return True
+
+    @property
+    def _has_colours(self) -> bool:
+        return self._stdout.color_system is not None and not self._stdout.no_color
+
+
+def _coloured(text: str, spans: tuple[tuple[int, str], ...]) -> str:
+    from rich.style import Style
+
+    shown, at = "", 0
+    for num_chars, origin in spans:
+        colour = OWN_COLOUR if origin == "target" else ACCEPTED_COLOUR
+        shown += Style(color=colour).render(text[at : at + num_chars])
+        at += num_chars
+    return shown
+
+
+def _statistics(completion: Completion) -> str:
+    usage, timings, record = completion.usage, completion.timings, completion.speculation
+    rate = usage.completion_tokens / timings.total_s if timings.total_s else 0.0
+    parts = [
+        f"{usage.completion_tokens} tokens",
+        f"{rate:.1f} tokens/s",
+        f"first after {timings.time_to_first_token_s:.2f} s",
+        f"{record.block_efficiency:.2f} tokens a round",
+    ]
+    if record.drafted_tokens:
+        parts.append(f"{record.acceptance_rate:.0%} of drafts accepted")
+    parts.append(f"seed {completion.seed}")
+    if completion.resubmissions:
+        parts.append(f"resumed {completion.resubmissions} times")
+    return ", ".join(parts)

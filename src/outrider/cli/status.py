@@ -1,0 +1,146 @@
+"""`outrider status`: what a server is, which processes it has, and how they are doing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli.chat import ServerOption
+from outrider.client import DEFAULT_SERVER, Client, ServerStatus
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+    from outrider.engine.messages import EngineStatus
+
+_WATCH_S = 1.0
+_STATE_STYLES = {"ready": "green", "serving": "green", "lost": "red", "engine away": "red"}
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def status(
+    server: ServerOption = DEFAULT_SERVER,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON, one object a line.", show_default=False)
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Every second, until Ctrl-C.", show_default=False)
+    ] = False,
+) -> None:
+    """Show a server's model, processes, load, KV memory and acceptance."""
+    with Client(server) as client:
+        if as_json:
+            typer.echo(_as_json(client.status()))
+            while watch:
+                time.sleep(_WATCH_S)
+                typer.echo(_as_json(client.status()))
+        elif watch:
+            _watch(client)
+        else:
+            from rich.console import Console
+
+            Console(highlight=False).print(_picture(client.status()))
+
+
+def _as_json(found: ServerStatus) -> str:
+    shown = dataclasses.asdict(found)
+    if shown["engine"] is not None:
+        del shown["engine"]["query"]
+    return json.dumps(shown)
+
+
+def _watch(client: Client) -> None:
+    from rich.live import Live
+
+    with Live(_picture(client.status()), auto_refresh=False) as live:
+        while True:
+            time.sleep(_WATCH_S)
+            live.update(_picture(client.status()), refresh=True)
+
+
+def _picture(found: ServerStatus) -> Group:
+    from rich.console import Group
+
+    parts = [_table(_server_rows(found))]
+    if found.engine is not None:
+        parts += [_ranks(found.engine), _table(_load_rows(found.engine))]
+    return Group(*(part for each in parts for part in (each, "")))
+
+
+def _table(rows: dict[str, str]) -> Table:
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table(Column(), Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
+    for label, value in rows.items():
+        table.add_row(label, Text(value, _STATE_STYLES.get(value, "")))
+    return table
+
+
+def _ranks(engine: EngineStatus) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("role", "rank", "pid", "host", "device", "state"):
+        table.add_column(name, justify="right" if name in ("rank", "pid") else "left")
+    for rank in engine.ranks:
+        cells = (rank.role, str(rank.rank), str(rank.pid), rank.host, rank.device)
+        state = Text(rank.state, _STATE_STYLES.get(rank.state, "yellow"))
+        table.add_row(*map(Text, cells), state)
+    return table
+
+
+def _server_rows(found: ServerStatus) -> dict[str, str]:
+    rows = {
+        "model": found.model or "-",
+        "state": found.state,
+        "version": found.version,
+        "uptime": _duration(found.uptime_s),
+        "active requests": str(found.active_requests),
+    }
+    settings = found.settings
+    if settings is not None:
+        rows["target"] = f"{settings.target}, tensor parallel {settings.target_tensor_parallel}"
+        if settings.draft:
+            rows["draft"] = f"{settings.draft}, tensor parallel {settings.draft_tensor_parallel}"
+        rows["speculation"] = settings.method
+        if settings.method != "off":
+            rows["speculation"] += (
+                f", depth {settings.depth} ({settings.depth_reason}), "
+                f"{settings.verification} verification"
+            )
+        rows["longest text"] = f"{settings.max_model_len} tokens"
+    return rows
+
+
+def _load_rows(engine: EngineStatus) -> dict[str, str]:
+    share = engine.kv_blocks_used / engine.kv_blocks if engine.kv_blocks else 0.0
+    rows = {
+        "running": str(engine.running),
+        "waiting": str(engine.waiting),
+        "KV blocks": f"{engine.kv_blocks_used} of {engine.kv_blocks} ({share:.0%})",
+        "steps": str(engine.steps),
+        "committed": f"{engine.committed_tokens} tokens",
+        "acceptance": "-",
+        "preemptions": str(engine.preemptions),
+        "proposals over": engine.proposal_backend or "-",
+        "draft lost": f"{engine.draft_losses} times",
+    }
+    if engine.drafted_tokens:
+        rate = engine.accepted_tokens / engine.drafted_tokens
+        rows["acceptance"] = f"{rate:.1%} ({engine.accepted_tokens} of {engine.drafted_tokens})"
+    return rows
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,0 +1,29 @@
+"""A running engine, however it was built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.config import EngineConfig
+from outrider.engine.messages import EngineFacts
+from outrider.engine.step import StepLoop
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.tokenizer import Tokenizer
+
+
+def _nothing() -> None:
+    """Models of this process end with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """The parts of an engine and what was found out while building it."""
+
+    config: EngineConfig
+    loop: StepLoop
+    tokenizer: Tokenizer | None
+    target: ModelSpec
+    draft: ModelSpec | None
+    facts: EngineFacts
+    close: Callable[[], None] = _nothing  # ends what was started for it

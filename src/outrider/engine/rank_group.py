@@ -1,0 +1,169 @@
+"""The ranks of one model as the engine deals with them: started together, told the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from outrider.config import EngineConfig
+from outrider.engine.doorway import Arrival
+from outrider.engine.messages import RankStatus
+from outrider.errors import OutriderError
+from outrider.workers.links.channel import Channel, wait_any
+from outrider.workers.links.codec import RANK_CODEC
+from outrider.workers.links.frames import LinkError
+from outrider.workers.links.messages import (
+    TARGET,
+    Allocate,
+    Described,
+    Failed,
+    Load,
+    Loaded,
+    RankSettings,
+    Ready,
+    Setup,
+    Stop,
+)
+
+M = TypeVar("M")
+Report = Callable[[str], None]
+"""Takes a line about how a start is going."""
+
+
+class RankError(OutriderError):
+    """A rank of a group has failed or is gone, and the group with it."""
+
+
+def rank_settings(config: EngineConfig, role: str) -> RankSettings:
+    part = config.target if role == TARGET else config.draft
+    assert part.model is not None
+    return RankSettings(
+        model=part.model,
+        revision=config.target.revision if role == TARGET else None,
+        device=part.device if role == TARGET or part.device != "auto" else config.target.device,
+        dtype=part.dtype if role == TARGET or part.dtype != "auto" else config.target.dtype,
+        cpu_kernels=config.cpu_kernels,
+        deterministic=config.deterministic,
+        num_threads=config.num_threads,
+        block_size=config.cache.block_size,
+        num_rows=config.scheduler.max_num_seqs,
+        verification=config.speculation.verification,
+        ngram_min=config.speculation.ngram_min,
+        ngram_max=config.speculation.ngram_max,
+        gpu_memory_utilization=config.cache.gpu_memory_utilization,
+        has_fixed_kv=config.cache.kv_cache_gb is not None,
+        log_level=config.log_level,
+    )
+
+
+class RankGroup:
+    """Links to all ranks of one role. Whatever goes wrong with one of them is a `RankError`."""
+
+    def __init__(self, role: str, arrivals: Sequence[Arrival], report: Report) -> None:
+        self.role = role
+        self.channels = [arrival.channel for arrival in arrivals]
+        self.store = ""
+        self.described: list[Described] = []
+        self.loaded: list[Loaded] = []
+        self.is_ready = False
+        self._hellos = [arrival.hello for arrival in arrivals]
+        self._report = report
+
+    @property
+    def first(self) -> Channel:
+        return self.channels[0]
+
+    def describe(self, settings: RankSettings, epoch: int) -> Described:
+        """Start the first rank, which opens the group's store, then the others."""
+        hosts = Counter(hello.host for hello in self._hellos)
+        for hello, channel in zip(self._hellos, self.channels, strict=True):
+            self._send(channel, Setup(settings, epoch, self.store, hosts[hello.host]))
+            if not self.store:
+                self.described = [self._receive(channel, Described)]
+                self.store = self.described[0].store
+        self.described += [self._receive(channel, Described) for channel in self.channels[1:]]
+        return self.described[0]
+
+    def load(self, max_position: int | None) -> None:
+        """Let every rank read its share of the weights, all at once."""
+        self.send(Load(max_position or 0))
+        self.loaded = [self._receive(channel, Loaded) for channel in self.channels]
+        for rank, loaded in enumerate(self.loaded):
+            self._report(f"{self.role} rank {rank}: weights loaded in {loaded.seconds:.1f} s")
+
+    def allocate(self, num_blocks: int, max_model_len: int, vocab_size: int) -> None:
+        self.send(Allocate(num_blocks, max_model_len, vocab_size))
+        for channel in self.channels:
+            self._receive(channel, Ready)
+        self.is_ready = True
+
+    def send(self, message: object) -> None:
+        """The same to every rank, encoded once."""
+        payload = RANK_CODEC.encode(message)
+        for channel in self.channels:
+            try:
+                channel.send_encoded(payload)
+            except LinkError as error:
+                raise RankError(str(error)) from error
+
+    def answer(self) -> object:
+        """The next message of the first rank; the others may only fail meanwhile."""
+        while True:
+            if self.first.has_buffered:
+                return self._checked(self.first)
+            for channel in wait_any(self.channels):
+                message = self._checked(channel)
+                if channel is self.first:
+                    return message
+
+    def check(self) -> None:
+        """Raise if any rank is gone; does not wait."""
+        for channel in wait_any(self.channels, 0.0):
+            if not channel.has_buffered:
+                self._checked(channel)
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+
+    def stop(self) -> None:
+        """Ask the ranks to end and hang up."""
+        for channel in self.channels:
+            try:
+                channel.send(Stop())
+            except LinkError:
+                continue
+        self.close()
+
+    def status(self, state: str) -> list[RankStatus]:
+        devices = [described.device for described in self.described]
+        devices += ["?"] * (len(self._hellos) - len(devices))
+        return [
+            RankStatus(self.role, hello.rank, hello.pid, hello.host, device, state)
+            for hello, device in zip(self._hellos, devices, strict=True)
+        ]
+
+    def _send(self, channel: Channel, message: object) -> None:
+        try:
+            channel.send(message)
+        except LinkError as error:
+            raise RankError(str(error)) from error
+
+    def _receive(self, channel: Channel, kind: type[M]) -> M:
+        message = self._checked(channel)
+        if not isinstance(message, kind):
+            raise RankError(
+                f"{channel.peer} sent {type(message).__name__} where {kind.__name__} was due; "
+                "run the same release everywhere."
+            )
+        return message
+
+    def _checked(self, channel: Channel) -> object:
+        try:
+            message: object = channel.receive()
+        except LinkError as error:
+            raise RankError(str(error)) from error
+        if isinstance(message, Failed):
+            raise RankError(f"{channel.peer} failed: {message.message}")
+        return message

@@ -1,0 +1,178 @@
+"""The engine as a process: steps its loop, and answers the gateways that dial in."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from outrider.engine.doorway import Doorway
+from outrider.engine.messages import Cancel, Refused, StatusQuery, Submit, Updates
+from outrider.engine.remote_build import RemoteEngine
+from outrider.errors import CapacityError, OutriderError
+from outrider.scheduler.request import Request
+from outrider.scheduler.types import ProposerKind, RequestUpdate
+from outrider.workers.links.channel import Channel
+from outrider.workers.links.frames import LinkError
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_S = 0.5
+
+_Command: TypeAlias = Callable[[], None]
+
+
+class _Gateway:
+    """One gateway's link. Its sample ids are its own, so they are told apart by a prefix here."""
+
+    def __init__(self, number: int, channel: Channel) -> None:
+        self.channel = channel
+        self.samples: set[str] = set()
+        self.outbox: list[RequestUpdate] = []
+        self._prefix = f"{number}:"
+
+    def inner_id(self, request_id: str) -> str:
+        return self._prefix + request_id
+
+    def outer_id(self, inner_id: str) -> str:
+        return inner_id.removeprefix(self._prefix)
+
+
+class EngineService:
+    """One thread steps; one more per gateway reads what it asks for.
+
+    Nothing but the stepping thread touches the engine. When the link of a gateway ends, its
+    requests are cancelled: it holds all that is needed to submit them again.
+    """
+
+    def __init__(
+        self, engine: RemoteEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._loop = engine.loop
+        self._scheduler = engine.loop.scheduler
+        self._clock = clock
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._owners: dict[str, _Gateway] = {}  # of samples, by inner id
+        self._num_gateways = 0
+        doorway.on_gateway = self._welcome
+
+    def run(self) -> None:
+        """Step until `stop`, or until the target is lost, which raises."""
+        while self._take_commands():
+            updates = self._loop.step(self._clock())
+            concerned = {gateway for update in updates if (gateway := self._sort(update))}
+            for gateway in concerned:
+                outbox, gateway.outbox = tuple(gateway.outbox), []
+                self._send(gateway, Updates(outbox))
+
+    def stop(self) -> None:
+        """From any thread: end `run` after the step under way."""
+        self._commands.put(None)
+
+    # -- on threads of their own ----------------------------------------------------------------
+
+    def _welcome(self, channel: Channel) -> None:
+        self._num_gateways += 1
+        gateway = _Gateway(self._num_gateways, channel)
+        channel.send(self._engine.facts)
+        logger.info("%s is connected", channel.peer)
+        threading.Thread(target=self._read, args=(gateway,), daemon=True).start()
+
+    def _read(self, gateway: _Gateway) -> None:
+        try:
+            while True:
+                message = gateway.channel.receive()
+                self._commands.put(partial(self._handle, gateway, message))
+        except LinkError as error:
+            logger.info("a gateway is gone: %s", error)
+            self._commands.put(partial(self._part_with, gateway))
+
+    # -- on the stepping thread -----------------------------------------------------------------
+
+    def _take_commands(self) -> bool:
+        """Run what was asked for, waiting for something if there is nothing to step."""
+        may_wait = not self._scheduler.has_work
+        while True:
+            try:
+                command = self._commands.get(block=may_wait, timeout=IDLE_CHECK_S)
+            except queue.Empty:
+                if may_wait:
+                    self._engine.check()
+                return True
+            if command is None:
+                return False
+            command()
+            may_wait = False
+
+    def _handle(self, gateway: _Gateway, message: object) -> None:
+        if isinstance(message, Submit):
+            self._submit(gateway, message)
+        elif isinstance(message, Cancel):
+            self._scheduler.cancel(gateway.inner_id(message.request_id))
+        elif isinstance(message, StatusQuery):
+            self._send(gateway, self._engine.status(message.query))
+        else:
+            logger.warning("a gateway sent %s, which is not for engines", type(message).__name__)
+
+    def _submit(self, gateway: _Gateway, submit: Submit) -> None:
+        inner_id = gateway.inner_id(submit.request_id)
+        after = None if submit.after is None else gateway.inner_id(submit.after)
+        request = as_request(submit, inner_id, self._clock())
+        try:
+            self._scheduler.add(request, priority=submit.priority, after=after)
+        except OutriderError as error:
+            is_capacity = isinstance(error, CapacityError)
+            self._send(gateway, Refused(submit.request_id, str(error), is_capacity))
+            return
+        self._owners[inner_id] = gateway
+        gateway.samples.add(inner_id)
+
+    def _part_with(self, gateway: _Gateway) -> None:
+        gateway.channel.close()
+        for inner_id in gateway.samples:
+            self._scheduler.cancel(inner_id)
+
+    def _sort(self, update: RequestUpdate) -> _Gateway | None:
+        """Put an update into the outbox of the gateway it concerns."""
+        inner_id = update.request_id
+        gateway = self._owners.get(inner_id)
+        if gateway is None:
+            return None
+        if update.finish_reason is not None:
+            del self._owners[inner_id]
+            gateway.samples.discard(inner_id)
+        update.request_id = gateway.outer_id(inner_id)
+        gateway.outbox.append(update)
+        return gateway
+
+    def _send(self, gateway: _Gateway, message: object) -> None:
+        try:
+            gateway.channel.send(message)
+        except LinkError as error:
+            logger.warning("a gateway cannot be told: %s", error)
+
+
+def as_request(submit: Submit, request_id: str, now_s: float) -> Request:
+    """The scheduler's request for a sample; a resumed one has output already."""
+    timeout_s = submit.timeout_s
+    request = Request(
+        request_id,
+        submit.prompt_ids,
+        submit.params,
+        seed=submit.seed,
+        max_len=submit.max_len,
+        arrival_s=now_s,
+        output_ids=submit.output_ids,
+        stop_ids=submit.stop_ids,
+        bad_word_ids=submit.bad_word_ids,
+        deadline_s=None if timeout_s is None else now_s + timeout_s,
+        proposer=ProposerKind(submit.proposer),
+        depth=submit.depth,
+    )
+    request.prompt_logprobs_sent = submit.prompt_logprobs_sent
+    return request

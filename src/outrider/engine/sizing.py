@@ -1,0 +1,86 @@
+"""How long requests may be and how much KV there is: the same rules wherever the models run."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from outrider.config import EngineConfig
+from outrider.errors import CapacityError, ConfigError
+from outrider.scheduler.planner import SchedulerLimits
+from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CPU_KV_GB = 1.0
+# On a GPU a pass of six tokens costs what a pass of one does; on a CPU half as much again.
+DEFAULT_DEPTHS = {"cpu": 2, "cuda": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a model's positions go, and whether they can be made to go further."""
+
+    max_position: int
+    is_extendable: bool
+
+
+def wanted_len(config: EngineConfig, target: Reach, draft: Reach | None) -> int:
+    """The longest request the models allow and the configuration asks for."""
+    longest = target.max_position
+    if draft is not None and not draft.is_extendable:
+        longest = min(longest, draft.max_position)
+    wanted = config.target.max_model_len
+    if wanted is not None and wanted > longest:
+        raise ConfigError(
+            f"max_model_len is {wanted} but the model reaches {longest}; lower it to at most that."
+        )
+    return wanted or longest
+
+
+def fixed_kv_bytes(config: EngineConfig) -> int:
+    """KV of both models together where no device's memory decides."""
+    kv_gb = config.cache.kv_cache_gb
+    return int((DEFAULT_CPU_KV_GB if kv_gb is None else kv_gb) * 2**30)
+
+
+def size_pools(
+    config: EngineConfig, kv_bytes: int, bytes_per_block: int, length: int
+) -> tuple[int, int]:
+    """Blocks in each pool, given what a block costs in all models, and the longest request they
+    can hold."""
+    size = config.cache.block_size
+    enough = config.scheduler.max_num_seqs * -(-length // size)
+    num_blocks = min(kv_bytes // bytes_per_block, enough)
+    held = num_blocks * size
+    if num_blocks == 0 or (config.target.max_model_len is not None and held < length):
+        raise CapacityError(
+            f"the KV cache of {kv_bytes / 2**30:.3g} GB holds {held} tokens, too few for one "
+            f"request of max_model_len ({length}); raise kv_cache_gb to at least "
+            f"{-(-length // size) * bytes_per_block / 2**30:.3g} or lower max_model_len."
+        )
+    if held < length:
+        logger.warning("the KV cache holds %d tokens; requests are limited to that", held)
+    return num_blocks, min(length, held)
+
+
+def make_scheduler(
+    config: EngineConfig, num_blocks: int, has_draft: bool, device: str
+) -> Scheduler:
+    lag = config.scheduler.lag
+    limits = SchedulerLimits(
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        lag=lag if lag is not None else int(device == "cuda"),
+        priority_aging_s=config.scheduler.priority_aging_s,
+        max_waiting=config.scheduler.max_waiting,
+    )
+    size, caching = config.cache.block_size, config.cache.prefix_caching
+    draft_pool = BlockPool(num_blocks, size, caching) if has_draft else None
+    return Scheduler(limits, BlockPool(num_blocks, size, caching), draft_pool)
+
+
+def depth_of(config: EngineConfig, device: str) -> int:
+    depth = config.speculation.num_speculative_tokens
+    return DEFAULT_DEPTHS[device] if depth is None else depth

@@ -1,0 +1,339 @@
+"""An engine without a model, for the tests of what stands before it.
+
+`FakeEngine` speaks the real link protocol over a Unix socket from a thread. Its model is a script:
+the token at a position depends on the sample's seed and on that position only, as with a real one
+whose text survives restarts. It can die in the middle of a stream and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from outrider.client import Client
+from outrider.config import EngineConfig
+from outrider.engine.messages import (
+    Cancel,
+    EngineFacts,
+    EngineStatus,
+    RankStatus,
+    Refused,
+    StatusQuery,
+    Submit,
+    Updates,
+)
+from outrider.gateway.engine_link import ENGINE_CODEC, EngineAddress
+from outrider.gateway.server import GrpcServer, ServerOptions
+from outrider.scheduler.types import FinishReason, RequestUpdate, TokenLogprobs
+from outrider.workers.links.address import listen
+from outrider.workers.links.channel import Channel, wait_any
+from outrider.workers.links.frames import LinkError
+from outrider.workers.links.handshake import receive_greeting
+from outrider.workers.weights.tokenizer import load_tokenizer
+
+MODEL = "smollm2-135m-draft"
+SECRET = "a secret of the tests"
+EOS = 2
+VOCAB_SIZE = 49152
+Script = Callable[[int, int], int]
+"""The token at an absolute position, for a sample's seed."""
+
+
+def scripted_token(seed: int, position: int) -> int:
+    """Any token that is not special; some are parts of characters."""
+    mixed = (seed ^ (position * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9 % 2**64
+    return 1000 + (mixed >> 20) % 40000
+
+
+def fake_facts(**options: Any) -> EngineFacts:
+    config = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, **options)
+    return EngineFacts(
+        settings=config.to_settings(),
+        vocab_size=VOCAB_SIZE,
+        eos_ids=(EOS,),
+        max_model_len=512,
+        depth=3,
+        has_draft=True,
+        kernels="fake",
+        num_blocks=64,
+    )
+
+
+@dataclass(slots=True)
+class _Running:
+    submit: Submit
+    channel: Channel
+    tokens: list[int]
+    late_s: float
+    is_first: bool = True
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """`deaths` are numbers of tokens, counted over the engine's lives, after which it dies; it is
+    back `down_s` later. What it computed in its last step is told, unless `loses_last_step`.
+    `refuse` answers a submission with a refusal."""
+
+    address: str
+    facts: EngineFacts = field(default_factory=fake_facts)
+    script: Script = scripted_token
+    step_s: float = 0.001
+    deaths: list[int] = field(default_factory=list)
+    down_s: float = 0.02
+    loses_last_step: bool = False
+    refuse: Callable[[Submit], Refused | None] = lambda submit: None
+    is_paused: bool = False
+
+    submitted: list[Submit] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    tokens_told: int = 0
+    lives: int = 0
+    _samples: dict[str, _Running] = field(default_factory=dict)
+    _channels: list[Channel] = field(default_factory=list)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _dying: threading.Event = field(default_factory=threading.Event)
+    _listening: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> FakeEngine:
+        self._stopping.clear()
+        self._dying.clear()
+        self._listening.clear()
+        self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+        self._thread.start()
+        assert self._listening.wait(5)
+        return self
+
+    def stop(self) -> None:
+        """Go away and stay away, until the next `start`."""
+        self._stopping.set()
+        self._dying.set()
+        if self._thread is not None:
+            self._thread.join(10)
+            assert not self._thread.is_alive()
+
+    def die(self) -> None:
+        """Go away and come back."""
+        self._dying.set()
+
+    @property
+    def running(self) -> set[str]:
+        return set(self._samples)
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._dying.clear()
+            with listen(self.address) as listener:
+                listener.setblocking(False)
+                self.lives += 1
+                self._listening.set()
+                while not self._dying.is_set() and not self._stopping.is_set():
+                    self._turn(listener)
+            for channel in self._channels:
+                channel.close()
+            self._channels.clear()
+            self._samples.clear()
+            self._stopping.wait(self.down_s)
+
+    def _turn(self, listener: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            sock, _ = listener.accept()
+            with suppress(LinkError):
+                receive_greeting(sock, SECRET, 5)
+                channel = Channel(sock, ENGINE_CODEC, peer="the gateway")
+                channel.send(self.facts)
+                self._channels.append(channel)
+        for channel in wait_any(self._channels, self.step_s):
+            try:
+                self._answer(channel, channel.receive())
+            except LinkError:
+                channel.close()
+                self._channels.remove(channel)
+                gone = [s for s, running in self._samples.items() if running.channel is channel]
+                for sample_id in gone:
+                    del self._samples[sample_id]
+        if not self.is_paused:
+            for channel in list(self._channels):
+                self._step(channel)
+
+    def _answer(self, channel: Channel, message: object) -> None:
+        match message:
+            case Submit() as submit:
+                self.submitted.append(submit)
+                refused = self.refuse(submit)
+                if refused is not None:
+                    channel.send(refused)
+                    return
+                late_s = time.monotonic() + (1e9 if submit.timeout_s is None else submit.timeout_s)
+                tokens = [*submit.prompt_ids, *submit.output_ids]
+                self._samples[submit.request_id] = _Running(submit, channel, tokens, late_s)
+            case Cancel(request_id=sample_id):
+                self.cancelled.append(sample_id)
+                self._samples.pop(sample_id, None)
+            case StatusQuery(query=query):
+                channel.send(self._status(query))
+
+    def _step(self, channel: Channel) -> None:
+        updates = []
+        for sample_id, running in list(self._samples.items()):
+            if running.channel is channel:
+                update = self._advance(running)
+                updates.append(update)
+                self.tokens_told += len(update.token_ids)
+                if update.finish_reason is not None:
+                    del self._samples[sample_id]
+                if self.deaths and self.tokens_told >= self.deaths[0]:
+                    self.deaths.pop(0)
+                    self._dying.set()
+                    break
+        if updates and not (self.loses_last_step and self._dying.is_set()):
+            with suppress(LinkError):
+                channel.send(Updates(tuple(updates)))
+
+    def _advance(self, running: _Running) -> RequestUpdate:
+        submit, tokens = running.submit, running.tokens
+        if time.monotonic() > running.late_s:
+            return RequestUpdate(submit.request_id, finish_reason=FinishReason.DEADLINE)
+        num_drafted = min(submit.depth if submit.proposer else 0, submit.max_len - len(tokens) - 1)
+        num_accepted = min(len(tokens) % 3, num_drafted)
+        new: list[int] = []
+        finish = stop = None
+        for _ in range(num_accepted + 1):
+            new.append(self.script(submit.seed, len(tokens)))
+            tokens.append(new[-1])
+            if new[-1] in submit.stop_ids:
+                finish, stop = FinishReason.STOP, new[-1]
+                break
+        if finish is None and len(tokens) >= submit.max_len:
+            finish = FinishReason.LENGTH
+        is_first, running.is_first = running.is_first, False
+        return RequestUpdate(
+            submit.request_id,
+            token_ids=tuple(new),
+            num_accepted=min(num_accepted, len(new)),
+            num_drafted=num_drafted,
+            logprobs=() if submit.params.logprobs is None else tuple(map(_logprobs, new)),
+            prompt_logprobs=self._prompt_logprobs(submit) if is_first else (),
+            finish_reason=finish,
+            stop_token_id=stop,
+            num_cached_tokens=1 if submit.after is None else len(submit.prompt_ids) - 1,
+        )
+
+    def _prompt_logprobs(self, submit: Submit) -> tuple[TokenLogprobs, ...]:
+        if submit.params.prompt_logprobs is None:
+            return ()
+        return tuple(map(_logprobs, submit.prompt_ids[1 + submit.prompt_logprobs_sent :]))
+
+    def _status(self, query: int) -> EngineStatus:
+        ranks = (
+            RankStatus("target", 0, 101, "here", "cpu", "ready"),
+            RankStatus("target", 1, 102, "here", "cpu", "ready"),
+            RankStatus("draft", 0, 103, "here", "cpu", "starting"),
+        )
+        return EngineStatus(
+            query=query,
+            ranks=ranks,
+            proposal_backend="gloo",
+            proposal_sends=7,
+            draft_losses=self.lives - 1,
+            running=len(self._samples),
+            waiting=0,
+            kv_blocks_used=len(self._samples),
+            kv_blocks=64,
+            steps=10,
+            committed_tokens=self.tokens_told,
+            drafted_tokens=40,
+            accepted_tokens=30,
+            preemptions=0,
+        )
+
+
+def _logprobs(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -1.5, 3, ((token + 1, -0.5), (token + 2, -1.0)))
+
+
+# -- a server before it -----------------------------------------------------------------------
+
+
+@contextmanager
+def running_server(engine: FakeEngine, **options: Any) -> Iterator[GrpcServer]:
+    """A real gateway in a thread of its own, on a free port."""
+
+    async def locate() -> EngineAddress:
+        return EngineAddress(engine.address, SECRET)
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
+    thread.start()
+
+    def call(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+
+    async def build() -> GrpcServer:
+        server = GrpcServer(locate, ServerOptions(address="127.0.0.1:0", **options))
+        await server.start()
+        return server
+
+    server = call(build())
+    try:
+        yield server
+    finally:
+        call(server.stop(drain_s=0.0))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class FakeService:
+    """An engine, the server before it and a client of that."""
+
+    engine: FakeEngine
+    server: GrpcServer
+    client: Client
+
+
+@contextmanager
+def fake_service(
+    folder: Path, *, server: Any = None, **engine_options: Any
+) -> Iterator[FakeService]:
+    """`server` are fields of `ServerOptions`, the rest are those of `FakeEngine`."""
+    engine = FakeEngine(f"unix:{folder}/engine.sock", **engine_options).start()
+    try:
+        with (
+            mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source),
+            running_server(engine, **(server or {})) as running,
+            Client(running.address) as client,
+        ):
+            client.wait_ready(20)
+            yield FakeService(engine, running, client)
+    finally:
+        engine.stop()
+
+
+@cache
+def tokenizer() -> Any:
+    return load_tokenizer(MODEL)
+
+
+def fake_tokenizer_source(source: str, *, revision: str | None = None) -> Any:
+    """Loads it once for all servers of a test run."""
+    return tokenizer()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.005)

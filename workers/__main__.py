@@ -1,0 +1,54 @@
+"""`python -m outrider.workers`: one rank, started by hand or by a launcher, without Ray."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+
+from outrider.errors import ConfigError, OutriderError
+from outrider.logs import setup_logging
+from outrider.workers.rank import ROLES, RankPlace, run_rank
+
+SECRET_VARIABLE = "OUTRIDER_SECRET"
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m outrider.workers", description=__doc__)
+    parser.add_argument("--engine", required=True, help="unix:/path or tcp:host:port")
+    parser.add_argument("--role", required=True, choices=ROLES)
+    parser.add_argument("--rank", type=int, required=True, help="from 0 to size - 1")
+    parser.add_argument("--size", type=int, required=True, help="ranks of this role")
+    parser.add_argument(
+        "--with-parent", action="store_true", help="end when the starting process does"
+    )
+    given = parser.parse_args()
+    setup_logging(role=given.role, rank=given.rank)
+    if given.with_parent:
+        _end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to answer
+    try:
+        run_rank(RankPlace(given.engine, given.role, given.rank, given.size), _secret())
+    except OutriderError as error:
+        sys.exit(f"error: {error}")
+
+
+def _secret() -> str:
+    """From the environment: arguments are there for every user of the machine to see."""
+    secret = os.environ.get(SECRET_VARIABLE, "")
+    if not secret:
+        raise ConfigError(f"{SECRET_VARIABLE} is not set; set it to the engine's link secret.")
+    return secret
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it ended before this line
+        sys.exit("error: the starting process has ended.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Process groups made from a store and a name, without torch's global state.
+
+A process may be in several at once (its tensor-parallel group, the group its proposals travel in),
+leave one when the other side dies, and meet a successor under a new name.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, distributed
+
+dist: Any = distributed  # which does not declare what it exports
+
+Store: TypeAlias = Any
+"""A `torch.distributed.TCPStore`."""
+Group: TypeAlias = Any
+"""A `torch.distributed.ProcessGroupNCCL` or `ProcessGroupGloo`."""
+
+GROUP_TIMEOUT_S = 60.0
+_ANY_PORT = 0
+# A failed communicator is aborted and raises; by default NCCL's watchdog ends the whole process.
+_NCCL_ABORTS_ONLY_ITSELF = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+
+
+def open_store(host: str) -> tuple[Store, str]:
+    """A rendezvous on a free port of `host`, and its address as "host:port"."""
+    listener = socket.create_server((host, _ANY_PORT))
+    port: int = listener.getsockname()[1]
+    store = dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+        master_listen_fd=listener.detach(),
+    )
+    return store, f"{host}:{port}"
+
+
+def join_store(address: str) -> Store:
+    host, _, port = address.rpartition(":")
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+
+
+def make_group(
+    store: Store, name: str, rank: int, size: int, device: torch.device
+) -> Group:
+    """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs."""
+    meeting = dist.PrefixStore(name, store)
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    if device.type == "cuda":
+        os.environ.update(_NCCL_ABORTS_ONLY_ITSELF)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(meeting, rank, size, options)
+    gloo = dist.ProcessGroupGloo._Options()
+    gloo._timeout = timeout
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(store.host))]
+    return dist.ProcessGroupGloo(meeting, rank, size, gloo)
+
+
+def _own_address(peer: str) -> str:
+    """This host's address on the way to `peer`; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 1))
+        address: str = probe.getsockname()[0]
+    return address
+
+
+class TensorParallelGroup:
+    """The collectives of one model's ranks; see `outrider.workers.collective.Collective`."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        deterministic: bool,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = make_group(store, name, rank, size, device)
+        # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers
+        # have one sum.
+        self._in_rank_order = deterministic and size > 2
+        self.reduce: Callable[[Tensor], Tensor] = self.all_reduce
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self._in_rank_order:
+            parts = self.all_gather(tensor)
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            return total
+        self._group.allreduce([tensor]).wait()
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """[size, *tensor.shape], in rank order."""
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        self._group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]).wait()
+        return gathered
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Overwrite `tensor` on every rank by that of `root`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()

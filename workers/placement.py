@@ -1,0 +1,55 @@
+"""Where a model runs: device, dtype, kernels, threads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.kernels.ops import KernelUnavailableError, Ops, select_ops
+
+ACTIVATION_BYTES = 2**30  # left free on a GPU beside weights and KV
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    device: torch.device
+    dtype: torch.dtype
+    ops: Ops
+
+
+def place(
+    device_name: str, dtype_name: str, cpu_kernels: str, deterministic: bool, role: str
+) -> Placement:
+    """What "auto" stands for on this machine; `role` names the settings in an error."""
+    if device_name == "auto":
+        device_name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(device_name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"{role}.device is {device_name!r} but there is no CUDA device; set it to cpu."
+        )
+    if dtype_name == "auto":
+        dtype_name = "bfloat16" if device.type == "cuda" else "float32"
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    backend = None if cpu_kernels == "auto" else cpu_kernels
+    try:
+        ops = select_ops(device, dtype, deterministic, backend)
+    except KernelUnavailableError as error:
+        raise ConfigError(f"cpu_kernels is {cpu_kernels!r}: {error}") from error
+    return Placement(device, dtype, ops)
+
+
+def free_kv_bytes(device: torch.device, utilization: float) -> int:
+    """What a GPU has left for KV once weights are loaded."""
+    free, total = torch.cuda.mem_get_info(device)
+    used = total - free
+    return max(int(total * utilization) - used - ACTIVATION_BYTES, 0)
+
+
+def set_threads(wanted: int | None, host_share: int) -> None:
+    """So many CPU threads, or a part of the cores that `host_share` ranks share."""
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(wanted or max(1, cores // host_share))

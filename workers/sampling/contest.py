@@ -1,0 +1,79 @@
+"""The best token of each row where every rank holds the scores of some tokens only.
+
+Each rank offers its own best with a few numbers, and one exchange of these decides: the highest
+score, noise included, wins, and among equals the lowest rank, which holds the lowest ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.noise import Stream
+from outrider.workers.sampling.draw import SamplingOps, argmax, greedy_and_noisy, noise_keys
+from outrider.workers.sampling.rows import LogitRow
+from outrider.workers.sampling.vocab import VocabPart
+
+
+class Draw(NamedTuple):
+    """How tokens are drawn: by which kernels, from which noise, over which ranks."""
+
+    ops: SamplingOps
+    stream: Stream
+    vocab: VocabPart
+
+
+class Winners(NamedTuple):
+    """The best token of each row over all ranks."""
+
+    tokens: Tensor  # int64 [n]
+    scores: Tensor  # float32 [n], without noise
+    statistics: Tensor  # float64 [size, n], what each rank sent beside its offer
+
+    def take(self, at: Tensor) -> Winners:
+        return Winners(self.tokens[at], self.scores[at], self.statistics[:, at])
+
+
+def contest(
+    scores: Tensor, rows: Sequence[LogitRow], draw: Draw, statistic: Tensor | None = None
+) -> Winners:
+    """Each row's choice from the ranks' `scores` [n, held]; no filter is looked at.
+
+    `statistic` [n] is sent along for every row.
+    """
+    noisy, columns = _offers(scores, rows, draw)
+    own = scores.gather(-1, columns.unsqueeze(-1)).squeeze(-1)
+    fields = [noisy, columns + draw.vocab.held.start, own]
+    if statistic is not None:
+        fields.append(statistic)
+    # float64 holds ids and float32 scores alike without rounding.
+    offers = torch.stack([field.double() for field in fields])
+    gathered = draw.vocab.group.all_gather(offers)  # [size, fields, n]
+    owners = gathered[:, 0].argmax(0)
+    won = gathered.gather(0, owners.expand(1, len(fields), -1)).squeeze(0)
+    return Winners(won[1].long(), won[2].float(), gathered[:, -1])
+
+
+def _offers(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> tuple[Tensor, Tensor]:
+    """This rank's best of each row: its score, noise included, and its column."""
+    greedy, noisy = greedy_and_noisy(rows)
+    if not noisy:
+        columns = argmax(scores)
+        return scores.gather(-1, columns.unsqueeze(-1)).squeeze(-1), columns
+    if not greedy:
+        return _noisy_offers(scores, rows, draw)
+    best = torch.empty(len(rows), dtype=torch.float32, device=scores.device)
+    columns = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
+    for members in (greedy, noisy):
+        at = torch.tensor(members, device=scores.device)
+        best[at], columns[at] = _offers(scores[at], [rows[i] for i in members], draw)
+    return best, columns
+
+
+def _noisy_offers(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> tuple[Tensor, Tensor]:
+    seeds, positions = noise_keys(rows, scores.device)
+    streams = torch.full_like(seeds, draw.stream)
+    return draw.ops.gumbel_max(scores, seeds, streams, positions, draw.vocab.held.start)
