@@ -43,7 +43,10 @@ def test_the_scheduler_is_pure_python() -> None:
 DIRECTIONS = {
     "scheduler": (),
     "kernels": (),
-    "workers": ("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
+    "workers": (
+        *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
+        "outrider.logs",
+    ),
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),
         *("outrider.engine", "outrider.config"),

@@ -168,6 +168,19 @@ def test_every_rank_drafts_what_whole_rows_draft(case: Case, mode) -> None:
         assert torch.equal(parts.q, whole.q)
 
 
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+@pytest.mark.parametrize("top_k", [0, 2, 40])
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 0.9])
+@pytest.mark.parametrize("min_p", [0.0, 0.2, 0.7])
+def test_every_combination_of_filters_chooses_what_whole_rows_choose(
+    spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    params = dict(top_k=top_k, top_p=top_p, min_p=min_p)
+    logits = (random_logits(150, 300, spread=spread) * 4).round() / 4
+    case = Case(logits, [params] * 150, (0, 17, 200, 300))
+    assert case.sample_parts() == case.sample_whole()
+
+
 @pytest.mark.parametrize("bounds", [(0, 150, 300), EVEN, (0, 1, 299, 300), (0, 40, 90, 200, 300)])
 @pytest.mark.parametrize("params", [dict(temperature=0.0), dict(), dict(top_p=0.7), dict(top_k=3)])
 def test_the_winner_may_lie_on_any_rank(bounds: tuple[int, ...], params: dict[str, Any]) -> None:
@@ -243,6 +256,17 @@ def test_rows_are_gathered_only_after_the_last_repeat(monkeypatch: pytest.Monkey
     operations = [operation for operation, _ in calls]
     assert operations == ["all_gather", "all_reduce"] * 2 + ["all_gather"]
     assert calls[-1][1] == (1, 100)
+
+
+def test_a_winner_that_fails_takes_all_behind_it_out_of_the_contest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dropping the winner alone would take hundreds of rounds here."""
+    monkeypatch.setattr(sharded_filters, "_MAX_REPEATS", 16)
+    case = Case(random_logits(20, 300, spread=0.01), [dict(top_k=1)] * 20)
+    chosen, calls = case.sample_and_count()
+    assert chosen == case.sample_whole()
+    assert calls[-1][0] == "all_reduce"
 
 
 def test_a_rank_without_any_token_makes_the_others_gather() -> None:

@@ -10,15 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from outrider.engine.messages import (
-    Cancel,
-    EngineFacts,
-    EngineStatus,
-    Refused,
-    StatusQuery,
-    Submit,
-    Updates,
-)
+from outrider.engine import messages
 from outrider.workers.links.address import bound_address, listen
 from outrider.workers.links.channel import Channel
 from outrider.workers.links.codec import RANK_CODEC, Codec
@@ -28,7 +20,7 @@ from outrider.workers.links.messages import GATEWAY, Hello
 
 logger = logging.getLogger(__name__)
 
-GATEWAY_CODEC = Codec(EngineFacts, Submit, Cancel, Refused, Updates, StatusQuery, EngineStatus)
+GATEWAY_CODEC = Codec.of_module(messages)
 GREETING_TIMEOUT_S = 10.0
 
 

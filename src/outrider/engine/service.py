@@ -27,13 +27,32 @@ _Command: TypeAlias = Callable[[], None]
 
 
 class _Gateway:
-    """One gateway's link. Its sample ids are its own, so they are told apart by a prefix here."""
+    """One gateway's link. Its sample ids are its own, so they are told apart by a prefix here.
+
+    A thread of its own sends, so that a gateway that hangs holds up nobody else.
+    """
 
     def __init__(self, number: int, channel: Channel) -> None:
         self.channel = channel
         self.samples: set[str] = set()
-        self.outbox: list[RequestUpdate] = []
+        self.updates: list[RequestUpdate] = []  # of the step under way
         self._prefix = f"{number}:"
+        self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        threading.Thread(target=self._send_all, daemon=True).start()
+
+    def send(self, message: object) -> None:
+        self._outbox.put(message)
+
+    def hang_up(self) -> None:
+        self.channel.close()
+        self._outbox.put(None)
+
+    def _send_all(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                self.channel.send(message)
+        except LinkError as error:  # the thread that reads notices as well, and says goodbye
+            logger.info("a gateway cannot be told: %s", error)
 
     def inner_id(self, request_id: str) -> str:
         return self._prefix + request_id
@@ -67,8 +86,8 @@ class EngineService:
             updates = self._loop.step(self._clock())
             concerned = {gateway for update in updates if (gateway := self._sort(update))}
             for gateway in concerned:
-                outbox, gateway.outbox = tuple(gateway.outbox), []
-                self._send(gateway, Updates(outbox))
+                gateway.send(Updates(tuple(gateway.updates)))
+                gateway.updates = []
 
     def stop(self) -> None:
         """From any thread: end `run` after the step under way."""
@@ -79,7 +98,7 @@ class EngineService:
     def _welcome(self, channel: Channel) -> None:
         self._num_gateways += 1
         gateway = _Gateway(self._num_gateways, channel)
-        channel.send(self._engine.facts)
+        gateway.send(self._engine.facts)
         logger.info("%s is connected", channel.peer)
         threading.Thread(target=self._read, args=(gateway,), daemon=True).start()
 
@@ -115,7 +134,7 @@ class EngineService:
         elif isinstance(message, Cancel):
             self._scheduler.cancel(gateway.inner_id(message.request_id))
         elif isinstance(message, StatusQuery):
-            self._send(gateway, self._engine.status(message.query))
+            gateway.send(self._engine.status(message.query))
         else:
             logger.warning("a gateway sent %s, which is not for engines", type(message).__name__)
 
@@ -127,18 +146,18 @@ class EngineService:
             self._scheduler.add(request, priority=submit.priority, after=after)
         except OutriderError as error:
             is_capacity = isinstance(error, CapacityError)
-            self._send(gateway, Refused(submit.request_id, str(error), is_capacity))
+            gateway.send(Refused(submit.request_id, str(error), is_capacity))
             return
         self._owners[inner_id] = gateway
         gateway.samples.add(inner_id)
 
     def _part_with(self, gateway: _Gateway) -> None:
-        gateway.channel.close()
+        gateway.hang_up()
         for inner_id in gateway.samples:
             self._scheduler.cancel(inner_id)
 
     def _sort(self, update: RequestUpdate) -> _Gateway | None:
-        """Put an update into the outbox of the gateway it concerns."""
+        """Put an update with those of the gateway it concerns."""
         inner_id = update.request_id
         gateway = self._owners.get(inner_id)
         if gateway is None:
@@ -147,14 +166,8 @@ class EngineService:
             del self._owners[inner_id]
             gateway.samples.discard(inner_id)
         update.request_id = gateway.outer_id(inner_id)
-        gateway.outbox.append(update)
+        gateway.updates.append(update)
         return gateway
-
-    def _send(self, gateway: _Gateway, message: object) -> None:
-        try:
-            gateway.channel.send(message)
-        except LinkError as error:
-            logger.warning("a gateway cannot be told: %s", error)
 
 
 def as_request(submit: Submit, request_id: str, now_s: float) -> Request:

@@ -1,0 +1,240 @@
+"""What a server refuses: every code with its sentence, on the wire and in the client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import FakeEngine, FakeService, fake_service, running_server
+
+from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError
+from outrider.engine.messages import Refused
+from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.proto import generation_pb2, generation_pb2_grpc
+
+Request = generation_pb2.GenerateRequest
+Sampling = generation_pb2.SamplingParameters
+Speculation = generation_pb2.SpeculationParameters
+Chat = generation_pb2.Conversation
+Ids = generation_pb2.TokenIds
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
+    options = {"max_request_bytes": 100_000}
+    with fake_service(tmp_path_factory.mktemp("gw"), server=options) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def generate(service: FakeService) -> Iterator[Any]:
+    """A call without the client's own checks; returns code and sentence."""
+    with grpc.insecure_channel(service.server.address) as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+
+        def call(request: Request) -> tuple[grpc.StatusCode, str]:
+            with pytest.raises(grpc.RpcError) as failure:
+                list(stub.Generate(request, timeout=10))
+            return failure.value.code(), failure.value.details()
+
+        yield call
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (Request(), "the request has no prompt; give text, token_ids or chat."),
+        (Request(text=""), "the prompt is empty; give at least one token."),
+        (
+            Request(token_ids=Ids(ids=[1, 49152])),
+            "the prompt holds 49152; token ids must be from 0 to 49151.",
+        ),
+        (
+            Request(token_ids=Ids(ids=[1] * 512)),
+            "the prompt has 512 tokens; prompt and output together may have 512",
+        ),
+        (Request(chat=Chat()), "the conversation is empty; give at least one message."),
+        (
+            Request(text="a", sampling=Sampling(temperature=-1)),
+            "temperature is -1.0; it must be a number from 0 to 100.",
+        ),
+        (
+            Request(text="a", sampling=Sampling(temperature=float("nan"))),
+            "temperature is nan; it must be a number from 0 to 100.",
+        ),
+        (Request(text="a", sampling=Sampling(top_p=0)), "top_p is 0.0; it must be"),
+        (Request(text="a", sampling=Sampling(n=0)), "n is 0; it must be"),
+        (
+            Request(text="a", sampling=Sampling(min_tokens=9, max_tokens=3)),
+            "min_tokens is 9 but max_tokens is 3",
+        ),
+        (
+            Request(text="a", sampling=Sampling(allowed_token_ids=Ids())),
+            "allowed_token_ids is empty; name at least one token or leave it out.",
+        ),
+        (
+            Request(text="a", sampling=Sampling(stop_token_ids=[60000])),
+            "stop_token_ids names token 60000; ids must be under 49152.",
+        ),
+        (Request(text="a", sampling=Sampling(stop=[""])), "stop holds ''"),
+        (
+            Request(text="a", speculation=Speculation(depth=33)),
+            "num_speculative_tokens is 33; it must be a whole number from 0 to 32, or None.",
+        ),
+        (
+            Request(text="a", speculation=Speculation(method=99)),
+            "speculation.method is 99, which this server does not know",
+        ),
+        (Request(text="a", request_id="a/b"), "request_id is 'a/b'; it must be at most 128"),
+        (Request(text="a", request_id="a" * 129), "it must be at most 128 letters"),
+    ],
+)
+def test_a_bad_request_is_an_invalid_argument(
+    generate: Any, request_: Request, sentence: str
+) -> None:
+    code, details = generate(request_)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence in details
+
+
+def test_a_model_that_is_not_served_is_not_found(service: FakeService, generate: Any) -> None:
+    code, details = generate(Request(text="a", model="gpt-9"))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert "'gpt-9'" in details and "'smollm2-135m-draft'" in details
+    with pytest.raises(UnknownModelError):
+        service.client.generate("a", model="gpt-9")
+
+
+def test_the_served_model_may_be_named(service: FakeService) -> None:
+    done = service.client.generate("a", model="smollm2-135m-draft", max_tokens=2)
+    assert done.model == "smollm2-135m-draft"
+
+
+def test_an_id_in_use_already_exists(service: FakeService, generate: Any) -> None:
+    service.engine.is_paused = True
+    try:
+        with service.client.stream("a", request_id="mine"):
+            # The first one is accepted before the second can be: they share a connection's order.
+            code, details = "", ""
+            while code is not grpc.StatusCode.ALREADY_EXISTS:
+                code, details = _try(service, "mine")
+            assert details == "request_id 'mine' is in use; choose another."
+            with pytest.raises(RequestIdInUseError):
+                service.client.generate("a", request_id="mine")
+    finally:
+        service.engine.is_paused = False
+
+
+def _try(service: FakeService, request_id: str) -> tuple[Any, str]:
+    with grpc.insecure_channel(service.server.address) as channel:
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        try:
+            list(stub.Generate(Request(text="a", request_id=request_id), timeout=0.5))
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
+
+
+def test_an_id_may_be_used_again_when_its_request_has_ended(service: FakeService) -> None:
+    for _ in range(3):
+        assert service.client.generate("a", request_id="again", max_tokens=2).request_id == "again"
+
+
+@pytest.mark.parametrize(
+    ("is_capacity", "code", "kind"),
+    [
+        (True, grpc.StatusCode.RESOURCE_EXHAUSTED, CapacityError),
+        (False, grpc.StatusCode.INVALID_ARGUMENT, RequestError),
+    ],
+)
+def test_a_refusal_of_the_engine_names_the_clients_id(
+    service: FakeService,
+    generate: Any,
+    is_capacity: bool,
+    code: grpc.StatusCode,
+    kind: type[OutriderError],
+) -> None:
+    service.engine.refuse = lambda submit: Refused(
+        submit.request_id, f"request {submit.request_id} is too much.", is_capacity
+    )
+    try:
+        assert generate(Request(text="a", request_id="r1")) == (code, "request r1 is too much.")
+        with pytest.raises(kind, match="too much"):
+            service.client.generate("a")
+    finally:
+        service.engine.refuse = lambda submit: None
+
+
+def test_a_request_that_is_too_large_is_refused_unread(service: FakeService) -> None:
+    with pytest.raises(CapacityError, match="larger than max"):
+        service.client.generate("a " * 60_000)
+
+
+def test_a_template_that_fails_is_the_requests_fault(generate: Any) -> None:
+    chat = Chat(
+        messages=[generation_pb2.ChatMessage(role="user", content="a")],
+        template="{{ raise_exception('no users here') }}",
+    )
+    code, details = generate(Request(chat=chat))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no users here" in details
+
+
+def test_a_defect_is_internal_and_its_traceback_is_in_the_log(
+    service: FakeService, generate: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("outrider.gateway.gateway._prepare", fail)
+    with caplog.at_level(logging.ERROR, "outrider.gateway.server"):
+        code, details = generate(Request(text="a"))
+    assert code is grpc.StatusCode.INTERNAL
+    assert details == "the server failed in a way it should not; its log has the details."
+    assert "planted" in caplog.text
+
+
+# -- no engine --------------------------------------------------------------------------------
+
+
+def test_before_there_is_an_engine_requests_are_refused_at_once(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine) as server, Client(server.address) as client:
+        with pytest.raises(UnavailableError, match="the engine is starting; try again"):
+            client.generate("a")
+        status = client.status()
+        assert (status.state, status.model, status.settings, status.engine) == (
+            "starting",
+            "",
+            None,
+            None,
+        )
+        with pytest.raises(UnavailableError, match=r"not ready within 0\.2 s"):
+            client.wait_ready(0.2)
+
+
+def test_an_engine_with_another_secret_is_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock").start()
+    monkeypatch.setattr("fake_engine.SECRET", "something else")
+    try:
+        with running_server(engine) as server, Client(server.address) as client:
+            monkeypatch.setattr("fake_engine.SECRET", "the engine's own")
+            with pytest.raises(UnavailableError):
+                client.wait_ready(0.3)
+    finally:
+        engine.stop()
+
+
+def test_a_server_that_is_not_there_is_told_in_one_sentence() -> None:
+    with Client("127.0.0.1:9") as client, pytest.raises(UnavailableError) as refused:
+        client.generate("a")
+    assert str(refused.value) == (
+        "the server at 127.0.0.1:9 cannot be reached; start one with 'outrider serve' "
+        "or give its address."
+    )
