@@ -94,7 +94,9 @@ class EngineLink:
     async def wait_connected(self, timeout_s: float) -> None:
         """Raises `TimeoutError` if there is no engine by then."""
         async with asyncio.timeout(timeout_s):
-            await self._up.wait()
+            # It may be lost again between the connection and this task's turn.
+            while not self._up.is_set():
+                await self._up.wait()
 
     # -- samples ------------------------------------------------------------------------------
 
@@ -117,7 +119,7 @@ class EngineLink:
         if self._sinks.pop(sample_id, None) is not None and self._channel is not None:
             self._send(Cancel(sample_id))
 
-    async def status(self, timeout_s: float = STATUS_TIMEOUT_S) -> EngineStatus:
+    async def status(self) -> EngineStatus:
         if self._channel is None:
             raise UnavailableError("no engine is connected; wait for it to start.")
         query = next(self._serial)
@@ -125,10 +127,12 @@ class EngineLink:
         self._queries[query] = answer
         try:
             self._send(StatusQuery(query))
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
                 return await answer
         except TimeoutError:
-            raise UnavailableError(f"the engine has not answered for {timeout_s:g} s.") from None
+            raise UnavailableError(
+                f"the engine has not answered for {STATUS_TIMEOUT_S:g} s; try again later."
+            ) from None
         finally:
             self._queries.pop(query, None)
 
@@ -152,7 +156,7 @@ class EngineLink:
                 channel = await self._connect()
             # Whoever locates the engine may fail in ways of their own, and may do better next time.
             except Exception as error:
-                level = logging.WARNING if pause_s == FIRST_PAUSE_S else logging.DEBUG
+                level = logging.INFO if pause_s == FIRST_PAUSE_S else logging.DEBUG
                 logger.log(level, "no engine yet, trying on: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -163,6 +167,8 @@ class EngineLink:
                 await self._receive_all(channel)
             except LinkError as error:
                 logger.warning("the engine is lost: %s", error)
+            except Exception:
+                logger.exception("the link to the engine failed; connecting anew")
             finally:
                 self._lose()
                 channel.close()

@@ -74,6 +74,7 @@ class Session:
         ]
         self._running: dict[str, TextBuilder] = {}  # by the id the engine knows the sample under
         self._connection = 0  # on which they were submitted
+        self._has_progressed = False  # since they were
         self._fruitless_losses = 0
         self._events: asyncio.Queue[Event | _DeadlinePassed] = asyncio.Queue()
 
@@ -109,8 +110,7 @@ class Session:
     def _take(self, text: TextBuilder, update: RequestUpdate) -> OutputDelta:
         self._raise_unless_finished_well(update.finish_reason)
         delta = text.take(update, time.monotonic())
-        if update.token_ids:
-            self._fruitless_losses = 0
+        self._has_progressed = self._has_progressed or bool(update.token_ids)
         if delta.finish_reason is not None:
             del self._running[update.request_id]
             if update.finish_reason is None:  # a stop string, which the engine knows nothing of
@@ -144,7 +144,8 @@ class Session:
 
     async def _resume(self) -> None:
         self._running.clear()
-        self._fruitless_losses += 1
+        self._fruitless_losses = 0 if self._has_progressed else self._fruitless_losses + 1
+        self._has_progressed = False
         if self._fruitless_losses >= MAX_FRUITLESS_LOSSES:
             raise UnavailableError(
                 f"the engine was lost {self._fruitless_losses} times in a row without a token for "

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ControlStub:
-    """Missing associated documentation comment in .proto file."""
+    """Never blocks on the models.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,7 +43,8 @@ class ControlStub:
 
 
 class ControlServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Never blocks on the models.
+    """
 
     def GetStatus(self, request, context):
         """The served model, the processes behind it, and their load. Answered in every state: without an
@@ -69,7 +71,8 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """Missing associated documentation comment in .proto file."""
+    """Never blocks on the models.
+    """
 
     @staticmethod
     def GetStatus(request,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GenerationStub:
-    """Missing associated documentation comment in .proto file."""
+    """Requests for text.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -42,7 +43,8 @@ class GenerationStub:
 
 
 class GenerationServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Requests for text.
+    """
 
     def Generate(self, request, context):
         """Generate one text, or `n` samples of it, and stream it as it comes about.
@@ -77,7 +79,8 @@ def add_GenerationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Generation:
-    """Missing associated documentation comment in .proto file."""
+    """Requests for text.
+    """
 
     @staticmethod
     def Generate(request,

@@ -92,6 +92,8 @@ class FakeEngine:
     loses_last_step: bool = False
     refuse: Callable[[Submit], Refused | None] = lambda submit: None
     is_paused: bool = False
+    answers_status: bool = True
+    secret: str = SECRET
 
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -150,7 +152,7 @@ class FakeEngine:
         with suppress(BlockingIOError):
             sock, _ = listener.accept()
             with suppress(LinkError):
-                receive_greeting(sock, SECRET, 5)
+                receive_greeting(sock, self.secret, 5)
                 channel = Channel(sock, ENGINE_CODEC, peer="the gateway")
                 channel.send(self.facts)
                 self._channels.append(channel)
@@ -181,7 +183,7 @@ class FakeEngine:
             case Cancel(request_id=sample_id):
                 self.cancelled.append(sample_id)
                 self._samples.pop(sample_id, None)
-            case StatusQuery(query=query):
+            case StatusQuery(query=query) if self.answers_status:
                 channel.send(self._status(query))
 
     def _step(self, channel: Channel) -> None:

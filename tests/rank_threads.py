@@ -59,6 +59,12 @@ class _Shared:
 _POOL = ThreadPoolExecutor(8)
 
 
+def make_groups(size: int) -> list[ThreadGroup]:
+    """The ends of one group, for threads that live longer than one piece of work."""
+    shared = _Shared(size)
+    return [ThreadGroup(rank, size, shared) for rank in range(size)]
+
+
 def run_ranks(size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
     """`work` on every rank of a group of `size` threads; the first failure is raised."""
     shared = _Shared(size)

@@ -121,7 +121,7 @@ class _Start:
         store = self._describe(setup, placement)
         group = self._meet(store, placement.device, settings.deterministic)
         decoder = self._load(settings, placement, group)
-        runner = self._allocate(settings, placement, decoder)
+        runner = self._allocate(settings, placement, decoder, group)
         server: RankServer
         if self._where.role == TARGET:
             server = TargetRank(self._channel, group, store, runner, placement.ops, settings)
@@ -181,7 +181,9 @@ class _Start:
         )
         return decoder
 
-    def _allocate(self, settings: RankSettings, placement: Placement, decoder: Decoder) -> Runner:
+    def _allocate(
+        self, settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
+    ) -> Runner:
         wanted = self._expect(Allocate)
         start_s = time.monotonic()
         kv = KVCache(
@@ -192,7 +194,9 @@ class _Start:
             placement.device,
             decoder.shard,
         )
-        runner = Runner(decoder, kv, settings.num_rows, wanted.max_model_len, wanted.vocab_size)
+        runner = Runner(
+            decoder, kv, settings.num_rows, wanted.max_model_len, wanted.vocab_size, group
+        )
         self._channel.send(Ready(time.monotonic() - start_s))
         return runner
 

@@ -217,16 +217,13 @@ def test_before_there_is_an_engine_requests_are_refused_at_once(tmp_path: Path) 
             client.wait_ready(0.2)
 
 
-def test_an_engine_with_another_secret_is_no_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = FakeEngine(f"unix:{tmp_path}/engine.sock").start()
-    monkeypatch.setattr("fake_engine.SECRET", "something else")
+def test_an_engine_with_another_secret_is_no_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock", secret="something else").start()
     try:
         with running_server(engine) as server, Client(server.address) as client:
-            monkeypatch.setattr("fake_engine.SECRET", "the engine's own")
             with pytest.raises(UnavailableError):
                 client.wait_ready(0.3)
+            assert client.status().state == "starting"
     finally:
         engine.stop()
 

@@ -95,14 +95,17 @@ def test_prompt_logprobs_are_told_once(tmp_path: Path) -> None:
         assert service.engine.submitted[1].prompt_logprobs_sent == len(PROMPT) - 1
 
 
-def test_sixteen_streams_survive_the_same_loss(tmp_path: Path) -> None:
-    with fake_service(tmp_path, deaths=[100, 333]) as service:
+def test_sixteen_streams_survive_the_same_losses(tmp_path: Path) -> None:
+    with fake_service(tmp_path, deaths=[100, 333], is_paused=True) as service:
         streams = [service.client.stream(PROMPT, seed=SEED, n=2, max_tokens=30) for _ in range(16)]
+        wait_until(lambda: len(service.engine.submitted) == 32)
+        service.engine.is_paused = False
         for stream in streams:
             done = stream.result()
             assert [sample.token_ids for sample in done.samples] == [
                 expected(30, index) for index in (0, 1)
             ]
+        assert service.engine.lives == 3
 
 
 # -- when it does not come back ---------------------------------------------------------------

@@ -17,6 +17,9 @@ from outrider.workers.sampling.draw import SamplingOps, argmax, greedy_and_noisy
 from outrider.workers.sampling.rows import LogitRow
 from outrider.workers.sampling.vocab import VocabPart
 
+# The fields of an offer.
+_NOISY, _TOKEN, _SCORE, _STATISTIC = range(4)
+
 
 class Draw(NamedTuple):
     """How tokens are drawn: by which kernels, from which noise, over which ranks."""
@@ -30,11 +33,21 @@ class Winners(NamedTuple):
     """The best token of each row over all ranks."""
 
     tokens: Tensor  # int64 [n]
-    scores: Tensor  # float32 [n], without noise
-    statistics: Tensor  # float64 [size, n], what each rank sent beside its offer
+    offers: Tensor  # float64 [fields, n], those that won
+    gathered: Tensor  # float64 [size, fields, n]
+
+    @property
+    def scores(self) -> Tensor:
+        """float32 [n]: the scores of the tokens, without noise."""
+        return self.offers[_SCORE].float()
+
+    @property
+    def statistics(self) -> Tensor:
+        """float64 [size, n]: what each rank sent along."""
+        return self.gathered[:, _STATISTIC]
 
     def take(self, at: Tensor) -> Winners:
-        return Winners(self.tokens[at], self.scores[at], self.statistics[:, at])
+        return Winners(self.tokens[at], self.offers[:, at], self.gathered[:, :, at])
 
 
 def contest(
@@ -46,15 +59,13 @@ def contest(
     """
     noisy, columns = _offers(scores, rows, draw)
     own = scores.gather(-1, columns.unsqueeze(-1)).squeeze(-1)
-    fields = [noisy, columns + draw.vocab.held.start, own]
-    if statistic is not None:
-        fields.append(statistic)
     # float64 holds ids and float32 scores alike without rounding.
-    offers = torch.stack([field.double() for field in fields])
-    gathered = draw.vocab.group.all_gather(offers)  # [size, fields, n]
-    owners = gathered[:, 0].argmax(0)
+    tokens = columns.double() + draw.vocab.held.start
+    fields = (noisy, tokens, own) if statistic is None else (noisy, tokens, own, statistic)
+    gathered = draw.vocab.group.all_gather(torch.stack(fields))
+    owners = gathered[:, _NOISY].argmax(0)
     won = gathered.gather(0, owners.expand(1, len(fields), -1)).squeeze(0)
-    return Winners(won[1].long(), won[2].float(), gathered[:, -1])
+    return Winners(won[_TOKEN].long(), won, gathered)
 
 
 def _offers(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> tuple[Tensor, Tensor]:

@@ -28,14 +28,14 @@ _MAX_REPEATS = 3  # then the rows that are left are gathered
 
 
 class _OpenRows(NamedTuple):
-    """Rows still without a token."""
+    """Rows whose winner has not been tested yet."""
 
     at: Tensor  # int64 [n], their places in the batch
     rows: list[LogitRow]
-    scores: Tensor  # [n, held], before filters
+    scores: Tensor  # float32 [n, held], before filters
     highest: Tensor  # float32 [n], the best score on any rank
     least: Tensor  # float32 [n], the lowest score min_p leaves
-    top_k_mass: Tensor  # int64 [n], what top_p counts where top_k is set too; else 0
+    mass: Tensor  # int64 [n]; summed over the ranks it is the mass that top_p is a share of
 
     @property
     def samplers(self) -> list[RowSampler]:
@@ -49,8 +49,16 @@ class _OpenRows(NamedTuple):
             self.scores[which],
             self.highest[which],
             self.least[which],
-            self.top_k_mass[which],
+            self.mass[which],
         )
+
+
+class _TokensBefore(NamedTuple):
+    """The tokens of this rank before each row's winner, in order of (score, then lowest id)."""
+
+    rows: Tensor  # int64 [m], which row each belongs to
+    columns: Tensor  # int64 [m]
+    scores: Tensor  # float32 [m]
 
 
 def choose_filtered(scores: Tensor, rows: list[LogitRow], draw: Draw, winners: Winners) -> Tensor:
@@ -61,84 +69,88 @@ def choose_filtered(scores: Tensor, rows: list[LogitRow], draw: Draw, winners: W
     """
     open_rows = _open(scores, rows, winners.statistics.amax(0).float(), draw.vocab)
     tokens = winners.tokens.clone()
-    for _ in range(_MAX_REPEATS):
-        open_rows, left = _failed(open_rows, winners, draw.vocab)
-        if not open_rows.rows:
-            return tokens
-        winners = contest(left, open_rows.rows, draw)
-        tokens[open_rows.at] = winners.tokens
-    open_rows, _ = _failed(open_rows, winners, draw.vocab)
-    if open_rows.rows:
-        whole = apply_filters(draw.vocab.gather(open_rows.scores), open_rows.samplers)
-        tokens[open_rows.at] = choose(whole, open_rows.rows, draw.ops, draw.stream)
+    for repeats_left in reversed(range(_MAX_REPEATS + 1)):
+        before = _tokens_before(open_rows.scores, winners, draw.vocab)
+        failed = np.flatnonzero(~_passes(open_rows, winners, before, draw.vocab)).tolist()
+        if not failed:
+            break
+        if repeats_left:
+            left = torch.full_like(open_rows.scores, _NEG_INF)
+            left[before.rows, before.columns] = before.scores
+            open_rows = open_rows.take(failed)
+            winners = contest(left[failed], open_rows.rows, draw)
+            tokens[open_rows.at] = winners.tokens
+        else:
+            open_rows = open_rows.take(failed)
+            whole = apply_filters(draw.vocab.gather(open_rows.scores), open_rows.samplers)
+            tokens[open_rows.at] = choose(whole, open_rows.rows, draw.ops, draw.stream)
     return tokens
 
 
-def _failed(open_rows: _OpenRows, winners: Winners, vocab: VocabPart) -> tuple[_OpenRows, Tensor]:
-    """The rows whose winner its filters drop, and their scores of the tokens before it."""
-    before = _is_before(open_rows.scores, winners, vocab)
-    failed = np.flatnonzero(~_passes(open_rows, winners, before, vocab)).tolist()
-    still_open = open_rows.take(failed)
-    return still_open, still_open.scores.masked_fill(~before[failed], _NEG_INF)
-
-
 def _open(scores: Tensor, rows: list[LogitRow], highest: Tensor, vocab: VocabPart) -> _OpenRows:
-    samplers = [row.sampler for row in rows]
-    log_min_p = torch.tensor([sampler.log_min_p for sampler in samplers], device=scores.device)
-    least = highest + log_min_p
+    log_min_p = torch.tensor([row.sampler.log_min_p for row in rows], device=scores.device)
     at = torch.arange(len(rows), device=scores.device)
-    top_k_mass = torch.zeros_like(at)
-    both = [i for i, sampler in enumerate(samplers) if sampler.top_k and sampler.top_p < 1]
-    if both:
-        which = at[both]
-        top_k = [samplers[i].top_k for i in both]
-        top_k_mass[which] = _top_k_mass(scores[which], highest[which], least[which], top_k, vocab)
-    return _OpenRows(at, rows, scores, highest, least, top_k_mass)
+    opened = _OpenRows(at, rows, scores, highest, highest + log_min_p, torch.zeros_like(at))
+    for has_top_k, mass_of in ((False, _own_mass), (True, _top_k_mass)):
+        members = [
+            i
+            for i, sampler in enumerate(opened.samplers)
+            if sampler.top_p < 1 and bool(sampler.top_k) == has_top_k
+        ]
+        if members:
+            opened.mass[members] = mass_of(opened.take(members), vocab)
+    return opened
 
 
-def _top_k_mass(
-    scores: Tensor, highest: Tensor, least: Tensor, top_k: list[int], vocab: VocabPart
-) -> Tensor:
-    """int64 [n]: the mass of the tokens that min_p and top_k leave, from each rank's best few."""
-    num_best = max(top_k)
+def _own_mass(rows: _OpenRows, vocab: VocabPart) -> Tensor:
+    """int64 [n]: the mass of this rank's tokens that min_p leaves."""
+    mass = mass_in_units(rows.scores, rows.highest.unsqueeze(-1))
+    if any(sampler.params.min_p > 0 for sampler in rows.samplers):
+        mass.masked_fill_(rows.scores < rows.least.unsqueeze(-1), 0)
+    return mass.sum(-1)
+
+
+def _top_k_mass(rows: _OpenRows, vocab: VocabPart) -> Tensor:
+    """int64 [n]: the mass of the tokens that min_p and top_k leave, from the best k of each rank.
+
+    Every rank knows the whole of it then; the first one speaks for all.
+    """
+    top_k = torch.tensor([[sampler.top_k] for sampler in rows.samplers], device=rows.at.device)
+    num_best = int(top_k.max())
     num_sent = min(num_best, max(vocab.widths))
-    own = scores.topk(min(num_sent, scores.shape[-1])).values
+    own = rows.scores.topk(min(num_sent, len(vocab.held))).values
     sent = functional.pad(own, (0, num_sent - own.shape[-1]), value=_NEG_INF)
     gathered = vocab.group.all_gather(sent)  # [size, n, num_sent]
     best = gathered.transpose(0, 1).flatten(1).topk(num_best).values
-    places = torch.arange(num_best, device=scores.device)
-    is_left = places < torch.tensor(top_k, device=scores.device).unsqueeze(-1)
-    is_left &= best >= least.unsqueeze(-1)
-    return mass_in_units(best, highest.unsqueeze(-1)).masked_fill(~is_left, 0).sum(-1)
+    is_left = best >= rows.least.unsqueeze(-1)
+    is_left &= torch.arange(num_best, device=rows.at.device) < top_k
+    mass = mass_in_units(best, rows.highest.unsqueeze(-1)).masked_fill_(~is_left, 0).sum(-1)
+    return mass if vocab.group.rank == 0 else torch.zeros_like(mass)
 
 
-def _is_before(scores: Tensor, winners: Winners, vocab: VocabPart) -> Tensor:
-    """Which of this rank's tokens come before the winner in order of (score, then lowest id)."""
-    held = vocab.held
-    ids = torch.arange(held.start, held.stop, device=scores.device)
-    of_winner = winners.scores.unsqueeze(-1)
-    is_equal_and_lower = (scores == of_winner) & (ids < winners.tokens.unsqueeze(-1))
-    return (scores > of_winner) | is_equal_and_lower
+def _tokens_before(scores: Tensor, winners: Winners, vocab: VocabPart) -> _TokensBefore:
+    of_winner, winner = winners.scores, winners.tokens
+    rows, columns = (scores >= of_winner.unsqueeze(-1)).nonzero(as_tuple=True)
+    values = scores[rows, columns]
+    is_before = (values > of_winner[rows]) | (columns + vocab.held.start < winner[rows])
+    return _TokensBefore(rows[is_before], columns[is_before], values[is_before])
 
 
 def _passes(
-    open_rows: _OpenRows, winners: Winners, before: Tensor, vocab: VocabPart
+    open_rows: _OpenRows, winners: Winners, before: _TokensBefore, vocab: VocabPart
 ) -> NDArray[np.bool_]:
     """Whether each winner is among the tokens its row's filters keep."""
+    mass = mass_in_units(before.scores, open_rows.highest[before.rows])
+    own = torch.zeros(3, len(open_rows.rows), dtype=torch.int64, device=mass.device)
+    own[0].index_add_(0, before.rows, torch.ones_like(before.rows))
+    own[1].index_add_(0, before.rows, mass)
+    own[2] = open_rows.mass
+    summed: NDArray[np.int64] = vocab.group.all_reduce(own).cpu().numpy()
+    num_before, mass_before, whole_mass = summed
     samplers = open_rows.samplers
     top_k = np.array([sampler.top_k or vocab.size for sampler in samplers])
     top_p = np.array([sampler.top_p for sampler in samplers])
-    sums = [before.sum(-1)]
-    if (top_p < 1).any():
-        mass = mass_in_units(open_rows.scores, open_rows.highest.unsqueeze(-1))
-        is_out = open_rows.scores < open_rows.least.unsqueeze(-1)
-        sums += [mass.masked_fill(~before, 0).sum(-1), mass.masked_fill(is_out, 0).sum(-1)]
-    summed = vocab.group.all_reduce(torch.stack(sums))
     passes: NDArray[np.bool_] = (winners.scores >= open_rows.least).cpu().numpy()
-    counts: NDArray[np.int64] = summed.cpu().numpy()
-    passes &= counts[0] < top_k
-    if (top_p < 1).any():
-        top_k_mass: NDArray[np.int64] = open_rows.top_k_mass.cpu().numpy()
-        enough = np.where(top_k < vocab.size, top_k_mass, counts[2]) * top_p
-        passes &= (top_p >= 1) | (counts[1] < enough)
+    passes &= num_before < top_k
+    passes &= (top_p >= 1) | (mass_before < whole_mass * top_p)
     return passes

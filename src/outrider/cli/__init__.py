@@ -30,6 +30,7 @@ class _Lazy(NamedTuple):
 
 COMMANDS = {
     "generate": _Lazy("outrider.cli.generate", "Generate text and show what speculation did."),
+    "serve": _Lazy("outrider.cli.serve", "Serve a model over gRPC, its ranks placed by Ray."),
     "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
     "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),

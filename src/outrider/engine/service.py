@@ -145,8 +145,9 @@ class EngineService:
         try:
             self._scheduler.add(request, priority=submit.priority, after=after)
         except OutriderError as error:
+            sentence = str(error).replace(inner_id, submit.request_id)
             is_capacity = isinstance(error, CapacityError)
-            gateway.send(Refused(submit.request_id, str(error), is_capacity))
+            gateway.send(Refused(submit.request_id, sentence, is_capacity))
             return
         self._owners[inner_id] = gateway
         gateway.samples.add(inner_id)

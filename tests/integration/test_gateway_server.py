@@ -1,0 +1,264 @@
+"""The server around the streams: health, reflection, status, draining, and as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import (
+    SECRET,
+    FakeEngine,
+    FakeService,
+    fake_service,
+    fake_tokenizer_source,
+    running_server,
+    wait_until,
+)
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+
+from outrider.client import AsyncClient, Client, UnavailableError
+from outrider.errors import ConfigError
+from outrider.gateway.engine_link import EngineAddress
+from outrider.gateway.server import GENERATION, GrpcServer, ServerOptions
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(autouse=True)
+def quick_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source)
+
+
+# -- health -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service_name", ["", GENERATION])
+def test_health_follows_the_engine(tmp_path: Path, service_name: str) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine) as server, grpc.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service=service_name)
+        changes = (answer.status for answer in stub.Watch(request, timeout=20))
+        assert next(changes) == NOT_SERVING
+        engine.start()
+        assert next(changes) == SERVING
+        engine.stop()
+        assert next(changes) == NOT_SERVING
+        engine.start()
+        assert next(changes) == SERVING
+        engine.stop()
+
+
+def test_control_is_healthy_without_an_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine) as server, grpc.insecure_channel(server.address) as channel:
+        request = health_pb2.HealthCheckRequest(service="outrider.v1.Control")
+        assert health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status == SERVING
+
+
+# -- reflection and status --------------------------------------------------------------------
+
+
+def test_reflection_lists_the_services_and_knows_their_messages(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine) as server, grpc.insecure_channel(server.address) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert set(database.get_services()) == {
+            "outrider.v1.Generation",
+            "outrider.v1.Control",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
+        }
+        file = database.FindFileContainingSymbol("outrider.v1.GenerateRequest")
+        assert "GenerateResponse" in [message.name for message in file.message_type]
+
+
+def test_status_shows_settings_ranks_and_load(tmp_path: Path) -> None:
+    with fake_service(tmp_path, server={"served_name": "small"}) as service:
+        service.client.generate("a", max_tokens=7)
+        status = service.client.status()
+        assert (status.model, status.state, status.active_requests) == ("small", "serving", 0)
+        assert status.settings is not None and status.engine is not None
+        assert (status.settings.depth, status.settings.depth_reason) == (3, "the default on cpu")
+        assert [(rank.role, rank.rank, rank.pid) for rank in status.engine.ranks] == [
+            ("target", 0, 101),
+            ("target", 1, 102),
+            ("draft", 0, 103),
+        ]
+        assert status.engine.committed_tokens == 7
+
+
+def test_status_without_its_engine_still_knows_the_settings(tmp_path: Path) -> None:
+    with fake_service(tmp_path) as service:
+        service.engine.stop()
+        wait_until(lambda: service.client.status().state == "engine away")
+        status = service.client.status()
+        assert status.engine is None and status.settings is not None
+
+
+def test_an_engine_that_does_not_answer_does_not_hold_up_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.gateway.engine_link.STATUS_TIMEOUT_S", 0.1)
+    with fake_service(tmp_path, answers_status=False) as service:
+        status = service.client.status()
+        assert (status.state, status.engine) == ("serving", None)
+
+
+# -- life -------------------------------------------------------------------------------------
+
+
+def _asynchronously(tmp_path: Path, body: Any, **options: Any) -> None:
+    """Run `body(server, engine, client)` in the server's own event loop."""
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock", step_s=0.005).start()
+
+    async def run() -> None:
+        async def locate() -> EngineAddress:
+            return EngineAddress(engine.address, SECRET)
+
+        server = GrpcServer(locate, ServerOptions(address="127.0.0.1:0", **options))
+        await server.start()
+        try:
+            async with AsyncClient(server.address) as client:
+                await server.gateway.link.wait_connected(10)
+                await body(server, engine, client)
+        finally:
+            await server.stop(drain_s=0.0)
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 20))
+    finally:
+        engine.stop()
+
+
+def test_a_server_that_stops_finishes_what_it_has(tmp_path: Path) -> None:
+    async def body(server: GrpcServer, engine: FakeEngine, client: AsyncClient) -> None:
+        stream = client.stream([1, 2, 3], max_tokens=60)
+        await anext(stream)
+        stopping = asyncio.create_task(server.stop(drain_s=10))
+        await asyncio.sleep(0.02)
+        with pytest.raises(UnavailableError):
+            await client.generate("a")
+        assert len((await stream.result()).samples[0].token_ids) == 60
+        await stopping
+
+    _asynchronously(tmp_path, body)
+
+
+def test_a_server_that_must_stop_cancels_what_does_not_end(tmp_path: Path) -> None:
+    async def body(server: GrpcServer, engine: FakeEngine, client: AsyncClient) -> None:
+        engine.is_paused = True
+        stream = client.stream([1, 2, 3])
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        await server.stop(drain_s=0.1)
+        with pytest.raises(UnavailableError):
+            await stream.result()
+
+    _asynchronously(tmp_path, body)
+
+
+def test_cancelling_the_task_that_reads_cancels_the_request(tmp_path: Path) -> None:
+    async def body(server: GrpcServer, engine: FakeEngine, client: AsyncClient) -> None:
+        engine.is_paused = True
+        reading = asyncio.create_task(client.generate([1, 2, 3]))
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        reading.cancel()
+        while engine.running:
+            await asyncio.sleep(0.01)
+        assert engine.cancelled == [engine.submitted[0].request_id]
+
+    _asynchronously(tmp_path, body)
+
+
+def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with (
+        running_server(engine) as server,
+        pytest.raises(ConfigError, match=f"cannot listen on {server.address}; the port"),
+    ):
+        asyncio.run(_start(server.address))
+
+
+async def _start(address: str) -> None:
+    async def locate() -> EngineAddress:
+        raise AssertionError("never asked")
+
+    await GrpcServer(locate, ServerOptions(address=address)).start()
+
+
+def test_an_engine_that_moves_is_found_at_its_new_address(tmp_path: Path) -> None:
+    with fake_service(tmp_path) as service:
+        service.engine.stop()
+        service.engine.address = f"unix:{tmp_path}/moved.sock"
+        service.engine.start()
+        wait_until(lambda: service.server.gateway.link.number == 2, 10)
+        assert service.client.generate([1], max_tokens=3).usage.completion_tokens == 3
+
+
+def test_the_gateway_runs_as_a_process_and_ends_on_sigterm(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock").start()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outrider.gateway"]
+        + ["--engine", engine.address, "--listen", "127.0.0.1:0"],
+        env=os.environ | {"OUTRIDER_SECRET": SECRET},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with Client(address) as client:
+            client.wait_ready(20)
+            assert client.generate("Hello", max_tokens=5).usage.completion_tokens == 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        engine.stop()
+
+
+def test_the_gateway_process_needs_its_secret() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider.gateway", "--engine", "unix:/nowhere"],
+        env={name: value for name, value in os.environ.items() if name != "OUTRIDER_SECRET"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "error: OUTRIDER_SECRET is not set; set it to the engine's link secret.\n"
+    )
+
+
+def test_many_requests_do_not_pile_up(tmp_path: Path) -> None:
+    """What is kept for a request is let go when it ends."""
+    with fake_service(tmp_path) as service:
+        _run_all_kinds(service)
+        wait_until(lambda: service.client.status().active_requests == 0)
+        assert service.server.gateway.link._sinks == {}
+        assert service.server.gateway.link._queries == {}
+
+
+def _run_all_kinds(service: FakeService) -> None:
+    service.client.generate([1], max_tokens=3, n=2)
+    with service.client.stream([1], max_tokens=None) as stream:
+        next(stream)
+    with pytest.raises(UnavailableError):
+        service.engine.is_paused = True
+        service.engine.refuse = lambda submit: service.engine.die()
+        service.client.generate([1])

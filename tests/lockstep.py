@@ -1,0 +1,137 @@
+"""A whole engine whose ranks are threads of this process: real shards, samplers and step loop.
+
+Processes take seconds to start and threads do not, so every family and size can be tried. What
+every rank decides is compared in every pass: they must agree without being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rank_threads import ThreadGroup, make_groups, same_on_all
+
+from outrider.config import EngineConfig
+from outrider.engine.built import BuiltEngine
+from outrider.engine.engine import Engine
+from outrider.engine.messages import EngineFacts
+from outrider.engine.outputs import RequestOutput
+from outrider.engine.sizing import make_scheduler
+from outrider.engine.step import StepLoop
+from outrider.kernels.ops import select_ops
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
+from outrider.workers.draft import DraftProposer
+from outrider.workers.models.kv import KVCache
+from outrider.workers.models.shard import Shard
+from outrider.workers.ngram import NgramProposer
+from outrider.workers.proposers import Proposal, Proposer, Proposers, Ticket
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Runner
+from outrider.workers.target import TargetWorker
+from outrider.workers.weights.loader import load_model, load_spec
+
+NUM_BLOCKS = 64
+CPU = torch.device("cpu")
+
+W = TypeVar("W")
+R = TypeVar("R")
+
+
+class Ranks:
+    """The same worker on every rank, each with rows of its own."""
+
+    def __init__(self, make: Callable[[ThreadGroup, RowTable], W], size: int, rows: int) -> None:
+        self._pool = ThreadPoolExecutor(size)
+        self.tables = [RowTable(rows) for _ in range(size)]
+        self._workers = list(map(make, make_groups(size), self.tables))
+
+    def call(self, work: Callable[[Any], R]) -> list[R]:
+        return list(self._pool.map(work, self._workers))
+
+
+class LockstepTarget(Ranks):
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
+        verdicts = self.call(lambda worker: worker.verify(plan, ticket))
+        same_on_all([verdict.rows for verdict in verdicts])
+        return verdicts[0]
+
+
+class LockstepDraft(Ranks):
+    """As a draft group does, follows plans it has no part in."""
+
+    def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
+        proposals = self.call(lambda worker: worker.propose(plan))
+        tokens = [{row: p.tokens for row, p in each.items()} for each in proposals]
+        same_on_all(tokens)
+        return proposals[0]
+
+    def observe(self, verdict: Verdict) -> None:
+        self.call(lambda worker: worker.observe(verdict))
+
+
+class FollowingProposers(Proposers):
+    def propose(self, plan: StepPlan) -> Ticket:
+        draft = self._proposers.get(ProposerKind.DRAFT)
+        if draft is not None:
+            draft.call(lambda worker: worker.follow(plan))  # type: ignore[attr-defined]
+        return super().propose(plan)
+
+
+def lockstep_engine(
+    target: Path, target_size: int, draft: Path | None = None, draft_size: int = 1
+) -> Engine:
+    """An engine whose target has so many ranks, and its draft so many."""
+    config = EngineConfig.from_kwargs(
+        model=str(target), draft_model=None if draft is None else str(draft), max_num_seqs=32
+    )
+    spec = load_spec(target)
+    size, rows = config.cache.block_size, config.scheduler.max_num_seqs
+    max_model_len = min(spec.max_position, NUM_BLOCKS * size)
+    ops = select_ops(CPU, torch.float32)
+
+    def runner(folder: Path, group: ThreadGroup) -> Runner:
+        shard = Shard(group.rank, group.size, group.all_reduce) if group.size > 1 else Shard()
+        decoder = load_model(folder, dtype=torch.float32, device=CPU, ops=ops, shard=shard)
+        kv = KVCache(decoder.spec, NUM_BLOCKS, size, torch.float32, CPU, shard)
+        return Runner(decoder, kv, rows, max_model_len, spec.vocab_size, group)
+
+    targets = LockstepTarget(
+        lambda group, table: TargetWorker(table, runner(target, group), ops, "shared"),
+        target_size,
+        rows,
+    )
+    # n-gram proposals are made from the first rank's rows: they depend on the text alone.
+    proposers: dict[ProposerKind, Proposer] = {
+        ProposerKind.NGRAM: NgramProposer(targets.tables[0], 1, 4)
+    }
+    if draft is not None:
+        proposers[ProposerKind.DRAFT] = LockstepDraft(
+            lambda group, table: DraftProposer(table, runner(draft, group), ops, "shared"),
+            draft_size,
+            rows,
+        )
+    scheduler = make_scheduler(config, NUM_BLOCKS, draft is not None, "cpu")
+    facts = EngineFacts(
+        config.to_settings(),
+        spec.vocab_size,
+        spec.eos_ids,
+        max_model_len,
+        3,
+        draft is not None,
+        ops.name,
+        NUM_BLOCKS,
+    )
+    loop = StepLoop(scheduler, FollowingProposers(proposers), targets)
+    return Engine(BuiltEngine(config, loop, None, spec, None, facts))
+
+
+def generate(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
+    """As `LLM.generate` does."""
+    outputs = [engine.add(f"r{i}", prompt, params) for i, (prompt, params) in enumerate(asked)]
+    while engine.has_work:
+        engine.step()
+    return outputs
