@@ -7,6 +7,7 @@ import torch
 from outrider.config import EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.messages import EngineFacts
+from outrider.engine.preflight import check_models
 from outrider.engine.sizing import (
     Reach,
     depth_of,
@@ -17,7 +18,6 @@ from outrider.engine.sizing import (
 )
 from outrider.engine.spawned import build_spawned
 from outrider.engine.step import StepLoop
-from outrider.engine.tokenizers import engine_tokenizer
 from outrider.errors import ConfigError
 from outrider.scheduler.types import ProposerKind
 from outrider.workers.draft import DraftProposer
@@ -31,7 +31,7 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import TargetWorker
-from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.weights.loader import load_model
 
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
@@ -41,11 +41,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     placement = _place(config)
-    target_spec = load_spec(config.target.model, revision=config.target.revision)
-    draft_spec = load_spec(config.draft.model) if config.draft.model is not None else None
-    tokenizer = engine_tokenizer(
-        config, target_spec.vocab_size, None if draft_spec is None else draft_spec.vocab_size
-    )
+    target_spec, draft_spec, tokenizer = check_models(config)
     length = wanted_len(config, _reach(target_spec), None if not draft_spec else _reach(draft_spec))
     target = _load(config.target.model, placement, revision=config.target.revision)
     draft = None

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineFacts
+from outrider.engine.messages import EngineFacts, EngineStatus
 from outrider.engine.step import StepLoop
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.tokenizer import Tokenizer
 
 
 def _nothing() -> None:
-    """Models of this process end with it."""
+    """Models of this process end with it, and it has no ranks to tell about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +27,4 @@ class BuiltEngine:
     draft: ModelSpec | None
     facts: EngineFacts
     close: Callable[[], None] = _nothing  # ends what was started for it
+    status: Callable[[], EngineStatus | None] = _nothing  # of its ranks, if they are processes

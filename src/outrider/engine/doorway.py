@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 GATEWAY_CODEC = Codec.of_module(messages)
 GREETING_TIMEOUT_S = 10.0
+RANK_SILENCE_S = 10.0  # a rank that sends not even heartbeats for so long hangs
 
 
 class Arrival(NamedTuple):
@@ -99,7 +100,7 @@ class Doorway:
                 f"which has {dict(self._sizes)}; start it with the engine's sizes."
             )
         peer = f"{hello.role} rank {hello.rank} (pid {hello.pid})"
-        arrival = Arrival(hello, Channel(sock, RANK_CODEC, peer=peer))
+        arrival = Arrival(hello, Channel(sock, RANK_CODEC, peer=peer, silence_s=RANK_SILENCE_S))
         with self._lock:
             waiting = self._waiting[hello.role]
             if (before := waiting.get(hello.rank)) is not None:

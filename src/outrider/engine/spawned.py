@@ -7,23 +7,18 @@ import logging
 from outrider.config import EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.doorway import Doorway
+from outrider.engine.preflight import check_models
 from outrider.engine.rank_group import RankError
 from outrider.engine.remote_build import RemoteEngine, group_sizes
 from outrider.engine.spawn import SpawnedRanks
-from outrider.engine.tokenizers import engine_tokenizer
 from outrider.workers.links.messages import DRAFT
-from outrider.workers.weights.loader import load_spec
 
 logger = logging.getLogger(__name__)
 
 
 def build_spawned(config: EngineConfig) -> BuiltEngine:
     """Check what can be checked here, start the ranks, and wait until they are ready."""
-    target = load_spec(config.target.model, revision=config.target.revision)
-    draft = load_spec(config.draft.model) if config.draft.model is not None else None
-    tokenizer = engine_tokenizer(
-        config, target.vocab_size, None if draft is None else draft.vocab_size
-    )
+    target, draft, tokenizer = check_models(config)
     ranks = SpawnedRanks(group_sizes(config), config.target.device)
     doorway = Doorway([ranks.address], ranks.secret, group_sizes(config))
     ranks.start()
@@ -50,4 +45,6 @@ def build_spawned(config: EngineConfig) -> BuiltEngine:
         engine.close()
         ranks.close()
 
-    return BuiltEngine(config, engine.loop, tokenizer, target, draft, engine.facts, close)
+    return BuiltEngine(
+        config, engine.loop, tokenizer, target, draft, engine.facts, close, engine.status
+    )

@@ -1,0 +1,143 @@
+"""`outrider serve` as a process of its own, watched from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from outrider.client import Client
+
+START_S = 120.0
+STOP_S = 40.0
+_MARK = "_CLUSTER_TEST"
+_POLL_S = 0.05
+
+
+class ServeProcess:
+    """A server in a session of its own, as a terminal would start it.
+
+    Its processes are found by a mark in their environment, whoever their parent is by then.
+    Leaving the context ends what is left.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.lines: list[str] = []
+        self._mark = f"{_MARK}={secrets.token_hex(8)}"
+        name, _, value = self._mark.partition("=")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "outrider", "serve", "--port", "0", *arguments],
+            env=os.environ | {name: value, "OMP_NUM_THREADS": "1", "COLUMNS": "500"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_ready(self) -> Client:
+        wait_until(lambda: "Ctrl-C stops it" in self.output or not self.is_running, START_S)
+        found = re.search(r"listening on (\S+)", self.output)
+        assert found is not None, f"it did not start:\n{self.output}"
+        return Client(found[1])
+
+    def wait_line(self, pattern: str, timeout_s: float = 60.0) -> str:
+        """The first line so far, or from now on, in which the pattern is found."""
+
+        def found() -> list[str]:
+            return [line for line in self.lines if re.search(pattern, line)]
+
+        wait_until(lambda: bool(found()), timeout_s, lambda: f"no {pattern!r} in:\n{self.output}")
+        return found()[0]
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the terminal signals every process of the foreground."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float = STOP_S) -> int:
+        """Its exit code."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def left_pids(self) -> list[int]:
+        """Processes that belong to it and still run, itself included."""
+        return [pid for pid in map(int, _numbered("/proc")) if self._mark in _environment(pid)]
+
+    def wait_nothing_left(self, timeout_s: float = 10.0) -> None:
+        wait_until(lambda: not self.left_pids(), timeout_s, lambda: f"left: {self._left()}")
+
+    def _left(self) -> list[str]:
+        return [_text(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in self.left_pids()]
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self.lines.append(line)
+
+    def __enter__(self) -> ServeProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for pid in self.left_pids():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.wait()
+
+
+def wait_until(
+    condition: Callable[[], bool],
+    timeout_s: float,
+    explain: Callable[[], str] = lambda: "it did not come about",
+) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{explain()} (within {timeout_s:g} s)"
+        time.sleep(_POLL_S)
+
+
+def _numbered(folder: str) -> Sequence[str]:
+    return [entry.name for entry in Path(folder).iterdir() if entry.name.isdigit()]
+
+
+def _environment(pid: int) -> list[str]:
+    return _text(f"/proc/{pid}/environ").split("\0")
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:  # it has ended, or is another user's
+        return ""

@@ -1,0 +1,122 @@
+"""`outrider serve` over Ray: one server that is used, broken and repaired, and at last stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+from cluster_tools import ServeProcess, wait_until
+
+from outrider.client import Client
+
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(180)]
+
+MODEL = "smollm2-135m-draft"
+PROMPT = "Once upon a time there was a"
+NUM_TOKENS = 200
+KILL_AFTER = 40  # tokens
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServeProcess]:
+    arguments = ["--model", MODEL, "--draft-model", MODEL, "--set", "deterministic=true"]
+    with ServeProcess(*arguments) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: ServeProcess) -> Iterator[Client]:
+    with server.wait_ready() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def undisturbed(client: Client) -> list[int]:
+    return _tokens(client)
+
+
+def _tokens(client: Client, kill: int | None = None) -> list[int]:
+    """The tokens of one request, in the middle of which a process is killed."""
+    tokens: list[int] = []
+    stream = client.stream(
+        PROMPT, max_tokens=NUM_TOKENS, temperature=0.8, seed=7, ignore_eos=True, timeout_s=60
+    )
+    with stream:
+        for chunk in stream:
+            tokens += chunk.token_ids
+            if kill is not None and len(tokens) >= KILL_AFTER:
+                os.kill(kill, signal.SIGKILL)
+                kill = None
+    assert kill is None
+    return tokens
+
+
+def _pids(client: Client, role: str) -> list[int]:
+    """Of ranks that are ready."""
+    engine = client.status().engine
+    ranks = () if engine is None else engine.ranks
+    return [rank.pid for rank in ranks if rank.role == role and rank.state == "ready"]
+
+
+def test_every_stage_of_the_start_is_told_with_its_time(
+    server: ServeProcess, client: Client
+) -> None:
+    stages = [
+        r"[\d.]+ s  models and tokenizers checked",
+        r"[\d.]+ s  Ray started on this machine",
+        r"[\d.]+ s  placed: target on 1 CPU, draft on 1 CPU",
+        r"[\d.]+ s  target: 1 of 1 ranks up",
+        r"[\d.]+ s  (target|draft) rank 0: weights loaded in",
+        r"[\d.]+ s  draft joined, proposals over gloo",
+        r"[\d.]+ s  KV: \d+ blocks",
+        r"[\d.]+ s  listening on 127.0.0.1:\d+",
+        r"ready in [\d.]+ s",
+        r"Fixed depth of 2 tokens a round",
+        r"outrider chat --server localhost:\d+",
+    ]
+    assert re.search(".*".join(stages), server.output, re.DOTALL), server.output
+
+
+def test_a_client_gets_text(client: Client) -> None:
+    completion = client.generate("The capital of France is", max_tokens=4, temperature=0)
+    assert completion.usage.completion_tokens == 4
+    assert completion.text
+
+
+def test_target_and_draft_are_processes_of_their_own(client: Client) -> None:
+    target, draft = _pids(client, "target"), _pids(client, "draft")
+    assert len(target) == len(draft) == 1
+    assert target != draft
+
+
+def test_a_killed_draft_comes_back_and_changes_no_token(
+    server: ServeProcess, client: Client, undisturbed: list[int]
+) -> None:
+    target, draft = _pids(client, "target"), _pids(client, "draft")
+    assert _tokens(client, kill=draft[0]) == undisturbed
+    server.wait_line("draft lost, decoding goes on without it: rank 0: its process ended")
+    wait_until(lambda: bool(_pids(client, "draft")), 60)
+    assert _pids(client, "draft") != draft
+    assert _pids(client, "target") == target
+    server.wait_line(r"draft back after [\d.]+ s \(pid \d+\)")
+
+
+def test_a_killed_target_only_pauses_the_stream(
+    server: ServeProcess, client: Client, undisturbed: list[int]
+) -> None:
+    target = _pids(client, "target")
+    assert _tokens(client, kill=target[0]) == undisturbed
+    server.wait_line("target rank 0 was lost: .*; engine and models are started anew in 0.5 s")
+    server.wait_line("serving again after")
+    assert _pids(client, "target") != target
+
+
+def test_ctrl_c_leaves_no_process(server: ServeProcess, client: Client) -> None:
+    client.status()  # it has come back by now
+    server.interrupt()
+    assert server.wait() == 0, server.output
+    server.wait_nothing_left()
+    assert "stopping" in server.output
