@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ def main() -> None:
     if given.with_parent:
         _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to answer
+    faulthandler.register(signal.SIGUSR1)  # writes where every thread is, for a rank that hangs
     try:
         run_rank(RankPlace(given.engine, given.role, given.rank, given.size), _secret())
     except OutriderError as error:

@@ -66,5 +66,5 @@ class DraftRank:
         self._link = ProposalLink(
             join_store(message.store), message.number, self._device, is_target=False
         )
-        self._link.await_greeting()
+        self._link.greet()
         self._channel.send(Joined(message.number, self._link.backend))

@@ -9,6 +9,7 @@ the other side dies in between, the receive fails and the round counts as lost.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -21,6 +22,8 @@ from outrider.scheduler.types import ProposerKind, StepPlan
 from outrider.workers.collective import Collective
 from outrider.workers.groups import Group, Store, make_group
 from outrider.workers.proposers import Proposal
+
+logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
@@ -112,9 +115,10 @@ class ProposalLink:
         self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
 
     def greet(self) -> None:
-        """The target's first message, which says that it is ready for rounds.
+        """The draft's first message; it is out once the target is there to receive.
 
-        NCCL connects at the first transfer, which may take seconds: now, not in a step.
+        NCCL connects at the first transfer of a direction, and blocks until both sides are there:
+        in a step that would be a deadlock, because rounds are sent before they are awaited.
         """
         self._finish(self._send(torch.zeros(1, dtype=torch.int64, device=self._device)))
 
@@ -198,7 +202,8 @@ class ProposalInbox:
             return nothing, None
         try:
             return self._link.receive(plan)
-        except RuntimeError:
+        except RuntimeError as error:
+            logger.warning("round %d did not arrive: %s", plan.step, error)
             self._link.close()
             self._link = None
             return nothing, None

@@ -77,7 +77,7 @@ class TargetRank:
     def _join(self, number: int) -> None:
         try:
             link = ProposalLink(self._store, number, self._device, is_target=True)
-            self._inbox.connect(link)  # before the greeting, which lets the draft announce rounds
-            link.greet()
+            self._inbox.connect(link)  # before the greeting: after it the draft announces rounds
+            link.await_greeting()
         except RuntimeError as error:  # the draft died again: the engine hears it from its link
             logger.warning("proposal group %d did not come about: %s", number, error)

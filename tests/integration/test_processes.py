@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,18 @@ def test_two_target_ranks_write_what_one_writes(
     assert status.proposal_sends > before
 
 
+def test_a_plan_made_before_the_last_verdict_changes_nothing(
+    engine: Callable[..., LLM], spawned: Callable[..., LLM]
+) -> None:
+    """One step behind, as on a GPU: the draft is told of plans and verdicts out of step."""
+    requests = all_temperatures(max_tokens=20)
+    expected = contents(run(engine(), [(p, replace(s, **PLAIN)) for p, s in requests]))
+    outputs = run(spawned(lag=1), by_every_method(requests))
+    assert contents(outputs) == repeated_for_every_method(expected)
+    drafted = sum(output.outputs[0].speculation.drafted for output in outputs)
+    assert drafted > 0
+
+
 def test_rejection_sampling_gets_the_drafts_distributions(
     engine: Callable[..., LLM], spawned: Callable[..., LLM]
 ) -> None:
@@ -147,8 +160,11 @@ class Stream:
         return [output.outputs[0].token_ids for output in self.outputs]
 
 
-def test_a_killed_draft_costs_no_token_and_comes_back(spawned: Callable[..., LLM]) -> None:
-    llm = spawned(tensor_parallel_size=2)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_killed_draft_costs_no_token_and_comes_back(
+    spawned: Callable[..., LLM], lag: int
+) -> None:
+    llm = spawned(tensor_parallel_size=2, lag=lag)
     undisturbed = Stream(llm)
     undisturbed.step_until(lambda: False)
     target_pids, [draft_pid] = pids_of(llm, "target"), pids_of(llm, "draft")
@@ -170,6 +186,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(spawned: Callable[..., LLM
     assert tokens_at_loss < rejoined_at < LONG, "it came back too late to show anything"
     assert pids_of(llm, "draft") != [draft_pid]
     assert status_of(llm).proposal_sends > 0, "the new draft has drafted"
+    assert status_of(llm).draft_losses == losses + 1, "and has stayed"
     assert stream.texts() == undisturbed.texts()
 
 

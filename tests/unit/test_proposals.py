@@ -84,9 +84,9 @@ def linked_pair() -> tuple[ProposalLink, ProposalLink]:
 
 def test_a_round_travels_with_the_distributions_it_was_sampled_from() -> None:
     target, draft = linked_pair()
-    greeting = threading.Thread(target=target.greet)
+    greeting = threading.Thread(target=draft.greet)
     greeting.start()
-    draft.await_greeting()
+    target.await_greeting()
     greeting.join(30)
     q = torch.rand(3, 11)
     proposals = {0: ROUND[0]._replace(q=q), 4: ROUND[4]}
@@ -128,7 +128,7 @@ import os, signal, sys, torch
 from outrider.workers.groups import join_store
 from outrider.workers.proposals import ProposalLink
 link = ProposalLink(join_store(sys.argv[1]), 1, torch.device("cpu"), is_target=False)
-link.await_greeting()
+link.greet()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -139,7 +139,7 @@ def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -
     process = subprocess.Popen([sys.executable, "-c", DYING_DRAFT, address], env=dict(os.environ))
     try:
         link = ProposalLink(store, 1, CPU, is_target=True)
-        link.greet()
+        link.await_greeting()
         inbox = ProposalInbox(Alone(), CPU)
         inbox.connect(link)
         assert inbox.take(PLAN) is None

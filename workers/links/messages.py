@@ -131,7 +131,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Either first rank to engine: the proposal group stands, on this backend."""
+    """First draft rank to engine: the proposal group stands, on this backend."""
 
     number: int
     backend: str

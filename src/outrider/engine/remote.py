@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+from collections import deque
 from collections.abc import Callable
 
 from outrider.engine.rank_group import RankError, RankGroup
@@ -15,6 +16,7 @@ from outrider.workers.proposers import Ticket
 
 logger = logging.getLogger(__name__)
 
+_MOST_IN_FLIGHT = 2
 _MOST_PAST = 64  # plans and verdicts kept back from an idle draft before it is told of them
 
 
@@ -54,6 +56,7 @@ class RemoteDraft:
         self._on_lost = on_lost
         self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
         self._past: list[Past] = []
+        self._last_verdicts: deque[Verdict] = deque(maxlen=_MOST_IN_FLIGHT)
 
     def join(self, group: RankGroup) -> None:
         """A started group, its proposal link standing, takes part from the next plan on."""
@@ -71,10 +74,12 @@ class RemoteDraft:
     def _welcome(self, group: RankGroup, scheduler: Scheduler) -> None:
         if scheduler.has_draft:
             scheduler.lose_draft()
-        self._past.clear()
         self.num_sends = 0
         self.group = group
         rows = scheduler.regain_draft()
+        # The rows' texts are as applied; verdicts that are known but not applied come after them.
+        first = len(self._last_verdicts) - scheduler.num_in_flight
+        self._past = [Past(None, verdict) for verdict in list(self._last_verdicts)[first:]]
         self._tell(Adopt(scheduler.epoch, rows))
 
     def check(self) -> None:
@@ -103,6 +108,7 @@ class RemoteDraft:
         return Ticket(plan.step)  # it only catches up, beside the target's own pass
 
     def observe(self, verdict: Verdict) -> None:
+        self._last_verdicts.append(verdict)
         if self.group is not None:
             self._note(Past(None, verdict))
 

@@ -151,7 +151,7 @@ class RemoteEngine:
         group.allocate(sizes.num_blocks, sizes.max_model_len, sizes.vocab_size)
 
     def _connect(self, draft: RankGroup) -> None:
-        """Build the proposal group. The draft answers once the target has greeted it there."""
+        """Build the proposal group. The draft answers once it has met the target there."""
         self._proposal_number += 1
         join = Join(self._target.store, self._proposal_number)
         self._target.first.send(join)
