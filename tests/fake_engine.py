@@ -269,11 +269,13 @@ def _logprobs(token: int) -> TokenLogprobs:
 
 
 @contextmanager
-def running_server(engine: FakeEngine, **options: Any) -> Iterator[GrpcServer]:
-    """A real gateway in a thread of its own, on a free port."""
+def running_server(
+    engine: FakeEngine, secret: str = SECRET, **options: Any
+) -> Iterator[GrpcServer]:
+    """A real gateway in a thread of its own, on a free port, before whatever has an `address`."""
 
     async def locate() -> EngineAddress:
-        return EngineAddress(engine.address, SECRET)
+        return EngineAddress(engine.address, secret)
 
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)

@@ -77,6 +77,7 @@ class EngineService:
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._owners: dict[str, _Gateway] = {}  # of samples, by inner id
+        self._gateways: list[_Gateway] = []
         self._num_gateways = 0
         doorway.on_gateway = self._welcome
 
@@ -93,11 +94,17 @@ class EngineService:
         """From any thread: end `run` after the step under way."""
         self._commands.put(None)
 
+    def close(self) -> None:
+        """After `run`: hang up on all gateways, which live on and look for the next engine."""
+        for gateway in list(self._gateways):
+            gateway.hang_up()
+
     # -- on threads of their own ----------------------------------------------------------------
 
     def _welcome(self, channel: Channel) -> None:
         self._num_gateways += 1
         gateway = _Gateway(self._num_gateways, channel)
+        self._gateways.append(gateway)
         gateway.send(self._engine.facts)
         logger.info("%s is connected", channel.peer)
         threading.Thread(target=self._read, args=(gateway,), daemon=True).start()
@@ -154,6 +161,7 @@ class EngineService:
 
     def _part_with(self, gateway: _Gateway) -> None:
         gateway.hang_up()
+        self._gateways.remove(gateway)
         for inner_id in gateway.samples:
             self._scheduler.cancel(inner_id)
 
