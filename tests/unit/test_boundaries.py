@@ -49,7 +49,10 @@ DIRECTIONS = {
     ),
     "gateway": (
         *("outrider.proto", "outrider.config", "outrider.logs", "outrider.__version__"),
-        *(f"outrider.engine.{name}" for name in ("messages", "requests", "texts", "outputs")),
+        *(
+            f"outrider.engine.{name}"
+            for name in ("messages", "requests", "texts", "outputs", "spans")
+        ),
         *("outrider.engine.detokenize", "outrider.scheduler.params", "outrider.scheduler.types"),
         *("outrider.workers.links", "outrider.workers.weights"),
     ),

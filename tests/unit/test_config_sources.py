@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from outrider.config import EngineConfig, settings
+from outrider.config import SECTIONS, EngineConfig, settings
 from outrider.config_sources import Given, example_text, read_assignments, read_kwargs, resolve
 from outrider.errors import ConfigError
 
@@ -256,4 +256,4 @@ def test_the_example_with_every_line_enabled_sets_every_setting_to_its_default(w
 def test_the_example_explains_every_setting():
     text = example_text()
     assert all(f"# {setting.doc}\n" in text for setting in settings().values())
-    assert set(yaml.safe_load(text)) == {"target", "draft", "speculation", "cache", "scheduler"}
+    assert set(yaml.safe_load(text)) == set(SECTIONS)

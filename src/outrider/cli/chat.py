@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.colour import ACCEPTED_COLOUR, OWN_COLOUR
+from outrider.cli.colour import coloured
 from outrider.client import DEFAULT_SERVER, Client, Completion, Stream
 from outrider.errors import OutriderError, RequestError
 from outrider.scheduler.params import SamplingParams
@@ -140,7 +140,8 @@ class _Conversation:
         try:
             for chunk in stream:
                 waiting.stop()
-                file.write(_coloured(chunk.text, chunk.spans) if chunk.spans else chunk.text)
+                spans = [(size, origin != "target") for size, origin in chunk.spans]
+                file.write(coloured(chunk.text, spans) if spans else chunk.text)
                 file.flush()
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
@@ -155,17 +156,6 @@ class _Conversation:
     @property
     def _has_colours(self) -> bool:
         return self._stdout.color_system is not None and not self._stdout.no_color
-
-
-def _coloured(text: str, spans: tuple[tuple[int, str], ...]) -> str:
-    from rich.style import Style
-
-    shown, at = "", 0
-    for num_chars, origin in spans:
-        colour = OWN_COLOUR if origin == "target" else ACCEPTED_COLOUR
-        shown += Style(color=colour).render(text[at : at + num_chars])
-        at += num_chars
-    return shown
 
 
 def _statistics(completion: Completion) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from outrider.engine.detokenize import Detokenizer
 from outrider.engine.outputs import OutputDelta
-from outrider.gateway.spans import Span, TextSpans
+from outrider.engine.spans import Span, TextSpans
 
 
 class FakeTokenizer:

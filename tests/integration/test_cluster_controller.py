@@ -1,0 +1,81 @@
+"""The controller and its placement in a Ray of their own, without a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import ray
+from cluster_tools import wait_until
+
+from outrider.cluster.controller import NAME, NAMESPACE, ClusterStatus
+from outrider.cluster.errors import PlacementError
+from outrider.cluster.journal import Event
+from outrider.cluster.placement import Need, place
+from outrider.cluster.ray_facts import cluster_resources, free_resources
+from outrider.cluster.ray_launch import RayLaunch
+from outrider.cluster.ray_session import RaySession, ray_session
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError
+
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(120)]
+
+CONFIG = EngineConfig.from_kwargs(model="smollm2-135m-draft", draft_model="smollm2-135m-draft")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[RaySession]:
+    os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    with ray_session(None, num_ranks=2) as session:
+        yield session
+
+
+@asynccontextmanager
+async def _launched(session: RaySession) -> AsyncIterator[RayLaunch]:
+    launch = RayLaunch(CONFIG, session)
+    events: list[Event] = []
+    keeping = asyncio.create_task(launch.keep(events.append))
+    try:
+        yield launch
+    finally:
+        await launch.stop()
+        await keeping
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySession) -> None:
+    async def run() -> ClusterStatus:
+        async with _launched(session) as launch:
+            address = await launch.locate()
+            assert address.address.startswith("unix:")
+            with pytest.raises(ConfigError, match="a server already runs in this cluster"):
+                RayLaunch(CONFIG, session)
+            controller = ray.get_actor(NAME, NAMESPACE)
+            status: ClusterStatus = await controller.status.remote()
+            return status
+
+    status = asyncio.run(run())
+    assert (status.state, status.restarts, status.draft_restarts) == ("serving", 0, 0)
+    found = {(each.role, each.rank, each.state) for each in status.processes}
+    assert found == {("engine", 0, "ready"), ("target", 0, "ready"), ("draft", 0, "ready")}
+    pids = [each.place.pid for each in status.processes]
+    assert len(set(pids)) == 3
+    wait_until(lambda: not any(map(_is_running, pids)), 10)
+    wait_until(lambda: free_resources().get("CPU") == cluster_resources()["CPU"], 10)
+
+
+def test_roles_are_placed_together_or_not_at_all(session: RaySession) -> None:
+    needs = [Need("target", 1, {"CPU": 1.0}), Need("draft", 2, {"CPU": 64.0})]
+    with pytest.raises(PlacementError, match=r"^draft: 2 ranks need 64 CPUs each, 128 CPUs in all"):
+        asyncio.run(place(needs, timeout_s=1.0, can_grow=True))
+    wait_until(lambda: free_resources().get("CPU") == cluster_resources()["CPU"], 10)

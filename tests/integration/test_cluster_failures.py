@@ -1,0 +1,79 @@
+"""Starts that fail or are broken off: the reason is told, and nothing is left running."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from cluster_tools import ServeProcess
+
+from outrider.workers.weights.resolve import resolve_source
+
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(120)]
+
+MODEL = "smollm2-135m-draft"
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A checkpoint that looks right until its weights are read."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(resolve_source(MODEL), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    return folder
+
+
+def test_a_model_that_does_not_exist_is_refused_before_anything_is_started() -> None:
+    with ServeProcess("--model", "/no/such/model") as server:
+        assert server.wait() == 1
+        assert "error: model '/no/such/model'" in server.output
+        assert "Ray" not in server.output
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with ServeProcess("--model", MODEL, "--port", str(port)) as server:
+            assert server.wait() == 2
+            assert f"server.port {port}" in server.output
+            assert "Ray" not in server.output
+
+
+def test_a_cluster_without_room_is_told_in_one_sentence() -> None:
+    with ServeProcess("--model", MODEL, "--set", "target.device=cuda") as server:
+        assert server.wait() == 1
+        assert "error: target: 1 rank needs 1 GPU and 1 CPU, but the cluster has 0 GPUs" in (
+            server.output
+        )
+        server.wait_nothing_left()
+
+
+def test_a_rank_that_fails_to_start_shows_its_own_last_lines(damaged: Path) -> None:
+    with ServeProcess("--model", MODEL, "--draft-model", str(damaged)) as server:
+        assert server.wait(60) == 1
+        assert "draft rank 0 | " in server.output
+        assert "error: draft rank 0 failed: " in server.output
+        assert "model.safetensors is damaged or incomplete" in server.output
+        server.wait_nothing_left()
+
+
+def test_a_server_that_is_killed_takes_its_processes_along() -> None:
+    with ServeProcess("--model", MODEL) as server:
+        server.wait_line("placed")
+        assert len(server.left_pids()) > 3
+        server.kill()
+        server.wait()
+        server.wait_nothing_left()
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process() -> None:
+    with ServeProcess("--model", MODEL) as server:
+        server.wait_line("placed")
+        server.interrupt()
+        server.wait_line("stopping")
+        server.interrupt()
+        assert server.wait(5) in (0, 130)  # 0 if the first was quicker
+        server.wait_nothing_left()
