@@ -6,14 +6,22 @@ leave one when the other side dies, and meet a successor under a new name.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed
+
+from outrider.kernels.cpu.ops import CpuOps
+from outrider.workers.collective import Collective
+from outrider.workers.models.shard import Shard
+from outrider.workers.placement import Placement
+from outrider.workers.shared_group import SharedMemoryGroup, meet_in_memory
+
+logger = logging.getLogger(__name__)
 
 dist: Any = distributed  # which does not declare what it exports
 
@@ -49,9 +57,7 @@ def join_store(address: str) -> Store:
     return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
 
 
-def make_group(
-    store: Store, name: str, rank: int, size: int, device: torch.device
-) -> Group:
+def make_group(store: Store, name: str, rank: int, size: int, device: torch.device) -> Group:
     """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs."""
     meeting = dist.PrefixStore(name, store)
     timeout = timedelta(seconds=GROUP_TIMEOUT_S)
@@ -92,7 +98,6 @@ class TensorParallelGroup:
         # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers
         # have one sum.
         self._in_rank_order = deterministic and size > 2
-        self.reduce: Callable[[Tensor], Tensor] = self.all_reduce
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place."""
@@ -117,3 +122,30 @@ class TensorParallelGroup:
         options.rootRank = root
         options.rootTensor = 0
         self._group.broadcast([tensor], options).wait()
+
+
+def tensor_parallel_group(
+    store: Store, rank: int, size: int, placement: Placement, deterministic: bool
+) -> Collective:
+    """The fastest group these ranks can form; all of them come to the same answer.
+
+    NCCL on GPUs. On CPUs shared memory where all ranks are on one host and have the C kernels,
+    Gloo elsewhere.
+    """
+    name, device = "tensor-parallel", placement.device
+    if device.type == "cpu":
+        board = dist.PrefixStore(f"{name}/memory", store)
+        ops = placement.ops if isinstance(placement.ops, CpuOps) else None
+        group = meet_in_memory(board, rank, size, ops, GROUP_TIMEOUT_S)
+        logger.info("tensor-parallel sums go through %s", "Gloo" if group is None else "memory")
+        if group is not None:
+            return group
+    return TensorParallelGroup(store, name, rank, size, device, deterministic)
+
+
+def shard_of(group: Collective) -> Shard:
+    """The part of a model that this end of a group holds."""
+    if group.size == 1:
+        return Shard()
+    is_kernel = isinstance(group, SharedMemoryGroup)
+    return Shard(group.rank, group.size, group.all_reduce, is_repeatable=is_kernel)

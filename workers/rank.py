@@ -13,13 +13,17 @@ import time
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import torch
-
 from outrider.errors import OutriderError
 from outrider.logs import setup_logging
 from outrider.workers.collective import Alone, Collective
 from outrider.workers.draft_rank import DraftRank
-from outrider.workers.groups import Store, TensorParallelGroup, join_store, open_store
+from outrider.workers.groups import (
+    Store,
+    join_store,
+    open_store,
+    shard_of,
+    tensor_parallel_group,
+)
 from outrider.workers.links.address import dial
 from outrider.workers.links.channel import Channel
 from outrider.workers.links.codec import RANK_CODEC
@@ -41,7 +45,6 @@ from outrider.workers.links.messages import (
 )
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
-from outrider.workers.models.shard import Shard
 from outrider.workers.placement import Placement, free_kv_bytes, place, set_threads
 from outrider.workers.runner import Runner
 from outrider.workers.target_rank import TargetRank
@@ -119,7 +122,7 @@ class _Start:
             self._where.role,
         )
         store = self._describe(setup, placement)
-        group = self._meet(store, placement.device, settings.deterministic)
+        group = self._meet(store, placement, settings.deterministic)
         decoder = self._load(settings, placement, group)
         runner = self._allocate(settings, placement, decoder, group)
         server: RankServer
@@ -150,16 +153,16 @@ class _Start:
         )
         return store
 
-    def _meet(self, store: Store, device: torch.device, deterministic: bool) -> Collective:
-        if self._where.size == 1:
-            return Alone()
+    def _meet(self, store: Store, placement: Placement, deterministic: bool) -> Collective:
         rank, size = self._where.rank, self._where.size
-        return TensorParallelGroup(store, "tensor-parallel", rank, size, device, deterministic)
+        if size == 1:
+            return Alone()
+        return tensor_parallel_group(store, rank, size, placement, deterministic)
 
     def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> Decoder:
         wanted = self._expect(Load)
         start_s = time.monotonic()
-        shard = Shard(group.rank, group.size, group.all_reduce) if group.size > 1 else Shard()
+        shard = shard_of(group)
         decoder = load_model(
             settings.model,
             dtype=placement.dtype,

@@ -14,6 +14,14 @@ typedef struct {
 } ragged_batch;
 
 /* What an operation returns; Python raises on anything but OK. */
-enum { OK = 0, NO_MEMORY = 1, BAD_POSITION = 2, BAD_SLOT = 3, BAD_BLOCK = 4 };
+enum {
+    OK = 0,
+    NO_MEMORY = 1,
+    BAD_POSITION = 2,
+    BAD_SLOT = 3,
+    BAD_BLOCK = 4,
+    RANK_ENDED = 5,
+    RANK_LATE = 6
+};
 
 #endif

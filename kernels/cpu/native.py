@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import Structure, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -64,6 +64,24 @@ class CAttention(Structure):
     ]
 
 
+class CSharedEnd(Structure):
+    """`shared_end` of ops.h; the kernels count in it."""
+
+    _fields_: ClassVar = [
+        ("memory", c_void_p),
+        ("processes", c_void_p),
+        ("rank", c_int64),
+        ("size", c_int64),
+        ("buffer_bytes", c_int64),
+        ("limit_ns", c_int64),
+        ("exchange", c_uint64),
+        ("failure", c_int64),
+    ]
+
+
+COUNTER_BYTES = 128  # as in shared.c
+
+
 class CCall(Structure):
     """One recorded operation; `operation` numbers are those of replay.c."""
 
@@ -74,7 +92,7 @@ class CCall(Structure):
     ]
 
 
-LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION = range(6)
+LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE = range(7)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_num_threads": (None, [c_int64]),
@@ -89,6 +107,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "rotate_and_store": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "attention": (c_int, [c_void_p, c_void_p]),
+    "all_reduce": (c_int, [c_void_p, c_void_p, c_int64]),
+    "all_gather": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "broadcast": (c_int, [c_void_p, c_void_p, c_int64, c_int64]),
     "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
@@ -99,14 +120,16 @@ _FAILURES = {
     2: (IndexError, "A position lies outside the rotation table; shorten the sequence."),
     3: (IndexError, "A KV slot lies outside the cache."),
     4: (IndexError, "A block table names a block outside the cache or is too short."),
+    5: (RuntimeError, "Another rank of the tensor-parallel group has ended."),
+    6: (RuntimeError, "Another rank of the tensor-parallel group did not come in time."),
 }
 
 
-def check(code: int) -> None:
-    """Raises what a kernel's return code stands for."""
+def check(code: int, operation: str = "") -> None:
+    """Raises what a kernel's return code stands for; `operation` says where it happened."""
     if code:
         kind, message = _FAILURES[code]
-        raise kind(message)
+        raise kind(f"{operation}: {message}" if operation else message)
 
 
 def bind(library: ctypes.CDLL) -> SimpleNamespace:

@@ -26,6 +26,15 @@ typedef struct {
     float scale;
 } attention;
 
+/* One rank's end of a group of processes that share `memory`; see shared.c. */
+typedef struct {
+    char *memory;
+    const int32_t *processes; /* a pidfd for each rank, -1 where there is none */
+    int64_t rank, size, buffer_bytes, limit_ns;
+    uint64_t exchange; /* the last one begun */
+    int64_t failure;   /* what ended the group, or OK */
+} shared_end;
+
 void outrider_linear(const layer *l, const float *x, int64_t rows, float *out);
 void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps,
                        float *out);
@@ -35,5 +44,6 @@ void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width, float 
 int outrider_rotate_and_store(const rotation *a, const ragged_batch *batch, const float *qkv,
                               float *q);
 int outrider_attention(const attention *a, const ragged_batch *batch);
+int outrider_all_reduce(shared_end *end, float *x, int64_t count);
 
 #endif

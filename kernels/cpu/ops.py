@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import addressof
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +95,21 @@ class CpuOps:
         check(self._releasing.replay(*recording.calls))
         return recording.result.clone()
 
+    @property
+    def library(self) -> SimpleNamespace:
+        """The C functions, for operations that live in other modules."""
+        return self._releasing
+
+    def record(self, operation: int, arguments: tuple[int, ...], kept: object) -> None:
+        """Such an operation has run; `kept` is the memory it worked on."""
+        if self._recording is not None:
+            self._recording.add(operation, arguments, 0.0, kept)
+
+    def not_recorded(self) -> None:
+        """Something has run that cannot be repeated."""
+        if self._recording is not None:
+            self._recording.is_complete = False
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         out_features, in_features = weight.shape
         padded = -(-out_features // _PANEL) * _PANEL
@@ -156,7 +172,7 @@ class CpuOps:
         return out, total
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        self._not_recorded()
+        self.not_recorded()
         x = _dense(x)
         out = torch.empty_like(x)
         num_rows, width = x.shape
@@ -233,7 +249,7 @@ class CpuOps:
     ) -> Tensor:
         num_tokens, num_heads, head_dim = q.shape
         if head_dim % _PANEL or head_dim > _MAX_HEAD_DIM:
-            self._not_recorded()
+            self.not_recorded()
             return self._fallback.attention(q, key_cache, value_cache, batch, scale, window)
         q = _dense(q)
         num_blocks, num_kv_heads, block_size, _ = key_cache.shape
@@ -309,10 +325,6 @@ class CpuOps:
         if model is None:
             model = self._models[shape] = torch.empty(shape, dtype=torch.float32)
         return torch.empty_like(model)
-
-    def _not_recorded(self) -> None:
-        if self._recording is not None:
-            self._recording.is_complete = False
 
     def _c_batch(self, batch: RaggedBatch) -> int:
         """The batch's address in C's layout, made once a pass: every layer gets the same object."""

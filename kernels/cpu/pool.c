@@ -5,13 +5,12 @@
  *
  * The pool is one per process, like the cores it stands for. */
 #include "pool.h"
-#include "vec.h"
+#include "waiting.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
 
 /* Helpers stay awake from one operation of a pass to the next, and sleep between passes. */
 #define SPIN_NS 150000
@@ -41,22 +40,6 @@ static struct {
           .wake = PTHREAD_COND_INITIALIZER};
 
 static int has_work(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
-
-static void relax(void)
-{
-#if defined(__aarch64__)
-    __asm__ volatile("isb"); /* `yield` does nothing on these cores and would flood the bus */
-#elif defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
-}
 
 static void empty_lane(lane *l)
 {

@@ -3,7 +3,7 @@
 #include "ops.h"
 #include "vec.h"
 
-enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION };
+enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE };
 
 typedef struct {
     int64_t operation, arguments[7];
@@ -36,6 +36,9 @@ EXPORT int outrider_replay(const recorded_call *calls, int64_t count)
             break;
         case ATTENTION:
             code = outrider_attention((void *)a[0], (void *)a[1]);
+            break;
+        case ALL_REDUCE:
+            code = outrider_all_reduce((void *)a[0], (float *)a[1], a[2]);
             break;
         }
         if (code) return code;

@@ -38,7 +38,7 @@ class Decoder:
         self._head = assembly.head(self._embedding)
         parts = [part for layer in self._layers for part in (layer.after_attention, layer.mlp)]
         self._is_all_kernels = (
-            shard.size == 1
+            (shard.size == 1 or shard.is_repeatable)
             and spec.residual_multiplier == 1.0
             and all(isinstance(part, RmsNorm | GatedMlp) for part in parts)
         )

@@ -22,11 +22,16 @@ def _alone(partial: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank of a tensor-parallel group; `reduce` sums a tensor over the group."""
+    """One rank of a tensor-parallel group; `reduce` sums a tensor over the group.
+
+    `is_repeatable` says that `reduce` is an operation of the kernels, so that passes with it can be
+    repeated; see `Ops.repeatable`.
+    """
 
     rank: int = 0
     size: int = 1
     reduce: Callable[[Tensor], Tensor] = _alone
+    is_repeatable: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

@@ -1,0 +1,165 @@
+"""A tensor-parallel group whose ranks share memory: CPU ranks of one host.
+
+A pass of a small model sums some sixty times, and a sum through sockets takes longer than the work
+between two of them. Through memory it takes microseconds, and can be part of a recorded pass.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.cpu.ops import CpuOps
+from outrider.kernels.cpu.shared import NO_PROCESS, SharedEnd, memory_bytes
+
+_DECLINED = ""
+
+
+class Noticeboard(Protocol):
+    """The part of a `torch.distributed` store that is needed here; `get` waits for the key."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+
+class SharedMemoryGroup:
+    """A `Collective` whose sum is a kernel, so that passes with it can be recorded."""
+
+    def __init__(
+        self, ops: CpuOps, memory: mmap.mmap, rank: int, process_ids: Sequence[int], limit_s: float
+    ) -> None:
+        self.rank = rank
+        self.size = len(process_ids)
+        processes = [
+            NO_PROCESS if peer == rank else _open_process(process_id)
+            for peer, process_id in enumerate(process_ids)
+        ]
+        weakref.finalize(self, _close, processes)
+        self._end = SharedEnd(ops, memory, rank, processes, limit_s)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks in rank order; in place for float32."""
+        if tensor.dtype is torch.float32:
+            return self._end.all_reduce(tensor.contiguous())
+        parts = self.all_gather(tensor)
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        return self._end.all_gather(tensor)
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        self._end.broadcast(tensor, root)
+
+
+def meet_in_memory(
+    board: Noticeboard, rank: int, size: int, ops: CpuOps | None, limit_s: float
+) -> SharedMemoryGroup | None:
+    """The group if every rank has kernels and can map the same memory; else None on all of them.
+
+    The memory has no name in any file system: it is gone with the last process that maps it.
+    """
+    with _offered_memory(board, rank, size) as memory:
+        can_join = ops is not None and memory is not None
+        board.set(f"joined/{rank}", str(os.getpid()) if can_join else _DECLINED)
+        # The first rank's offer must stand until all have answered.
+        joined = [board.get(f"joined/{peer}").decode() for peer in range(size)]
+    if ops is None or memory is None or _DECLINED in joined:
+        return None
+    return SharedMemoryGroup(ops, memory, rank, [int(pid) for pid in joined], limit_s)
+
+
+@contextmanager
+def _offered_memory(board: Noticeboard, rank: int, size: int) -> Iterator[mmap.mmap | None]:
+    """What the first rank offers to all, mapped here, or None where that is not possible."""
+    if rank > 0:
+        yield _map_offer(json.loads(board.get("offer")))
+        return
+    descriptor = _allocate(memory_bytes(size))
+    if descriptor is None:
+        board.set("offer", json.dumps(None))
+        yield None
+        return
+    try:
+        board.set("offer", json.dumps(_offer(descriptor)))
+        yield mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _allocate(num_bytes: int) -> int | None:
+    """Memory by its file descriptor; None where the system has none or cannot offer it so."""
+    try:
+        descriptor = os.memfd_create("outrider-tensor-parallel")
+    except (AttributeError, OSError):
+        return None
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)  # a lack of memory shows now, not in a pass
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _offer(descriptor: int) -> dict[str, Any]:
+    return {
+        "host": _host(),
+        "path": f"/proc/{os.getpid()}/fd/{descriptor}",
+        "file": _identity(descriptor),
+    }
+
+
+def _map_offer(offer: dict[str, Any] | None) -> mmap.mmap | None:
+    if offer is None or offer["host"] != _host():
+        return None
+    try:
+        descriptor = os.open(offer["path"], os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        # Machines started from one snapshot can share even a boot id.
+        return mmap.mmap(descriptor, 0) if _identity(descriptor) == offer["file"] else None
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _identity(descriptor: int) -> list[int]:
+    status = os.fstat(descriptor)
+    return [status.st_dev, status.st_ino, status.st_size]
+
+
+def _host() -> str:
+    """Which processes see each other's `/proc`: one boot of one machine, one PID namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"unknown {os.getpid()}"
+
+
+def _open_process(process_id: int) -> int:
+    """By what the end of a process is noticed; without it, its absence is."""
+    try:
+        return os.pidfd_open(process_id)
+    except (AttributeError, OSError):
+        return NO_PROCESS
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        if descriptor != NO_PROCESS:
+            os.close(descriptor)
