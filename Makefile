@@ -1,20 +1,20 @@
-# `make demo` and `make test` work on a fresh machine: whatever needs the environment sets it up.
+# `make serve` and `make test` work on a fresh machine: whatever needs the environment sets it up.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-PROMPT ?= Explain in a few sentences why the sky is blue.
+SERVE ?=
 BENCH ?= --per-group 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-slow lint format bench clean
+.PHONY: help serve test test-fast test-slow lint format bench clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-demo: $(INSTALLED) ## Generate text with the bundled pair, with and without speculation.
-	$(BIN)/outrider generate "$(PROMPT)" --compare
+serve: $(INSTALLED) ## Serve the bundled pair over gRPC; options in SERVE="...".
+	$(BIN)/outrider serve $(SERVE)
 
 test: lint ## Lint, then every test that fits a CPU and a coffee.
 	$(BIN)/python -m pytest -m "not slow and not gpu"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -25,17 +27,18 @@ _POLL_S = 0.05
 class ServeProcess:
     """A server in a session of its own, as a terminal would start it.
 
-    Its processes are found by a mark in their environment, whoever their parent is by then.
-    Leaving the context ends what is left.
+    Its processes are found by a mark in their environment and by the files they have open,
+    whoever their parent is by then. Leaving the context ends what is left.
     """
 
     def __init__(self, *arguments: str) -> None:
         self.lines: list[str] = []
         self._mark = f"{_MARK}={secrets.token_hex(8)}"
         name, _, value = self._mark.partition("=")
+        self._folder = tempfile.mkdtemp(prefix="t-")  # short: it is part of socket names
         self._process = subprocess.Popen(
             [sys.executable, "-m", "outrider", "serve", "--port", "0", *arguments],
-            env=os.environ | {name: value, "OMP_NUM_THREADS": "1", "COLUMNS": "500"},
+            env=os.environ | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -87,7 +90,17 @@ class ServeProcess:
 
     def left_pids(self) -> list[int]:
         """Processes that belong to it and still run, itself included."""
-        return [pid for pid in map(int, _numbered("/proc")) if self._mark in _environment(pid)]
+        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [pid for pid in pids if self._is_own(pid)]
+
+    def _is_own(self, pid: int) -> bool:
+        if self._mark in _text(f"/proc/{pid}/environ").split("\0"):
+            return True
+        try:
+            links = list(Path(f"/proc/{pid}/fd").iterdir())
+            return any(str(link.readlink()).startswith(self._folder) for link in links)
+        except OSError:  # it has ended, or is another user's
+            return False
 
     def wait_nothing_left(self, timeout_s: float = 10.0) -> None:
         wait_until(lambda: not self.left_pids(), timeout_s, lambda: f"left: {self._left()}")
@@ -115,6 +128,7 @@ class ServeProcess:
             except ProcessLookupError:
                 continue
         self.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def wait_until(
@@ -126,14 +140,6 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline_s, f"{explain()} (within {timeout_s:g} s)"
         time.sleep(_POLL_S)
-
-
-def _numbered(folder: str) -> Sequence[str]:
-    return [entry.name for entry in Path(folder).iterdir() if entry.name.isdigit()]
-
-
-def _environment(pid: int) -> list[str]:
-    return _text(f"/proc/{pid}/environ").split("\0")
 
 
 def _text(path: str) -> str:

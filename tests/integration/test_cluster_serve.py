@@ -97,7 +97,7 @@ def test_a_killed_draft_comes_back_and_changes_no_token(
 ) -> None:
     target, draft = _pids(client, "target"), _pids(client, "draft")
     assert _tokens(client, kill=draft[0]) == undisturbed
-    server.wait_line("draft lost, decoding goes on without it: rank 0: its process ended")
+    server.wait_line("draft lost, decoding goes on without it: draft rank 0: its process ended")
     wait_until(lambda: bool(_pids(client, "draft")), 60)
     assert _pids(client, "draft") != draft
     assert _pids(client, "target") == target
