@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
+
+if TYPE_CHECKING:  # an engine whose models are elsewhere has tickets but no tensors
+    from torch import Tensor
 
 
 class Proposal(NamedTuple):

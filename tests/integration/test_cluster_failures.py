@@ -42,6 +42,12 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_started() -> None:
             assert "Ray" not in server.output
 
 
+def test_a_cluster_that_does_not_answer_is_told() -> None:
+    with ServeProcess("--model", MODEL, "--set", "cluster.address=127.0.0.1:1") as server:
+        assert server.wait() == 2
+        assert "cluster.address is '127.0.0.1:1' but no Ray cluster can be used" in server.output
+
+
 def test_a_cluster_without_room_is_told_in_one_sentence() -> None:
     with ServeProcess("--model", MODEL, "--set", "target.device=cuda") as server:
         assert server.wait() == 1

@@ -84,6 +84,16 @@ def _imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def test_an_engine_whose_models_are_elsewhere_needs_no_tensors() -> None:
+    modules = "outrider.engine.service, outrider.engine.remote_build, outrider.gateway.server"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {modules}, sys; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_only_the_cluster_imports_ray_and_no_engine_code_imports_grpc() -> None:
     names, loaded = _import_all("outrider.kernels", "outrider.workers", "outrider.engine")
     assert {"outrider.workers.target", "outrider.engine.llm"} <= set(names)

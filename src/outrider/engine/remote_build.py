@@ -75,7 +75,13 @@ class RemoteEngine:
         self._proposal_backend = ""
         self._starting: RankGroup | None = None  # a draft on its way back
         self._is_closed = threading.Event()
-        self._target, first_draft = self._first_start()
+        self._groups: list[RankGroup] = []  # while they are started for the first time
+        try:
+            self._target, first_draft = self._first_start()
+        except BaseException:
+            for group in self._groups:
+                group.close()
+            raise
         worker = RemoteTarget(self._target, self.draft.give_up)
         self.loop = StepLoop(self._scheduler, self.draft, worker)
         if first_draft is not None:
@@ -89,7 +95,9 @@ class RemoteEngine:
     def _first_start(self) -> tuple[RankGroup, RankGroup | None]:
         """Both groups at once, each exchange for both before the next: sizes depend on both."""
         config = self.config
-        groups = [self._await_group(role) for role in group_sizes(config)]
+        for role in group_sizes(config):
+            self._groups.append(self._await_group(role))
+        groups = self._groups
         with ThreadPoolExecutor(len(groups)) as pool:
             described = list(pool.map(self._describe, groups))
             reaches = [Reach(each.max_position, each.is_extendable) for each in described]

@@ -1,0 +1,170 @@
+"""Engine and ranks as Ray actors: each is the process it stands for.
+
+Ray starts, finds and ends them. What they say to each other goes over their own links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from outrider.cluster.errors import ClusterError
+from outrider.cluster.journal import Bookmark, Event, Journal, Kind, Pages
+from outrider.cluster.own_log import OwnLog, redirect_output
+from outrider.cluster.ray_facts import logs_folder, own_gpu_ids, own_node_id, own_node_ip
+from outrider.config import EngineConfig
+from outrider.engine.doorway import Doorway
+from outrider.engine.messages import EngineStatus
+from outrider.engine.rank_group import Report
+from outrider.engine.remote_build import RemoteEngine, group_sizes
+from outrider.engine.service import EngineService
+from outrider.errors import OutriderError
+from outrider.logs import setup_logging
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlace:
+    """Where an actor's process runs."""
+
+    pid: int
+    node_id: str
+    node_ip: str
+    gpu_ids: tuple[str, ...]
+    log: OwnLog
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an engine listens: on its node, and for other nodes."""
+
+    unix: str
+    tcp: str
+    node_id: str
+    secret: str = field(repr=False)
+
+    def address_from(self, node_id: str) -> str:
+        return self.unix if node_id == self.node_id else self.tcp
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNews:
+    """What an engine has said, and how it is; no status before it is ready."""
+
+    pages: Pages
+    status: EngineStatus | None
+
+
+def own_place(log: OwnLog) -> ProcessPlace:
+    return ProcessPlace(os.getpid(), own_node_id(), own_node_ip(), own_gpu_ids(), log)
+
+
+class RankActor:
+    """One rank of a target or draft group. It is not restarted: a group restarts whole."""
+
+    def __init__(self, role: str, rank: int, size: int) -> None:
+        self._role = role
+        self._rank = rank
+        self._size = size
+        self._log = redirect_output(f"{role}-{rank}")
+        setup_logging(role=role, rank=rank)
+
+    def describe(self) -> ProcessPlace:
+        return own_place(self._log)
+
+    def run(self, engine: str, secret: str) -> None:
+        """Serve until the engine ends the link; raises what went wrong."""
+        from outrider.workers.rank import RankPlace, run_rank  # torch, which only ranks need
+
+        try:
+            run_rank(RankPlace(engine, self._role, self._rank, self._size), secret)
+        except OutriderError as error:
+            logger.error("%s", error)
+            raise
+        except Exception:
+            logger.exception("this rank has failed")
+            raise
+
+
+class EngineActor:
+    """The scheduler and its step loop. Listens from the start; steps once the ranks are there."""
+
+    def __init__(self, config: EngineConfig, secret: str) -> None:
+        self._config = config
+        self._secret = secret
+        self._log = redirect_output("engine-0")
+        setup_logging(config.log_level, role="engine")
+        # In Ray's own folder, which goes with Ray; short, as the names of sockets must be.
+        self._folder = Path(tempfile.mkdtemp(prefix="e-", dir=logs_folder().parent))
+        addresses = [f"unix:{self._folder}/e.sock", f"tcp:{own_node_ip()}:0"]
+        self._doorway = Doorway(addresses, secret, group_sizes(config))
+        self._journal = Journal()
+        self._engine: RemoteEngine | None = None
+        self._service: EngineService | None = None
+        self._stopping = threading.Event()
+
+    async def describe(self) -> ProcessPlace:
+        return own_place(self._log)
+
+    async def endpoint(self) -> Endpoint:
+        unix, tcp = self._doorway.addresses
+        return Endpoint(unix, tcp, own_node_id(), self._secret)
+
+    async def run(self) -> None:
+        """Start the models on the ranks that dial in and serve until `stop`; raises what ended
+        it."""
+        loop = asyncio.get_running_loop()
+
+        def report(line: str) -> None:
+            logger.info("%s", line)
+            self._journal.say_from_thread(Event(Kind.STAGE, line), loop)
+
+        try:
+            await asyncio.to_thread(self._serve, report)
+        except OutriderError as error:
+            logger.error("%s", error)
+            raise
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _serve(self, report: Report) -> None:
+        try:
+            engine = RemoteEngine(
+                self._config,
+                self._doorway,
+                report=report,
+                on_draft_lost=lambda reason: None,  # the controller sees it in the status
+                raise_if_dead=self._raise_if_stopping,
+            )
+            service = self._service = EngineService(engine, self._doorway)
+            self._engine = engine
+            try:
+                if not self._stopping.is_set():
+                    service.run()
+            finally:
+                service.close()
+                engine.close()
+        finally:
+            self._doorway.close()
+
+    async def news(self, bookmark: Bookmark, timeout_s: float) -> EngineNews:
+        """Lines after the bookmark, waited for, and the status."""
+        pages = await self._journal.read(bookmark, timeout_s)
+        return EngineNews(pages, None if self._engine is None else self._engine.status())
+
+    async def stop(self) -> None:
+        """End `run`, ranks included, after the step under way."""
+        self._stopping.set()
+        if self._service is not None:
+            self._service.stop()
+
+    def _raise_if_stopping(self) -> None:
+        if self._stopping.is_set():
+            raise ClusterError("the engine was stopped while it started.")

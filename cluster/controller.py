@@ -1,0 +1,177 @@
+"""The controller: places the models, starts their processes, and replaces what is lost.
+
+A detached actor, known by name. It owns every process and placement group of a server, so they
+end with it; Ray restarts it if it dies, and it then starts the others anew. Requests are held by
+the gateways, which find the new engine here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from outrider.cluster.actors import Endpoint
+from outrider.cluster.backoff import Backoff
+from outrider.cluster.errors import ClusterError
+from outrider.cluster.journal import Bookmark, Event, Journal, Kind, Pages
+from outrider.cluster.placement import Placed, needs_of, place, release, settle_devices
+from outrider.cluster.ray_facts import cluster_resources
+from outrider.cluster.replica import ProcessStatus, Replica
+from outrider.cluster.tasks import first_of
+from outrider.config import EngineConfig
+from outrider.engine.messages import EngineStatus
+
+logger = logging.getLogger(__name__)
+
+NAME = "outrider-controller"
+NAMESPACE = "outrider"
+ORPHAN_S = 60.0  # without a gateway that asks for news, nobody needs the models
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """A server as its controller knows it."""
+
+    state: str  # placing, starting, serving, restarting or ended
+    processes: tuple[ProcessStatus, ...]
+    restarts: int  # of engine and target
+    draft_restarts: int
+    engine: EngineStatus | None
+
+
+class Controller:
+    """`run` serves until `shutdown`; everything else may be asked meanwhile."""
+
+    def __init__(self, config: EngineConfig, *, can_grow: bool) -> None:
+        self._config = config
+        self._can_grow = can_grow
+        self._is_successor = ray.get_runtime_context().was_current_actor_reconstructed
+        self._secret = secrets.token_hex(32)
+        self._journal = Journal()
+        self._replica: Replica | None = None
+        self._serving = asyncio.Event()
+        self._state = "placing"
+        self._restarts = 0
+        self._draft_restarts = 0  # of replicas that are gone
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._asked_s = time.monotonic()
+
+    # -- asked from outside -------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Start everything and keep it running. Raises if it never came to run."""
+        try:
+            await first_of(self._supervise(), self._stopping.wait(), self._orphaned())
+        finally:
+            self._state = "ended"
+            self._ended.set()
+        if not self._stopping.is_set():
+            leave: Any = ray.actor.exit_actor
+            leave()
+
+    async def news(self, bookmark: Bookmark, timeout_s: float) -> Pages:
+        """Lines after the bookmark, waited for. Whoever serves keeps asking."""
+        self._asked_s = time.monotonic()
+        return await self._journal.read(bookmark, timeout_s)
+
+    async def endpoint(self) -> Endpoint:
+        """Where the engine is, as soon as it is."""
+        await self._serving.wait()
+        assert self._replica is not None and self._replica.endpoint is not None
+        return self._replica.endpoint
+
+    async def status(self) -> ClusterStatus:
+        replica = self._replica
+        return ClusterStatus(
+            self._state,
+            () if replica is None else tuple(replica.processes(self._restarts)),
+            self._restarts,
+            self._draft_restarts + (0 if replica is None else replica.draft_restarts),
+            None if replica is None else replica.status,
+        )
+
+    async def shutdown(self) -> None:
+        """End every process; returns when they have."""
+        self._stopping.set()
+        await self._ended.wait()
+
+    # -- at work ------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        has = await asyncio.to_thread(cluster_resources)
+        config = settle_devices(self._config, has_gpus=has.get("GPU", 0) > 0)
+        needs = needs_of(config)
+        placed = await place(needs, config.cluster.placement_timeout_s, can_grow=self._can_grow)
+        try:
+            if self._is_successor:
+                self._tell(Kind.TROUBLE, "the controller was lost; all is started anew")
+            else:
+                self._tell(Kind.STAGE, f"placed: {_placing(placed)}")
+            await self._keep_replica(config, placed)
+        finally:
+            release(placed)
+
+    async def _keep_replica(self, config: EngineConfig, placed: Mapping[str, Placed]) -> None:
+        """Only a first start may fail for good: what has worked once is tried again for ever."""
+        backoff = Backoff(time.monotonic)
+        lost_s = time.monotonic() if self._is_successor else None
+        while True:
+            say = self._journal.say if lost_s is None else self._say_trouble
+            replica = self._replica = Replica(config, self._secret, placed, say)
+            self._state = "starting" if lost_s is None else "restarting"
+            try:
+                await replica.start()
+                if lost_s is not None:
+                    self._tell(Kind.REPAIR, _back(replica, time.monotonic() - lost_s))
+                backoff.started()
+                self._state = "serving"
+                self._serving.set()
+                reason = await replica.watch()
+                lost_s = time.monotonic()
+            except ClusterError as error:
+                if lost_s is None:
+                    raise
+                reason = str(error)
+            finally:
+                self._serving.clear()
+                await replica.end()
+            pause_s = backoff.next_pause_s()
+            text = f"{reason.rstrip('.')}; engine and models are started anew in {pause_s:g} s"
+            self._tell(Kind.TROUBLE, f"{text}, running requests wait")
+            await asyncio.sleep(pause_s)
+            self._restarts += 1
+            self._draft_restarts += replica.draft_restarts
+
+    async def _orphaned(self) -> None:
+        while time.monotonic() - self._asked_s < ORPHAN_S:
+            await asyncio.sleep(1.0)
+        logger.warning("nobody has asked for news for %g s: this server ends", ORPHAN_S)
+
+    def _tell(self, kind: Kind, text: str) -> None:
+        self._journal.say(Event(kind, text))
+
+    def _say_trouble(self, event: Event) -> None:
+        """Of a start that repeats an earlier one only trouble is news."""
+        if event.kind is not Kind.STAGE:
+            self._journal.say(event)
+
+
+def _placing(placed: Mapping[str, Placed]) -> str:
+    parts = []
+    for role, each in placed.items():
+        kind = "GPU" if "GPU" in each.need.per_rank else "CPU"
+        parts.append(f"{role} on {each.need.num_ranks} {kind}{'s' * (each.need.num_ranks > 1)}")
+    return ", ".join(parts)
+
+
+def _back(replica: Replica, away_s: float) -> str:
+    pids = [f"{group.role} pid {' '.join(map(str, group.pids))}" for group in replica.groups]
+    return f"serving again after {away_s:.1f} s ({', '.join(pids)})"

@@ -1,0 +1,85 @@
+"""What happened to a server, as lines for whoever watches it start and run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Kind(StrEnum):
+    """What a line is about."""
+
+    STAGE = "stage"  # a start is getting on
+    TROUBLE = "trouble"  # something was lost
+    REPAIR = "repair"  # it is back
+    LOG = "log"  # another process's own words
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line."""
+
+    kind: Kind
+    text: str
+
+
+Say: TypeAlias = Callable[[Event], None]
+
+
+def quote(name: str, lines: Iterable[str]) -> list[Event]:
+    """What the process of that name wrote."""
+    return [Event(Kind.LOG, f"{name} | {line}") for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """How far a reader is in which journal."""
+
+    journal: str = ""
+    num_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What followed a bookmark, and the bookmark after it."""
+
+    events: list[Event]
+    bookmark: Bookmark
+
+
+class Journal:
+    """Lines in order. Readers bring their bookmark and wait for more.
+
+    Belongs to one event loop; see `say_from_thread` for the others.
+    """
+
+    def __init__(self) -> None:
+        self._id = secrets.token_hex(8)
+        self._events: list[Event] = []
+        self._arrival = asyncio.Event()
+
+    def say(self, event: Event) -> None:
+        self._events.append(event)
+        self._arrival.set()
+        self._arrival = asyncio.Event()
+
+    def say_from_thread(self, event: Event, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(self.say, event)
+
+    async def read(self, bookmark: Bookmark, timeout_s: float) -> Pages:
+        """What followed; nothing if nothing did in that time.
+
+        A bookmark of another journal, that of a process which is gone, means the beginning.
+        """
+        num_read = bookmark.num_read if bookmark.journal == self._id else 0
+        if num_read == len(self._events):
+            arrival = self._arrival
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await arrival.wait()
+        return Pages(self._events[num_read:], Bookmark(self._id, len(self._events)))

@@ -1,0 +1,48 @@
+"""What Ray knows of cluster, node and process, with types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ray
+
+Resources: TypeAlias = Mapping[str, float]
+"""Amounts by name: "CPU", "GPU"."""
+
+_ray: Any = ray  # much of it declares no types
+
+
+def cluster_resources() -> Resources:
+    found: Resources = _ray.cluster_resources()
+    return found
+
+
+def free_resources() -> Resources:
+    found: Resources = _ray.available_resources()
+    return found
+
+
+def num_nodes() -> int:
+    return sum(node["Alive"] for node in _ray.nodes())
+
+
+def own_node_id() -> str:
+    found: str = _ray.get_runtime_context().get_node_id()
+    return found
+
+
+def own_node_ip() -> str:
+    found: str = _ray.util.get_node_ip_address()
+    return found
+
+
+def own_gpu_ids() -> tuple[str, ...]:
+    """GPUs this process was given."""
+    return tuple(map(str, _ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
+
+
+def logs_folder() -> Path:
+    """Where the processes of this Ray session log, on this node."""
+    return Path(_ray._private.worker.global_worker.node.get_logs_dir_path())

@@ -1,0 +1,111 @@
+"""Ray for as long as a server runs: started on this machine, or one that is there already."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from outrider.cluster.controller import NAMESPACE
+from outrider.cluster.ray_facts import (
+    Resources,
+    cluster_resources,
+    logs_folder,
+    num_nodes,
+    own_node_id,
+)
+from outrider.cluster.warden import Warden
+from outrider.errors import ConfigError
+
+_SPARE_CPUS = 2
+_KNOCK_S = 5.0
+# Nothing but calls goes through Ray; its least is plenty.
+_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """A connection to Ray."""
+
+    node_id: str
+    summary: str
+    end_own: Callable[[], None] | None  # ends a Ray that was started here, at once
+
+
+@contextmanager
+def ray_session(address: str | None, num_ranks: int) -> Iterator[RaySession]:
+    """Connect to the cluster at `address`, or start one for so many ranks."""
+    with _connected(address) if address is not None else _started(num_ranks) as session:
+        yield session
+
+
+@contextmanager
+def _started(num_ranks: int) -> Iterator[RaySession]:
+    folder = Path(tempfile.mkdtemp(prefix="outrider-ray-"))
+    has_failed = False
+    try:
+        with Warden(folder) as warden:
+            try:
+                _start(folder, num_ranks)
+                size = _size(cluster_resources())
+                summary = f"Ray started on this machine ({size}), logs in {logs_folder()}"
+                yield RaySession(own_node_id(), summary, warden.end_all)
+            finally:
+                ray.shutdown()
+    except Exception:
+        has_failed = True
+        raise
+    finally:
+        if not has_failed:  # else its logs may be wanted
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: Path, num_ranks: int) -> None:
+    ray.init(
+        address="local",
+        namespace=NAMESPACE,
+        num_cpus=max(os.cpu_count() or 1, num_ranks + _SPARE_CPUS),
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _temp_dir=str(folder),
+    )
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[RaySession]:
+    try:
+        _knock(address)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".") + "."
+        raise ConfigError(
+            f"cluster.address is {address!r} but no Ray cluster can be used there: {reason} "
+            "Correct it, or leave it out to start one here."
+        ) from error
+    try:
+        summary = (
+            f"connected to Ray at {address} ({num_nodes()} nodes, {_size(cluster_resources())})"
+        )
+        yield RaySession(own_node_id(), summary, None)
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), _KNOCK_S).close()
+
+
+def _size(resources: Resources) -> str:
+    return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"

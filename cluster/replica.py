@@ -1,0 +1,175 @@
+"""One engine with its target and draft group: started, watched, ended.
+
+What a replica cannot survive, the loss of the engine or of a target rank, ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+
+from outrider.cluster.actor_group import ActorGroup
+from outrider.cluster.actors import Endpoint, ProcessPlace
+from outrider.cluster.draft_keeper import Dialling, DraftKeeper
+from outrider.cluster.engine_process import NAME as ENGINE
+from outrider.cluster.engine_process import POLL_S, EngineProcess
+from outrider.cluster.errors import ClusterError
+from outrider.cluster.journal import Say, quote
+from outrider.cluster.placement import Placed
+from outrider.cluster.process_ends import End, root_cause
+from outrider.cluster.tasks import first_of
+from outrider.config import EngineConfig
+from outrider.engine.messages import EngineStatus
+from outrider.workers.links.messages import DRAFT, TARGET
+
+_SETTLE_S = 1.0  # after one process has ended, for the one that is to blame to be known
+_STOP_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process as the controller knows it."""
+
+    role: str
+    rank: int
+    place: ProcessPlace
+    restarts: int
+    state: str  # starting, ready or lost
+
+
+class Replica:
+    """`start`, then `watch` until it is lost, and `end` in any case."""
+
+    def __init__(
+        self, config: EngineConfig, secret: str, placed: Mapping[str, Placed], say: Say
+    ) -> None:
+        self.endpoint: Endpoint | None = None
+        self._config = config
+        self._secret = secret
+        self._placed = placed
+        self._say = say
+        self._engine = EngineProcess(config, secret, placed[TARGET])
+        self._first_groups = {role: ActorGroup(each) for role, each in placed.items()}
+        self._draft: DraftKeeper | None = None
+
+    # -- starting -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Until the engine is ready. What failed is told in a `ClusterError`, after its own last
+        lines."""
+        limit_s = self._config.cluster.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._start_processes()
+                await self._await_ready()
+        except TimeoutError:
+            raise ClusterError(
+                f"not ready within cluster.start_timeout_s ({limit_s:g} s); raise it, or see why "
+                "in the logs."
+            ) from None
+        except RayError as error:
+            raise ClusterError(f"a process could not be started: {error}") from error
+
+    async def _start_processes(self) -> None:
+        endpoint, places = await asyncio.gather(
+            self._engine.describe(), asyncio.gather(*(group.describe() for group in self.groups))
+        )
+        self.endpoint = endpoint
+        # Ranks tell each other the address they reach the engine from: loopback, if that is over
+        # a Unix socket, which is of use on one node only.
+        nodes = {place.node_id for group in places for place in group}
+        address = endpoint.unix if nodes == {endpoint.node_id} else endpoint.tcp
+        self._engine.run()
+        for group in self.groups:
+            group.run(address, self._secret)
+        if DRAFT in self._placed:
+            dialling = Dialling(address, self._secret, self._config.cluster.start_timeout_s)
+            group, placed = self._first_groups[DRAFT], self._placed[DRAFT]
+            self._draft = DraftKeeper(group, placed, self._engine, dialling, self._say)
+
+    async def _await_ready(self) -> None:
+        while self._engine.status is None:
+            for event in await self._engine.read(POLL_S):
+                self._say(event)
+            if self._engine.ended.done() or any(group.has_failed for group in self.groups):
+                raise ClusterError(await self._explain("failed", self.groups))
+
+    # -- running ------------------------------------------------------------------------------
+
+    async def watch(self) -> str:
+        """Until the engine or a target rank is lost; returns why."""
+        target = self._first_groups[TARGET]
+        helpers = [self._engine.keep_status()]  # which ends with the engine
+        if self._draft is not None:
+            helpers.append(self._draft.run())
+        await first_of(target.wait_any_ended(), asyncio.wait({self._engine.ended}), *helpers)
+        return await self._explain("was lost", [target])
+
+    async def _explain(self, what: str, groups: list[ActorGroup]) -> str:
+        """A rank's own reason says more than that of an engine that misses it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                await asyncio.gather(
+                    asyncio.wait({self._engine.ended}), *(g.wait_all_ended() for g in groups)
+                )
+        cause = root_cause(end for group in groups for end in group.ends)
+        if cause is None and self._engine.ended.done():
+            cause = self._engine.ended.result()
+        if cause is None:
+            return f"a process {what}: it ended for no known reason"
+        for event in quote(cause.name, await self._last_lines(cause, groups)):
+            self._say(event)
+        return f"{cause.name} {what}: {cause.reason or 'it ended for no known reason'}"
+
+    async def _last_lines(self, cause: End, groups: list[ActorGroup]) -> list[str]:
+        if cause.name == ENGINE:
+            return await self._engine.last_lines()
+        group = next(group for group in groups if cause in group.ends)
+        return await group.last_lines(cause.name)
+
+    # -- afterwards ---------------------------------------------------------------------------
+
+    async def end(self) -> None:
+        """Let the engine end as it should, then kill what is left: ranks have nothing to lose."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await self._engine.stop()
+        for group in self.groups:
+            group.kill()
+        self._engine.kill()
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> list[ActorGroup]:
+        """The present ones."""
+        if self._draft is None:
+            return list(self._first_groups.values())
+        return [self._first_groups[TARGET], self._draft.group]
+
+    @property
+    def status(self) -> EngineStatus | None:
+        return self._engine.status
+
+    @property
+    def draft_restarts(self) -> int:
+        return 0 if self._draft is None else self._draft.restarts
+
+    def processes(self, restarts: int) -> list[ProcessStatus]:
+        """`restarts` of the replica count for all of it."""
+        found = []
+        if self._engine.place is not None:
+            state = "starting" if self._engine.status is None else "ready"
+            found.append(ProcessStatus(ENGINE, 0, self._engine.place, restarts, state))
+        for group in self.groups:
+            ready = self._engine.ready_pids(group.role)
+            missing = "lost" if group.ends else "starting"
+            own = restarts + (self.draft_restarts if group.role == DRAFT else 0)
+            for rank, place in enumerate(group.places):
+                state = "ready" if place.pid in ready else missing
+                found.append(ProcessStatus(group.role, rank, place, own, state))
+        return found

@@ -1,0 +1,178 @@
+"""A server from beginning to end: models checked, processes started, requests answered, all ended.
+
+The gateway runs in this process and holds the requests, so they outlive engine and ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outrider.cluster.journal import Event, Kind, Say
+from outrider.config import EngineConfig
+from outrider.engine.messages import EngineFacts
+from outrider.errors import ConfigError
+from outrider.gateway.engine_link import EngineAddress
+from outrider.gateway.server import GrpcServer, ServerOptions
+
+DRAIN_S = 10.0
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class Launch(Protocol):
+    """A way to have an engine."""
+
+    async def locate(self) -> EngineAddress:
+        """Where it is; waits until it is anywhere."""
+
+    async def keep(self, say: Say) -> None:
+        """Start it and keep it running until `stop`. Raises what is beyond repair."""
+
+    async def stop(self) -> None:
+        """End all its processes."""
+
+    def abort(self) -> None:
+        """End them at once: this process will have ended when the call returns, or just after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """Who is told how a server fares."""
+
+    say: Say
+    on_ready: Callable[[str, EngineFacts], None]  # the address, and what is served there
+
+
+def serve(config: EngineConfig, watchers: Watchers, *, use_ray: bool = True) -> None:
+    """Serve until SIGINT or SIGTERM. No process is left when it returns, raises or is killed."""
+    from outrider.engine.preflight import check_models  # torch, which a bad flag need not wait for
+
+    models = check_models(config)
+    checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
+    watchers.say(Event(Kind.STAGE, f"{checked} checked"))
+    check_port(config.server.host, config.server.port)
+    with contextlib.ExitStack() as stack:
+        launch: Launch
+        if use_ray:
+            launch = _ray_launch(config, watchers.say, stack)
+        else:
+            from outrider.cluster.spawned_launch import SpawnedLaunch
+
+            launch = SpawnedLaunch(config)
+        asyncio.run(_Serving(config, launch, watchers).run())
+
+
+def _ray_launch(config: EngineConfig, say: Say, stack: contextlib.ExitStack) -> Launch:
+    if config.cluster.address is None:
+        # Ray reads these once, when it is imported. It listens on every interface, so only a
+        # token keeps other users and hosts out.
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        from outrider.cluster.ray_launch import RayLaunch
+        from outrider.cluster.ray_session import ray_session
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
+    from outrider.engine.remote_build import group_sizes
+
+    num_ranks = sum(group_sizes(config).values())
+    session = stack.enter_context(ray_session(config.cluster.address, num_ranks))
+    say(Event(Kind.STAGE, session.summary))
+    return RayLaunch(config, session)
+
+
+def check_port(host: str, port: int) -> None:
+    """Minutes before the port is needed, so that nobody waits for weights in vain."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, name = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(name)
+    except OSError as error:
+        raise ConfigError(
+            f"server.host is {host!r} and server.port {port}, but that cannot be listened on: "
+            f"{error.strerror}; choose others."
+        ) from error
+
+
+class _Serving:
+    """The gateway before one launch, until a signal or the launch's failure."""
+
+    def __init__(self, config: EngineConfig, launch: Launch, watchers: Watchers) -> None:
+        self._config = config
+        self._launch = launch
+        self._watchers = watchers
+        self._signalled = asyncio.Event()
+
+    async def run(self) -> None:
+        self._catch_signals()
+        server = self._config.server
+        host = f"[{server.host}]" if ":" in server.host else server.host
+        options = ServerOptions(
+            address=f"{host}:{server.port}", served_name=server.model_name, drain_s=DRAIN_S
+        )
+        gateway = GrpcServer(self._launch.locate, options)
+        keeping = asyncio.create_task(self._launch.keep(self._watchers.say))
+        signalled = asyncio.create_task(self._signalled.wait())
+        opening = asyncio.create_task(self._open(gateway))
+        try:
+            await _first_failure_or([keeping, signalled], opening)
+        finally:
+            signalled.cancel()
+            opening.cancel()
+            await self._close(gateway, keeping)
+
+    async def _open(self, gateway: GrpcServer) -> None:
+        await gateway.start()
+        await gateway.gateway.link.wait_connected(math.inf)  # the launch minds the time
+        facts = gateway.gateway.facts
+        assert facts is not None
+        say = self._watchers.say
+        tokens = facts.num_blocks * self._config.cache.block_size
+        say(Event(Kind.STAGE, f"KV: {facts.num_blocks} blocks, room for {tokens} tokens"))
+        say(Event(Kind.STAGE, f"listening on {gateway.address}"))
+        self._watchers.on_ready(gateway.address, facts)
+
+    async def _close(self, gateway: GrpcServer, keeping: asyncio.Task[None]) -> None:
+        is_failed = keeping.done()
+        if not is_failed:
+            num_active = gateway.gateway.num_active
+            waits = f"{num_active} running requests get {DRAIN_S:g} s; " if num_active else ""
+            text = f"stopping: {waits}Ctrl-C again ends all at once"
+            self._watchers.say(Event(Kind.STAGE, text))
+        await gateway.stop(0.0 if is_failed else DRAIN_S)
+        await self._launch.stop()
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await keeping
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._signalled.is_set():
+            self._launch.abort()
+            os._exit(INTERRUPTED)
+        self._signalled.set()
+
+
+async def _first_failure_or(ends: Sequence[asyncio.Task[Any]], opening: asyncio.Task[None]) -> None:
+    """Until one of `ends` has ended or `opening` has failed; raises what failed."""
+    pending = {*ends, opening}
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if any(task.done() for task in ends):
+            return
