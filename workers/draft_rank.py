@@ -58,6 +58,7 @@ class DraftRank:
         proposals = self._draft.propose(plan)
         if self._is_first and has_round(plan):
             assert self._link is not None, "a round is wanted before the proposal group stands"
+            # Posted before it is announced: whoever is woken by the word may take this very core.
             self._link.send(plan, proposals)
             draft_s = time.perf_counter() - start_s
             self._channel.send(Drafted(plan.epoch, plan.step, draft_s, self._link.num_sends))

@@ -49,7 +49,17 @@ def free_kv_bytes(device: torch.device, utilization: float) -> int:
     return max(int(total * utilization) - used - ACTIVATION_BYTES, 0)
 
 
-def set_threads(wanted: int | None, host_share: int) -> None:
-    """So many CPU threads, or a part of the cores that `host_share` ranks share."""
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(wanted or max(1, cores // host_share))
+def take_cores(wanted_threads: int | None, host_share: int, host_index: int) -> None:
+    """So many CPU threads, or else a part of the cores that `host_share` ranks share.
+
+    Ranks that wait for each other many times a pass stay on cores of their own: two on one core
+    would each hold up the other until the system moves one, which takes it milliseconds.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if wanted_threads is not None or len(cores) < host_share:
+        torch.set_num_threads(wanted_threads or 1)
+        return
+    first, end = (len(cores) * (host_index + i) // host_share for i in (0, 1))
+    torch.set_num_threads(end - first)
+    if host_share > 1:
+        os.sched_setaffinity(0, cores[first:end])

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -61,34 +62,29 @@ def has_round(plan: StepPlan) -> bool:
 def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
     """int64 message of the plan's size; rows the draft had nothing for are left out."""
     shape = _Shape.of(plan)
+    message = np.zeros(shape.size, dtype=np.int64)
     q_shape = _q_of(proposals).shape
-    values: list[int] = [_VERSION, plan.epoch, plan.step, len(proposals), *q_shape]
-    confidences: list[float] = []
-    for row, proposal in proposals.items():
+    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, len(proposals), *q_shape)
+    records = message[_HEADER:].reshape(shape.rows, shape.record)
+    for record, (row, proposal) in zip(records, proposals.items(), strict=False):
         count = len(proposal.tokens)
-        padding = [0] * (shape.depth - count)
         num_q = 0 if proposal.q is None else proposal.q.shape[0]
-        values += (row, proposal.generation, proposal.base_len, count, num_q)
-        values += (*proposal.tokens, *padding, *([0] * shape.depth))
-        confidences += (*proposal.confidences, *padding)
-    values += [0] * (shape.size - len(values))
-    message = torch.tensor(values, dtype=torch.int64)
-    if confidences:
-        records = message[_HEADER:].view(shape.rows, shape.record)[: len(proposals)]
-        bits = torch.tensor(confidences, dtype=torch.float64).view(torch.int64)
-        records[:, _RECORD + shape.depth :] = bits.view(len(proposals), shape.depth)
-    return message
+        record[:_RECORD] = (row, proposal.generation, proposal.base_len, count, num_q)
+        record[_RECORD : _RECORD + count] = proposal.tokens
+        confidences = record[_RECORD + shape.depth :].view(np.float64)
+        confidences[:count] = proposal.confidences
+    return torch.from_numpy(message)
 
 
 def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int, Proposal] | None:
     """The proposals by row; None if the message is another round's."""
     shape = _Shape.of(plan)
-    version, epoch, step, num_rows, _, _ = message[:_HEADER].tolist()
+    values = message.numpy()
+    version, epoch, step, num_rows, _, _ = values[:_HEADER].tolist()
     if (version, epoch, step) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
         return None
-    records = message[_HEADER:].view(shape.rows, shape.record)[:num_rows]
-    bits = records[:, _RECORD + shape.depth :].contiguous()
-    confidences = bits.view(torch.float64).tolist()
+    records = values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
+    confidences = records[:, _RECORD + shape.depth :].view(np.float64).tolist()
     proposals: dict[int, Proposal] = {}
     first_q = 0
     for record, confidence in zip(records.tolist(), confidences, strict=True):

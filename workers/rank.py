@@ -45,7 +45,7 @@ from outrider.workers.links.messages import (
 )
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
-from outrider.workers.placement import Placement, free_kv_bytes, place, set_threads
+from outrider.workers.placement import Placement, free_kv_bytes, place, take_cores
 from outrider.workers.runner import Runner
 from outrider.workers.target_rank import TargetRank
 from outrider.workers.weights.loader import load_model, load_spec
@@ -113,7 +113,7 @@ class _Start:
         setup = self._expect(Setup)
         settings = setup.settings
         setup_logging(settings.log_level, self._where.role, self._where.rank)
-        set_threads(settings.num_threads, setup.host_share)
+        take_cores(settings.num_threads, setup.host_share, setup.host_index)
         placement = place(
             settings.device,
             settings.dtype,

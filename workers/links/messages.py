@@ -57,14 +57,15 @@ class RankSettings:
 class Setup:
     """Engine to rank: the configuration, and where the group meets.
 
-    `store` is "host:port" of the group's rendezvous; rank 0 gets "" and opens it. `host_share` is
-    how many ranks of the group share this host's cores.
+    `store` is "host:port" of the group's rendezvous; rank 0 gets "" and opens it. This rank is
+    number `host_index` of the `host_share` ranks of the group that share its host's cores.
     """
 
     settings: RankSettings
     epoch: int
     store: str
     host_share: int
+    host_index: int
 
 
 @dataclass(frozen=True, slots=True)

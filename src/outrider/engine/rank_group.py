@@ -76,9 +76,12 @@ class RankGroup:
 
     def describe(self, settings: RankSettings, epoch: int) -> Described:
         """Start the first rank, which opens the group's store, then the others."""
-        hosts = Counter(hello.host for hello in self._hellos)
+        shares = Counter(hello.host for hello in self._hellos)
+        seen: Counter[str] = Counter()
         for hello, channel in zip(self._hellos, self.channels, strict=True):
-            self._send(channel, Setup(settings, epoch, self.store, hosts[hello.host]))
+            share, index = shares[hello.host], seen[hello.host]
+            seen[hello.host] += 1
+            self._send(channel, Setup(settings, epoch, self.store, share, index))
             if not self.store:
                 self.described = [self._receive(channel, Described)]
                 self.store = self.described[0].store
@@ -110,7 +113,7 @@ class RankGroup:
     def answer(self) -> object:
         """The next message of the first rank; the others may only fail meanwhile."""
         while True:
-            if self.first.has_buffered:
+            if len(self.channels) == 1 or self.first.has_buffered:
                 return self._checked(self.first)
             for channel in wait_any(self.channels):
                 message = self._checked(channel)
