@@ -8,7 +8,7 @@ SERVE ?=
 BENCH ?= --per-group 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow lint format bench clean
+.PHONY: help serve test test-fast test-slow lint format proto bench clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -20,7 +20,7 @@ test: lint ## Lint, then every test that fits a CPU and a coffee.
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
 test-fast: $(INSTALLED) ## Tests that run no model; under three minutes.
-	$(BIN)/python -m pytest -m "not slow and not gpu and not model"
+	$(BIN)/python -m pytest -m "not slow and not gpu and not model and not ray"
 
 test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large samples.
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -33,6 +33,10 @@ lint: $(INSTALLED) ## Check style, format and types.
 format: $(INSTALLED) ## Format the code and sort its imports.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(INSTALLED) ## Generate the stubs of outrider.v1 anew.
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
+	  src/outrider/proto/generation.proto src/outrider/proto/control.proto
 
 bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
 	$(BIN)/python -m outrider.bench.engine $(BENCH)

@@ -43,6 +43,12 @@ def own_gpu_ids() -> tuple[str, ...]:
     return tuple(map(str, _ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
 
 
+def hush() -> None:
+    """Keep Ray from writing about lost processes to standard output: whoever serves tells that
+    itself, in a line. Ray has no public switch for it."""
+    _ray._private.worker._worker_logs_enabled = False
+
+
 def logs_folder() -> Path:
     """Where the processes of this Ray session log, on this node."""
     return Path(_ray._private.worker.global_worker.node.get_logs_dir_path())

@@ -17,6 +17,7 @@ from outrider.cluster.controller import NAMESPACE
 from outrider.cluster.ray_facts import (
     Resources,
     cluster_resources,
+    hush,
     logs_folder,
     num_nodes,
     own_node_id,
@@ -42,6 +43,7 @@ class RaySession:
 @contextmanager
 def ray_session(address: str | None, num_ranks: int) -> Iterator[RaySession]:
     """Connect to the cluster at `address`, or start one for so many ranks."""
+    hush()
     with _connected(address) if address is not None else _started(num_ranks) as session:
         yield session
 
