@@ -1,6 +1,6 @@
 """Talk to a server that `make serve` or `outrider serve` has started.
 
-    .venv/bin/python examples/client.py [localhost:50051]
+.venv/bin/python examples/client.py [localhost:50051]
 """
 
 from __future__ import annotations
