@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import OutriderError
 from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.server import DEFAULT_ADDRESS, GrpcServer, ServerOptions
 from outrider.logs import LEVELS, setup_logging
-
-SECRET_VARIABLE = "OUTRIDER_SECRET"
+from outrider.workers.links.secret import secret_from_environment
 
 
 def main() -> None:
@@ -29,17 +27,9 @@ def main() -> None:
         address=given.listen, served_name=given.served_name, drain_s=given.drain_s
     )
     try:
-        asyncio.run(_serve(EngineAddress(given.engine, _secret()), options))
+        asyncio.run(_serve(EngineAddress(given.engine, secret_from_environment()), options))
     except OutriderError as error:
         sys.exit(f"error: {error}")
-
-
-def _secret() -> str:
-    """From the environment: arguments are there for every user of the machine to see."""
-    secret = os.environ.get(SECRET_VARIABLE, "")
-    if not secret:
-        raise ConfigError(f"{SECRET_VARIABLE} is not set; set it to the engine's link secret.")
-    return secret
 
 
 async def _serve(engine: EngineAddress, options: ServerOptions) -> None:

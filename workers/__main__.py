@@ -9,11 +9,11 @@ import os
 import signal
 import sys
 
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import OutriderError
 from outrider.logs import setup_logging
+from outrider.workers.links.secret import secret_from_environment
 from outrider.workers.rank import ROLES, RankPlace, run_rank
 
-SECRET_VARIABLE = "OUTRIDER_SECRET"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -33,17 +33,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to answer
     faulthandler.register(signal.SIGUSR1)  # writes where every thread is, for a rank that hangs
     try:
-        run_rank(RankPlace(given.engine, given.role, given.rank, given.size), _secret())
+        run_rank(
+            RankPlace(given.engine, given.role, given.rank, given.size), secret_from_environment()
+        )
     except OutriderError as error:
         sys.exit(f"error: {error}")
-
-
-def _secret() -> str:
-    """From the environment: arguments are there for every user of the machine to see."""
-    secret = os.environ.get(SECRET_VARIABLE, "")
-    if not secret:
-        raise ConfigError(f"{SECRET_VARIABLE} is not set; set it to the engine's link secret.")
-    return secret
 
 
 def _end_with_parent() -> None:

@@ -20,8 +20,9 @@ from outrider.errors import ConfigError
 
 DEFAULT_ORIGIN = "default"
 FILE_VARIABLE = "OUTRIDER_CONFIG"
-# Variables that are ours but no settings: the file itself, and the folder of converted weights.
-RESERVED_VARIABLES = frozenset({FILE_VARIABLE, "OUTRIDER_CACHE"})
+# Variables that are ours but no settings: the file itself, the folder of converted weights, and
+# the secret of the links.
+RESERVED_VARIABLES = frozenset({FILE_VARIABLE, "OUTRIDER_CACHE", "OUTRIDER_SECRET"})
 
 
 @dataclass(frozen=True, slots=True)

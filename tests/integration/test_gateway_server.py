@@ -241,7 +241,8 @@ def test_the_gateway_process_needs_its_secret() -> None:
     )
     assert done.returncode == 1
     assert done.stderr == (
-        "error: OUTRIDER_SECRET is not set; set it to the engine's link secret.\n"
+        "error: OUTRIDER_SECRET is not set; "
+        "set it to the same text for engine, ranks and gateways.\n"
     )
 
 

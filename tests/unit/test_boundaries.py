@@ -58,7 +58,7 @@ DIRECTIONS = {
     ),
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),
-        *("outrider.engine", "outrider.config"),
+        *("outrider.engine", "outrider.config", "outrider.logs"),
     ),
 }
 

@@ -22,10 +22,10 @@ import torch
 
 from outrider.engine.rank_group import RankError
 from outrider.workers.links.messages import DRAFT, TARGET
+from outrider.workers.links.secret import SECRET_VARIABLE
 
 logger = logging.getLogger(__name__)
 
-SECRET_VARIABLE = "OUTRIDER_SECRET"
 _WATCH_S = 0.2
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
