@@ -18,7 +18,6 @@ from typing import Any
 import ray
 
 from outrider.cluster.actors import Endpoint
-from outrider.cluster.backoff import Backoff
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.journal import Bookmark, Event, Journal, Kind, Pages
 from outrider.cluster.placement import Placed, needs_of, place, release, settle_devices
@@ -26,6 +25,7 @@ from outrider.cluster.ray_facts import cluster_resources
 from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
+from outrider.engine.backoff import Backoff
 from outrider.engine.messages import EngineStatus
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from outrider.cluster.backoff import Backoff
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.journal import Event, Kind, Say
 from outrider.config import EngineConfig
+from outrider.engine.backoff import Backoff
 from outrider.engine.doorway import Doorway
 from outrider.engine.rank_group import RankError
 from outrider.engine.remote_build import RemoteEngine, group_sizes

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from process_tools import pids_of, status_of
 from same_text import all_temperatures, assert_same_texts, run, texts_of
 
 from outrider import LLM
-from outrider.engine.messages import EngineStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
@@ -58,16 +58,6 @@ def three_ranks(pair: Any) -> Iterator[LLM]:
         **OPTIONS,
     ) as llm:
         yield llm
-
-
-def status_of(llm: LLM) -> EngineStatus:
-    status = llm.engine.built.status()
-    assert status is not None
-    return status
-
-
-def pids_of(llm: LLM, role: str) -> list[int]:
-    return [rank.pid for rank in status_of(llm).ranks if rank.role == role]
 
 
 def test_three_ranks_write_what_one_process_writes(

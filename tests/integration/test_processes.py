@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from checkpoints import save_checkpoint
+from process_tools import is_alive, pids_of, status_of
 from same_text import (
     CASES,
     PLAIN,
@@ -25,21 +26,10 @@ from same_text import (
 )
 
 from outrider import LLM, OutriderError
-from outrider.engine.messages import EngineStatus
 
 pytestmark = pytest.mark.model
 
 LONG = 400
-
-
-def status_of(llm: LLM) -> EngineStatus:
-    status = llm.engine.built.status()
-    assert status is not None
-    return status
-
-
-def pids_of(llm: LLM, role: str) -> list[int]:
-    return [rank.pid for rank in status_of(llm).ranks if rank.role == role]
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +55,7 @@ def spawned(pair: Any) -> Iterator[Callable[..., LLM]]:
     pids = [rank.pid for llm in built.values() for rank in status_of(llm).ranks if rank.pid]
     for llm in built.values():
         llm.close()
-    assert not [pid for pid in pids if _is_alive(pid)], "ranks are left behind"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert not [pid for pid in pids if is_alive(pid)], "ranks are left behind"
 
 
 def test_every_rank_is_a_process_of_its_own(spawned: Callable[..., LLM]) -> None:
@@ -113,6 +95,22 @@ def test_two_target_ranks_write_what_one_writes(
     status = status_of(llm)
     assert status.proposal_backend == "gloo"
     assert status.proposal_sends > before
+
+
+def test_ranks_without_our_kernels_sum_over_gloo(
+    engine: Callable[..., LLM], spawned: Callable[..., LLM], pair: Any
+) -> None:
+    llm = spawned(tensor_parallel_size=2, cpu_kernels="torch")
+    requests = by_every_method(all_temperatures(max_tokens=8))[::3]
+    params = [asked for _, asked in requests]
+    expected, outputs = run(engine(), requests), run(llm, requests)
+    assert_same_texts(
+        zip(
+            texts_of(llm, pair.reference, expected, params),
+            texts_of(llm, pair.reference, outputs, params),
+            strict=True,
+        )
+    )
 
 
 def test_a_plan_made_before_the_last_verdict_changes_nothing(
@@ -180,7 +178,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(
     stream.step_until(lambda: stream.num_tokens() > tokens_at_loss + 20)
     while stream.llm.engine.has_work and status_of(llm).proposal_backend == "":
         stream.llm.engine.step()
-        time.sleep(0.01)  # the new rank needs the cores to start
+        time.sleep(0.05)  # the new rank needs the cores, and the text must not end before it is up
     rejoined_at = stream.num_tokens()
     stream.step_until(lambda: False)
     assert tokens_at_loss < rejoined_at < LONG, "it came back too late to show anything"
@@ -201,7 +199,7 @@ def test_a_hanging_draft_is_given_up_and_replaced(
     os.kill(draft_pid, signal.SIGSTOP)
     stream.step_until(lambda: status_of(llm).draft_losses > 0)
     stream.step_until(lambda: False)
-    assert not _is_alive(draft_pid) or pids_of(llm, "draft") != [draft_pid]
+    assert not is_alive(draft_pid) or pids_of(llm, "draft") != [draft_pid]
 
 
 def test_a_lost_target_rank_ends_the_engine_with_a_sentence(spawned: Callable[..., LLM]) -> None:

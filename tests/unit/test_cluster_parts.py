@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cluster.backoff import LONGEST_PAUSE_S, Backoff
 from outrider.cluster.journal import Bookmark, Event, Journal, Kind
 from outrider.cluster.own_log import LAST_LINES, OwnLog, last_lines
 from outrider.cluster.process_ends import End, root_cause
 from outrider.cluster.tasks import first_of
 from outrider.cluster.warden import Warden
+from outrider.engine.backoff import LONGEST_PAUSE_S, Backoff
 
 # -- pauses -----------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.engine.backoff import Backoff
 from outrider.engine.rank_group import RankError
 from outrider.workers.links.messages import DRAFT, TARGET
 from outrider.workers.links.secret import SECRET_VARIABLE
@@ -27,8 +28,6 @@ from outrider.workers.links.secret import SECRET_VARIABLE
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.2
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
 _LAST_LINES = 15
 _STOP_TIMEOUT_S = 5.0
 
@@ -129,24 +128,21 @@ class SpawnedRanks:
         return variables
 
     def _watch(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        started_s = time.monotonic()
+        backoff = Backoff(time.monotonic)
         while not self._is_closed.wait(_WATCH_S):
             with self._lock:
                 draft = self._processes.get(DRAFT, [])
                 has_ended = any(process.poll() is not None for process in draft)
             if not has_ended or not self._restarts.is_set():
                 continue
-            if time.monotonic() - started_s > _LONGEST_PAUSE_S:
-                pause_s = _FIRST_PAUSE_S  # it had worked for a while
             self.kill(DRAFT)
+            pause_s = backoff.next_pause_s()
             logger.warning("a draft rank has ended; the group is started anew in %.1f s", pause_s)
             if self._is_closed.wait(pause_s):
                 return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            started_s = time.monotonic()
             self._reap(draft)
             self._start_group(DRAFT)
+            backoff.started()
 
     def _reap(self, processes: list[subprocess.Popen[bytes]]) -> None:
         for process in processes:

@@ -1,0 +1,26 @@
+"""The processes behind an `LLM`, as tests look at them."""
+
+from __future__ import annotations
+
+import os
+
+from outrider import LLM
+from outrider.engine.messages import EngineStatus
+
+
+def status_of(llm: LLM) -> EngineStatus:
+    status = llm.engine.built.status()
+    assert status is not None, "its models run in this process"
+    return status
+
+
+def pids_of(llm: LLM, role: str) -> list[int]:
+    return [rank.pid for rank in status_of(llm).ranks if rank.role == role]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
