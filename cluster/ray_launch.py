@@ -9,15 +9,18 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from outrider.cluster.controller import NAME, NAMESPACE, Controller
+from outrider.cluster.controller import NAME, NAMESPACE, ClusterStatus, Controller
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.journal import Bookmark, Pages, Say
 from outrider.cluster.ray_session import RaySession
+from outrider.cluster.replica import ProcessStatus
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError, OutriderError
+from outrider.gateway.cluster_view import ClusterView, ProcessView
 from outrider.gateway.engine_link import EngineAddress
 
 _NEWS_S = 0.5
+_VIEW_S = 2.0
 _SHUTDOWN_S = 10.0
 _FOR_EVER = -1
 
@@ -47,6 +50,20 @@ class RayLaunch:
     async def locate(self) -> EngineAddress:
         endpoint = await self._controller.endpoint.remote()
         return EngineAddress(endpoint.address_from(self._session.node_id), endpoint.secret)
+
+    async def view(self) -> ClusterView | None:
+        try:
+            async with asyncio.timeout(_VIEW_S):
+                found: ClusterStatus = await self._controller.status.remote()
+        except (RayError, TimeoutError):  # it is being restarted
+            return None
+        return ClusterView(
+            f"Ray actor {NAME}",
+            found.state,
+            found.restarts,
+            found.draft_restarts,
+            tuple(_process(each) for each in found.processes),
+        )
 
     async def keep(self, say: Say) -> None:
         """Until `stop`; raises if it never came to run, or is lost beyond repair."""
@@ -82,6 +99,19 @@ class RayLaunch:
             self._session.end_own()
         else:
             ray.kill(self._controller)
+
+
+def _process(status: ProcessStatus) -> ProcessView:
+    place = status.place
+    return ProcessView(
+        status.role,
+        status.rank,
+        place.pid,
+        place.node_ip,
+        place.gpu_ids,
+        status.restarts,
+        status.state,
+    )
 
 
 def _own_error(error: RayTaskError) -> OutriderError:

@@ -20,6 +20,7 @@ from outrider.cluster.journal import Event, Kind, Say
 from outrider.config import EngineConfig
 from outrider.engine.messages import EngineFacts
 from outrider.errors import ConfigError
+from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.server import GrpcServer, ServerOptions
 
@@ -32,6 +33,9 @@ class Launch(Protocol):
 
     async def locate(self) -> EngineAddress:
         """Where it is; waits until it is anywhere."""
+
+    async def view(self) -> ClusterView | None:
+        """How its processes fare, as far as whoever starts them knows."""
 
     async def keep(self, say: Say) -> None:
         """Start it and keep it running until `stop`. Raises what is beyond repair."""
@@ -120,7 +124,7 @@ class _Serving:
         options = ServerOptions(
             address=f"{host}:{server.port}", served_name=server.model_name, drain_s=DRAIN_S
         )
-        gateway = GrpcServer(self._launch.locate, options)
+        gateway = GrpcServer(self._launch.locate, options, self._launch.view)
         keeping = asyncio.create_task(self._launch.keep(self._watchers.say))
         signalled = asyncio.create_task(self._signalled.wait())
         opening = asyncio.create_task(self._open(gateway))

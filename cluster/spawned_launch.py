@@ -18,6 +18,7 @@ from outrider.engine.remote_build import RemoteEngine, group_sizes
 from outrider.engine.service import EngineService
 from outrider.engine.spawn import SpawnedRanks
 from outrider.errors import OutriderError
+from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
 from outrider.workers.links.messages import DRAFT
 
@@ -41,6 +42,10 @@ class SpawnedLaunch:
         if self._address is None:
             raise ClusterError("the engine has been stopped.")
         return self._address
+
+    async def view(self) -> ClusterView | None:
+        """The engine knows all there is to know about its ranks."""
+        return None
 
     async def keep(self, say: Say) -> None:
         """Until `stop`; raises if it never came to run."""

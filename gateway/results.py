@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.messages import EngineStatus
 from outrider.engine.outputs import PositionLogprobs
+from outrider.gateway.cluster_view import ClusterView, cluster_from_proto
 from outrider.gateway.convert import (
     FINISH_REASON_NAMES,
     ORIGIN_NAMES,
@@ -180,6 +181,7 @@ class ServerStatus:
     active_requests: int
     settings: ServedSettings | None  # None before an engine was ever there
     engine: EngineStatus | None  # None while there is none
+    cluster: ClusterView | None  # None where nobody is known who starts the processes
 
     @classmethod
     def from_proto(cls, response: control_pb2.GetStatusResponse) -> ServerStatus:
@@ -195,4 +197,5 @@ class ServerStatus:
             active_requests=response.active_requests,
             settings=settings,
             engine=engine_from_proto(response.engine) if response.HasField("engine") else None,
+            cluster=cluster_from_proto(response.cluster) if response.HasField("cluster") else None,
         )

@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.gateway.cluster_view import AskCluster, nobody_knows
 from outrider.gateway.convert import params_from_request
 from outrider.gateway.engine_link import Locate
 from outrider.gateway.errors import MARK
@@ -49,8 +50,14 @@ class GrpcServer:
     `address` is where it listens once it has started.
     """
 
-    def __init__(self, locate: Locate, options: ServerOptions | None = None) -> None:
+    def __init__(
+        self,
+        locate: Locate,
+        options: ServerOptions | None = None,
+        ask_cluster: AskCluster = nobody_knows,
+    ) -> None:
         self.options = options or ServerOptions()
+        self._ask_cluster = ask_cluster
         self.address = self.options.address
         self.gateway = Gateway(
             locate,
@@ -74,7 +81,9 @@ class GrpcServer:
             )
         )
         generation_pb2_grpc.add_GenerationServicer_to_server(_Generation(self.gateway), server)
-        control_pb2_grpc.add_ControlServicer_to_server(_Control(self.gateway), server)
+        control_pb2_grpc.add_ControlServicer_to_server(
+            _Control(self.gateway, self._ask_cluster), server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(SERVICES, server)
         await self._show_health(self.gateway.state)
@@ -170,13 +179,14 @@ def _prompt(request: generation_pb2.GenerateRequest) -> str | list[int] | Conver
 
 
 class _Control(control_pb2_grpc.ControlServicer):
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, ask_cluster: AskCluster) -> None:
         self._gateway = gateway
+        self._ask_cluster = ask_cluster
 
     async def GetStatus(  # noqa: N802 - gRPC's name
         self, request: control_pb2.GetStatusRequest, context: Any
     ) -> control_pb2.GetStatusResponse:
-        return await status_of(self._gateway)
+        return await status_of(self._gateway, self._ask_cluster)
 
 
 async def _abort(context: Any, code: grpc.StatusCode, sentence: str) -> NoReturn:

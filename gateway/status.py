@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from outrider import __version__
 from outrider.config import EngineConfig
 from outrider.engine.messages import EngineFacts, EngineStatus
+from outrider.gateway.cluster_view import AskCluster, cluster_to_proto
 from outrider.gateway.convert import STATES, engine_to_proto
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.gateway import Gateway
 from outrider.proto import control_pb2
 
 
-async def status_of(gateway: Gateway) -> control_pb2.GetStatusResponse:
-    engine = await _ask(gateway)
+async def status_of(gateway: Gateway, ask_cluster: AskCluster) -> control_pb2.GetStatusResponse:
+    engine, cluster = await asyncio.gather(_ask(gateway), ask_cluster())
     response = control_pb2.GetStatusResponse(
         model=gateway.model,
         version=__version__,
@@ -24,6 +27,8 @@ async def status_of(gateway: Gateway) -> control_pb2.GetStatusResponse:
         response.settings.CopyFrom(_settings(gateway.facts, engine))
     if engine is not None:
         response.engine.CopyFrom(engine_to_proto(engine))
+    if cluster is not None:
+        response.cluster.CopyFrom(cluster_to_proto(cluster))
     return response
 
 

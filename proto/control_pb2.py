@@ -24,25 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/proto/control.proto\x12\x0boutrider.v1\"\x12\n\x10GetStatusRequest\"\xe0\x01\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.outrider.v1.ServerState\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\r\x12-\n\x08settings\x18\n \x01(\x0b\x32\x1b.outrider.v1.EngineSettings\x12(\n\x06\x65ngine\x18\x0b \x01(\x0b\x32\x18.outrider.v1.EngineState\"\x8c\x02\n\x0e\x45ngineSettings\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\r\n\x05\x64raft\x18\x02 \x01(\t\x12\x1e\n\x16target_tensor_parallel\x18\x03 \x01(\r\x12\x1d\n\x15\x64raft_tensor_parallel\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\n \x01(\t\x12\r\n\x05\x64\x65pth\x18\x0b \x01(\r\x12\x14\n\x0c\x64\x65pth_reason\x18\x0c \x01(\t\x12\x14\n\x0cverification\x18\r \x01(\t\x12\x15\n\rdeterministic\x18\x0e \x01(\x08\x12\x15\n\rmax_model_len\x18\x14 \x01(\r\x12\x12\n\nvocab_size\x18\x15 \x01(\r\x12\x0f\n\x07kernels\x18\x16 \x01(\t\"\xb8\x02\n\x0b\x45ngineState\x12%\n\x05ranks\x18\x01 \x03(\x0b\x32\x16.outrider.v1.RankState\x12\x18\n\x10proposal_backend\x18\x02 \x01(\t\x12\x16\n\x0eproposal_sends\x18\x03 \x01(\x04\x12\x14\n\x0c\x64raft_losses\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0f\n\x07waiting\x18\x0b \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x0c \x01(\r\x12\x11\n\tkv_blocks\x18\r \x01(\r\x12\r\n\x05steps\x18\x14 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\x15 \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x16 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x17 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x18 \x01(\x04\"a\n\tRankState\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t*\x99\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x1c\n\x18SERVER_STATE_ENGINE_AWAY\x10\x03\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x04\x32U\n\x07\x43ontrol\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/proto/control.proto\x12\x0boutrider.v1\"\x12\n\x10GetStatusRequest\"\x8c\x02\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.outrider.v1.ServerState\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x17\n\x0f\x61\x63tive_requests\x18\x05 \x01(\r\x12-\n\x08settings\x18\n \x01(\x0b\x32\x1b.outrider.v1.EngineSettings\x12(\n\x06\x65ngine\x18\x0b \x01(\x0b\x32\x18.outrider.v1.EngineState\x12*\n\x07\x63luster\x18\x0c \x01(\x0b\x32\x19.outrider.v1.ClusterState\"\x8c\x02\n\x0e\x45ngineSettings\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\r\n\x05\x64raft\x18\x02 \x01(\t\x12\x1e\n\x16target_tensor_parallel\x18\x03 \x01(\r\x12\x1d\n\x15\x64raft_tensor_parallel\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\n \x01(\t\x12\r\n\x05\x64\x65pth\x18\x0b \x01(\r\x12\x14\n\x0c\x64\x65pth_reason\x18\x0c \x01(\t\x12\x14\n\x0cverification\x18\r \x01(\t\x12\x15\n\rdeterministic\x18\x0e \x01(\x08\x12\x15\n\rmax_model_len\x18\x14 \x01(\r\x12\x12\n\nvocab_size\x18\x15 \x01(\r\x12\x0f\n\x07kernels\x18\x16 \x01(\t\"\xb8\x02\n\x0b\x45ngineState\x12%\n\x05ranks\x18\x01 \x03(\x0b\x32\x16.outrider.v1.RankState\x12\x18\n\x10proposal_backend\x18\x02 \x01(\t\x12\x16\n\x0eproposal_sends\x18\x03 \x01(\x04\x12\x14\n\x0c\x64raft_losses\x18\x04 \x01(\r\x12\x0f\n\x07running\x18\n \x01(\r\x12\x0f\n\x07waiting\x18\x0b \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x0c \x01(\r\x12\x11\n\tkv_blocks\x18\r \x01(\r\x12\r\n\x05steps\x18\x14 \x01(\x04\x12\x18\n\x10\x63ommitted_tokens\x18\x15 \x01(\x04\x12\x16\n\x0e\x64rafted_tokens\x18\x16 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\x17 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x18 \x01(\x04\"\x89\x01\n\x0c\x43lusterState\x12\x12\n\ncontroller\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08restarts\x18\x03 \x01(\r\x12\x16\n\x0e\x64raft_restarts\x18\x04 \x01(\r\x12,\n\tprocesses\x18\x05 \x03(\x0b\x32\x19.outrider.v1.ProcessState\"w\n\x0cProcessState\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07gpu_ids\x18\x05 \x03(\t\x12\x10\n\x08restarts\x18\x06 \x01(\r\x12\r\n\x05state\x18\x07 \x01(\t\"a\n\tRankState\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x05 \x01(\t\x12\r\n\x05state\x18\x06 \x01(\t*\x99\x01\n\x0bServerState\x12\x1c\n\x18SERVER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15SERVER_STATE_STARTING\x10\x01\x12\x18\n\x14SERVER_STATE_SERVING\x10\x02\x12\x1c\n\x18SERVER_STATE_ENGINE_AWAY\x10\x03\x12\x19\n\x15SERVER_STATE_DRAINING\x10\x04\x32U\n\x07\x43ontrol\x12J\n\tGetStatus\x12\x1d.outrider.v1.GetStatusRequest\x1a\x1e.outrider.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.proto.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SERVERSTATE']._serialized_start=978
-  _globals['_SERVERSTATE']._serialized_end=1131
+  _globals['_SERVERSTATE']._serialized_start=1283
+  _globals['_SERVERSTATE']._serialized_end=1436
   _globals['_GETSTATUSREQUEST']._serialized_start=45
   _globals['_GETSTATUSREQUEST']._serialized_end=63
   _globals['_GETSTATUSRESPONSE']._serialized_start=66
-  _globals['_GETSTATUSRESPONSE']._serialized_end=290
-  _globals['_ENGINESETTINGS']._serialized_start=293
-  _globals['_ENGINESETTINGS']._serialized_end=561
-  _globals['_ENGINESTATE']._serialized_start=564
-  _globals['_ENGINESTATE']._serialized_end=876
-  _globals['_RANKSTATE']._serialized_start=878
-  _globals['_RANKSTATE']._serialized_end=975
-  _globals['_CONTROL']._serialized_start=1133
-  _globals['_CONTROL']._serialized_end=1218
+  _globals['_GETSTATUSRESPONSE']._serialized_end=334
+  _globals['_ENGINESETTINGS']._serialized_start=337
+  _globals['_ENGINESETTINGS']._serialized_end=605
+  _globals['_ENGINESTATE']._serialized_start=608
+  _globals['_ENGINESTATE']._serialized_end=920
+  _globals['_CLUSTERSTATE']._serialized_start=923
+  _globals['_CLUSTERSTATE']._serialized_end=1060
+  _globals['_PROCESSSTATE']._serialized_start=1062
+  _globals['_PROCESSSTATE']._serialized_end=1181
+  _globals['_RANKSTATE']._serialized_start=1183
+  _globals['_RANKSTATE']._serialized_end=1280
+  _globals['_CONTROL']._serialized_start=1438
+  _globals['_CONTROL']._serialized_end=1523
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "version", "state", "uptime_s", "active_requests", "settings", "engine")
+    __slots__ = ("model", "version", "state", "uptime_s", "active_requests", "settings", "engine", "cluster")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,7 @@ class GetStatusResponse(_message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     state: ServerState
@@ -40,7 +41,8 @@ class GetStatusResponse(_message.Message):
     active_requests: int
     settings: EngineSettings
     engine: EngineState
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime_s: _Optional[float] = ..., active_requests: _Optional[int] = ..., settings: _Optional[_Union[EngineSettings, _Mapping]] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
+    cluster: ClusterState
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime_s: _Optional[float] = ..., active_requests: _Optional[int] = ..., settings: _Optional[_Union[EngineSettings, _Mapping]] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ..., cluster: _Optional[_Union[ClusterState, _Mapping]] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
     __slots__ = ("target", "draft", "target_tensor_parallel", "draft_tensor_parallel", "method", "depth", "depth_reason", "verification", "deterministic", "max_model_len", "vocab_size", "kernels")
@@ -99,6 +101,38 @@ class EngineState(_message.Message):
     accepted_tokens: int
     preemptions: int
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+
+class ClusterState(_message.Message):
+    __slots__ = ("controller", "state", "restarts", "draft_restarts", "processes")
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    controller: str
+    state: str
+    restarts: int
+    draft_restarts: int
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessState]
+    def __init__(self, controller: _Optional[str] = ..., state: _Optional[str] = ..., restarts: _Optional[int] = ..., draft_restarts: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessState, _Mapping]]] = ...) -> None: ...
+
+class ProcessState(_message.Message):
+    __slots__ = ("role", "rank", "pid", "node", "gpu_ids", "restarts", "state")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    GPU_IDS_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    rank: int
+    pid: int
+    node: str
+    gpu_ids: _containers.RepeatedScalarFieldContainer[str]
+    restarts: int
+    state: str
+    def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., gpu_ids: _Optional[_Iterable[str]] = ..., restarts: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class RankState(_message.Message):
     __slots__ = ("role", "rank", "pid", "host", "device", "state")

@@ -92,6 +92,19 @@ def test_target_and_draft_are_processes_of_their_own(client: Client) -> None:
     assert target != draft
 
 
+def test_status_shows_what_the_controller_has_started(client: Client) -> None:
+    cluster = client.status().cluster
+    assert cluster is not None
+    assert (cluster.controller, cluster.state) == ("Ray actor outrider-controller", "serving")
+    shown = [(each.role, each.rank, each.state) for each in cluster.processes]
+    assert shown == [("engine", 0, "ready"), ("target", 0, "ready"), ("draft", 0, "ready")]
+    assert len({each.pid for each in cluster.processes}) == 3
+    assert [each.pid for each in cluster.processes][1:] == [
+        *_pids(client, "target"),
+        *_pids(client, "draft"),
+    ]
+
+
 def test_a_killed_draft_comes_back_and_changes_no_token(
     server: ServeProcess, client: Client, undisturbed: list[int]
 ) -> None:
@@ -102,6 +115,9 @@ def test_a_killed_draft_comes_back_and_changes_no_token(
     assert _pids(client, "draft") != draft
     assert _pids(client, "target") == target
     server.wait_line(r"draft back after [\d.]+ s \(pid \d+\)")
+    cluster = client.status().cluster
+    assert cluster is not None
+    assert (cluster.restarts, cluster.draft_restarts) == (0, 1)
 
 
 def test_a_killed_target_only_pauses_the_stream(

@@ -28,7 +28,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_commands_name_no_server_at_the_default_port() -> None:
     assert commands_to_paste("127.0.0.1:50051") == [
         "python -c 'from outrider.client import Client; "
-        'print(Client().generate("The capital of France is", max_tokens=8).text)\'',
+        'print(Client().generate("The capital of France is", max_tokens=8, temperature=0).text)\'',
         "outrider chat",
         "outrider status",
     ]

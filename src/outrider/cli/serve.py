@@ -175,7 +175,7 @@ def commands_to_paste(address: str) -> list[str]:
     option = "" if is_default else f" --server {server}"
     return [
         f"{python} -c 'from outrider.client import Client; "
-        f'print({client}.generate("{_QUESTION}", max_tokens=8).text)\'',
+        f'print({client}.generate("{_QUESTION}", max_tokens=8, temperature=0).text)\'',
         f"{outrider} chat{option}",
         f"{outrider} status{option}",
     ]

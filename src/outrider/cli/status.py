@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from outrider.engine.messages import EngineStatus
+    from outrider.gateway.cluster_view import ClusterView
 
 _WATCH_S = 1.0
 _STATE_STYLES = {"ready": "green", "serving": "green", "lost": "red", "engine away": "red"}
@@ -69,6 +70,8 @@ def _picture(found: ServerStatus) -> Group:
     from rich.console import Group
 
     parts = [_table(_server_rows(found))]
+    if found.cluster is not None:
+        parts.append(_processes(found.cluster))
     if found.engine is not None:
         parts += [_ranks(found.engine), _table(_load_rows(found.engine))]
     return Group(*(part for each in parts for part in (each, "")))
@@ -81,6 +84,27 @@ def _table(rows: dict[str, str]) -> Table:
     table = Table(Column(), Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
     for label, value in rows.items():
         table.add_row(label, Text(value, _STATE_STYLES.get(value, "")))
+    return table
+
+
+def _processes(cluster: ClusterView) -> Table:
+    """As their controller knows them, the engine's included."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=f"{cluster.controller}: {cluster.state}",
+        title_justify="left",
+        title_style="",
+    )
+    for name in ("process", "rank", "pid", "node", "GPUs", "restarts", "state"):
+        table.add_column(name, justify="right" if name in ("rank", "pid", "restarts") else "left")
+    for each in cluster.processes:
+        cells = (each.role, str(each.rank), str(each.pid), each.node, ",".join(each.gpu_ids) or "-")
+        state = Text(each.state, _STATE_STYLES.get(each.state, "yellow"))
+        table.add_row(*map(Text, (*cells, str(each.restarts))), state)
     return table
 
 
