@@ -1,0 +1,408 @@
+"""Enlarges a Llama checkpoint to the shape of another model without changing what it computes.
+
+    python -m outrider.bench.inflate smollm2-135m-instruct llama-3.1-8b OUT --dtype bfloat16
+
+A benchmark on the result has the acceptance of a real pair of models at the cost of larger ones.
+
+Nothing new reaches the residual stream: new hidden dimensions stay zero in it, because embedding,
+`o_proj` and `down_proj` are zero wherever an entry is new. Everything else that is new is random,
+so it is read and multiplied as in any model. What the new sizes would change is undone by scaling:
+RMS norms divide by the root of a mean over more dimensions, attention by that of the head's size.
+A rotary frequency depends on its pair's share of the head, so pairs move apart as a head widens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import torch
+import typer
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.errors import ConfigError, ModelError, OutriderError
+from outrider.kernels.types import Ops
+from outrider.workers.models.decoder import Decoder
+from outrider.workers.models.names import LLAMA
+from outrider.workers.models.shard import Shard
+from outrider.workers.models.source import WeightSource
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.cache import build_folder
+from outrider.workers.weights.files import read_json
+from outrider.workers.weights.loader import checkpoint_folder, load_spec
+from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+from outrider.workers.weights.safetensors_source import INDEX_FILE, SafetensorsSource
+from outrider.workers.weights.tokenizer import TOKENIZER_FILES
+
+RANDOM_STD = 0.02
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# Other scalings blend by the pair's number, so pairs that moved apart would turn otherwise.
+WIDENABLE_ROPES = ("default", "linear", "llama3")
+TOKENIZER_PATTERNS = (
+    *("tokenizer*", "vocab.json", "merges.txt", "chat_template*"),
+    *("special_tokens_map.json", "added_tokens.json"),
+)
+Value = TypeVar("Value")
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes a model is enlarged to; its vocabulary stays."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads is {self.num_heads}; it must be a multiple of num_kv_heads, "
+                f"{self.num_kv_heads}."
+            )
+
+
+SHAPES = {
+    "llama-3.1-8b": Shape(4096, 32, 32, 8, 128, 14336),
+    "llama-3.2-1b": Shape(2048, 16, 32, 8, 64, 8192),
+    "110m": Shape(768, 4, 12, 4, 64, 3072),
+    "70b-slice": Shape(8192, 16, 64, 8, 128, 28672),
+}
+
+
+def inflate_spec(spec: ModelSpec, shape: Shape) -> ModelSpec:
+    """The enlarged model's; what cannot be done without changing the function is a `ModelError`."""
+    if spec.family != "llama":
+        raise ModelError(f"a {spec.family} model cannot be enlarged; only llama models can.")
+    for field in dataclasses.fields(Shape):
+        old, new = getattr(spec, field.name), getattr(shape, field.name)
+        if field.name != "tied" and new < old:
+            raise ModelError(f"{field.name} is {new} but the model has {old}; use at least {old}.")
+    if shape.tied and not spec.tied:
+        raise ModelError("the model's head differs from its embedding; use a shape with tied off.")
+    inflated = dataclasses.replace(
+        spec,
+        **dataclasses.asdict(shape),
+        embed_size=shape.hidden_size,
+        windows=(0,) * shape.num_layers,
+        attention_scale=shape.head_dim**-0.5,
+        norm_eps=spec.norm_eps * spec.hidden_size / shape.hidden_size,
+    )
+    _check_heads(spec, inflated)
+    return inflated
+
+
+def _check_heads(old: ModelSpec, new: ModelSpec) -> None:
+    if _group(new) < _group(old):
+        raise ModelError(
+            f"{_group(new)} query heads share a key head but in the model {_group(old)} do; "
+            "use more query heads or fewer key heads."
+        )
+    if new.head_dim == old.head_dim:
+        return
+    if new.head_dim % old.head_dim:
+        raise ModelError(
+            f"head_dim is {new.head_dim}, not a multiple of the model's {old.head_dim}, so rotary "
+            "frequencies would change."
+        )
+    if old.rope is None or old.rope.kind not in WIDENABLE_ROPES:
+        raise ModelError(
+            f"head_dim is {new.head_dim} but this model's rotary scaling depends on the size of "
+            f"a head; keep it at {old.head_dim}."
+        )
+
+
+def _group(spec: ModelSpec) -> int:
+    return spec.num_heads // spec.num_kv_heads
+
+
+class _Axis(NamedTuple):
+    """A dimension of a tensor: its new size, and where each old entry stands in it."""
+
+    size: int
+    places: Tensor  # int64 [old size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a tensor is made: filled, cleared in part, then the old tensor put in its places.
+
+    `cleared` are rows in which nothing but the old tensor may meet the old columns. There is no
+    old tensor, hence no `old_name`, in a new layer.
+    """
+
+    axes: tuple[_Axis, ...]
+    fill: Literal["random", "zero", "norm"]
+    scale: float = 1.0
+    cleared: Tensor | None = None
+    old_name: str | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+
+def _recipes(old: ModelSpec, new: ModelSpec) -> dict[str, _Recipe]:
+    """Of every tensor of the enlarged model; those of a layer stand together."""
+    hidden = _Axis(new.hidden_size, torch.arange(old.hidden_size))
+    table = (_Axis(new.vocab_size, torch.arange(old.vocab_size)), hidden)
+    norm = _Recipe((hidden,), "norm", scale=(old.hidden_size / new.hidden_size) ** 0.5)
+    embed, head = f"{LLAMA.embed}.weight", f"{LLAMA.head}.weight"
+    final_norm = f"{LLAMA.final_norm}.weight"
+    recipes = {
+        embed: _Recipe(table, "zero", old_name=embed),
+        final_norm: dataclasses.replace(norm, old_name=final_norm),
+    }
+    if not new.tied:
+        recipes[head] = _Recipe(table, "random", old_name=embed if old.tied else head)
+    layer = {f"{name}.weight": norm for name in LLAMA.norms}
+    layer |= _attention_recipes(old, new, hidden) | _mlp_recipes(old, new, hidden)
+    for index in range(new.num_layers):
+        for module, recipe in layer.items():
+            name = f"{LLAMA.layer(index)}.{module}"
+            old_name = name if index < old.num_layers else None
+            recipes[name] = dataclasses.replace(recipe, old_name=old_name)
+    return recipes
+
+
+def _attention_recipes(old: ModelSpec, new: ModelSpec, hidden: _Axis) -> dict[str, _Recipe]:
+    size, spread = new.head_dim, new.head_dim // old.head_dim
+    first = torch.arange(old.head_dim // 2) * spread
+    within = torch.cat([first, first + size // 2])  # a pair is elements j and j + head_dim / 2
+    heads, kv_heads = torch.arange(old.num_heads), torch.arange(old.num_kv_heads)
+    # Old groups begin new ones, so a head keeps its key head.
+    heads = heads // _group(old) * _group(new) + heads % _group(old)
+    query = _Axis(new.num_heads * size, (heads[:, None] * size + within).flatten())
+    key = _Axis(new.num_kv_heads * size, (kv_heads[:, None] * size + within).flatten())
+    whole_heads = (heads[:, None] * size + torch.arange(size)).flatten()
+    scale = old.attention_scale / new.attention_scale
+    inputs = {
+        LLAMA.query: _Recipe((query, hidden), "random", scale, whole_heads),
+        LLAMA.key: _Recipe((key, hidden), "random"),
+        LLAMA.value: _Recipe((key, hidden), "random"),
+    }
+    out = {LLAMA.out: _Recipe((hidden, query), "zero")}
+    return _with_biases(inputs, old.qkv_bias) | _with_biases(out, old.out_bias)
+
+
+def _mlp_recipes(old: ModelSpec, new: ModelSpec, hidden: _Axis) -> dict[str, _Recipe]:
+    inner = _Axis(new.intermediate_size, torch.arange(old.intermediate_size))
+    modules = {
+        LLAMA.gate: _Recipe((inner, hidden), "random"),
+        LLAMA.up: _Recipe((inner, hidden), "random"),
+        LLAMA.down: _Recipe((hidden, inner), "zero"),
+    }
+    return _with_biases(modules, old.mlp_bias)
+
+
+def _with_biases(modules: dict[str, _Recipe], has_bias: bool) -> dict[str, _Recipe]:
+    recipes = {f"{module}.weight": recipe for module, recipe in modules.items()}
+    if has_bias:
+        for module, recipe in modules.items():
+            recipes[f"{module}.bias"] = dataclasses.replace(recipe, axes=recipe.axes[:1])
+    return recipes
+
+
+class InflatedSource:
+    """A `WeightSource` of the enlarged model, made tensor by tensor from the small one's.
+
+    A tensor's random part follows from seed, name, dtype and kind of device; a rank makes the
+    whole tensor and keeps its slice. `small` should read float32, so that scaled weights are
+    rounded once. `spec` is the enlarged model's.
+    """
+
+    def __init__(
+        self, small: WeightSource, spec: ModelSpec, shape: Shape, dtype: torch.dtype, seed: int = 0
+    ) -> None:
+        self.spec = inflate_spec(spec, shape)
+        self.dtype = dtype
+        self.device = small.device
+        self._small = small
+        self._seed = seed
+        self._recipes = _recipes(spec, self.spec)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor of the enlarged model."""
+        return {name: recipe.shape for name, recipe in self._recipes.items()}
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> Tensor:
+        recipe = self._recipes.get(name)
+        if recipe is None or recipe.shape != shape:
+            known = "is not in it" if recipe is None else f"has shape {list(recipe.shape)}"
+            raise ModelError(
+                f"{name} of shape {list(shape)} was asked of an enlarged model: {known}."
+            )
+        whole = self._whole(name, recipe)
+        if rows is None and columns is None:
+            return whole
+        cuts = [
+            slice(part.start, part.stop) if part is not None else slice(None)
+            for part in (rows, columns)[: len(shape)]
+        ]
+        # A copy, so that the rest of the tensor is not kept for the sake of a slice.
+        return whole[tuple(cuts)].clone()
+
+    def _whole(self, name: str, recipe: _Recipe) -> Tensor:
+        tensor = self._filled(name, recipe)
+        if recipe.old_name is None:
+            return tensor
+        places = [axis.places.to(self.device) for axis in recipe.axes]
+        if recipe.cleared is not None:
+            tensor[_grid([recipe.cleared.to(self.device), *places[1:]])] = 0
+        old = self._small.read(recipe.old_name, tuple(map(len, places)))
+        tensor[_grid(places)] = (old * recipe.scale).to(self.dtype)
+        return tensor
+
+    def _filled(self, name: str, recipe: _Recipe) -> Tensor:
+        if recipe.fill == "zero":
+            return torch.zeros(recipe.shape, dtype=self.dtype, device=self.device)
+        digest = hashlib.blake2b(f"{self._seed}:{name}".encode(), digest_size=7).digest()
+        generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
+        tensor = torch.empty(recipe.shape, dtype=self.dtype, device=self.device)
+        # Norms near 1, as trained ones are, keep the numbers in new layers of the usual size.
+        mean = 1.0 if recipe.fill == "norm" else 0.0
+        return tensor.normal_(mean, RANDOM_STD, generator=generator)
+
+
+def _grid(places: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """An index of every combination of rows and, where there are any, columns."""
+    return (places[0],) if len(places) == 1 else (places[0][:, None], places[1])
+
+
+def load_inflated(
+    model: str | Path,
+    shape: Shape,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    ops: Ops,
+    shard: Shard | None = None,
+    max_position: int | None = None,
+    seed: int = 0,
+) -> Decoder:
+    """`load_model` of the enlarged model, which exists nowhere but on `device`."""
+    weights = _open(checkpoint_folder(model), shape, dtype, device, seed)
+    spec = weights.spec if max_position is None else weights.spec.with_max_position(max_position)
+    return Decoder(spec, weights, ops, shard)
+
+
+def _open(
+    folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> InflatedSource:
+    small = SafetensorsSource(folder, torch.float32, torch.device(device))
+    return InflatedSource(small, load_spec(folder), shape, dtype, seed)
+
+
+def save_inflated(
+    model: str | Path, shape: Shape, out_dir: Path, dtype: torch.dtype, seed: int = 0
+) -> None:
+    """Write the enlarged model as a Hugging Face folder, one file a layer, with its tokenizer."""
+    if out_dir.exists():
+        raise ConfigError(f"{out_dir} exists already; name a new folder.")
+    folder = checkpoint_folder(model)
+    source = _open(folder, shape, dtype, "cpu", seed)
+    config = _config(read_json(folder / "config.json"), source.spec, dtype)
+    copied = [*_tokenizer_files(model), *folder.glob("generation_config.json")]
+
+    def build(scratch: Path) -> None:
+        _write_weights(source, scratch)
+        (scratch / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        for path in copied:
+            shutil.copy(path, scratch)
+
+    build_folder(out_dir, build)
+
+
+def _config(config: dict[str, Any], spec: ModelSpec, dtype: torch.dtype) -> dict[str, Any]:
+    kept = {key: value for key, value in config.items() if key != "torch_dtype"}
+    return kept | {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "rms_norm_eps": spec.norm_eps,
+        "tie_word_embeddings": spec.tied,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+
+
+def _tokenizer_files(model: str | Path) -> list[Path]:
+    path = draft_assets() if model == BUNDLED_TARGET else resolve_source(model)
+    folder = path if path.is_dir() else path.parent
+    found = sorted({path for pattern in TOKENIZER_PATTERNS for path in folder.glob(pattern)})
+    if not any(path.name in TOKENIZER_FILES for path in found):
+        raise ModelError(f"{folder} has no tokenizer; copy the original model's files into it.")
+    return found
+
+
+def _write_weights(source: InflatedSource, folder: Path) -> None:
+    shapes = source.shapes
+    files = [list(names) for _, names in itertools.groupby(shapes, _layer_of)]
+    file_of: dict[str, str] = {}
+    total_bytes = 0
+    for number, names in enumerate(files, 1):
+        file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        tensors = {name: source.read(name, shapes[name]) for name in names}
+        save_file(tensors, folder / file_name, metadata={"format": "pt"})
+        file_of |= dict.fromkeys(names, file_name)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_of}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=1), encoding="utf-8")
+
+
+def _layer_of(name: str) -> str:
+    """The layer's number as it stands in the name; the same for all tensors outside layers."""
+    prefix = f"{LLAMA.layers}."
+    return name.removeprefix(prefix).partition(".")[0] if name.startswith(prefix) else ""
+
+
+@app.command()
+def main(
+    model: Annotated[str, typer.Argument(help="Bundled name, folder, GGUF or hub id.")],
+    shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}.")],
+    out: Annotated[Path, typer.Argument(help="Folder to make.")],
+    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = "bfloat16",
+    layers: Annotated[int | None, typer.Option(help="Layers, other than the shape's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+) -> None:
+    """Write a checkpoint of another shape that computes what MODEL computes."""
+    try:
+        chosen = _named(SHAPES, "shape", shape)
+        if layers is not None:
+            chosen = dataclasses.replace(chosen, num_layers=layers)
+        save_inflated(model, chosen, out, _named(DTYPES, "dtype", dtype), seed)
+    except OutriderError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _named(known: Mapping[str, Value], kind: str, name: str) -> Value:
+    if name not in known:
+        raise ConfigError(f"{kind} {name!r} is unknown; choose from {', '.join(known)}.")
+    return known[name]
+
+
+if __name__ == "__main__":
+    app()
