@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 
 import torch
 
@@ -15,6 +16,8 @@ __all__ = ["KernelUnavailableError", "Linear", "Ops", "RaggedBatch", "select_ops
 
 logger = logging.getLogger(__name__)
 
+_GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def select_ops(
     device: torch.device,
@@ -25,7 +28,7 @@ def select_ops(
     """The operations for tensors of `dtype` on `device`.
 
     `backend` is "c" (float32 on CPUs, needs a C compiler once), "torch" (runs anywhere), or None
-    for the best available.
+    for the best available: on GPUs the Triton kernels, unless results must be deterministic.
     """
     if backend not in (None, "c", "torch"):
         raise ValueError(f'CPU kernels "{backend}" are unknown; use "c" or "torch".')
@@ -35,6 +38,11 @@ def select_ops(
             f'CPU kernels "c" work on float32 on a CPU, not on {dtype} on {device.type};'
             ' use "torch".'
         )
+    if backend is None and not deterministic and _runs_triton(device, dtype):
+        # Imported only here: Triton is not installed on every machine.
+        from outrider.kernels.gpu.ops import GpuOps
+
+        return GpuOps()
     if backend == "torch" or not suitable:
         return ReferenceOps(deterministic)
     try:
@@ -44,3 +52,7 @@ def select_ops(
             raise
         logger.warning("CPU kernels run in plain torch, at about half the speed: %s", error)
         return ReferenceOps(deterministic)
+
+
+def _runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    return device.type == "cuda" and dtype in _GPU_DTYPES and find_spec("triton") is not None

@@ -34,6 +34,13 @@ class ReferenceOps:
     def name(self) -> str:
         return "torch"
 
+    @property
+    def fused(self) -> None:
+        return None
+
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
+        return 0
+
     def repeatable(self, run: Pass) -> Pass:
         return run
 
@@ -126,6 +133,9 @@ class ReferenceOps:
                     q[row], keys[:, visible], values[:, visible], scale, stop - start - 1, 0
                 )
         return out.flatten(1)
+
+    def logits(self, head: Linear, hidden: Tensor) -> Tensor:
+        return head(hidden).float()
 
     def gumbel_argmax(
         self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor

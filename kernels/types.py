@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -28,10 +28,69 @@ class RaggedBatch:
     block_tables: Tensor  # int32 [B, max_blocks]
     max_query_len: int
     max_context_len: int
+    tiles: Tensor | None = None  # for kernels that share work by tiles; see `TileColumn`
+
+
+class TileColumn:
+    """A row of `RaggedBatch.tiles`, int32 [num_tiles, 4]: consecutive queries of one sequence.
+
+    A tile with no queries is to be skipped: a recorded pass has room for more tiles than it needs.
+    """
+
+    FIRST_TOKEN = 0  # index in the pass
+    NUM_TOKENS = 1
+    POSITION = 2  # of the first token; it sees so many positions before its own
+    TABLE_ROW = 3  # of `block_tables`
 
 
 Pass = Callable[[Tensor, RaggedBatch], Tensor]
 """A pass of a decoder: hidden states [T, hidden] in and out."""
+
+
+class FusedLinear(Protocol):
+    """A linear layer that does the work around it as well. `Stream` is the implementation's own:
+    the residual stream with its next norm under way."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add(self, x: Tensor, residual: Any, next_norm: Tensor) -> Any:
+        """The stream behind this product, `residual` being the stream before it."""
+        ...
+
+    def norm_gated(self, stream: Any, eps: float) -> Tensor:
+        """`silu_mul` of this product of the normalised stream."""
+        ...
+
+    def norm_rotate_store(
+        self,
+        stream: Any,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        batch: RaggedBatch,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        num_heads: int,
+    ) -> Tensor:
+        """`rotate_and_store` of this product of the normalised stream."""
+        ...
+
+
+class FusedOps(Protocol):
+    """What a pass of few tokens needs beside `FusedLinear` and attention."""
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def can_rotate(self, head_dim: int) -> bool: ...
+
+    def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> Any:
+        """The stream of embedded tokens."""
+        ...
+
+    def close_stream(self, stream: Any, eps: float, index: Tensor | None) -> Tensor:
+        """The normalised stream, [T, hidden], or of the tokens at `index` alone."""
+        ...
 
 
 class Ops(Protocol):
@@ -50,6 +109,15 @@ class Ops(Protocol):
     @property
     def deterministic(self) -> bool:
         """Whether a token's result is bitwise independent of the rest of the batch."""
+        ...
+
+    @property
+    def fused(self) -> FusedOps | None:
+        """Operations for passes of few tokens; with them, every `linear` is a `FusedLinear`."""
+        ...
+
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
+        """How many queries a tile holds; 0: attention needs no `RaggedBatch.tiles`."""
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -125,6 +193,10 @@ class Ops(Protocol):
         sees only the last `window` positions, its own included. Query head h reads KV head
         `h // (H / KV)`.
         """
+        ...
+
+    def logits(self, head: Linear, hidden: Tensor) -> Tensor:
+        """float32 [n, vocab]: the product of a `linear` with hidden states [n, hidden]."""
         ...
 
     def gumbel_argmax(

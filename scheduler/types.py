@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from outrider.scheduler.params import SamplingParams
 
@@ -115,6 +115,15 @@ class Verdict:
     rows: tuple[RowVerdict, ...]
     draft_s: float = 0.0
     verify_s: float = 0.0
+
+    def wait(self) -> Verdict:
+        return self
+
+
+class Outcome(Protocol):
+    """A verdict, or the promise of one that a device is still working on."""
+
+    def wait(self) -> Verdict: ...
 
 
 class FinishReason:

@@ -166,6 +166,22 @@ def save_checkpoint(folder: Path, variant: str = "llama", seed: int = 0, **chang
 
 
 @torch.no_grad()
+def shorten(target: Any, num_layers: int) -> Any:
+    """A model of the target's first layers, with its embeddings, final norm and head."""
+    config = type(target.config)(**(target.config.to_dict() | {"num_hidden_layers": num_layers}))
+    short = type(target)(config).float().eval()
+    short.load_state_dict(target.state_dict(), strict=False)
+    return short
+
+
+@torch.no_grad()
+def damp(target: Any, first_layer: int, factor: float) -> None:
+    for layer in target.model.layers[first_layer:]:
+        layer.self_attn.o_proj.weight.mul_(factor)
+        layer.mlp.down_proj.weight.mul_(factor)
+
+
+@torch.no_grad()
 def reference_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
     """float32 [tokens, vocab] of one unpadded prompt."""
     logits: Tensor = model(torch.tensor([list(token_ids)])).logits[0].float()
@@ -217,6 +233,7 @@ class RaggedRun:
             block_tables=self._tables[rows],
             max_query_len=max(lens),
             max_context_len=max(span.stop for span in spans),
+            tiles=self._tiles(spans),
         )
         device = self._decoder.device
         moved = {
@@ -229,3 +246,14 @@ class RaggedRun:
         for row, span in zip(rows, spans, strict=True):
             self._done[row] = span.stop
         return self._decoder.logits(hidden).cpu().split(lens)
+
+    def _tiles(self, spans: list[range]) -> Tensor | None:
+        size = self._decoder.tile_tokens(max(map(len, spans)))
+        if size == 0:
+            return None
+        tiles, first = [], 0
+        for index, span in enumerate(spans):
+            for at in range(0, len(span), size):
+                tiles.append((first + at, min(size, len(span) - at), span.start + at, index))
+            first += len(span)
+        return torch.tensor(tiles, dtype=torch.int32)

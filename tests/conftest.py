@@ -13,6 +13,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only `-m gpu` sees a GPU: everything else expects the CPU, where float32 is the default."""
+    """Only `-m gpu` sees a GPU: everything else expects the CPU, where float32 is the default and
+    GPU kernels run in Triton's interpreter, which must be chosen before Triton is imported."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ["TRITON_INTERPRET"] = "1"

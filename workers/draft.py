@@ -40,10 +40,10 @@ class DraftProposer:
         self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
     ) -> None:
         self._rows = rows
-        self._runner = runner
+        self.runner = runner
         self._ops = ops
         self._verification = verification
-        self._computed: dict[int, int] = {}
+        self.computed: dict[int, int] = {}
         self._samplers: dict[int, RowSampler] = {}
         self._drafted: dict[int, int] = {}  # rows drafted for in this round, and how far
 
@@ -63,13 +63,13 @@ class DraftProposer:
         self._rows.commit(verdict)
         for row in verdict.rows:
             if self._rows.is_current(row.row, row.generation) and row.row in self._drafted:
-                self._computed[row.row] += min(row.num_accepted, max(row.num_drafted - 1, 0))
+                self.computed[row.row] += min(row.num_accepted, max(row.num_drafted - 1, 0))
         self._drafted = {}
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start anew with these rows; no KV of before is valid."""
         self._rows.adopt(epoch, rows)
-        self._computed = {init.row: init.draft_cached for init in rows}
+        self.computed = {init.row: init.draft_cached for init in rows}
         self._samplers, self._drafted = {}, {}
 
     def follow(self, plan: StepPlan) -> None:
@@ -79,7 +79,7 @@ class DraftProposer:
     def _begin(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         for init in plan.admitted:
-            self._computed[init.row] = init.draft_cached
+            self.computed[init.row] = init.draft_cached
             self._samplers.pop(init.row, None)
 
     def _catch_up(self, plan: StepPlan) -> tuple[list[_Drafting], Tensor]:
@@ -92,29 +92,29 @@ class DraftProposer:
             if not planned.draft_tokens:
                 continue
             row = planned.row
-            self._runner.extend_table(row, planned.draft_start, planned.draft_blocks)
+            self.runner.extend_table(row, planned.draft_start, planned.draft_blocks)
             tokens = self._rows[row].tokens
-            start = self._computed[row]
+            start = self.computed[row]
             end = min(start + planned.draft_tokens, len(tokens))
             if end == start:
                 continue
             chunks.append(Chunk(row, start, tokens[start:end]))
-            self._computed[row] = end
+            self.computed[row] = end
             total += end - start
             if planned.proposer is ProposerKind.DRAFT and planned.depth and end == len(tokens):
                 drafting.append(self._start_drafting(planned, tokens))
                 last_of.append(total - 1)
         if not chunks:
             return [], torch.empty(0)
-        hidden = self._runner.forward(chunks)
-        return drafting, self._runner.logits(hidden, last_of) if drafting else torch.empty(0)
+        hidden = self.runner.forward(chunks)
+        return drafting, self.runner.logits(hidden, last_of) if drafting else torch.empty(0)
 
     def _start_drafting(self, planned: RowPlan, tokens: list[int]) -> _Drafting:
         sampler = self._samplers.get(planned.row)
         if sampler is None:
             init = self._rows[planned.row].init
             sampler = RowSampler.from_init(
-                init, self._runner.vocab_size, self._runner.device, self._runner.vocab.held
+                init, self.runner.vocab_size, self.runner.device, self.runner.vocab.held
             )
             self._samplers[planned.row] = sampler
         span = Span(sampler, tokens, drafts=[])
@@ -122,7 +122,7 @@ class DraftProposer:
 
     def _draft_one(self, active: list[_Drafting], logits: Tensor) -> None:
         spans = [each.span for each in active]
-        step = draft_sample(logits, spans, self._ops, self._verification, self._runner.vocab)
+        step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
         tokens, confidences = step.tokens.tolist(), step.confidence.tolist()
         for index, each in enumerate(active):
             assert isinstance(each.span.drafts, list)
@@ -136,7 +136,7 @@ class DraftProposer:
             Chunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
             for each in active
         ]
-        return self._runner.logits(self._runner.forward(chunks), range(len(chunks)))
+        return self.runner.logits(self.runner.forward(chunks), range(len(chunks)))
 
 
 def _proposal(drafting: _Drafting) -> Proposal:

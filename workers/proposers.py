@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
+from outrider.scheduler.types import Outcome, ProposerKind, StepPlan, Verdict
 
 if TYPE_CHECKING:  # an engine whose models are elsewhere has tickets but no tensors
     from torch import Tensor
@@ -79,6 +79,7 @@ class Proposers:
             proposals |= self._proposers[kind].propose(plan)
         return Ticket(plan.step, proposals, time.perf_counter() - start_s)
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, outcome: Outcome) -> None:
+        verdict = outcome.wait()
         for proposer in self._proposers.values():
             proposer.observe(verdict)

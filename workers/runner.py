@@ -48,7 +48,7 @@ class Runner:
         self.vocab = _vocab_part(decoder, self.vocab_size, group or Alone())
         self._lacks_ids = decoder.spec.vocab_size < vocab_size
         self.device = decoder.device
-        self._kv = kv
+        self.kv = kv
         self._block_size = kv.block_size
         max_blocks = -(-max_model_len // kv.block_size)
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
@@ -61,10 +61,12 @@ class Runner:
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Hidden states [total tokens, hidden] of all chunks, one after the other."""
         ids = [token for chunk in chunks for token in chunk.tokens]
-        token_ids = torch.tensor(ids, dtype=torch.int64, device=self.device)
-        if self._lacks_ids:
-            token_ids.clamp_(max=self.vocab_size - 1)
-        return self.decoder.forward(token_ids, self._batch(chunks), self._kv)
+        token_ids = self.known_ids(torch.tensor(ids, dtype=torch.int64, device=self.device))
+        return self.decoder.forward(token_ids, self._batch(chunks), self.kv)
+
+    def known_ids(self, token_ids: Tensor) -> Tensor:
+        """Ids this model has an embedding for."""
+        return token_ids.clamp(max=self.vocab_size - 1) if self._lacks_ids else token_ids
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:
@@ -90,15 +92,28 @@ class Runner:
         max_context = max(contexts)
         max_blocks = -(-max_context // size)
         tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
+        max_query_len = max(len(chunk.tokens) for chunk in chunks)
+        tile_tokens = self.decoder.tile_tokens(max_query_len)
         return RaggedBatch(
             positions=self._tensor(positions, torch.int64),
             slots=self._tensor(slots, torch.int64),
             cu_query_lens=self._tensor(ends, torch.int32),
             context_lens=self._tensor(contexts, torch.int32),
             block_tables=self._tensor(tables, torch.int32),
-            max_query_len=max(len(chunk.tokens) for chunk in chunks),
+            max_query_len=max_query_len,
             max_context_len=max_context,
+            tiles=self._tiles(chunks, tile_tokens) if tile_tokens else None,
         )
+
+    def _tiles(self, chunks: Sequence[Chunk], tile_tokens: int) -> Tensor:
+        tiles: list[list[int]] = []
+        first = 0
+        for index, chunk in enumerate(chunks):
+            for at in range(0, len(chunk.tokens), tile_tokens):
+                count = min(tile_tokens, len(chunk.tokens) - at)
+                tiles.append([first + at, count, chunk.start + at, index])
+            first += len(chunk.tokens)
+        return self._tensor(tiles, torch.int32)
 
     def _tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)

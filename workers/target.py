@@ -36,19 +36,19 @@ class TargetWorker:
         self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
     ) -> None:
         self._rows = rows
-        self._runner = runner
+        self.runner = runner
         self._ops = ops
         self._verification = verification
-        self._computed: dict[int, int] = {}
-        self._samplers: dict[int, RowSampler] = {}
+        self.computed: dict[int, int] = {}
+        self.samplers: dict[int, RowSampler] = {}
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """Run the pass, choose the target's own tokens and commit drafts that are equal to them."""
         start_s = time.perf_counter()
-        self._begin(plan)
+        self.begin(plan)
         works, indices = self._lay_out(plan, ticket)
-        hidden = self._runner.forward([work.chunk for work in works])
-        logits = self._runner.logits(hidden, indices) if indices else None
+        hidden = self.runner.forward([work.chunk for work in works])
+        logits = self.runner.logits(hidden, indices) if indices else None
         rows = self._judge(works, logits)
         verdict = Verdict(
             plan.epoch, plan.step, rows, ticket.draft_s, time.perf_counter() - start_s
@@ -56,12 +56,12 @@ class TargetWorker:
         self._rows.commit(verdict)
         return verdict
 
-    def _begin(self, plan: StepPlan) -> None:
+    def begin(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         for init in plan.admitted:
-            self._computed[init.row] = init.target_cached
-            self._samplers[init.row] = RowSampler.from_init(
-                init, self._runner.vocab_size, self._runner.device, self._runner.vocab.held
+            self.computed[init.row] = init.target_cached
+            self.samplers[init.row] = RowSampler.from_init(
+                init, self.runner.vocab_size, self.runner.device, self.runner.vocab.held
             )
 
     def _lay_out(self, plan: StepPlan, ticket: Ticket) -> tuple[list[_Work], list[int]]:
@@ -71,8 +71,8 @@ class TargetWorker:
         first = 0
         for planned in plan.rows:
             row = self._rows[planned.row]
-            self._runner.extend_table(planned.row, planned.target_start, planned.target_blocks)
-            start = self._computed[planned.row]
+            self.runner.extend_table(planned.row, planned.target_start, planned.target_blocks)
+            start = self.computed[planned.row]
             chunk_tokens = row.tokens[start : start + planned.num_tokens]
             span = None
             if planned.samples:
@@ -93,7 +93,7 @@ class TargetWorker:
         return works, indices
 
     def _span(self, planned: RowPlan, tokens: list[int], ticket: Ticket) -> Span:
-        sampler = self._samplers[planned.row]
+        sampler = self.samplers[planned.row]
         if planned.depth:
             proposal = ticket.drafts_for(planned.row, planned.generation, len(tokens))
             if proposal is not None:
@@ -110,7 +110,7 @@ class TargetWorker:
             own = [index for work in sampled for index in work.sample_rows]
             rows = logits if len(own) == logits.shape[0] else logits[own]
             spans = [work.span for work in sampled if work.span is not None]
-            judged = verify(rows, spans, self._ops, self._verification, self._runner.vocab)
+            judged = verify(rows, spans, self._ops, self._verification, self.runner.vocab)
             verdicts = {work.planned.row: each for work, each in zip(sampled, judged, strict=True)}
         return tuple(self._settle(work, verdicts.get(work.planned.row), logits) for work in works)
 
@@ -120,15 +120,15 @@ class TargetWorker:
         row, generation = planned.row, planned.generation
         prompt_logprobs = self._prompt_logprobs(work, logits)
         if judged is None or work.span is None:
-            self._computed[row] += planned.num_tokens
+            self.computed[row] += planned.num_tokens
             return RowVerdict(row, generation, work.base_len, 0, 0, (), (), prompt_logprobs)
-        self._computed[row] = work.base_len + judged.num_accepted
+        self.computed[row] = work.base_len + judged.num_accepted
         logprobs: Sequence[TokenLogprobs] = ()
         num_top = work.span.sampler.params.logprobs
         if num_top is not None and logits is not None:
             first = work.sample_rows.start
             of_tokens = logits[first : first + len(judged.tokens)]
-            whole = self._runner.vocab.gather(of_tokens)
+            whole = self.runner.vocab.gather(of_tokens)
             logprobs = token_logprobs(whole, judged.tokens, num_top)
         return RowVerdict(
             row,
@@ -150,4 +150,4 @@ class TargetWorker:
         start = work.chunk.start + 1
         successors = row.tokens[start : start + len(work.prompt_rows)]
         own = logits[work.prompt_rows.start : work.prompt_rows.stop]
-        return tuple(token_logprobs(self._runner.vocab.gather(own), successors, num_top))
+        return tuple(token_logprobs(self.runner.vocab.gather(own), successors, num_top))

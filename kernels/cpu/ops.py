@@ -53,6 +53,13 @@ class CpuOps:
         self._models: dict[tuple[int, ...], Tensor] = {}
         self._recording: Recording | None = None
 
+    @property
+    def fused(self) -> None:
+        return None
+
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
+        return 0
+
     def repeatable(self, run: Pass) -> Pass:
         recordings: dict[int, Recording | None] = {}
 
@@ -275,6 +282,9 @@ class CpuOps:
             kept = (arguments, q, key_cache, value_cache, out)
             self._recording.add(native.ATTENTION, addresses, 0.0, kept)
         return out
+
+    def logits(self, head: Linear, hidden: Tensor) -> Tensor:
+        return head(hidden).float()
 
     def gumbel_argmax(
         self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import VOCAB_SIZE, random_model
+from checkpoints import VOCAB_SIZE, damp, random_model, shorten
 from tokenizers import Tokenizer, decoders, models
 
 from outrider import LLM
@@ -57,22 +57,6 @@ def letter_tokenizer() -> transformers.PreTrainedTokenizerFast:
         eos_token=SPECIAL[2],
         clean_up_tokenization_spaces=False,
     )
-
-
-@torch.no_grad()
-def shorten(target: Any, num_layers: int) -> Any:
-    """A model of the target's first layers, with its embeddings, final norm and head."""
-    config = type(target.config)(**(target.config.to_dict() | {"num_hidden_layers": num_layers}))
-    short = type(target)(config).float().eval()
-    short.load_state_dict(target.state_dict(), strict=False)
-    return short
-
-
-@torch.no_grad()
-def damp(target: Any, first_layer: int, factor: float) -> None:
-    for layer in target.model.layers[first_layer:]:
-        layer.self_attn.o_proj.weight.mul_(factor)
-        layer.mlp.down_proj.weight.mul_(factor)
 
 
 @pytest.fixture(scope="session")

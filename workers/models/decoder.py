@@ -7,6 +7,7 @@ from torch import Tensor
 
 from outrider.kernels.types import Ops, Pass, RaggedBatch
 from outrider.workers.models.assembly import Assembly
+from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
@@ -42,6 +43,16 @@ class Decoder:
             and spec.residual_multiplier == 1.0
             and all(isinstance(part, RmsNorm | GatedMlp) for part in parts)
         )
+        is_plain = (
+            self._positions is None
+            and self._project_in is None
+            and spec.embedding_multiplier == spec.residual_multiplier == 1.0
+        )
+        self._fused = (
+            FusedPass.of(ops, self._embedding, self._first_norm, self._layers)
+            if shard.size == 1 and is_plain
+            else None
+        )
         self._kv: KVCache | None = None  # the cache `_run` works on
         self._run: Pass | None = None
 
@@ -53,14 +64,29 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
+    def tile_tokens(self, max_query_len: int) -> int:
+        """How many queries a tile of `RaggedBatch.tiles` holds; 0: no tiles are needed."""
+        attention = self._layers[0].attention
+        return self._ops.tile_tokens(attention.num_heads, attention.num_kv_heads, max_query_len)
+
     def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size] behind the final norm.
 
         Writes the keys and values of all T tokens into the cache.
         """
+        if self._fused is not None and token_ids.shape[0] <= self._fused.max_tokens:
+            return self._fused(token_ids, batch, kv, None)
         if self._run is None or kv is not self._kv:
             self._kv, self._run = kv, self._pass_over(kv)
         return self._run(self._embed(token_ids, batch), batch)
+
+    def forward_some(
+        self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor
+    ) -> Tensor:
+        """`forward`, but only the hidden states of the tokens at `index` [n] are returned."""
+        if self._fused is not None and token_ids.shape[0] <= self._fused.max_tokens:
+            return self._fused(token_ids, batch, kv, index)
+        return self.forward(token_ids, batch, kv).index_select(0, index)
 
     def _pass_over(self, kv: KVCache) -> Pass:
         """The pass over this cache, repeatable where it consists of kernels alone."""
@@ -88,7 +114,7 @@ class Decoder:
         """Hidden states [n, hidden_size] to float32 [n, local vocabulary], see `vocab_range`."""
         if self._project_out is not None:
             hidden = self._project_out(hidden)
-        logits = self._head(hidden).float()
+        logits = self._ops.logits(self._head, hidden)
         return logits if self.spec.logits_divisor == 1.0 else logits / self.spec.logits_divisor
 
     def _embed(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:

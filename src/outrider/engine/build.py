@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from outrider.config import EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.messages import EngineFacts
 from outrider.engine.preflight import check_models
+from outrider.engine.progress import progress
 from outrider.engine.sizing import (
     Reach,
     depth_of,
@@ -32,6 +35,9 @@ from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import TargetWorker
 from outrider.workers.weights.loader import load_model
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.colocated import ColocatedWorker
 
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
@@ -142,8 +148,39 @@ def _wire(
         )
     }
     ops = placement.ops
+    drafter = None
     if draft is not None:
-        proposers[ProposerKind.DRAFT] = DraftProposer(rows, runner(draft), ops, verification)
+        drafter = DraftProposer(rows, runner(draft), ops, verification)
+        proposers[ProposerKind.DRAFT] = drafter
     scheduler = make_scheduler(config, num_blocks, draft is not None, placement.device.type)
     worker = TargetWorker(rows, runner(target), ops, verification)
-    return StepLoop(scheduler, Proposers(proposers), worker)
+    if ops.fused is None:
+        return StepLoop(scheduler, Proposers(proposers), worker)
+    colocated = _colocate(config, rows, worker, drafter, Proposers(proposers), max_model_len)
+    return StepLoop(scheduler, colocated, colocated)
+
+
+def _colocate(
+    config: EngineConfig,
+    rows: RowTable,
+    target: TargetWorker,
+    draft: DraftProposer | None,
+    proposers: Proposers,
+    max_model_len: int,
+) -> ColocatedWorker:
+    """Both models on one GPU, every pass recorded."""
+    # Triton, which these need, is not there on every machine.
+    from outrider.workers.gpu.colocated import ColocatedWorker
+    from outrider.workers.gpu.passes import StepSizes
+
+    sizes = StepSizes(
+        rows=config.scheduler.max_num_seqs,
+        tokens=config.scheduler.max_num_batched_tokens,
+        depth=depth_of(config, target.runner.device.type) if draft is not None else 0,
+        max_len=max_model_len,
+    )
+    is_shared = config.speculation.verification == "shared"
+    worker = ColocatedWorker(rows, target, draft, proposers, sizes, is_shared)
+    with progress("recording passes", worker.num_recordings) as advance:
+        worker.record(advance)
+    return worker

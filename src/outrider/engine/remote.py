@@ -10,7 +10,7 @@ from collections.abc import Callable
 from outrider.engine.rank_group import RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
+from outrider.scheduler.types import Outcome, ProposerKind, StepPlan, Verdict
 from outrider.workers.links.messages import Adopt, Drafted, Judged, Past, Propose, Verify
 from outrider.workers.proposers import Ticket
 
@@ -107,7 +107,8 @@ class RemoteDraft:
             return self._await_round(plan)
         return Ticket(plan.step)  # it only catches up, beside the target's own pass
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, outcome: Outcome) -> None:
+        verdict = outcome.wait()
         self._last_verdicts.append(verdict)
         if self.group is not None:
             self._note(Past(None, verdict))

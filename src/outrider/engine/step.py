@@ -6,14 +6,14 @@ from collections import deque
 from typing import Protocol
 
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import RequestUpdate, StepPlan, Verdict
+from outrider.scheduler.types import Outcome, RequestUpdate, StepPlan, Verdict
 from outrider.workers.proposers import Ticket
 
 
 class TargetWorker(Protocol):
     """Runs one pass and decides; see `outrider.workers.target`."""
 
-    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict: ...
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome: ...
 
 
 class ProposalSource(Protocol):
@@ -25,11 +25,11 @@ class ProposalSource(Protocol):
 
     def propose(self, plan: StepPlan) -> Ticket: ...
 
-    def observe(self, verdict: Verdict) -> None: ...
+    def observe(self, outcome: Outcome) -> None: ...
 
 
 class StepLoop:
-    """Plans, drafts, verifies, applies. Up to `lag` verdicts wait while the next pass is planned,
+    """Plans, drafts, verifies, applies. Up to `lag` outcomes wait while the next pass is planned,
     so that on a GPU the host works while the device does."""
 
     def __init__(
@@ -38,7 +38,7 @@ class StepLoop:
         self.scheduler = scheduler
         self._proposers = proposers
         self._target = target
-        self._unapplied: deque[Verdict] = deque()
+        self._unapplied: deque[Outcome] = deque()
         self.draft_s = 0.0
         self.verify_s = 0.0
 
@@ -47,11 +47,11 @@ class StepLoop:
         plan = self.scheduler.plan(now_s)
         if plan is not None:
             ticket = self._proposers.propose(plan)
-            verdict = self._target.verify(plan, ticket)
-            self._proposers.observe(verdict)
-            self._unapplied.append(verdict)
+            outcome = self._target.verify(plan, ticket)
+            self._proposers.observe(outcome)
+            self._unapplied.append(outcome)
         if self._unapplied and (plan is None or len(self._unapplied) > self.scheduler.limits.lag):
-            self._apply(self._unapplied.popleft())
+            self._apply(self._unapplied.popleft().wait())
         return self.scheduler.take_updates()
 
     def _apply(self, verdict: Verdict) -> None:

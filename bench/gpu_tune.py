@@ -1,0 +1,247 @@
+"""Finds how small-row products are best cut up on this GPU, and writes the table of it.
+
+    PYTHONPATH=src python -m outrider.bench.gpu_tune --out kernels/gpu/tuned.json
+
+Every candidate is compiled first, in many processes; then each is timed in a recorded graph that
+goes through more weights than the cache holds.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.kernels.gpu.linear import GpuLinear, Stream, padded_rows
+from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, forced, table_key
+from outrider.kernels.types import RaggedBatch
+
+_CACHE_BYTES = 256 << 20  # several times the second-level cache
+_SHARED_BYTES = 220 << 10
+_HEAD_DIM, _BLOCK = 128, 16
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of a decoder layer; pairs of features count once, as in the table."""
+
+    name: str
+    kind: LinearKind
+    features: int
+    depth: int
+    heads: int = 0
+    kv_heads: int = 0
+
+    @property
+    def weight_rows(self) -> int:
+        return self.features * (1 if self.kind == "linear" else 2)
+
+    @property
+    def bytes(self) -> int:
+        return self.weight_rows * self.depth * 2
+
+
+PRODUCTS = {
+    "8b": [
+        Product("qkv", "qkv", 3072, 4096, 32, 8),
+        Product("out", "linear", 4096, 4096),
+        Product("gate_up", "gate_up", 14336, 4096),
+        Product("down", "linear", 4096, 14336),
+        Product("head", "linear", 49152, 4096),
+    ],
+    "1b": [
+        Product("qkv", "qkv", 1536, 2048, 16, 4),
+        Product("out", "linear", 2048, 2048),
+        Product("gate_up", "gate_up", 8192, 2048),
+        Product("down", "linear", 2048, 8192),
+        Product("head", "linear", 49152, 2048),
+    ],
+    "110m": [
+        Product("qkv", "qkv", 640, 768, 6, 2),
+        Product("out", "linear", 768, 768),
+        Product("gate_up", "gate_up", 3072, 768),
+        Product("down", "linear", 768, 3072),
+        Product("head", "linear", 49152, 768),
+    ],
+}
+
+
+def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
+    """Ways to cut a product up that keep enough bytes under way and every multiprocessor busy."""
+    is_pair = item.kind != "linear"
+    widths = (16, 32) if item.kind == "qkv" else (32, 64) if item.bytes > 32 << 20 else (16, 32, 64)
+    splits = (1, 2, 4) if item.kind == "linear" and item.features <= 8192 else (1,)
+    for wide, deep, stages, parts in product(widths, (64, 128, 256), (3, 4, 6, 8), splits):
+        stage = (wide * (2 if is_pair else 1) + rows) * deep * 2
+        programs = item.features // wide * parts
+        if item.depth % (deep * parts) or not 40 << 10 <= stage * stages <= _SHARED_BYTES:
+            continue
+        if item.bytes > 32 << 20 and programs < 96:
+            continue
+        yield LinearConfig(wide, deep, 4, stages, parts)
+        if stage >= 24 << 10:
+            yield LinearConfig(wide, deep, 8, stages, parts)
+
+
+class Bench:
+    """The operands of one product, as many weights as it takes to miss the cache."""
+
+    def __init__(self, item: Product, rows: int, copies: int | None = None) -> None:
+        self.item = item
+        count = copies or max(2, -(-_CACHE_BYTES // item.bytes))
+        shape = (item.weight_rows, item.depth)
+        self.linears = [
+            GpuLinear(torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02, None)
+            for _ in range(count)
+        ]
+        self.x = torch.randn(rows, item.depth, device="cuda", dtype=torch.bfloat16)
+        residual = torch.randn(rows, item.features, device="cuda", dtype=torch.bfloat16)
+        self.residual = Stream(residual, residual, residual)
+        squares = torch.ones(64, padded_rows(rows), device="cuda")
+        self.stream = Stream(self.x, self.x, squares)
+        self.norm = torch.ones(item.features, device="cuda", dtype=torch.bfloat16)
+        self.batch = _batch(rows)
+        angles = torch.rand(4096, _HEAD_DIM // 2, device="cuda")
+        self.tables = (angles.cos(), angles.sin())
+        cache = (64, max(item.kv_heads, 1), _BLOCK, _HEAD_DIM)
+        self.caches = [torch.zeros(cache, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+
+    def run(self, linear: GpuLinear) -> Tensor:
+        if self.item.kind == "gate_up":
+            return linear.norm_gated(self.stream, 1e-5)
+        if self.item.kind == "qkv":
+            cos, sin = self.tables
+            keys, values = self.caches
+            return linear.norm_rotate_store(
+                self.stream, 1e-5, cos, sin, self.batch, keys, values, self.item.heads
+            )
+        if self.item.name == "head":
+            return linear.wide(self.x)
+        return linear.add(self.x, self.residual, self.norm).total
+
+    def library(self, linear: GpuLinear) -> Tensor:
+        return functional.linear(self.x, linear.weight)
+
+    def microseconds(self, run: Callable[[GpuLinear], Tensor]) -> float:
+        calls = max(1, 16 // len(self.linears)) * len(self.linears)
+
+        def all_of_them() -> None:
+            for _ in range(calls // len(self.linears)):
+                for linear in self.linears:
+                    run(linear)
+
+        return time_graph(all_of_them) / calls
+
+
+def time_graph(run: Callable[[], None], repeats: int = 12) -> float:
+    """Median microseconds of a recorded run."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000)
+    median: float = statistics.median(times[2:])
+    return median
+
+
+def _batch(rows: int) -> RaggedBatch:
+    at = torch.arange(rows, device="cuda")
+    few = torch.zeros(1, dtype=torch.int32, device="cuda")
+    return RaggedBatch(at, at, few, few, few, rows, rows)
+
+
+def _compile(jobs: list[tuple[Product, int, LinearConfig]]) -> None:
+    item, bench = None, None
+    for wanted, rows, config in jobs:
+        if bench is None or wanted != item:
+            item, bench = wanted, Bench(wanted, rows, copies=1)
+        try:
+            with forced(config):
+                bench.run(bench.linears[0])
+        except Exception as error:  # too large for the chip: the timing run skips it as well
+            print(f"{wanted.name} {config}: {str(error)[:80]}")
+    torch.cuda.synchronize()
+
+
+def compile_all(jobs: list[tuple[Product, int, LinearConfig]]) -> None:
+    num_processes = max(1, min(14, (os.cpu_count() or 2) - 1))
+    context = multiprocessing.get_context("spawn")
+    shares = [jobs[i::num_processes] for i in range(num_processes)]
+    workers = [
+        context.Process(target=_compile, args=(sorted(share, key=lambda job: job[0].name),))
+        for share in shares
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def tune(item: Product, rows: int, configs: list[LinearConfig]) -> list[tuple[float, LinearConfig]]:
+    """Candidates by time, the best first."""
+    bench = Bench(item, rows)
+    found = []
+    for config in configs:
+        try:
+            with forced(config):
+                found.append((bench.microseconds(bench.run), config))
+        except Exception as error:
+            print(f"{item.name} {config}: {str(error)[:80]}")
+    found.sort(key=lambda pair: pair[0])
+    library_us = bench.microseconds(bench.library)
+    best_us, best = found[0]
+    print(
+        f"{item.name:8} {item.weight_rows}x{item.depth} rows {rows}: {best_us:7.2f} us "
+        f"{item.bytes / best_us / 1e6:5.2f} TB/s, library {library_us:7.2f} us; {best}",
+        flush=True,
+    )
+    for us, config in found[1:4]:
+        print(f"         {us:7.2f} {config}")
+    return found
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where to write the table.")],
+    models: Annotated[str, typer.Option(help="Shapes, separated by commas.")] = "8b,1b,110m",
+    rows: Annotated[str, typer.Option(help="Row counts, separated by commas.")] = "16,32,64",
+) -> None:
+    """Time every candidate for every product and row count, and write the best."""
+    items = [item for name in models.split(",") for item in PRODUCTS[name]]
+    counts = [int(count) for count in rows.split(",")]
+    first = {item: list(candidates(item, counts[0])) for item in items}
+    compile_all([(item, counts[0], config) for item in items for config in first[item]])
+    table: dict[str, dict[str, int]] = {}
+    best: dict[Product, list[LinearConfig]] = {}
+    for item in items:
+        found = tune(item, counts[0], first[item])
+        best[item] = [config for _, config in found[:6]]
+        table[table_key(item.kind, item.features, item.depth, counts[0])] = asdict(found[0][1])
+    rest = list(product(items, counts[1:]))
+    compile_all([(item, count, config) for item, count in rest for config in best[item]])
+    for item, count in rest:
+        found = tune(item, count, best[item])
+        table[table_key(item.kind, item.features, item.depth, count)] = asdict(found[0][1])
+    out.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,119 @@
+"""Which drafts stand, decided on the device: those that are what the target chose itself.
+
+The text of every row lives on the device too, so the next pass can start before the host knows what
+this one wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.kernels.gpu.launch import (
+    launch_options,
+    let_next_start,
+    pdl_enabled,
+    wait_for_inputs,
+)
+
+
+class OutcomeColumn:
+    """A row of what `accept_drafts` reports, int32; see `outcome_width`."""
+
+    BASE_LEN = 0  # committed length before
+    DEPTH = 1  # drafts verified
+    NUM_ACCEPTED = 2
+    TOKENS = 3  # the new ones from here on: the accepted drafts, then the target's own; then -1
+
+
+_BASE_LEN = tl.constexpr(OutcomeColumn.BASE_LEN)
+_DEPTH = tl.constexpr(OutcomeColumn.DEPTH)
+_NUM_ACCEPTED = tl.constexpr(OutcomeColumn.NUM_ACCEPTED)
+_TOKENS = tl.constexpr(OutcomeColumn.TOKENS)
+
+
+def outcome_width(max_depth: int) -> int:
+    return OutcomeColumn.TOKENS + max_depth + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """The text of each row on the device, and how far it has got; all int32, by row number."""
+
+    tokens: Tensor  # [num_rows, max_len], committed
+    lengths: Tensor  # [num_rows], how many are
+    drafts: Tensor  # [num_rows, max_depth], guesses of what follows
+    draft_computed: Tensor  # [num_rows], how many positions of the draft's KV are valid
+
+    @classmethod
+    def create(cls, num_rows: int, max_len: int, max_depth: int, device: torch.device) -> TextTable:
+        return cls(
+            tokens=torch.zeros(num_rows, max_len, dtype=torch.int32, device=device),
+            lengths=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            drafts=torch.zeros(num_rows, max_depth, dtype=torch.int32, device=device),
+            draft_computed=torch.zeros(num_rows, dtype=torch.int32, device=device),
+        )
+
+
+def accept_drafts(
+    chosen: Tensor, first_logit: Tensor, depths: Tensor, rows: Tensor, text: TextTable, out: Tensor
+) -> None:
+    """Commit, for each of the B sampled rows of a pass, its accepted drafts and one token more.
+
+    `chosen` int32 or int64 [R] are the tokens chosen for the logit rows; those of sampled row b
+    start at `first_logit[b]`, one more than the `depths[b]` drafts that were verified. It is row
+    `rows[b]` of `text`, and no two b share one. A negative depth is padding: nothing is written.
+    `out` int32 [B, outcome_width(max_depth)] says what happened, see `OutcomeColumn`. Tokens beyond
+    the text's `max_len` are reported, and counted in the length, but not kept.
+    """
+    num_sampled, max_depth = len(rows), text.drafts.shape[1]
+    if num_sampled == 0:
+        return
+    pdl = pdl_enabled(chosen.device)
+    _accept_kernel[(num_sampled,)](
+        chosen, first_logit, depths, rows,
+        text.drafts, text.lengths, text.tokens, text.draft_computed, out,
+        text.drafts.stride(0), text.tokens.stride(0), out.stride(0), text.tokens.shape[1],
+        max_depth, BLOCK=triton.next_power_of_2(max_depth + 1), PDL=pdl,
+        num_warps=1,  # in step, so that all have read the length before one writes it
+        **launch_options(pdl),
+    )  # fmt: skip
+
+
+@triton.jit
+def _accept_kernel(
+    chosen_ptr, first_logit_ptr, depth_ptr, row_ptr,
+    draft_ptr, length_ptr, token_ptr, draft_computed_ptr, out_ptr,
+    draft_stride, token_stride, out_stride, max_len, max_depth,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    index = tl.program_id(0)
+    depth = tl.minimum(tl.load(depth_ptr + index), max_depth)
+    if depth >= 0:
+        row = tl.load(row_ptr + index).to(tl.int64)
+        first = tl.load(first_logit_ptr + index)
+        length = tl.load(length_ptr + row)
+        place = tl.arange(0, BLOCK)
+        chosen = tl.load(chosen_ptr + first + place, mask=place <= depth, other=-1).to(tl.int32)
+        is_draft = place < depth
+        drafts = tl.load(draft_ptr + row * draft_stride + place, mask=is_draft, other=-1)
+        stands = is_draft & (drafts == chosen)
+        num_accepted = tl.min(tl.where(stands, BLOCK, place), axis=0)
+        is_new = place <= num_accepted
+        at = length + place
+        tl.store(token_ptr + row * token_stride + at, chosen, mask=is_new & (at < max_len))
+        tl.store(length_ptr + row, length + num_accepted + 1)
+        if depth > 0:
+            # The draft has not computed its own last guess.
+            tl.store(draft_computed_ptr + row, length + tl.minimum(num_accepted, depth - 1))
+        own = out_ptr + index.to(tl.int64) * out_stride
+        tl.store(own + _BASE_LEN, length)
+        tl.store(own + _DEPTH, depth)
+        tl.store(own + _NUM_ACCEPTED, num_accepted)
+        tl.store(own + _TOKENS + place, tl.where(is_new, chosen, -1), mask=place <= max_depth)

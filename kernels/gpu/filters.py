@@ -1,0 +1,273 @@
+"""min_p, top_k and top_p inside kernels, without sorting the vocabulary.
+
+Each of the three keeps a prefix of the tokens in order of (score, then lowest id). So the winner of
+the contest without filters is put to the test: how many tokens, and how much probability mass, come
+before it. If it fails, so does everything behind it; the best of those before it, noise included,
+is tested next. The very best token always passes.
+
+From the best score of each part of the vocabulary follows a score below which no token matters.
+Those above are few as a rule: each part lists its own, and only where one has more than its list
+holds is the row searched as a whole.
+
+The rule is that of `outrider.workers.sampling.filters`, but for the mass: that is summed in float32
+here, in integers there, so a token right at the edge of top_p may fall on the other side.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.kernels.gpu.launch import let_next_start, wait_for_inputs
+from outrider.kernels.gpu.noise import gumbel
+
+LIST_SLOTS = 64
+"""How many tokens a part of the vocabulary may list."""
+
+_NEG_INF = tl.constexpr(float("-inf"))
+_INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def scores_at(row_ptr, ids, is_token):
+    """float32, -inf where there is no token.
+
+    A NaN counts as -inf: it must not win, nor lead a search out of the vocabulary.
+    """
+    scores = tl.load(row_ptr + ids, mask=is_token, other=_NEG_INF).to(tl.float32)
+    return tl.where(scores == scores, scores, _NEG_INF)
+
+
+@triton.jit
+def tempered_at(row_ptr, ids, is_token, temperature):
+    """`scores_at` over temperature, as they are if that is 0."""
+    divisor = tl.where(temperature > 0, temperature, 1.0)
+    # A plain division is an approximation on GPUs.
+    return tl.div_rn(scores_at(row_ptr, ids, is_token), divisor)
+
+
+@triton.jit
+def mass_of(scores):
+    """The highest of some scores, and the sum of exp(score - highest)."""
+    highest = tl.max(scores, axis=0)
+    shift = tl.where(highest == _NEG_INF, 0.0, highest)
+    return highest, tl.sum(tl.exp(scores - shift), axis=0)
+
+
+@triton.jit
+def mass_of_parts(highest_ptr, mass_ptr, at, is_part):
+    """`mass_of` a row, from that of its parts; and the highest scores of these."""
+    of_parts = tl.load(highest_ptr + at, mask=is_part, other=_NEG_INF)
+    highest = tl.max(of_parts, axis=0)
+    shift = tl.where(highest == _NEG_INF, 0.0, highest)
+    masses = tl.load(mass_ptr + at, mask=is_part, other=0.0)
+    return highest, tl.sum(masses * tl.exp(of_parts - shift), axis=0), of_parts
+
+
+@triton.jit
+def winner_of_parts(noisy_ptr, winner_ptr, at, is_part):
+    """The token with the best noisy score of a row, from the best of each part."""
+    noisy = tl.load(noisy_ptr + at, mask=is_part, other=_NEG_INF)
+    best, part = tl.max(noisy, axis=0, return_indices=True)
+    winners = tl.load(winner_ptr + at, mask=is_part, other=0)
+    is_best = tl.arange(0, noisy.shape[0]) == part
+    return best, tl.sum(tl.where(is_best, winners, 0), axis=0)
+
+
+@triton.jit
+def load_filters(top_k_ptr, top_p_ptr, log_min_p_ptr, row, temperature, vocab):
+    """top_k (0 where it leaves everything), top_p, log min_p, and whether any of them is on."""
+    top_k = tl.load(top_k_ptr + row)
+    top_k = tl.where(top_k < vocab, top_k, 0)
+    top_p = tl.load(top_p_ptr + row)
+    log_min_p = tl.load(log_min_p_ptr + row)
+    has_filters = (top_k > 0) | (top_p < 1) | (log_min_p > _NEG_INF)
+    return top_k, top_p, log_min_p, has_filters & (temperature > 0)
+
+
+@triton.jit
+def _score_reached_by(num_tokens, of_parts):
+    """A score that at least `num_tokens` tokens reach: as many parts have one. -inf if none do."""
+    is_last = tl.arange(0, of_parts.shape[0]) == num_tokens - 1
+    ordered = tl.sort(of_parts, descending=True)
+    return tl.max(tl.where(is_last, ordered, _NEG_INF), axis=0)
+
+
+@triton.jit
+def least_needed(of_parts, highest, of_winner, top_k, top_p, log_min_p):
+    """Tokens with a lower score have no part in the test of the winner, nor in what follows it."""
+    needed = tl.maximum(of_winner, highest + log_min_p)
+    if top_p < 1:
+        # Behind the winner there may be mass which min_p and top_k leave for top_p to count.
+        if top_k > 0:
+            needed = tl.maximum(_score_reached_by(top_k, of_parts), highest + log_min_p)
+        elif log_min_p > _NEG_INF:
+            needed = highest + log_min_p
+    return needed
+
+
+@triton.jit
+def list_tokens_kernel(
+    logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr,
+    stride, vocab, num_parts,
+    PART: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Each part of a row with filters lists its tokens that matter; empty slots hold `vocab`."""
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    index, part = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows_ptr + index)
+    if row >= 0:
+        temperature = tl.load(temperature_ptr + row)
+        top_k, top_p, log_min_p, has_filters = load_filters(
+            top_k_ptr, top_p_ptr, log_min_p_ptr, row, temperature, vocab
+        )
+        if has_filters:
+            row_ptr = logits_ptr + index.to(tl.int64) * stride
+            parts = tl.arange(0, PARTS)
+            at, is_part = index * num_parts + parts, parts < num_parts
+            _, winner = winner_of_parts(noisy_ptr, winner_ptr, at, is_part)
+            highest, _, of_parts = mass_of_parts(highest_ptr, mass_ptr, at, is_part)
+            of_winner = tempered_at(row_ptr, winner, True, temperature)
+            needed = least_needed(of_parts, highest, of_winner, top_k, top_p, log_min_p)
+
+            ids = part * PART + tl.arange(0, PART)
+            scores = tempered_at(row_ptr, ids, ids < vocab, temperature)
+            matters = (scores >= needed) & (scores > _NEG_INF)
+            place = tl.cumsum(matters.to(tl.int32), axis=0) - 1
+            count = tl.sum(matters.to(tl.int32), axis=0)
+            own = index * num_parts + part
+            own_list = list_ptr + own * SLOTS
+            tl.store(own_list + place, ids, mask=matters & (place < SLOTS))
+            slots = tl.arange(0, SLOTS)
+            tl.store(own_list + slots, tl.zeros((SLOTS,), tl.int32) + vocab, mask=slots >= count)
+            tl.store(count_ptr + own, count)
+
+
+@triton.jit
+def _token_block(
+    row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK: tl.constexpr
+):
+    """Ids and scores of the next tokens of the lists, or of the row if these do not hold all."""
+    ids = start + tl.arange(0, BLOCK)
+    if is_listed:
+        ids = tl.load(list_ptr + ids, mask=ids < length, other=vocab)
+    return ids, tempered_at(row_ptr, ids, ids < vocab, temperature)
+
+
+@triton.jit
+def _to_order(score):
+    """int32 in the order of the floats."""
+    bits = score.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _from_order(order):
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _score_of_last(
+    row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, reached, top_k,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The score of the last token that top_k leaves, or one just below: with fewer than `top_k`
+    tokens above it, all others that are left have it."""
+    low, high = _to_order(reached), _to_order(highest)
+    while low < high:
+        middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and no sum to overflow
+        edge = _from_order(middle)
+        count = 0
+        for start in range(0, length, BLOCK):
+            _, scores = _token_block(
+                row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK
+            )
+            count += tl.sum((scores >= edge).to(tl.int32), axis=0)
+        low = tl.where(count > top_k, middle, tl.where(count == top_k, middle - 1, low))
+        high = tl.where(count > top_k, high, middle - 1)
+    return _from_order(low)
+
+
+@triton.jit
+def _mass_left(
+    row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, least, edge, top_k,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The mass of the tokens that min_p (`least`) and top_k (`edge`) leave."""
+    num_above, mass = 0, 0.0
+    for start in range(0, length, BLOCK):
+        _, scores = _token_block(
+            row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK
+        )
+        is_above = scores > edge
+        num_above += tl.sum(is_above.to(tl.int32), axis=0)
+        is_left = is_above & (scores >= least)
+        mass += tl.sum(tl.where(is_left, tl.exp(scores - highest), 0.0), axis=0)
+    num_at_edge = tl.where((top_k > 0) & (edge >= least), top_k - num_above, 0)
+    return mass + num_at_edge.to(tl.float32) * tl.exp(edge - highest)
+
+
+@triton.jit
+def _best_before(
+    row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, winner, of_winner, state,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """How many tokens stand before the winner, their mass, and the best of them with its noise."""
+    num_before, mass_before = 0, 0.0
+    best, best_id = _NEG_INF, 0
+    for start in range(0, length, BLOCK):
+        ids, scores = _token_block(
+            row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK
+        )
+        is_before = (scores > of_winner) | ((scores == of_winner) & (ids < winner))
+        count = tl.sum(is_before.to(tl.int32), axis=0)
+        if count > 0:  # in few blocks of a whole row, and noise is dear
+            num_before += count
+            mass_before += tl.sum(tl.where(is_before, tl.exp(scores - highest), 0.0), axis=0)
+            noisy = tl.where(is_before, scores + gumbel(state, ids), _NEG_INF)
+            block_best = tl.max(noisy, axis=0)
+            block_id = tl.min(tl.where(noisy == block_best, ids, vocab), axis=0)
+            best_id = tl.where(block_best > best, block_id, best_id)
+            best = tl.maximum(best, block_best)
+    return num_before, mass_before, best_id
+
+
+@triton.jit
+def choose_filtered(
+    row_ptr, list_ptr, is_listed, length, vocab, temperature, state,
+    winner, highest, mass, of_parts, top_k, top_p, log_min_p,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The token that a row's filters leave, starting from the winner without them; `highest` and
+    `mass` are those of the whole row."""
+    least = highest + log_min_p
+    enough = _INF
+    if top_p < 1:
+        if (top_k > 0) | (log_min_p > _NEG_INF):
+            edge = _NEG_INF
+            if top_k > 0:
+                edge = _score_of_last(
+                    row_ptr, list_ptr, is_listed, length, vocab, temperature, highest,
+                    _score_reached_by(top_k, of_parts), top_k, BLOCK,
+                )  # fmt: skip
+            mass = _mass_left(
+                row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, least, edge,
+                top_k, BLOCK,
+            )  # fmt: skip
+        enough = mass * top_p
+    of_winner = tempered_at(row_ptr, winner, True, temperature)
+    most_before = tl.where(top_k > 0, top_k, vocab)
+    is_open = 1
+    while is_open > 0:
+        num_before, mass_before, next_winner = _best_before(
+            row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, winner, of_winner,
+            state, BLOCK,
+        )  # fmt: skip
+        passes = (of_winner >= least) & (num_before < most_before) & (mass_before < enough)
+        passes = passes | (num_before == 0)
+        is_open = tl.where(passes, 0, 1)
+        winner = tl.where(passes, winner, next_winner)
+        of_winner = tempered_at(row_ptr, winner, True, temperature)
+    return winner

@@ -1,0 +1,39 @@
+"""How kernels of one pass follow each other: each may start while the one before it ends.
+
+With programmatic dependent launch a kernel is put on the multiprocessors as soon as every program
+of its predecessor allows it; it must wait before it touches what that one writes or reads. What it
+does before (computing addresses, fetching weights) is then hidden.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):
+    """Behind this, everything earlier kernels wrote is there."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """The next kernel may be put beside this one; it still waits for this one's end."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@cache
+def pdl_enabled(device: torch.device) -> bool:
+    """Hopper and later have it; the interpreter has not."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def launch_options(pdl: bool) -> dict[str, Any]:
+    return {"launch_pdl": True} if pdl else {}

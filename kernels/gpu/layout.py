@@ -1,0 +1,382 @@
+"""From a plan to a pass, on the device: which tokens stand where.
+
+The host plans a step before the one ahead of it has ended, so it knows how many tokens each row
+computes but not yet which, nor where: lengths, texts and drafts live in device memory. These
+kernels lay a pass out from both. They are the first of a recorded pass, so whatever it has room for
+beyond the plan is filled with padding: tokens that are stored nowhere, tiles and logits of nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.launch import (
+    launch_options,
+    let_next_start,
+    pdl_enabled,
+    wait_for_inputs,
+)
+from outrider.kernels.types import RaggedBatch
+
+
+class EntryColumn:
+    """A plan on the device, int32 [7, entries]: each entry is one sequence's share of a pass."""
+
+    ROW = 0  # in the tables of rows
+    NUM_TOKENS = 1
+    START = 2  # position of the first token; negative: the last committed one, then drafts
+    DEPTH = 3  # drafts among the tokens; negative: none of the tokens predicts anything
+    FIRST_TOKEN = 4
+    FIRST_TILE = 5
+    FIRST_LOGIT = 6
+    SIZE = 7
+
+
+class TotalColumn:
+    """What a pass holds in all, int32 [4]; what is recorded beyond is padding."""
+
+    TOKENS = 0
+    TILES = 1
+    LOGITS = 2
+    ENTRIES = 3
+    SIZE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PassBuffers:
+    """A pass as kernels read it, at fixed addresses."""
+
+    ids: Tensor  # int32 [T]
+    positions: Tensor  # int32 [T]
+    slots: Tensor  # int64 [T]
+    tiles: Tensor  # int32 [tiles, 4]
+    logit_tokens: Tensor  # int32 [logits]: which token of the pass predicts
+    logit_rows: Tensor  # int32 [logits]: for which row; negative: padding
+    logit_positions: Tensor  # int32 [logits]: of the predicted token
+
+    @classmethod
+    def create(cls, tokens: int, tiles: int, logits: int, device: torch.device) -> PassBuffers:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return cls(
+            zeros(tokens),
+            zeros(tokens),
+            zeros(tokens, dtype=torch.int64),
+            zeros(tiles, 4),
+            zeros(logits),
+            zeros(logits),
+            zeros(logits),
+        )
+
+    def first(self, tokens: int, tiles: int, logits: int) -> PassBuffers:
+        """The same memory, for a smaller pass."""
+        return PassBuffers(
+            self.ids[:tokens],
+            self.positions[:tokens],
+            self.slots[:tokens],
+            self.tiles[:tiles],
+            self.logit_tokens[:logits],
+            self.logit_rows[:logits],
+            self.logit_positions[:logits],
+        )
+
+    def batch(self, tables: Tensor, max_query_len: int, max_context_len: int) -> RaggedBatch:
+        nobody = self.tiles[:0, 0]
+        return RaggedBatch(
+            self.positions,
+            self.slots,
+            nobody,
+            nobody,
+            tables,
+            max_query_len,
+            max_context_len,
+            self.tiles,
+        )
+
+
+@triton.jit
+def _block_slot(tables_ptr, row, position, stored, max_blocks, BLOCK: tl.constexpr):
+    """Where a position's keys and values go; -1 where they are not stored."""
+    at = tables_ptr + row * max_blocks + position // BLOCK
+    block = tl.load(at, mask=stored, other=0).to(tl.int64)
+    return tl.where(stored, block * BLOCK + position % BLOCK, -1)
+
+
+@triton.jit
+def target_layout_kernel(
+    entries_ptr,
+    totals_ptr,
+    tokens_ptr,
+    lengths_ptr,
+    drafts_ptr,
+    tables_ptr,
+    ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    tiles_ptr,
+    logit_tokens_ptr,
+    logit_rows_ptr,
+    logit_positions_ptr,
+    entries_stride,
+    max_len,
+    max_drafts,
+    max_blocks,
+    num_tokens,
+    num_tiles,
+    num_logits,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program e lays out entry e; the last one fills what is left with padding."""
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    entry = tl.program_id(0)
+    lane = tl.arange(0, WIDTH)
+    if entry == tl.num_programs(0) - 1:
+        for at in range(tl.load(totals_ptr), num_tokens, WIDTH):
+            inside = at + lane < num_tokens
+            tl.store(ids_ptr + at + lane, 0, mask=inside)
+            tl.store(positions_ptr + at + lane, 0, mask=inside)
+            tl.store(slots_ptr + at + lane, -1, mask=inside)
+        for at in range(tl.load(totals_ptr + 1), num_tiles, WIDTH):
+            tl.store(tiles_ptr + (at + lane) * 4 + 1, 0, mask=at + lane < num_tiles)
+        for at in range(tl.load(totals_ptr + 2), num_logits, WIDTH):
+            inside = at + lane < num_logits
+            tl.store(logit_tokens_ptr + at + lane, 0, mask=inside)
+            tl.store(logit_rows_ptr + at + lane, -1, mask=inside)
+            tl.store(logit_positions_ptr + at + lane, 0, mask=inside)
+    elif entry < tl.load(totals_ptr + 3):
+        own = entries_ptr + entry
+        row = tl.load(own).to(tl.int64)
+        count = tl.load(own + entries_stride)
+        start = tl.load(own + 2 * entries_stride)
+        depth = tl.load(own + 3 * entries_stride)
+        first = tl.load(own + 4 * entries_stride)
+        first_tile = tl.load(own + 5 * entries_stride)
+        first_logit = tl.load(own + 6 * entries_stride)
+        length = tl.load(lengths_ptr + row)
+        num_known = tl.where(start < 0, 1, count)  # the others are drafts
+        start = tl.where(start < 0, length - 1, start)
+        for at in range(0, count, WIDTH):
+            index = at + lane
+            inside = index < count
+            position = start + index
+            drafted = inside & (index >= num_known)
+            known = (index < num_known) & (position < max_len)
+            token = tl.load(tokens_ptr + row * max_len + position, mask=known, other=0)
+            guess = drafts_ptr + row * max_drafts + index - 1
+            token += tl.load(guess, mask=drafted, other=0)
+            stored = inside & (position < max_blocks * BLOCK)
+            slot = _block_slot(tables_ptr, row, position, stored, max_blocks, BLOCK)
+            tl.store(ids_ptr + first + index, token, mask=inside)
+            tl.store(positions_ptr + first + index, position, mask=inside)
+            tl.store(slots_ptr + first + index, slot, mask=inside)
+        for at in range(0, count, WIDTH * TILE):
+            offset = at + lane * TILE
+            inside = offset < count
+            tile = tiles_ptr + (first_tile + offset // TILE) * 4
+            tl.store(tile, first + offset, mask=inside)
+            tl.store(tile + 1, tl.minimum(count - offset, TILE), mask=inside)
+            tl.store(tile + 2, start + offset, mask=inside)
+            tl.store(tile + 3, row.to(tl.int32), mask=inside)
+        for at in range(0, depth + 1, WIDTH):
+            index = at + lane
+            inside = index <= depth
+            token = count - 1 - depth + index
+            tl.store(logit_tokens_ptr + first_logit + index, first + token, mask=inside)
+            tl.store(logit_rows_ptr + first_logit + index, row.to(tl.int32), mask=inside)
+            tl.store(logit_positions_ptr + first_logit + index, start + token + 1, mask=inside)
+
+
+@triton.jit
+def draft_layout_kernel(
+    entries_ptr,
+    totals_ptr,
+    tokens_ptr,
+    lengths_ptr,
+    drafts_ptr,
+    computed_ptr,
+    tables_ptr,
+    ids_ptr,
+    positions_ptr,
+    slots_ptr,
+    tiles_ptr,
+    logit_tokens_ptr,
+    logit_rows_ptr,
+    logit_positions_ptr,
+    entries_stride,
+    max_len,
+    max_drafts,
+    max_blocks,
+    round_index,
+    BLOCK: tl.constexpr,
+    FIRST: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program e lays out the tokens of one row that drafts.
+
+    The FIRST pass computes the last two committed tokens, for after full acceptance the draft has
+    seen neither; one it has seen is not stored again. Each further pass computes the last draft.
+    """
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    entry = tl.program_id(0)
+    is_real = entry < tl.load(totals_ptr + 3)
+    row = tl.load(entries_ptr + entry, mask=is_real, other=0).to(tl.int64)
+    depth = tl.load(entries_ptr + 3 * entries_stride + entry, mask=is_real, other=0)
+    length = tl.load(lengths_ptr + row)
+    count: tl.constexpr = 2 if FIRST else 1
+    index = tl.arange(0, count)
+    if FIRST:
+        position = length - 2 + index
+        known = position >= 0
+        token = tl.load(tokens_ptr + row * max_len + position, mask=known, other=0)
+        least = tl.load(computed_ptr + row)
+        skipped = tl.where(length > 1, 0, 1)
+    else:
+        position = length - 1 + round_index + index
+        token = tl.load(drafts_ptr + row * max_drafts + round_index - 1 + index)
+        # Lookahead was reserved for so many drafts; the others are never verified.
+        least = tl.where(round_index < depth, 0, max_blocks * BLOCK)
+        skipped = 0
+    least = tl.maximum(tl.where(is_real, least, max_blocks * BLOCK), 0)
+    stored = (position >= least) & (position < max_blocks * BLOCK)
+    slot = _block_slot(tables_ptr, row, tl.maximum(position, 0), stored, max_blocks, BLOCK)
+    first = entry * count
+    tl.store(ids_ptr + first + index, token)
+    tl.store(positions_ptr + first + index, tl.maximum(position, 0))
+    tl.store(slots_ptr + first + index, slot)
+    seen = length - count + tl.where(FIRST, 0, round_index)
+    tile = tiles_ptr + entry * 4
+    tl.store(tile, first + skipped)
+    tl.store(tile + 1, tl.where(is_real, count - skipped, 0))
+    tl.store(tile + 2, seen + skipped)
+    tl.store(tile + 3, row.to(tl.int32))
+    tl.store(logit_tokens_ptr + entry, first + count - 1)
+    tl.store(logit_rows_ptr + entry, tl.where(is_real, row, -1).to(tl.int32))
+    predicted = length + tl.where(FIRST, 0, round_index)
+    tl.store(logit_positions_ptr + entry, predicted)
+
+
+def lay_out_target(
+    entries: Tensor,
+    totals: Tensor,
+    text: TextTable,
+    tables: Tensor,
+    buffers: PassBuffers,
+    block_size: int,
+    tile_tokens: int,
+) -> None:
+    """Fill `buffers` from the first `totals[ENTRIES]` of `entries`, and their rest with padding.
+
+    `tables` int32 [rows, max_blocks] are the block tables of the model that runs the pass.
+    """
+    pdl = pdl_enabled(entries.device)
+    target_layout_kernel[(entries.shape[1] + 1,)](
+        entries,
+        totals,
+        text.tokens,
+        text.lengths,
+        text.drafts,
+        tables,
+        buffers.ids,
+        buffers.positions,
+        buffers.slots,
+        buffers.tiles,
+        buffers.logit_tokens,
+        buffers.logit_rows,
+        buffers.logit_positions,
+        entries.stride(0),
+        text.tokens.shape[1],
+        text.drafts.shape[1],
+        tables.shape[1],
+        buffers.ids.shape[0],
+        buffers.tiles.shape[0],
+        buffers.logit_tokens.shape[0],
+        BLOCK=block_size,
+        TILE=tile_tokens,
+        WIDTH=64,
+        PDL=pdl,
+        num_warps=1,
+        **launch_options(pdl),
+    )
+
+
+def lay_out_draft(
+    entries: Tensor,
+    totals: Tensor,
+    text: TextTable,
+    tables: Tensor,
+    buffers: PassBuffers,
+    block_size: int,
+    round_index: int,
+) -> None:
+    """Fill `buffers` for pass `round_index` of a drafting round over `entries`: in the first pass
+    two tokens each, then one."""
+    pdl = pdl_enabled(entries.device)
+    draft_layout_kernel[(entries.shape[1],)](
+        entries,
+        totals,
+        text.tokens,
+        text.lengths,
+        text.drafts,
+        text.draft_computed,
+        tables,
+        buffers.ids,
+        buffers.positions,
+        buffers.slots,
+        buffers.tiles,
+        buffers.logit_tokens,
+        buffers.logit_rows,
+        buffers.logit_positions,
+        entries.stride(0),
+        text.tokens.shape[1],
+        text.drafts.shape[1],
+        tables.shape[1],
+        round_index,
+        BLOCK=block_size,
+        FIRST=round_index == 0,
+        PDL=pdl,
+        num_warps=1,
+        **launch_options(pdl),
+    )
+
+
+@triton.jit
+def update_tables_kernel(
+    updates_ptr, count, target_ptr, draft_ptr, WIDTH: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    inside = lane < count
+    is_draft = tl.load(updates_ptr + lane * 3, mask=inside, other=0)
+    at = tl.load(updates_ptr + lane * 3 + 1, mask=inside, other=0)
+    block = tl.load(updates_ptr + lane * 3 + 2, mask=inside, other=0)
+    tl.store(target_ptr + at, block, mask=inside & (is_draft == 0))
+    tl.store(draft_ptr + at, block, mask=inside & (is_draft == 1))
+
+
+def update_tables(updates: Tensor, target_tables: Tensor, draft_tables: Tensor) -> None:
+    """Write blocks into tables; `updates` int32 [n, 3]: 0 for the target's or 1 for the draft's,
+    the flat index there, the block."""
+    pdl = pdl_enabled(updates.device)
+    update_tables_kernel[(triton.cdiv(updates.shape[0], 128),)](
+        updates,
+        updates.shape[0],
+        target_tables,
+        draft_tables,
+        WIDTH=128,
+        PDL=pdl,
+        num_warps=1,
+        **launch_options(pdl),
+    )

@@ -1,0 +1,264 @@
+"""Products of a few rows with a large weight, at the speed the weight can be read.
+
+A decode or verification pass multiplies 1 to 64 rows: the weight's bytes are all that counts. Each
+program takes some output features over the whole depth, so the work around a product happens where
+its operands are anyway: the RMS norm of the input, the residual sum, SiLU-mul, the rotation of
+queries and keys and the write of the KV cache. A layer of a pass is then five kernels.
+
+A norm costs nothing: its weight is applied, and its squares are summed, by the kernel that writes
+the stream; its scale is one number a row and is applied behind the product that reads the stream.
+
+The weight is the left operand of the matrix units, so that a handful of rows wastes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional
+
+from outrider.kernels.gpu.launch import launch_options, pdl_enabled
+from outrider.kernels.gpu.linear_kernels import (
+    close_stream_kernel,
+    gate_up_kernel,
+    linear_kernel,
+    open_stream_kernel,
+    qkv_kernel,
+)
+from outrider.kernels.gpu.scratch import split_scratch
+from outrider.kernels.gpu.tuning import LinearConfig, linear_config
+from outrider.kernels.types import RaggedBatch
+
+MAX_SMALL_ROWS = 64
+"""Beyond so many rows the library's product is as good."""
+
+
+def padded_rows(num_rows: int) -> int:
+    rows: int = triton.next_power_of_2(num_rows)
+    return max(16, rows)
+
+
+def _power_of_2_in(number: int) -> int:
+    return number & -number
+
+
+def can_rotate(head_dim: int) -> bool:
+    """Whether a head's pairs can be shared out among programs; the matrix units need 16 each."""
+    return _power_of_2_in(head_dim // 2) >= 16
+
+
+def _options(config: LinearConfig, pdl: bool) -> dict[str, Any]:
+    return {
+        "num_warps": config.warps,
+        "num_stages": config.stages,
+        "PDL": pdl,
+        **launch_options(pdl),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The residual stream between two kernels, with its next norm under way."""
+
+    total: Tensor  # [T, hidden]
+    scaled: Tensor  # total times the weight of the next norm
+    squares: Tensor  # float32 [parts, padded rows]: squares of total, summed over parts of hidden
+
+    @property
+    def parts(self) -> dict[str, int]:
+        count = self.squares.shape[0]
+        return {"PARTS": count, "PARTS_SIZE": triton.next_power_of_2(count)}
+
+
+def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
+    """The stream of embedded tokens, before the first norm."""
+    num_rows, hidden = ids.shape[0], table.shape[1]
+    total, scaled = table.new_empty(2, num_rows, hidden)
+    squares = table.new_empty(1, padded_rows(num_rows), dtype=torch.float32)
+    pdl = pdl_enabled(ids.device)
+    open_stream_kernel[(num_rows,)](
+        ids,
+        table,
+        norm,
+        total,
+        scaled,
+        squares,
+        hidden,
+        SIZE=triton.next_power_of_2(hidden),
+        PDL=pdl,
+        **launch_options(pdl),
+    )
+    return Stream(total, scaled, squares)
+
+
+def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Tensor:
+    """The normalised stream [T, hidden], or of the tokens at `index` alone."""
+    hidden = stream.scaled.shape[1]
+    num_rows = stream.scaled.shape[0] if index is None else index.shape[0]
+    out = stream.scaled.new_empty(num_rows, hidden)
+    pdl = pdl_enabled(out.device)
+    close_stream_kernel[(num_rows,)](
+        stream.scaled,
+        stream.squares,
+        index,
+        out,
+        hidden,
+        eps,
+        HAS_INDEX=index is not None,
+        R=stream.squares.shape[1],
+        SIZE=triton.next_power_of_2(hidden),
+        **stream.parts,
+        PDL=pdl,
+        **launch_options(pdl),
+    )
+    return out
+
+
+class GpuLinear:
+    """`x @ weight.T + bias`, and the same with what stands around it in a decoder layer."""
+
+    __slots__ = ("bias", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight = weight.contiguous()
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > MAX_SMALL_ROWS:
+            return functional.linear(x, self.weight, self.bias)
+        return self._small(x, x.new_empty(x.shape[0], self.weight.shape[0]))
+
+    def wide(self, x: Tensor) -> Tensor:
+        """The product in float32, not rounded to the dtype of its operands: logits."""
+        if x.shape[0] > MAX_SMALL_ROWS:
+            return functional.linear(x, self.weight, self.bias).float()
+        out = x.new_empty(x.shape[0], self.weight.shape[0], dtype=torch.float32)
+        return self._small(x, out)
+
+    def add(self, x: Tensor, residual: Stream, next_norm: Tensor) -> Stream:
+        """The residual stream behind this product, ready for the norm that follows."""
+        num_rows, rows = x.shape[0], padded_rows(x.shape[0])
+        num_features, depth = self.weight.shape
+        config = linear_config("linear", num_features, depth, rows)
+        parts = triton.cdiv(num_features, config.features)
+        squares = x.new_empty(parts, rows, dtype=torch.float32)
+        total, scaled = residual.total.new_empty(2, num_rows, num_features)
+        self._small(x, total, residual.total, next_norm, scaled, squares)
+        return Stream(total, scaled, squares)
+
+    def _small(
+        self,
+        x: Tensor,
+        out: Tensor,
+        residual: Tensor | None = None,
+        norm: Tensor | None = None,
+        scaled: Tensor | None = None,
+        squares: Tensor | None = None,
+    ) -> Tensor:
+        num_rows, (num_features, depth) = x.shape[0], self.weight.shape
+        if num_rows == 0:
+            return out
+        rows = padded_rows(num_rows)
+        config = linear_config("linear", num_features, depth, rows)
+        tiles = triton.cdiv(num_features, config.features)
+        partial, counters = split_scratch(x.device, tiles, config.splits, config.features * rows)
+        linear_kernel[(tiles, config.splits)](
+            x,
+            self.weight,
+            self.bias,
+            residual,
+            norm,
+            out,
+            scaled,
+            squares,
+            partial,
+            counters,
+            num_rows,
+            num_features,
+            K=depth,
+            R=rows,
+            BN=config.features,
+            BK=config.depth,
+            SPLIT_K=config.splits,
+            HAS_BIAS=self.bias is not None,
+            IS_STREAM=residual is not None,
+            **_options(config, pdl_enabled(x.device)),
+        )
+        return out
+
+    def norm_gated(self, stream: Stream, eps: float) -> Tensor:
+        """silu(gate) * up of the normalised stream; this weight's first half is the gate's."""
+        num_rows, (num_features, depth) = stream.scaled.shape[0], self.weight.shape
+        half = num_features // 2
+        rows = padded_rows(num_rows)
+        config = linear_config("gate_up", half, depth, rows)
+        out = stream.scaled.new_empty(num_rows, half)
+        gate_up_kernel[(triton.cdiv(half, config.features),)](
+            stream.scaled,
+            self.weight,
+            self.bias,
+            stream.squares,
+            out,
+            num_rows,
+            half,
+            eps,
+            K=depth,
+            R=rows,
+            BN=config.features,
+            BK=config.depth,
+            HAS_BIAS=self.bias is not None,
+            **stream.parts,
+            **_options(config, pdl_enabled(out.device)),
+        )
+        return out
+
+    def norm_rotate_store(
+        self,
+        stream: Stream,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        batch: RaggedBatch,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        num_heads: int,
+    ) -> Tensor:
+        """Queries [T, H, D] of the normalised stream; keys and values are rotated and stored."""
+        num_rows, depth = stream.scaled.shape[0], self.weight.shape[1]
+        _, kv_heads, block_size, head_dim = key_cache.shape
+        rows = padded_rows(num_rows)
+        config = linear_config("qkv", self.weight.shape[0] // 2, depth, rows)
+        pairs = min(config.features, _power_of_2_in(head_dim // 2))
+        q = stream.scaled.new_empty(num_rows, num_heads, head_dim)
+        qkv_kernel[((num_heads + 2 * kv_heads) * (head_dim // 2 // pairs),)](
+            stream.scaled,
+            self.weight,
+            self.bias,
+            stream.squares,
+            cos,
+            sin,
+            batch.positions,
+            batch.slots,
+            q,
+            key_cache,
+            value_cache,
+            num_rows,
+            eps,
+            H=num_heads,
+            KV=kv_heads,
+            D=head_dim,
+            BLOCK=block_size,
+            K=depth,
+            R=rows,
+            BN=pairs,
+            BK=config.depth,
+            HAS_BIAS=self.bias is not None,
+            ROTATES=cos is not None,
+            **stream.parts,
+            **_options(config, pdl_enabled(q.device)),
+        )
+        return q

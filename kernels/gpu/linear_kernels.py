@@ -1,0 +1,304 @@
+"""The kernels of `outrider.kernels.gpu.linear`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from outrider.kernels.gpu.launch import let_next_start, wait_for_inputs
+
+
+@triton.jit
+def dot_features(
+    x_ptr,
+    w_ptr,
+    first,  # [BN] features of the first product
+    second,  # [BN] those of the second one, if DUAL
+    num_rows,
+    k_begin,
+    k_end,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    DUAL: tl.constexpr,
+):
+    """Features times rows, float32 [BN, R] each."""
+    row = tl.arange(0, R)
+    depth = tl.arange(0, BK)
+    acc_first = tl.zeros((BN, R), tl.float32)
+    acc_second = tl.zeros((BN, R), tl.float32)
+    precision: tl.constexpr = "ieee" if w_ptr.dtype.element_ty == tl.float32 else "tf32"
+    is_row = (row < num_rows)[None, :]
+    x_at = x_ptr + row[None, :] * K + depth[:, None]
+    first_at = w_ptr + first[:, None].to(tl.int64) * K + depth[None, :]
+    second_at = w_ptr + second[:, None].to(tl.int64) * K + depth[None, :]
+    for k in tl.range(k_begin, k_end, BK):
+        inside = k + depth < k_end
+        if K % BK == 0:
+            x = tl.load(x_at + k, mask=is_row, other=0.0)
+            weight = tl.load(first_at + k, eviction_policy="evict_first")
+        else:
+            x = tl.load(x_at + k, mask=is_row & inside[:, None], other=0.0)
+            weight = tl.load(first_at + k, mask=inside[None, :], other=0.0)
+        acc_first = tl.dot(weight, x, acc_first, input_precision=precision)
+        if DUAL:
+            if K % BK == 0:
+                weight = tl.load(second_at + k, eviction_policy="evict_first")
+            else:
+                weight = tl.load(second_at + k, mask=inside[None, :], other=0.0)
+            acc_second = tl.dot(weight, x, acc_second, input_precision=precision)
+    return acc_first, acc_second
+
+
+@triton.jit
+def inverse_norm(
+    squares_ptr,
+    row,
+    num_rows,
+    eps,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
+    part = tl.arange(0, SIZE)[:, None]
+    inside = (part < PARTS) & (row < num_rows)[None, :]
+    squares = tl.load(squares_ptr + part * R + row[None, :], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[None, :]
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    residual_ptr,
+    norm_ptr,
+    out_ptr,
+    scaled_ptr,
+    squares_ptr,
+    partial_ptr,
+    counter_ptr,
+    num_rows,
+    N,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_STREAM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The plain product; or, as a stream, its sum with the residual and what the next norm needs:
+    the sum times that norm's weight, and its squares added up over this program's features."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    let_next_start(PDL)
+    feature = tile * BN + tl.arange(0, BN)
+    held = tl.minimum(feature, N - 1)
+    share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
+    k_begin = split * share
+    wait_for_inputs(PDL)
+    k_end = tl.minimum(k_begin + share, K)
+    acc, _ = dot_features(
+        x_ptr, w_ptr, held, held, num_rows, k_begin, k_end, K, R, BN, BK, False
+    )  # fmt: skip
+    row = tl.arange(0, R)
+    is_last = True
+    if SPLIT_K > 1:
+        # The last program of a tile to arrive adds the parts up, in the order of the splits.
+        inner = tl.arange(0, BN)[:, None] * R + row[None, :]
+        stride = tl.num_programs(0) * BN * R
+        own = partial_ptr + tile * BN * R
+        tl.store(own + split * stride + inner, acc)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT_K - 1
+        if is_last:
+            acc = tl.zeros((BN, R), tl.float32)
+            for part in tl.static_range(SPLIT_K):
+                acc += tl.load(own + part * stride + inner, cache_modifier=".cg")
+            tl.store(counter_ptr + tile, 0)
+    if is_last:
+        if HAS_BIAS:
+            acc += tl.load(bias_ptr + held).to(tl.float32)[:, None]
+        dtype = out_ptr.dtype.element_ty
+        at = row[None, :].to(tl.int64) * N + feature[:, None]
+        inside = (row < num_rows)[None, :] & (feature < N)[:, None]
+        if IS_STREAM:
+            # Rounded before and behind the sum, as where product and sum are two operations.
+            acc = acc.to(dtype).to(tl.float32)
+            acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            acc = tl.where(inside, acc.to(dtype).to(tl.float32), 0.0)
+            norm = tl.load(norm_ptr + held).to(tl.float32)
+            tl.store(scaled_ptr + at, (acc * norm[:, None]).to(dtype), mask=inside)
+            tl.store(squares_ptr + tile * R + row, tl.sum(acc * acc, axis=0))
+        tl.store(out_ptr + at, acc.to(dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def gate_up_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    squares_ptr,
+    out_ptr,
+    num_rows,
+    N,
+    eps,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """silu(gate) * up of the normalised input; gate features are 0..N-1, up features N..2N-1."""
+    let_next_start(PDL)
+    feature = tl.program_id(0) * BN + tl.arange(0, BN)
+    held = tl.minimum(feature, N - 1)
+    wait_for_inputs(PDL)
+    row = tl.arange(0, R)
+    inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
+    gate, up = dot_features(
+        x_ptr, w_ptr, held, held + N, num_rows, 0, K, K, R, BN, BK, True
+    )  # fmt: skip
+    gate, up = gate * inverse, up * inverse
+    if HAS_BIAS:
+        gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
+        up += tl.load(bias_ptr + held + N).to(tl.float32)[:, None]
+    inside = (row < num_rows)[None, :] & (feature < N)[:, None]
+    at = row[None, :].to(tl.int64) * N + feature[:, None]
+    gated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + at, gated.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def qkv_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    squares_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    num_rows,
+    eps,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,  # tokens in a block of the cache
+    K: tl.constexpr,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROTATES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Queries, keys and values of the normalised input; keys and values go to the cache.
+
+    A program holds features j and j + D/2 of a head: the pairs that are rotated.
+    """
+    let_next_start(PDL)
+    parts: tl.constexpr = D // 2 // BN
+    head = tl.program_id(0) // parts
+    pair = tl.program_id(0) % parts * BN + tl.arange(0, BN)
+    feature = head * D + pair
+    wait_for_inputs(PDL)
+    row = tl.arange(0, R)
+    inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
+    low, high = dot_features(
+        x_ptr, w_ptr, feature, feature + D // 2, num_rows, 0, K, K, R, BN, BK, True
+    )
+    low, high = low * inverse, high * inverse
+    if HAS_BIAS:
+        low += tl.load(bias_ptr + feature).to(tl.float32)[:, None]
+        high += tl.load(bias_ptr + feature + D // 2).to(tl.float32)[:, None]
+    dtype = q_ptr.dtype.element_ty
+    is_row = row < num_rows
+    if ROTATES and head < H + KV:
+        position = tl.load(positions_ptr + row, mask=is_row, other=0)
+        at = position[None, :] * (D // 2) + pair[:, None]
+        cos = tl.load(cos_ptr + at, mask=is_row[None, :], other=0.0)
+        sin = tl.load(sin_ptr + at, mask=is_row[None, :], other=0.0)
+        low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+        low, high = low * cos - high * sin, high * cos + low * sin
+    if head < H:
+        at = q_ptr + row[None, :] * (H * D) + feature[:, None]
+        tl.store(at, low.to(dtype), mask=is_row[None, :])
+        tl.store(at + D // 2, high.to(dtype), mask=is_row[None, :])
+    else:
+        slot = tl.load(slots_ptr + row, mask=is_row, other=-1).to(tl.int64)
+        kv_head = (head - H) % KV
+        place = (slot // BLOCK * KV + kv_head) * (BLOCK * D) + slot % BLOCK * D
+        cache_ptr = key_ptr if head < H + KV else value_ptr
+        at = cache_ptr + place[None, :] + pair[:, None]
+        is_stored = (slot >= 0)[None, :]
+        tl.store(at, low.to(dtype), mask=is_stored)
+        tl.store(at + D // 2, high.to(dtype), mask=is_stored)
+
+
+@triton.jit
+def open_stream_kernel(
+    ids_ptr,
+    table_ptr,
+    norm_ptr,
+    total_ptr,
+    scaled_ptr,
+    squares_ptr,
+    hidden,
+    SIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    row = tl.program_id(0)
+    at = tl.arange(0, SIZE)
+    inside = at < hidden
+    token = tl.load(ids_ptr + row).to(tl.int64)
+    total = tl.load(table_ptr + token * hidden + at, mask=inside, other=0.0)
+    wide = total.to(tl.float32)
+    norm = tl.load(norm_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    out = row.to(tl.int64) * hidden + at
+    tl.store(total_ptr + out, total, mask=inside)
+    tl.store(scaled_ptr + out, (wide * norm).to(total.dtype), mask=inside)
+    tl.store(squares_ptr + row, tl.sum(wide * wide))
+
+
+@triton.jit
+def close_stream_kernel(
+    scaled_ptr,
+    squares_ptr,
+    index_ptr,
+    out_ptr,
+    hidden,
+    eps,
+    HAS_INDEX: tl.constexpr,
+    R: tl.constexpr,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    row = tl.program_id(0)
+    source = tl.load(index_ptr + row).to(tl.int32) if HAS_INDEX else row
+    part = tl.arange(0, PARTS_SIZE)
+    squares = tl.load(squares_ptr + part * R + source, mask=part < PARTS, other=0.0)
+    inverse = tl.rsqrt(tl.sum(squares) / hidden + eps)
+    at = tl.arange(0, SIZE)
+    inside = at < hidden
+    scaled = tl.load(scaled_ptr + source.to(tl.int64) * hidden + at, mask=inside, other=0.0)
+    normed = (scaled.to(tl.float32) * inverse).to(scaled.dtype)
+    tl.store(out_ptr + row.to(tl.int64) * hidden + at, normed, mask=inside)

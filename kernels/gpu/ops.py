@@ -1,0 +1,138 @@
+"""The operations as Triton kernels, for float32, float16 and bfloat16 on GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from outrider.kernels.gpu import linear, norm, pointwise, rotary, sampling
+from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
+from outrider.kernels.gpu.linear import MAX_SMALL_ROWS, GpuLinear, Stream
+from outrider.kernels.gpu.pointwise import check_dtypes
+from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFusedOps:
+    """See `outrider.kernels.types.FusedOps`."""
+
+    @property
+    def max_tokens(self) -> int:
+        return MAX_SMALL_ROWS
+
+    def can_rotate(self, head_dim: int) -> bool:
+        return linear.can_rotate(head_dim)
+
+    def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
+        check_dtypes(table, norm)
+        return linear.open_stream(ids, table, norm)
+
+    def close_stream(self, stream: Stream, eps: float, index: Tensor | None) -> Tensor:
+        return linear.close_stream(stream, eps, index)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOps:
+    """See `outrider.kernels.types.Ops`. Nothing here waits for the device."""
+
+    @property
+    def name(self) -> str:
+        return "triton"
+
+    @property
+    def deterministic(self) -> bool:
+        return False
+
+    @property
+    def fused(self) -> FusedOps:
+        return GpuFusedOps()
+
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
+        return tile_tokens_for(num_heads, num_kv_heads, max_query_len)
+
+    def repeatable(self, run: Pass) -> Pass:
+        return run
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        check_dtypes(weight, bias)
+        return GpuLinear(weight, bias)
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        return pointwise.embed(ids, table)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norm.rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return norm.add_rms_norm(x, residual, weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        return norm.layer_norm(x, weight, bias, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return pointwise.silu_mul(gate_up)
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        batch: RaggedBatch,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        norm_eps: float = 0.0,
+    ) -> Tensor:
+        return rotary.rotate_and_store(
+            qkv,
+            cos,
+            sin,
+            batch,
+            key_cache,
+            value_cache,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            q_norm,
+            k_norm,
+            norm_eps,
+        )
+
+    def attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        batch: RaggedBatch,
+        scale: float,
+        window: int = 0,
+    ) -> Tensor:
+        check_dtypes(q, key_cache, value_cache)
+        return paged_attention(q, key_cache, value_cache, batch, scale, window)
+
+    def logits(self, head: Linear, hidden: Tensor) -> Tensor:
+        assert isinstance(head, GpuLinear)
+        return head.wide(hidden)
+
+    def gumbel_argmax(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
+    ) -> Tensor:
+        check_dtypes(scores)
+        return sampling.gumbel_argmax(scores, seeds, streams, positions)
+
+    def gumbel_max(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor, first_id: int
+    ) -> tuple[Tensor, Tensor]:
+        check_dtypes(scores)
+        return sampling.gumbel_max(scores, seeds, streams, positions, first_id)
+
+    def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor:
+        check_dtypes(scores)
+        return sampling.probability_of(scores, tokens)

@@ -1,0 +1,355 @@
+"""Drawing a token from each row of scores by the argmax over score and noise.
+
+A row is shared out over the vocabulary, a part to a program; what the parts found is put together
+by one program a row. Parts are fixed ranges of ids: no row's result depends on the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.kernels.gpu.filters import (
+    LIST_SLOTS,
+    choose_filtered,
+    list_tokens_kernel,
+    load_filters,
+    mass_of,
+    mass_of_parts,
+    scores_at,
+    tempered_at,
+    winner_of_parts,
+)
+from outrider.kernels.gpu.launch import (
+    launch_options,
+    let_next_start,
+    pdl_enabled,
+    wait_for_inputs,
+)
+from outrider.kernels.gpu.noise import gumbel, row_state
+from outrider.kernels.noise import Stream
+from outrider.kernels.seeds import signed64
+
+_PART_TOKENS = 2048
+_PART_WARPS = 8
+_SEARCH_BLOCK = 4096
+_SEARCH_WARPS = 8
+_SHARED_STREAM = tl.constexpr(int(Stream.SHARED))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTable:
+    """What each row of a batch asks of the sampler, on the device; see `set_row`."""
+
+    temperature: Tensor  # float32 [num_rows]
+    seed: Tensor  # int64 [num_rows]
+    top_k: Tensor  # int32 [num_rows]
+    top_p: Tensor  # float32 [num_rows]
+    log_min_p: Tensor  # float32 [num_rows]
+
+    @classmethod
+    def create(cls, num_rows: int, device: torch.device) -> SamplingTable:
+        """A table whose rows are all greedy."""
+        return cls(
+            temperature=torch.zeros(num_rows, dtype=torch.float32, device=device),
+            seed=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            top_k=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            top_p=torch.ones(num_rows, dtype=torch.float32, device=device),
+            log_min_p=torch.full((num_rows,), -math.inf, dtype=torch.float32, device=device),
+        )
+
+    def set_row(
+        self,
+        row: int,
+        temperature: float,
+        seed: int,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        log_min_p: float = -math.inf,
+    ) -> None:
+        """Temperature 0 is greedy; the defaults of the filters are off."""
+        self.temperature[row] = temperature
+        self.seed[row] = signed64(seed)
+        self.top_k[row] = top_k
+        self.top_p[row] = top_p
+        self.log_min_p[row] = log_min_p
+
+
+def gumbel_argmax(scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor) -> Tensor:
+    """See `outrider.kernels.types.Ops`."""
+    return gumbel_max(scores, seeds, streams, positions, 0)[1]
+
+
+def gumbel_max(
+    scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor, first_id: int
+) -> tuple[Tensor, Tensor]:
+    """See `outrider.kernels.types.Ops`."""
+    scores = _with_dense_rows(scores)
+    num_rows, vocab = scores.shape
+    best = scores.new_empty(num_rows, dtype=torch.float32)
+    columns = scores.new_empty(num_rows, dtype=torch.int64)
+    if num_rows == 0:
+        return best, columns
+    parts = _Parts.empty(scores)
+    pdl = pdl_enabled(scores.device)
+    _noisy_parts_kernel[(num_rows, parts.count)](
+        scores, seeds.contiguous(), streams.contiguous(), positions.contiguous(),
+        parts.noisy, parts.winner, scores.stride(0), vocab, first_id,
+        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
+    )  # fmt: skip
+    _best_part_kernel[(num_rows,)](
+        parts.noisy, parts.winner, best, columns, parts.count,
+        PARTS=parts.padded_count, PDL=pdl, **launch_options(pdl),
+    )  # fmt: skip
+    return best, columns
+
+
+def probability_of(scores: Tensor, tokens: Tensor) -> Tensor:
+    """See `outrider.kernels.types.Ops`."""
+    scores = _with_dense_rows(scores)
+    num_rows, vocab = scores.shape
+    out = scores.new_empty(num_rows, dtype=torch.float32)
+    if num_rows == 0:
+        return out
+    parts = _Parts.empty(scores)
+    pdl = pdl_enabled(scores.device)
+    _mass_parts_kernel[(num_rows, parts.count)](
+        scores, parts.highest, parts.mass, scores.stride(0), vocab,
+        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
+    )  # fmt: skip
+    _probability_kernel[(num_rows,)](
+        scores, tokens.contiguous(), parts.highest, parts.mass, out, scores.stride(0), parts.count,
+        PARTS=parts.padded_count, PDL=pdl, **launch_options(pdl),
+    )  # fmt: skip
+    return out
+
+
+def choose_tokens(
+    logits: Tensor,
+    settings: SamplingTable,
+    rows: Tensor,
+    positions: Tensor,
+    out_tokens: Tensor,
+    out_confidence: Tensor | None = None,
+    by_row: bool = False,
+) -> None:
+    """Each row's choice, as `outrider.workers.sampling.choose.sample` makes it.
+
+    `logits` [R, vocab] may be the first columns of wider rows. `rows` int32 [R] says which row of
+    `settings` each goes by; where it is negative, the token is -1 and no confidence is written.
+    `positions` int32 [R] are those of the tokens to be chosen. The confidence, float32 [R], is the
+    token's probability after temperature, before filters. Any integer type will do for the tokens;
+    with `by_row` each is written at the place of its row of `settings`, and none for padding.
+    """
+    num_rows, vocab = logits.shape
+    if num_rows == 0:
+        return
+    parts = _Parts.empty(logits)
+    lists = logits.new_empty(num_rows, parts.count * LIST_SLOTS, dtype=torch.int32)
+    counts = logits.new_empty(num_rows, parts.count, dtype=torch.int32)
+    filters = (settings.top_k, settings.top_p, settings.log_min_p)
+    found = (parts.noisy, parts.winner, parts.highest, parts.mass)
+    pdl = pdl_enabled(logits.device)
+    _contest_kernel[(num_rows, parts.count)](
+        logits, rows, positions, settings.temperature, settings.seed, *found,
+        logits.stride(0), vocab,
+        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
+    )  # fmt: skip
+    list_tokens_kernel[(num_rows, parts.count)](
+        logits, rows, settings.temperature, *filters, *found, lists, counts,
+        logits.stride(0), vocab, parts.count,
+        PART=_PART_TOKENS, PARTS=parts.padded_count, SLOTS=LIST_SLOTS, PDL=pdl,
+        num_warps=_PART_WARPS, **launch_options(pdl),
+    )  # fmt: skip
+    _settle_kernel[(num_rows,)](
+        logits, rows, positions, settings.temperature, settings.seed, *filters, *found,
+        lists, counts, out_tokens, out_confidence, logits.stride(0), vocab, parts.count,
+        out_tokens.stride(0), BY_ROW=by_row,
+        PARTS=parts.padded_count, SLOTS=LIST_SLOTS, BLOCK=_SEARCH_BLOCK,
+        HAS_CONFIDENCE=out_confidence is not None, PDL=pdl, num_warps=_SEARCH_WARPS,
+        **launch_options(pdl),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is found in each part of each row, [R, count] all of them."""
+
+    noisy: Tensor  # float32, the best score with its noise
+    winner: Tensor  # int32, whose it is
+    highest: Tensor  # float32, the best score without noise
+    mass: Tensor  # float32, the sum of exp(score - highest)
+
+    @classmethod
+    def empty(cls, scores: Tensor) -> _Parts:
+        shape = (scores.shape[0], -(-scores.shape[1] // _PART_TOKENS))
+        floats = scores.new_empty(3, *shape, dtype=torch.float32)
+        return cls(floats[0], scores.new_empty(shape, dtype=torch.int32), floats[1], floats[2])
+
+    @property
+    def count(self) -> int:
+        return self.noisy.shape[1]
+
+    @property
+    def padded_count(self) -> int:
+        """Blocks of a kernel are powers of two."""
+        return max(2, 1 << (self.count - 1).bit_length())
+
+
+def _with_dense_rows(scores: Tensor) -> Tensor:
+    return scores if scores.stride(-1) == 1 else scores.contiguous()
+
+
+@triton.jit
+def _best_in_part(noisy, part, PART: tl.constexpr):
+    best, place = tl.max(noisy, axis=0, return_indices=True)
+    return best, part * PART + place
+
+
+@triton.jit
+def _noisy_parts_kernel(
+    scores_ptr, seeds_ptr, streams_ptr, positions_ptr, noisy_ptr, winner_ptr,
+    stride, vocab, first_id,
+    PART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    row, part = tl.program_id(0), tl.program_id(1)
+    columns = part * PART + tl.arange(0, PART)
+    scores = scores_at(scores_ptr + row.to(tl.int64) * stride, columns, columns < vocab)
+    state = row_state(
+        tl.load(seeds_ptr + row), tl.load(streams_ptr + row), tl.load(positions_ptr + row)
+    )
+    best, column = _best_in_part(scores + gumbel(state, first_id + columns), part, PART)
+    at = row * tl.num_programs(1) + part
+    tl.store(noisy_ptr + at, best)
+    tl.store(winner_ptr + at, column)
+
+
+@triton.jit
+def _best_part_kernel(
+    noisy_ptr, winner_ptr, best_ptr, column_ptr, num_parts, PARTS: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    row = tl.program_id(0)
+    parts = tl.arange(0, PARTS)
+    best, winner = winner_of_parts(
+        noisy_ptr, winner_ptr, row * num_parts + parts, parts < num_parts
+    )
+    tl.store(best_ptr + row, best)
+    tl.store(column_ptr + row, winner)
+
+
+@triton.jit
+def _mass_parts_kernel(
+    scores_ptr, highest_ptr, mass_ptr, stride, vocab, PART: tl.constexpr, PDL: tl.constexpr
+):
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    row, part = tl.program_id(0), tl.program_id(1)
+    columns = part * PART + tl.arange(0, PART)
+    scores = scores_at(scores_ptr + row.to(tl.int64) * stride, columns, columns < vocab)
+    highest, mass = mass_of(scores)
+    at = row * tl.num_programs(1) + part
+    tl.store(highest_ptr + at, highest)
+    tl.store(mass_ptr + at, mass)
+
+
+@triton.jit
+def _probability_kernel(
+    scores_ptr, tokens_ptr, highest_ptr, mass_ptr, out_ptr,
+    stride, num_parts,
+    PARTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    row = tl.program_id(0)
+    parts = tl.arange(0, PARTS)
+    highest, mass, _ = mass_of_parts(
+        highest_ptr, mass_ptr, row * num_parts + parts, parts < num_parts
+    )
+    row_ptr = scores_ptr + row.to(tl.int64) * stride
+    score = scores_at(row_ptr, tl.load(tokens_ptr + row), True)
+    tl.store(out_ptr + row, tl.exp(score - highest) / mass)
+
+
+@triton.jit
+def _contest_kernel(
+    logits_ptr, rows_ptr, positions_ptr, temperature_ptr, seed_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, mass_ptr,
+    stride, vocab,
+    PART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The best token of each part, noise included, no filter looked at; highest score and mass."""
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    index, part = tl.program_id(0), tl.program_id(1)
+    row = tl.load(rows_ptr + index)
+    if row >= 0:
+        temperature = tl.load(temperature_ptr + row)
+        ids = part * PART + tl.arange(0, PART)
+        row_ptr = logits_ptr + index.to(tl.int64) * stride
+        scores = tempered_at(row_ptr, ids, ids < vocab, temperature)
+        noisy = scores
+        if temperature > 0:
+            position = tl.load(positions_ptr + index)
+            noisy += gumbel(row_state(tl.load(seed_ptr + row), _SHARED_STREAM, position), ids)
+        best, winner = _best_in_part(noisy, part, PART)
+        highest, mass = mass_of(scores)
+        at = index * tl.num_programs(1) + part
+        tl.store(noisy_ptr + at, best)
+        tl.store(winner_ptr + at, winner)
+        tl.store(highest_ptr + at, highest)
+        tl.store(mass_ptr + at, mass)
+
+
+@triton.jit
+def _settle_kernel(
+    logits_ptr, rows_ptr, positions_ptr, temperature_ptr, seed_ptr,
+    top_k_ptr, top_p_ptr, log_min_p_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr,
+    token_ptr, confidence_ptr,
+    stride, vocab, num_parts, token_stride,
+    BY_ROW: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_CONFIDENCE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program a row: the winner of the parts, or what filters leave in its place."""
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
+    index = tl.program_id(0)
+    row = tl.load(rows_ptr + index)
+    if row < 0:
+        if not BY_ROW:
+            tl.store(token_ptr + index * token_stride, -1)
+    else:
+        temperature = tl.load(temperature_ptr + row)
+        row_ptr = logits_ptr + index.to(tl.int64) * stride
+        parts = tl.arange(0, PARTS)
+        at, is_part = index * num_parts + parts, parts < num_parts
+        _, winner = winner_of_parts(noisy_ptr, winner_ptr, at, is_part)
+        highest, mass, of_parts = mass_of_parts(highest_ptr, mass_ptr, at, is_part)
+        top_k, top_p, log_min_p, has_filters = load_filters(
+            top_k_ptr, top_p_ptr, log_min_p_ptr, row, temperature, vocab
+        )
+        if has_filters:
+            longest = tl.max(tl.load(count_ptr + at, mask=is_part, other=0), axis=0)
+            is_listed = longest <= SLOTS
+            state = row_state(
+                tl.load(seed_ptr + row), _SHARED_STREAM, tl.load(positions_ptr + index)
+            )
+            winner = choose_filtered(
+                row_ptr, list_ptr + index * num_parts * SLOTS, is_listed,
+                tl.where(is_listed, num_parts * SLOTS, vocab), vocab, temperature, state,
+                winner, highest, mass, of_parts, top_k, top_p, log_min_p, BLOCK,
+            )  # fmt: skip
+        place = row if BY_ROW else index
+        tl.store(token_ptr + place.to(tl.int64) * token_stride, winner)
+        if HAS_CONFIDENCE:
+            score = tempered_at(row_ptr, winner, True, temperature)
+            tl.store(confidence_ptr + index, tl.exp(score - highest) / mass)

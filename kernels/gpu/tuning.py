@@ -1,0 +1,74 @@
+"""How a small-row product is cut up, per shape: what was found best on a chip, or else a rule.
+
+`python -m outrider.bench.gpu_tune` finds it and writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+LinearKind = Literal["linear", "gate_up", "qkv"]
+
+_TABLE = Path(__file__).with_name("tuned.json")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearConfig:
+    """Each program takes `features` of the output (for pairs: so many pairs), `depth` inputs a
+    step, `stages` steps ahead; `splits` programs share one tile's depth."""
+
+    features: int
+    depth: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+_forced: list[LinearConfig] = []
+
+
+@contextmanager
+def forced(config: LinearConfig) -> Iterator[None]:
+    """Inside, every product is cut up this way."""
+    _forced.append(config)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def linear_config(kind: LinearKind, num_features: int, depth: int, rows: int) -> LinearConfig:
+    if _forced:
+        return _forced[-1]
+    return _known_config(kind, num_features, depth, rows)
+
+
+def table_key(kind: LinearKind, num_features: int, depth: int, rows: int) -> str:
+    return f"{kind}/{num_features}x{depth}/{rows}"
+
+
+@cache
+def _known_config(kind: LinearKind, num_features: int, depth: int, rows: int) -> LinearConfig:
+    known = _table().get(table_key(kind, num_features, depth, rows))
+    if known is not None:
+        return LinearConfig(**known)
+    if kind == "qkv":
+        return LinearConfig(features=16, depth=128, warps=4, stages=4)
+    wide = num_features >= 64 * 96
+    return LinearConfig(
+        features=64 if wide else 32, depth=128, warps=4, stages=3 if rows > 16 else 4
+    )
+
+
+@cache
+def _table() -> dict[str, dict[str, int]]:
+    if not _TABLE.exists():
+        return {}
+    table: dict[str, dict[str, int]] = json.loads(_TABLE.read_text())
+    return table

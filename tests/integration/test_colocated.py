@@ -1,0 +1,184 @@
+"""Both models on one GPU, or, without one, the same passes in Triton's interpreter.
+
+Whatever runs as recorded, and whatever falls back to the host in between, the texts are those of
+an engine that decodes plainly in plain torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from checkpoints import damp, random_model, random_prompt, shorten
+from gpu_tools import DEVICE, GPU_MARKS
+from same_text import assert_same_texts, texts_of
+
+from outrider import LLM, SamplingParams
+from outrider.engine.outputs import RequestOutput
+from outrider.kernels.gpu.ops import GpuOps
+from outrider.workers import placement
+from outrider.workers.gpu.colocated import ColocatedWorker
+
+pytestmark = [pytest.mark.model, *GPU_MARKS]
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+}
+NUM_TOKENS = 6
+DEPTH = 3
+
+
+class Pair:
+    def __init__(self, folder: Path) -> None:
+        self.reference = random_model("llama", num_hidden_layers=3, **SIZES)
+        damp(self.reference, 1, 0.3)
+        self.target, self.draft = folder / "target", folder / "draft"
+        self.reference.save_pretrained(self.target)
+        shorten(self.reference, 1).save_pretrained(self.draft)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("colocated"))
+
+
+@pytest.fixture(scope="module")
+def expected(models: Pair) -> Callable[..., tuple[LLM, list[RequestOutput]]]:
+    """The texts of an engine on the CPU that does not speculate."""
+    llm = LLM(str(models.target), device="cpu", dtype="float32", **_COMMON)
+
+    def run(prompts: list[list[int]], params: list[SamplingParams]) -> Any:
+        return llm, llm.generate(prompts, params)
+
+    return run
+
+
+@pytest.fixture
+def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
+    """Engines whose passes are GPU kernels, wherever they run."""
+    monkeypatch.setattr(placement, "select_ops", lambda *_: GpuOps())
+
+    def build(**options: Any) -> LLM:
+        defaults = {"draft_model": str(models.draft), "num_speculative_tokens": DEPTH, "lag": 1}
+        llm = LLM(
+            str(models.target),
+            device=DEVICE.type,
+            dtype="float32",
+            **(_COMMON | defaults | options),
+        )
+        assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
+        return llm
+
+    return build
+
+
+_COMMON: dict[str, Any] = {
+    "kv_cache_gb": 0.01,
+    "block_size": 8,
+    "max_model_len": 96,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 48,
+    "log_level": "error",
+}
+
+
+def _requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    """More than run at once, of lengths that need chunks, greedy and not, with and without
+    filters."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.7, "seed": 1},
+        {"temperature": 1.0, "seed": 2, "top_p": 0.8},
+        {"temperature": 0.9, "seed": 3, "top_k": 5, "min_p": 0.01},
+        {"temperature": 0},
+    ]
+    lengths = [1, 7, 20, 60, 2]
+    prompts = [random_prompt(length, seed=i) for i, length in enumerate(lengths)]
+    params = [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **kind) for kind in kinds]
+    return prompts, params
+
+
+def _check(
+    llm: LLM,
+    models: Pair,
+    expected: Callable[..., tuple[LLM, list[RequestOutput]]],
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+) -> list[RequestOutput]:
+    outputs = llm.generate(prompts, params)
+    plain, plain_outputs = expected(prompts, params)
+    pairs = zip(
+        texts_of(plain, models.reference, plain_outputs, params),
+        texts_of(llm, models.reference, outputs, params),
+        strict=True,
+    )
+    assert_same_texts(pairs)
+    return outputs
+
+
+def test_drafted_texts_are_the_plain_ones(
+    colocated: Callable[..., LLM], models: Pair, expected: Any
+) -> None:
+    llm = colocated()
+    outputs = _check(llm, models, expected, *_requests())
+    stats = llm.engine.built.loop.scheduler.stats
+    assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    assert all(len(output.outputs[0].token_ids) == NUM_TOKENS for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"draft_model": None}, {"lag": 0}], ids=["no draft", "no lag"])
+def test_without_a_draft_and_without_lag(
+    colocated: Callable[..., LLM], models: Pair, expected: Any, options: dict[str, Any]
+) -> None:
+    _check(colocated(**options), models, expected, *_requests())
+
+
+def test_requests_the_recorded_passes_cannot_serve_share_steps_with_those_they_can(
+    colocated: Callable[..., LLM], models: Pair, expected: Any
+) -> None:
+    """Penalties, log-probabilities and the like are applied on the host; a request that ends early
+    leaves the others on the device."""
+    prompts, params = _requests()
+    special = [
+        {"temperature": 0, "repetition_penalty": 1.3, "max_tokens": 4},
+        {"temperature": 0.8, "seed": 5, "logprobs": 2, "max_tokens": 3},
+        {"temperature": 0, "max_tokens": 5, "logit_bias": {7: 2.0}},
+    ]
+    prompts += [random_prompt(9 + i, seed=50 + i) for i in range(len(special))]
+    params += [SamplingParams(ignore_eos=True, **each) for each in special]
+    outputs = _check(colocated(), models, expected, prompts, params)
+    assert len(outputs[6].outputs[0].logprobs or ()) == 3
+
+
+@pytest.mark.slow
+def test_prompt_look_up_runs_beside_the_draft(
+    colocated: Callable[..., LLM], models: Pair, expected: Any
+) -> None:
+    prompts = [random_prompt(6, seed=3) * 3, random_prompt(8, seed=4)]
+    params = [
+        SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True) for _ in prompts
+    ]
+    _check(colocated(method="ngram"), models, expected, prompts, params)
+
+
+def test_preempted_requests_resume(
+    colocated: Callable[..., LLM], models: Pair, expected: Any
+) -> None:
+    """Memory for two of four requests: rows are given up and taken again."""
+    prompts = [random_prompt(20, seed=i) for i in range(4)]
+    params = [
+        SamplingParams(temperature=0.5, seed=i, max_tokens=12, ignore_eos=True) for i in range(4)
+    ]
+    spec = transformers.AutoConfig.from_pretrained(models.target)
+    block = 2 * 8 * spec.head_dim * spec.num_key_value_heads * 4
+    llm = colocated(kv_cache_gb=12 * block * (3 + 1) / 2**30, enable_prefix_caching=False)
+    _check(llm, models, expected, prompts, params)
+    assert llm.engine.built.loop.scheduler._residents.num_preemptions > 0

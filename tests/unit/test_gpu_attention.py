@@ -1,0 +1,313 @@
+"""Paged attention on GPUs against float64: ragged passes, splits, windows, poisoned caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from gpu_tools import DEVICE, DTYPES, GPU_MARKS, HAS_CUDA, TOLERANCE, ragged_batch, relative_error
+from torch import Tensor
+
+from outrider.kernels.gpu.attention import AttentionScratch, paged_attention, tile_tokens_for
+from outrider.kernels.types import RaggedBatch
+
+# Rows that belong to no token are computed too, in the interpreter by numpy.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    *GPU_MARKS,
+]
+needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
+
+# Of each sequence: its queries, and its context with them.
+MIXED = ((20, 20), (1, 70), (5, 200), (3, 64), (1, 1), (17, 150))
+VERIFY = ((1, 300), (5, 130), (3, 3), (8, 65), (1, 1), (2, 257))
+DECODE = ((1, 700), (1, 128), (1, 129), (1, 1), (1, 63))
+
+
+@dataclass(frozen=True)
+class Case:
+    lengths: Sequence[tuple[int, int]]
+    group: int
+    head_dim: int = 64
+    num_kv_heads: int = 1
+    block_size: int = 16
+    window: int = 0
+    num_splits: int | None = 1
+    tile_rows: int | None = None
+    empty_tiles: int = 0
+    dtype: torch.dtype = torch.float16
+
+    @property
+    def num_heads(self) -> int:
+        return self.group * self.num_kv_heads
+
+    @property
+    def scale(self) -> float:
+        return 1.5 * self.head_dim**-0.5
+
+    @property
+    def tile_tokens(self) -> int:
+        if self.tile_rows is not None:
+            return self.tile_rows // self.group
+        longest = max(queries for queries, _ in self.lengths)
+        return tile_tokens_for(self.num_heads, self.num_kv_heads, longest)
+
+
+@dataclass
+class Inputs:
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    batch: RaggedBatch
+
+    def attend(
+        self, case: Case, out: Tensor | None = None, scratch: AttentionScratch | None = None
+    ) -> Tensor:
+        return paged_attention(
+            self.q,
+            self.keys,
+            self.values,
+            self.batch,
+            case.scale,
+            case.window,
+            num_splits=case.num_splits,
+            tile_rows=case.tile_rows,
+            scratch=scratch,
+            out=out,
+        )
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Fresh numbers; the caches hold NaN wherever no query of the pass may look."""
+    generator = torch.Generator().manual_seed(torch.seed() % 2**31)
+    num_blocks = 1 + 2 * sum(-(-context // case.block_size) for _, context in case.lengths)
+    batch = ragged_batch(
+        case.lengths,
+        block_size=case.block_size,
+        tile_tokens=case.tile_tokens,
+        num_blocks=num_blocks,
+        generator=generator,
+        empty_tiles=case.empty_tiles,
+    )
+    shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
+    keys, values = (torch.full(shape, float("nan"), dtype=case.dtype) for _ in range(2))
+    for table, (queries, context) in zip(batch.block_tables.cpu(), case.lengths, strict=True):
+        first = max(0, context - queries - case.window + 1) if case.window else 0
+        at = torch.arange(first, context)
+        blocks, offsets = table[at // case.block_size].long(), at % case.block_size
+        for cache in (keys, values):
+            fresh = torch.randn(len(at), *shape[1::2], generator=generator)
+            cache[blocks, :, offsets] = fresh.to(case.dtype)
+    num_tokens = sum(queries for queries, _ in case.lengths)
+    q = torch.randn(num_tokens, case.num_heads, case.head_dim, generator=generator)
+    return Inputs(q.to(DEVICE, case.dtype), keys.to(DEVICE), values.to(DEVICE), batch)
+
+
+def expected(case: Case, inputs: Inputs) -> Tensor:
+    """Every query by itself, in float64."""
+    rows: list[Tensor] = []
+    for table, (queries, context) in zip(inputs.batch.block_tables, case.lengths, strict=True):
+        for at in range(context - queries, context):
+            first = max(0, at - case.window + 1) if case.window else 0
+            seen = torch.arange(first, at + 1, device=DEVICE)
+            blocks, offsets = table[seen // case.block_size].long(), seen % case.block_size
+            k, v = (cache[blocks, :, offsets].double() for cache in (inputs.keys, inputs.values))
+            q = inputs.q[len(rows)].double().view(case.num_kv_heads, case.group, -1)
+            scores = torch.einsum("kgd,skd->kgs", q, k) * case.scale
+            rows.append(torch.einsum("kgs,skd->kgd", scores.softmax(-1), v).flatten())
+    return torch.stack(rows)
+
+
+def assert_right(out: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    for token, (row, want_row) in enumerate(zip(out, want, strict=True)):
+        assert relative_error(row, want_row) < TOLERANCE[dtype], f"token {token}"
+
+
+def poisoned(want: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.full(want.shape, float("nan"), dtype=dtype, device=DEVICE)
+
+
+CASES = [
+    Case(MIXED, group=4),
+    Case(MIXED, group=3, head_dim=80, block_size=8),
+    Case(MIXED, group=8, window=40),
+    Case(MIXED, group=1, head_dim=128, block_size=32, num_splits=3),
+    Case(((150, 400), (40, 40)), group=1, tile_rows=64, block_size=64),
+    Case(VERIFY, group=4, num_kv_heads=2, block_size=32),
+    Case(VERIFY, group=3, head_dim=80, num_splits=3),
+    Case(VERIFY, group=8, head_dim=96, window=100, num_splits=8),
+    Case(VERIFY, group=1, head_dim=128, block_size=8, window=1),
+    Case(VERIFY, group=4, num_splits=None, empty_tiles=3),
+    Case(DECODE, group=1, num_kv_heads=3, num_splits=8, empty_tiles=1),
+    Case(DECODE, group=3, head_dim=128, block_size=64, window=130, num_splits=3),
+    Case(DECODE, group=20, num_splits=None),
+]
+# The interpreter takes its time: there every case has one data type, on a GPU all of them.
+TYPED_CASES = [
+    replace(case, dtype=dtype)
+    for number, case in enumerate(CASES)
+    for dtype in (DTYPES if HAS_CUDA else DTYPES[number % 2 :][:1])
+]
+
+
+@pytest.mark.parametrize("case", TYPED_CASES, ids=str)
+def test_a_pass_agrees_with_float64(case: Case) -> None:
+    inputs = make_inputs(case)
+    want = expected(case, inputs)
+    out = poisoned(want, case.dtype)
+    assert inputs.attend(case, out) is out
+    assert_right(out, want, case.dtype)
+
+
+def test_a_layout_of_fused_heads_is_read_in_place() -> None:
+    case = Case(((4, 30), (1, 9)), group=2, num_kv_heads=2)
+    inputs = make_inputs(case)
+    fused = torch.full((5, 8, 64), float("nan"), dtype=case.dtype, device=DEVICE)
+    fused[:, :4] = inputs.q
+    want = expected(case, inputs)
+    inputs.q = fused[:, :4]
+    assert_right(inputs.attend(case), want, case.dtype)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_rows_of_no_tile_are_left_alone(num_splits: int) -> None:
+    case = Case(((3, 300), (1, 40)), group=3, num_splits=num_splits, empty_tiles=2)
+    inputs = make_inputs(case)
+    want = expected(case, inputs)
+    inputs.q = torch.cat((inputs.q, inputs.q))
+    out = torch.full((8, want.shape[1]), 7.0, dtype=case.dtype, device=DEVICE)
+    inputs.attend(case, out)
+    assert_right(out[:4], want, case.dtype)
+    assert bool((out[4:] == 7.0).all())
+
+
+def test_a_pass_without_tokens_is_empty() -> None:
+    case = Case(((1, 5),), group=2, num_splits=4)
+    inputs = make_inputs(case)
+    inputs.q, tiles = inputs.q[:0], inputs.batch.tiles
+    assert tiles is not None
+    for none in (tiles[:0], torch.zeros_like(tiles)):
+        inputs.batch = replace(inputs.batch, tiles=none)
+        assert inputs.attend(case).shape == (0, 128)
+
+
+def cut(case: Case, size: Callable[[], int]) -> Tensor:
+    """The pass in tiles of these sizes."""
+    tiles: list[tuple[int, int, int, int]] = []
+    end = 0
+    for row, (queries, context) in enumerate(case.lengths):
+        begin, end = end, end + queries
+        while begin < end:
+            count = min(size(), end - begin)
+            tiles.append((begin, count, context - (end - begin), row))
+            begin += count
+    return torch.tensor(tiles, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(((9, 133), (1, 65), (3, 3)), group=3, tile_rows=16),
+        Case(((9, 240), (1, 65)), group=4, head_dim=80, window=150, tile_rows=32),
+        Case(((20, 140), (6, 64)), group=2, tile_rows=64, dtype=torch.float32),
+        *([Case(((90, 900), (40, 64)), group=4, tile_rows=128, dtype=torch.bfloat16)] * HAS_CUDA),
+    ],
+    ids=str,
+)
+def test_unsplit_a_token_has_the_same_bits_alone_and_in_company(case: Case) -> None:
+    inputs = make_inputs(case)
+    whole = inputs.attend(case)
+    assert_right(whole, expected(case, inputs), case.dtype)
+
+    inputs.batch = replace(inputs.batch, tiles=cut(case, lambda: 1))
+    assert torch.equal(inputs.attend(case), whole)
+
+    def uneven() -> int:
+        return int(torch.randint(1, case.tile_tokens + 1, ()))
+
+    inputs.batch = replace(inputs.batch, tiles=cut(case, uneven).flip(0).contiguous())
+    assert torch.equal(inputs.attend(case), whole)
+
+    tiles = inputs.batch.tiles
+    assert tiles is not None
+    inputs.batch = replace(inputs.batch, tiles=tiles[:1].contiguous(), max_context_len=10**5)
+    first, count = tiles[0, :2].tolist()
+    assert torch.equal(inputs.attend(case)[first : first + count], whole[first : first + count])
+
+
+def test_splits_chosen_for_long_contexts_are_right_at_short_ones() -> None:
+    case = Case(((1, 400), (1, 3), (1, 130)), group=4, num_splits=None)
+    inputs = make_inputs(case)
+    inputs.batch = replace(inputs.batch, max_context_len=2**17)
+    assert_right(inputs.attend(case), expected(case, inputs), case.dtype)
+
+
+def test_scratch_is_ready_again_after_each_pass() -> None:
+    case = Case(((2, 600), (1, 200)), group=3, num_splits=5)
+    scratch = AttentionScratch.allocate(DEVICE, 2 * 5, 16, case.head_dim)
+    for floats in (scratch.accs, scratch.maxima, scratch.sums):
+        floats.fill_(float("nan"))
+    for _ in range(2):
+        inputs = make_inputs(case)
+        out = inputs.attend(case, scratch=scratch)
+        assert_right(out, expected(case, inputs), case.dtype)
+        assert not scratch.arrivals.any()
+        assert torch.equal(inputs.attend(case, scratch=scratch), out)
+
+
+def test_what_cannot_be_computed_is_refused() -> None:
+    case = Case(((1, 300),), group=20, num_splits=4)
+    inputs = make_inputs(case)
+    small = AttentionScratch.allocate(DEVICE, 3, 32, case.head_dim)
+    with pytest.raises(ValueError, match="scratch"):
+        inputs.attend(case, scratch=small)
+    with pytest.raises(ValueError, match="20 rows"):
+        inputs.attend(replace(case, tile_rows=16))
+    inputs.batch = replace(inputs.batch, tiles=None)
+    with pytest.raises(ValueError, match="needs tiles"):
+        inputs.attend(case)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 32])
+def test_tiles_fill_the_rows_of_a_product(group: int) -> None:
+    for queries in range(1, 17):
+        rows = tile_tokens_for(2 * group, 2, queries) * group
+        assert rows <= 32 and rows + group > (16 if queries * group <= 16 else 32)
+    assert 128 - group < tile_tokens_for(2 * group, 2, 17) * group <= 128
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_larger_passes_agree_with_float64(dtype: torch.dtype) -> None:
+    shared = Case(((1, 9000), (5, 4097), (1, 17), (3, 2048)), 4, 128, 8, dtype=dtype)
+    prefill = replace(shared, lengths=((300, 2300), (513, 513), (1, 3000)), num_splits=2)
+    for case in (shared, replace(shared, num_splits=None), replace(shared, num_splits=32), prefill):
+        inputs = make_inputs(case)
+        assert_right(inputs.attend(case), expected(case, inputs), dtype)
+
+
+@needs_cuda
+def test_a_recorded_pass_follows_its_tiles() -> None:
+    """A graph is recorded for the longest context, then repeated with other tiles in it."""
+    case = Case(((1, 2000), (4, 1500)), group=4, num_kv_heads=2, num_splits=None, empty_tiles=2)
+    inputs = make_inputs(case)
+    want = expected(case, inputs)
+    inputs.batch = replace(inputs.batch, max_context_len=2**15)
+    tiles = inputs.batch.tiles
+    assert tiles is not None
+    inputs.attend(case)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = inputs.attend(case)
+    for kept in (tiles.clone(), cut(case, lambda: 1)[: len(tiles)]):
+        tiles.zero_()
+        tiles[: len(kept)] = kept
+        out.fill_(float("nan"))
+        graph.replay()
+        covered = torch.zeros(len(want), dtype=torch.bool)
+        for first, count, _, _ in kept.tolist():
+            covered[first : first + count] = True
+        assert_right(out[covered], want[covered], case.dtype)
+        assert bool(out[~covered].isnan().all())

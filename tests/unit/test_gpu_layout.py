@@ -1,0 +1,160 @@
+"""Laying passes out on the device, against plain loops."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from gpu_tools import DEVICE, GPU_MARKS
+
+from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.layout import (
+    PassBuffers,
+    lay_out_draft,
+    lay_out_target,
+    update_tables,
+)
+
+pytestmark = GPU_MARKS
+
+BLOCK, MAX_LEN, ROWS, DRAFTS, TILE = 4, 40, 7, 3, 2
+
+
+class State(NamedTuple):
+    text: TextTable
+    tables: torch.Tensor
+
+
+def _state(rng: random.Random) -> State:
+    def tensor(values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    lengths = [rng.choice([1, 2, rng.randrange(3, MAX_LEN - DRAFTS)]) for _ in range(ROWS)]
+    blocks = rng.sample(range(1000), ROWS * MAX_LEN // BLOCK)
+    text = TextTable(
+        tokens=tensor([[rng.randrange(1, 500) for _ in range(MAX_LEN)] for _ in range(ROWS)]),
+        lengths=tensor(lengths),
+        drafts=tensor([[rng.randrange(500, 900) for _ in range(DRAFTS)] for _ in range(ROWS)]),
+        draft_computed=tensor([max(0, length - rng.choice([1, 2])) for length in lengths]),
+    )
+    return State(text, tensor(blocks).view(ROWS, -1))
+
+
+def _poisoned(tokens: int, tiles: int, logits: int) -> PassBuffers:
+    buffers = PassBuffers.create(tokens, tiles, logits, DEVICE)
+    for name in PassBuffers.__slots__:
+        getattr(buffers, name).fill_(-77)
+    return buffers
+
+
+def _slot(state: State, row: int, position: int) -> int:
+    return int(state.tables[row, position // BLOCK]) * BLOCK + position % BLOCK
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_decode_rows_and_verification_in_one_pass(seed: int) -> None:
+    rng = random.Random(seed)
+    state = _state(rng)
+    tokens, positions, slots, tiles, logits, entries = [], [], [], [], [], []
+    for row in rng.sample(range(ROWS), 5):
+        length = int(state.text.lengths[row])
+        if rng.random() < 0.5:
+            start = rng.randrange(length)
+            count = rng.randrange(1, length - start + 1)
+            depth = rng.choice([0, -1])
+            text = state.text.tokens[row, start : start + count].tolist()
+            entry_start = start
+        else:
+            depth, start, entry_start = rng.randrange(DRAFTS + 1), length - 1, -1
+            count = depth + 1
+            text = [int(state.text.tokens[row, start]), *state.text.drafts[row, :depth].tolist()]
+        entries.append((row, count, entry_start, depth, len(tokens), len(tiles), len(logits)))
+        for offset in range(0, count, TILE):
+            tile = (len(tokens) + offset, min(TILE, count - offset), start + offset, row)
+            tiles.append(tile)
+        for at in range(count - 1 - depth, count):
+            logits.append((len(tokens) + at, row, start + at + 1))
+        tokens += text
+        positions += range(start, start + count)
+        slots += [_slot(state, row, at) for at in range(start, start + count)]
+
+    buffers = _poisoned(len(tokens) + 5, len(tiles) + 3, len(logits) + 2)
+    plan = torch.tensor([*entries, (0,) * 7], dtype=torch.int32, device=DEVICE).T.contiguous()
+    totals = [len(tokens), len(tiles), len(logits), len(entries)]
+    lay_out_target(
+        plan, torch.tensor(totals, dtype=torch.int32, device=DEVICE), *state, buffers, BLOCK, TILE
+    )
+    assert buffers.ids.tolist() == [*tokens, *[0] * 5]
+    assert buffers.positions.tolist() == [*positions, *[0] * 5]
+    assert buffers.slots.tolist() == [*slots, *[-1] * 5]
+    assert buffers.tiles[: len(tiles)].tolist() == [list(tile) for tile in tiles]
+    assert buffers.tiles[len(tiles) :, 1].tolist() == [0] * 3
+    laid = torch.stack((buffers.logit_tokens, buffers.logit_rows, buffers.logit_positions), 1)
+    assert laid.tolist() == [*map(list, logits), *[[0, -1, 0]] * 2]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafting_rounds(seed: int) -> None:
+    rng = random.Random(seed)
+    state = _state(rng)
+    rows = rng.sample(range(ROWS), 4)
+    depths = [rng.randrange(1, DRAFTS + 1) for _ in rows]
+    entries = [(row, 0, 0, depth, 0, 0, 0) for row, depth in zip(rows, depths, strict=True)]
+    plan = torch.tensor([*entries, (0,) * 7], dtype=torch.int32, device=DEVICE).T.contiguous()
+    totals = torch.tensor([0, 0, 0, len(rows)], dtype=torch.int32, device=DEVICE)
+    for index in range(DRAFTS):
+        count = 2 if index == 0 else 1
+        buffers = _poisoned(count * 5, 5, 5)
+        lay_out_draft(plan, totals, *state, buffers, BLOCK, index)
+        for at, (row, depth) in enumerate(zip(rows, depths, strict=True)):
+            length = int(state.text.lengths[row])
+            own = slice(at * count, (at + 1) * count)
+            if index:
+                position = length - 1 + index
+                slot = _slot(state, row, position) if index < depth else -1
+                assert buffers.ids[own].tolist() == [int(state.text.drafts[row, index - 1])]
+                assert buffers.positions[own].tolist() == [position]
+                assert buffers.slots[own].tolist() == [slot]
+                assert buffers.tiles[at].tolist() == [at, 1, position, row]
+            else:
+                _check_first_pass(buffers, own, state, row, buffers.tiles[at].tolist())
+            logit = (buffers.logit_tokens, buffers.logit_rows, buffers.logit_positions)
+            expected = [own.stop - 1, row, length + index]
+            assert [int(each[at]) for each in logit] == expected
+        assert int(buffers.tiles[4, 1]) == 0  # padding
+        assert int(buffers.logit_rows[4]) == -1
+        assert buffers.slots[4 * count :].tolist() == [-1] * count
+
+
+def _check_first_pass(
+    buffers: PassBuffers, own: slice, state: State, row: int, tile: list[int]
+) -> None:
+    """The last two tokens; those the draft has computed are not stored, nor those before the
+    text."""
+    length, computed = int(state.text.lengths[row]), int(state.text.draft_computed[row])
+    for at, position in enumerate((length - 2, length - 1), start=own.start):
+        if position < 0:
+            assert int(buffers.slots[at]) == -1
+            continue
+        assert int(buffers.ids[at]) == int(state.text.tokens[row, position])
+        assert int(buffers.positions[at]) == position
+        slot = _slot(state, row, position) if position >= computed else -1
+        assert int(buffers.slots[at]) == slot
+    short = length == 1
+    assert tile == [own.start + short, 2 - short, length - 2 + short, row]
+
+
+def test_table_updates_reach_the_table_they_name() -> None:
+    target = torch.zeros(3, 50, dtype=torch.int32, device=DEVICE)
+    draft = torch.zeros_like(target)
+    places = random.Random(1).sample(range(150), 140)
+    updates = [(at % 2, at, at + 1000) for at in places]
+    update_tables(torch.tensor(updates, dtype=torch.int32, device=DEVICE), target, draft)
+    for table, which in ((target, 0), (draft, 1)):
+        expected = [0] * 150
+        for is_draft, at, block in updates:
+            if is_draft == which:
+                expected[at] = block
+        assert table.flatten().tolist() == expected

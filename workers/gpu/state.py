@@ -1,0 +1,86 @@
+"""What the device knows of every row: text, drafts, block tables, sampling settings.
+
+The host plans one step ahead of what it has read back, so the truth of a row is here; the host's
+`RowTable` follows a step behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.layout import update_tables
+from outrider.kernels.gpu.sampling import SamplingTable
+from outrider.workers.sampling.rows import RowSampler
+
+
+class DeviceRows:
+    """Tables by row number. Every change is enqueued behind the passes already under way."""
+
+    def __init__(
+        self, num_rows: int, max_len: int, max_depth: int, block_size: int, device: torch.device
+    ) -> None:
+        self._device = device
+        self._max_blocks = -(-max_len // block_size)
+        self.text = TextTable.create(num_rows, max_len, max(max_depth, 1), device)
+        self.settings = SamplingTable.create(num_rows, device)
+        tables = torch.zeros(2, num_rows, self._max_blocks, dtype=torch.int32, device=device)
+        self.target_tables, self.draft_tables = tables[0], tables[1]
+        self._updates: list[tuple[int, int, int]] = []
+
+    def set_text(self, row: int, tokens: Sequence[int], draft_computed: int) -> None:
+        """The row's whole text and how much of it the draft has computed."""
+        self.text.tokens[row, : len(tokens)] = self._upload(tokens)
+        self._set_counts(row, len(tokens), draft_computed)
+
+    def extend_text(self, row: int, base_len: int, tokens: Sequence[int], computed: int) -> None:
+        """Tokens that the host committed behind the first `base_len`."""
+        end = base_len + len(tokens)
+        if tokens:
+            self.text.tokens[row, base_len:end] = self._upload(tokens)
+        self._set_counts(row, end, computed)
+
+    def set_draft_computed(self, row: int, computed: int) -> None:
+        self.text.draft_computed[row : row + 1] = self._upload((computed,))
+
+    def set_sampling(self, row: int, sampler: RowSampler) -> None:
+        temperature = 0.0 if sampler.is_greedy else sampler.temperature
+        self.settings.set_row(
+            row, temperature, sampler.seed, sampler.top_k, sampler.top_p, sampler.log_min_p
+        )
+
+    def extend_target_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
+        self._extend(0, row, start, blocks)
+
+    def extend_draft_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
+        self._extend(1, row, start, blocks)
+
+    def flush_tables(self) -> None:
+        """Bring the new blocks of all rows to the device."""
+        if self._updates:
+            update_tables(self.upload_table(self._updates), self.target_tables, self.draft_tables)
+            self._updates = []
+
+    def upload_table(self, values: Sequence[Sequence[int]]) -> Tensor:
+        return self._to_device(torch.tensor(values, dtype=torch.int32))
+
+    def _upload(self, values: Sequence[int]) -> Tensor:
+        return self._to_device(torch.tensor(values, dtype=torch.int32))
+
+    def _to_device(self, values: Tensor) -> Tensor:
+        if self._device.type == "cuda":
+            # From ordinary memory the copy would wait for everything under way.
+            values = values.pin_memory()
+        return values.to(self._device, non_blocking=True)
+
+    def _set_counts(self, row: int, length: int, computed: int) -> None:
+        counts = self._upload((length, computed))
+        self.text.lengths[row : row + 1] = counts[:1]
+        self.text.draft_computed[row : row + 1] = counts[1:]
+
+    def _extend(self, is_draft: int, row: int, start: int, blocks: Sequence[int]) -> None:
+        first = row * self._max_blocks + start
+        self._updates += [(is_draft, first + i, block) for i, block in enumerate(blocks)]

@@ -1,0 +1,103 @@
+"""A pass of few tokens in five kernels a layer, for the models whose layers allow it.
+
+It computes what `Decoder` does part by part. Here the residual stream goes from kernel to kernel
+with its next norm under way, so that no kernel only adds, normalises, rotates or gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor
+
+from outrider.kernels.types import FusedLinear, FusedOps, Ops, RaggedBatch
+from outrider.workers.models.kv import KVCache
+from outrider.workers.models.layers import Attention, GatedMlp, Layer, Norm, RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class _FusedLayer:
+    attention: Attention
+    qkv: FusedLinear
+    out: FusedLinear
+    mlp_norm: RmsNorm
+    gate_up: FusedLinear
+    down: FusedLinear
+    next_norm: RmsNorm
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPass:
+    """The layers of a decoder whose norms are RMS norms and whose MLPs are gated."""
+
+    ops: Ops
+    fused: FusedOps
+    embedding: Tensor
+    first_norm: RmsNorm
+    layers: tuple[_FusedLayer, ...]
+
+    @classmethod
+    def of(
+        cls, ops: Ops, embedding: Tensor, first_norm: Norm, layers: Sequence[Layer]
+    ) -> FusedPass | None:
+        """None where a layer has a part that is not fused, or the kernels fuse nothing."""
+        fused = ops.fused
+        if fused is None or not isinstance(first_norm, RmsNorm):
+            return None
+        parts = [_fused_layer(layer, fused) for layer in layers]
+        found = tuple(part for part in parts if part is not None)
+        if len(found) < len(parts):
+            return None
+        return cls(ops, fused, embedding, first_norm, found)
+
+    @property
+    def max_tokens(self) -> int:
+        return self.fused.max_tokens
+
+    def __call__(
+        self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor | None
+    ) -> Tensor:
+        norm = self.first_norm
+        stream = self.fused.open_stream(token_ids, self.embedding, norm.weight)
+        for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
+            own = layer.attention
+            query = layer.qkv.norm_rotate_store(
+                stream,
+                norm.eps,
+                own.rotation.cos,
+                own.rotation.sin,
+                batch,
+                keys,
+                values,
+                own.num_heads,
+            )
+            mixed = self.ops.attention(query, keys, values, batch, own.scale, own.window)
+            stream = layer.out.add(mixed, stream, layer.mlp_norm.weight)
+            gated = layer.gate_up.norm_gated(stream, layer.mlp_norm.eps)
+            norm = layer.next_norm
+            stream = layer.down.add(gated, stream, norm.weight)
+        return self.fused.close_stream(stream, norm.eps, index)
+
+
+def _fused_layer(layer: Layer, fused: FusedOps) -> _FusedLayer | None:
+    attention, mlp = layer.attention, layer.mlp
+    after_attention, after_mlp = layer.after_attention, layer.after_mlp
+    if not (
+        isinstance(mlp, GatedMlp)
+        and isinstance(after_attention, RmsNorm)
+        and isinstance(after_mlp, RmsNorm)
+        and attention.rotation.query_norm is None
+        and fused.can_rotate(attention.head_dim)
+    ):
+        return None
+    return _FusedLayer(
+        attention,
+        cast(FusedLinear, attention.qkv),
+        cast(FusedLinear, attention.out),
+        after_attention,
+        cast(FusedLinear, mlp.gate_up),
+        cast(FusedLinear, mlp.down),
+        after_mlp,
+    )
