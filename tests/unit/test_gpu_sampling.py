@@ -262,7 +262,7 @@ FILTERS = [
 
 @pytest.mark.parametrize(
     "vocab, spread, rounds",
-    [(300, 2.5, 4), (1024, 0.05, 1), (2500, 4.0, 2), (5000, 1.0, 1)],
+    [(300, 2.5, 3), (1024, 0.05, 1), (2500, 4.0, 1), (5000, 1.0, 1)],
     ids=["small", "flat", "peaked", "large"],
 )
 def test_tokens_are_those_of_the_host(vocab: int, spread: float, rounds: int) -> None:
@@ -365,10 +365,10 @@ def test_tokens_may_go_to_the_places_of_their_rows() -> None:
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
-    logits = torch.randn(len(FILTERS), 2500, generator=a_generator(7))
-    case = a_case(logits, FILTERS)
+    logits = torch.randn(3, 2500, generator=a_generator(7))
+    case = a_case(logits, [FILTERS[2], FILTERS[0], FILTERS[8]])
     tokens, confidence = case.on_device()
-    for i in (0, 2, 8):
+    for i in range(3):
         alone = Case(logits[i : i + 1], case.samplers[i : i + 1], case.positions[i : i + 1])
         own_token, own_confidence = alone.on_device()
         assert own_token == tokens[i : i + 1]

@@ -46,7 +46,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         return build_spawned(config)
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    placement = _place(config)
+    placement = place_models(config)
     target_spec, draft_spec, tokenizer = check_models(config)
     length = wanted_len(config, _reach(target_spec), None if not draft_spec else _reach(draft_spec))
     target = _load(config.target.model, placement, revision=config.target.revision)
@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         is_short = draft_spec.max_position < length
         draft = _load(config.draft.model, placement, max_position=length if is_short else None)
     num_blocks, max_model_len = _size_pools(config, placement, target_spec, draft_spec, length)
-    loop = _wire(config, placement, target, draft, num_blocks, max_model_len)
+    loop = wire(config, placement, target, draft, num_blocks, max_model_len)
     facts = EngineFacts(
         settings=config.to_settings(),
         vocab_size=target_spec.vocab_size,
@@ -69,7 +69,7 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     return BuiltEngine(config, loop, tokenizer, target_spec, draft_spec, facts)
 
 
-def _place(config: EngineConfig) -> Placement:
+def place_models(config: EngineConfig) -> Placement:
     """In one process both models share device, dtype and kernels (colocated)."""
     target = config.target
     placement = place(
@@ -126,7 +126,7 @@ def _size_pools(
     return size_pools(config, kv_bytes, per_block, length)
 
 
-def _wire(
+def wire(
     config: EngineConfig,
     placement: Placement,
     target: Decoder,
@@ -134,6 +134,7 @@ def _wire(
     num_blocks: int,
     max_model_len: int,
 ) -> StepLoop:
+    """Scheduler and workers of loaded models."""
     block_size, num_rows = config.cache.block_size, config.scheduler.max_num_seqs
     rows = RowTable(num_rows)
 
