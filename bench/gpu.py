@@ -148,7 +148,7 @@ def _share_of_same(texts: list[list[int]], expected: list[list[int]]) -> float:
 
 
 def _prompts(per_group: int) -> list[list[int]]:
-    tokenizer = load_tokenizer(BUNDLED_DRAFT).hf
+    tokenizer = load_tokenizer(BUNDLED_DRAFT)
     questions = select_questions(read_questions(), per_group)
     encoded = [encode_question(question, tokenizer) for question in questions]
     return [prompt for prompt in encoded if len(prompt) <= MAX_PROMPT]

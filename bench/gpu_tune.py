@@ -29,7 +29,7 @@ from outrider.kernels.types import RaggedBatch
 
 _CACHE_BYTES = 256 << 20  # several times the second-level cache
 _SHARED_BYTES = 220 << 10
-_HEAD_DIM, _BLOCK = 128, 16
+_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Product:
     depth: int
     heads: int = 0
     kv_heads: int = 0
+    head_dim: int = 128
 
     @property
     def weight_rows(self) -> int:
@@ -61,14 +62,14 @@ PRODUCTS = {
         Product("head", "linear", 49152, 4096),
     ],
     "1b": [
-        Product("qkv", "qkv", 1536, 2048, 16, 4),
+        Product("qkv", "qkv", 1536, 2048, 32, 8, 64),
         Product("out", "linear", 2048, 2048),
         Product("gate_up", "gate_up", 8192, 2048),
         Product("down", "linear", 2048, 8192),
         Product("head", "linear", 49152, 2048),
     ],
     "110m": [
-        Product("qkv", "qkv", 640, 768, 6, 2),
+        Product("qkv", "qkv", 640, 768, 12, 4, 64),
         Product("out", "linear", 768, 768),
         Product("gate_up", "gate_up", 3072, 768),
         Product("down", "linear", 768, 3072),
@@ -112,9 +113,9 @@ class Bench:
         self.stream = Stream(self.x, self.x, squares)
         self.norm = torch.ones(item.features, device="cuda", dtype=torch.bfloat16)
         self.batch = _batch(rows)
-        angles = torch.rand(4096, _HEAD_DIM // 2, device="cuda")
+        angles = torch.rand(4096, item.head_dim // 2, device="cuda")
         self.tables = (angles.cos(), angles.sin())
-        cache = (64, max(item.kv_heads, 1), _BLOCK, _HEAD_DIM)
+        cache = (64, max(item.kv_heads, 1), _BLOCK, item.head_dim)
         self.caches = [torch.zeros(cache, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
 
     def run(self, linear: GpuLinear) -> Tensor:
