@@ -81,8 +81,8 @@ PRODUCTS = {
 def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
     """Ways to cut a product up that keep enough bytes under way and every multiprocessor busy."""
     is_pair = item.kind != "linear"
-    widths = (16, 32) if item.kind == "qkv" else (32, 64) if item.bytes > 32 << 20 else (16, 32, 64)
-    splits = (1, 2, 4) if item.kind == "linear" and item.features <= 8192 else (1,)
+    widths = (16, 32, 64) if item.bytes <= 64 << 20 else (32, 64)
+    splits = (1, 2, 4) if item.features <= 16384 else (1,)
     for wide, deep, stages, parts in product(widths, (64, 128, 256), (3, 4, 6, 8), splits):
         stage = (wide * (2 if is_pair else 1) + rows) * deep * 2
         programs = item.features // wide * parts

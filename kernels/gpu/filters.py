@@ -173,8 +173,7 @@ def _score_of_last(
     row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, reached, top_k,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The score of the last token that top_k leaves, or one just below: with fewer than `top_k`
-    tokens above it, all others that are left have it."""
+    """The score of the last token that top_k leaves, or one between that and the next token's."""
     low, high = _to_order(reached), _to_order(highest)
     while low < high:
         middle = (low | high) - ((low ^ high) >> 1)  # rounded up, and no sum to overflow
@@ -185,8 +184,8 @@ def _score_of_last(
                 row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK
             )
             count += tl.sum((scores >= edge).to(tl.int32), axis=0)
-        low = tl.where(count > top_k, middle, tl.where(count == top_k, middle - 1, low))
-        high = tl.where(count > top_k, high, middle - 1)
+        low = tl.where(count >= top_k, middle, low)
+        high = tl.where(count > top_k, high, middle - 1)  # below `low` where the count is right
     return _from_order(low)
 
 

@@ -29,6 +29,22 @@ def let_next_start(PDL: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+@triton.jit
+def prefetch_rows(rows, LINES: tl.constexpr, PDL: tl.constexpr):
+    """Have the first lines (128 bytes each) of rows of a weight fetched into the cache; nobody
+    writes weights, so this need not wait."""
+    if PDL and LINES > 0:
+        line = rows.to(tl.int64)[:, None] + tl.arange(0, LINES)[None, :] * 128
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [line],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
 @cache
 def pdl_enabled(device: torch.device) -> bool:
     """Hopper and later have it; the interpreter has not."""

@@ -53,6 +53,9 @@ def can_rotate(head_dim: int) -> bool:
 
 def _options(config: LinearConfig, pdl: bool) -> dict[str, Any]:
     return {
+        "BK": config.depth,
+        "SPLIT_K": config.splits,
+        "LINES": config.lines,
         "num_warps": config.warps,
         "num_stages": config.stages,
         "PDL": pdl,
@@ -182,8 +185,6 @@ class GpuLinear:
             K=depth,
             R=rows,
             BN=config.features,
-            BK=config.depth,
-            SPLIT_K=config.splits,
             HAS_BIAS=self.bias is not None,
             IS_STREAM=residual is not None,
             **_options(config, pdl_enabled(x.device)),
@@ -197,19 +198,21 @@ class GpuLinear:
         rows = padded_rows(num_rows)
         config = linear_config("gate_up", half, depth, rows)
         out = stream.scaled.new_empty(num_rows, half)
-        gate_up_kernel[(triton.cdiv(half, config.features),)](
+        tiles = triton.cdiv(half, config.features)
+        scratch = split_scratch(out.device, tiles, config.splits, 2 * config.features * rows)
+        gate_up_kernel[(tiles, config.splits)](
             stream.scaled,
             self.weight,
             self.bias,
             stream.squares,
             out,
+            *scratch,
             num_rows,
             half,
             eps,
             K=depth,
             R=rows,
             BN=config.features,
-            BK=config.depth,
             HAS_BIAS=self.bias is not None,
             **stream.parts,
             **_options(config, pdl_enabled(out.device)),
@@ -234,7 +237,9 @@ class GpuLinear:
         config = linear_config("qkv", self.weight.shape[0] // 2, depth, rows)
         pairs = min(config.features, _power_of_2_in(head_dim // 2))
         q = stream.scaled.new_empty(num_rows, num_heads, head_dim)
-        qkv_kernel[((num_heads + 2 * kv_heads) * (head_dim // 2 // pairs),)](
+        tiles = (num_heads + 2 * kv_heads) * (head_dim // 2 // pairs)
+        scratch = split_scratch(q.device, tiles, config.splits, 2 * pairs * rows)
+        qkv_kernel[(tiles, config.splits)](
             stream.scaled,
             self.weight,
             self.bias,
@@ -246,6 +251,7 @@ class GpuLinear:
             q,
             key_cache,
             value_cache,
+            *scratch,
             num_rows,
             eps,
             H=num_heads,
@@ -255,7 +261,6 @@ class GpuLinear:
             K=depth,
             R=rows,
             BN=pairs,
-            BK=config.depth,
             HAS_BIAS=self.bias is not None,
             ROTATES=cos is not None,
             **stream.parts,

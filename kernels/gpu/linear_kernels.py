@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.gpu.launch import let_next_start, wait_for_inputs
+from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
 
 
 @triton.jit
@@ -52,6 +52,43 @@ def dot_features(
 
 
 @triton.jit
+def add_up_splits(
+    first,
+    second,
+    partial_ptr,
+    counter_ptr,
+    tile,
+    split,
+    R: tl.constexpr,
+    BN: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    DUAL: tl.constexpr,
+):
+    """The products over the whole depth, and whether this program has them: the last one of a tile
+    to arrive does, and adds the parts up in the order of the splits."""
+    is_last = True
+    if SPLIT_K > 1:
+        parts: tl.constexpr = 2 if DUAL else 1
+        inner = tl.arange(0, BN)[:, None] * R + tl.arange(0, R)[None, :]
+        own = partial_ptr + tile * (parts * BN * R) + inner
+        stride = tl.num_programs(0) * (parts * BN * R)
+        tl.store(own + split * stride, first)
+        if DUAL:
+            tl.store(own + split * stride + BN * R, second)
+        tl.debug_barrier()
+        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT_K - 1
+        if is_last:
+            first = tl.zeros((BN, R), tl.float32)
+            second = tl.zeros((BN, R), tl.float32)
+            for part in tl.static_range(SPLIT_K):
+                first += tl.load(own + part * stride, cache_modifier=".cg")
+                if DUAL:
+                    second += tl.load(own + part * stride + BN * R, cache_modifier=".cg")
+            tl.store(counter_ptr + tile, 0)
+    return first, second, is_last
+
+
+@triton.jit
 def inverse_norm(
     squares_ptr,
     row,
@@ -88,6 +125,7 @@ def linear_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     SPLIT_K: tl.constexpr,
+    LINES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_STREAM: tl.constexpr,
     PDL: tl.constexpr,
@@ -100,26 +138,16 @@ def linear_kernel(
     held = tl.minimum(feature, N - 1)
     share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
     k_begin = split * share
-    wait_for_inputs(PDL)
     k_end = tl.minimum(k_begin + share, K)
+    prefetch_rows(w_ptr + held.to(tl.int64) * K + k_begin, LINES, PDL)
+    wait_for_inputs(PDL)
     acc, _ = dot_features(
         x_ptr, w_ptr, held, held, num_rows, k_begin, k_end, K, R, BN, BK, False
     )  # fmt: skip
+    acc, _, is_last = add_up_splits(
+        acc, acc, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, False
+    )
     row = tl.arange(0, R)
-    is_last = True
-    if SPLIT_K > 1:
-        # The last program of a tile to arrive adds the parts up, in the order of the splits.
-        inner = tl.arange(0, BN)[:, None] * R + row[None, :]
-        stride = tl.num_programs(0) * BN * R
-        own = partial_ptr + tile * BN * R
-        tl.store(own + split * stride + inner, acc)
-        tl.debug_barrier()
-        is_last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLIT_K - 1
-        if is_last:
-            acc = tl.zeros((BN, R), tl.float32)
-            for part in tl.static_range(SPLIT_K):
-                acc += tl.load(own + part * stride + inner, cache_modifier=".cg")
-            tl.store(counter_ptr + tile, 0)
     if is_last:
         if HAS_BIAS:
             acc += tl.load(bias_ptr + held).to(tl.float32)[:, None]
@@ -144,6 +172,8 @@ def gate_up_kernel(
     bias_ptr,
     squares_ptr,
     out_ptr,
+    partial_ptr,
+    counter_ptr,
     num_rows,
     N,
     eps,
@@ -151,29 +181,87 @@ def gate_up_kernel(
     R: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LINES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """silu(gate) * up of the normalised input; gate features are 0..N-1, up features N..2N-1."""
+    tile, split = tl.program_id(0), tl.program_id(1)
     let_next_start(PDL)
-    feature = tl.program_id(0) * BN + tl.arange(0, BN)
+    feature = tile * BN + tl.arange(0, BN)
     held = tl.minimum(feature, N - 1)
+    share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
+    k_begin = split * share
+    k_end = tl.minimum(k_begin + share, K)
+    prefetch_rows(w_ptr + held.to(tl.int64) * K + k_begin, LINES, PDL)
+    prefetch_rows(w_ptr + (held + N).to(tl.int64) * K + k_begin, LINES, PDL)
     wait_for_inputs(PDL)
     row = tl.arange(0, R)
-    inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
     gate, up = dot_features(
-        x_ptr, w_ptr, held, held + N, num_rows, 0, K, K, R, BN, BK, True
-    )  # fmt: skip
-    gate, up = gate * inverse, up * inverse
-    if HAS_BIAS:
-        gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
-        up += tl.load(bias_ptr + held + N).to(tl.float32)[:, None]
-    inside = (row < num_rows)[None, :] & (feature < N)[:, None]
-    at = row[None, :].to(tl.int64) * N + feature[:, None]
-    gated = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out_ptr + at, gated.to(out_ptr.dtype.element_ty), mask=inside)
+        x_ptr, w_ptr, held, held + N, num_rows, k_begin, k_end, K, R, BN, BK, True
+    )
+    gate, up, is_last = add_up_splits(
+        gate, up, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
+    )
+    if is_last:
+        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
+        gate, up = gate * inverse, up * inverse
+        if HAS_BIAS:
+            gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
+            up += tl.load(bias_ptr + held + N).to(tl.float32)[:, None]
+        inside = (row < num_rows)[None, :] & (feature < N)[:, None]
+        at = row[None, :].to(tl.int64) * N + feature[:, None]
+        gated = gate / (1.0 + tl.exp(-gate)) * up
+        tl.store(out_ptr + at, gated.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def store_heads(
+    low,  # [BN, R] features of a head, and those half a head on
+    high,
+    head,
+    pair,
+    row,
+    num_rows,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    slots_ptr,
+    q_ptr,
+    key_ptr,
+    value_ptr,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROTATES: tl.constexpr,
+):
+    """Rotate queries and keys; queries are for this pass, keys and values for the cache."""
+    dtype = q_ptr.dtype.element_ty
+    is_row = row < num_rows
+    if ROTATES and head < H + KV:
+        position = tl.load(positions_ptr + row, mask=is_row, other=0)
+        at = position[None, :] * (D // 2) + pair[:, None]
+        cos = tl.load(cos_ptr + at, mask=is_row[None, :], other=0.0)
+        sin = tl.load(sin_ptr + at, mask=is_row[None, :], other=0.0)
+        low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+        low, high = low * cos - high * sin, high * cos + low * sin
+    if head < H:
+        at = q_ptr + row[None, :] * (H * D) + (head * D + pair)[:, None]
+        tl.store(at, low.to(dtype), mask=is_row[None, :])
+        tl.store(at + D // 2, high.to(dtype), mask=is_row[None, :])
+    else:
+        slot = tl.load(slots_ptr + row, mask=is_row, other=-1).to(tl.int64)
+        kv_head = (head - H) % KV
+        place = (slot // BLOCK * KV + kv_head) * (BLOCK * D) + slot % BLOCK * D
+        cache_ptr = key_ptr if head < H + KV else value_ptr
+        at = cache_ptr + place[None, :] + pair[:, None]
+        is_stored = (slot >= 0)[None, :]
+        tl.store(at, low.to(dtype), mask=is_stored)
+        tl.store(at + D // 2, high.to(dtype), mask=is_stored)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -189,6 +277,8 @@ def qkv_kernel(
     q_ptr,
     key_ptr,
     value_ptr,
+    partial_ptr,
+    counter_ptr,
     num_rows,
     eps,
     H: tl.constexpr,
@@ -199,6 +289,8 @@ def qkv_kernel(
     R: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    LINES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -210,42 +302,34 @@ def qkv_kernel(
     A program holds features j and j + D/2 of a head: the pairs that are rotated.
     """
     let_next_start(PDL)
+    tile, split = tl.program_id(0), tl.program_id(1)
     parts: tl.constexpr = D // 2 // BN
-    head = tl.program_id(0) // parts
-    pair = tl.program_id(0) % parts * BN + tl.arange(0, BN)
+    head = tile // parts
+    pair = tile % parts * BN + tl.arange(0, BN)
     feature = head * D + pair
+    share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
+    k_begin = split * share
+    k_end = tl.minimum(k_begin + share, K)
+    prefetch_rows(w_ptr + feature.to(tl.int64) * K + k_begin, LINES, PDL)
+    prefetch_rows(w_ptr + (feature + D // 2).to(tl.int64) * K + k_begin, LINES, PDL)
     wait_for_inputs(PDL)
-    row = tl.arange(0, R)
-    inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
     low, high = dot_features(
-        x_ptr, w_ptr, feature, feature + D // 2, num_rows, 0, K, K, R, BN, BK, True
+        x_ptr, w_ptr, feature, feature + D // 2, num_rows, k_begin, k_end, K, R, BN, BK, True
     )
-    low, high = low * inverse, high * inverse
-    if HAS_BIAS:
-        low += tl.load(bias_ptr + feature).to(tl.float32)[:, None]
-        high += tl.load(bias_ptr + feature + D // 2).to(tl.float32)[:, None]
-    dtype = q_ptr.dtype.element_ty
-    is_row = row < num_rows
-    if ROTATES and head < H + KV:
-        position = tl.load(positions_ptr + row, mask=is_row, other=0)
-        at = position[None, :] * (D // 2) + pair[:, None]
-        cos = tl.load(cos_ptr + at, mask=is_row[None, :], other=0.0)
-        sin = tl.load(sin_ptr + at, mask=is_row[None, :], other=0.0)
-        low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
-        low, high = low * cos - high * sin, high * cos + low * sin
-    if head < H:
-        at = q_ptr + row[None, :] * (H * D) + feature[:, None]
-        tl.store(at, low.to(dtype), mask=is_row[None, :])
-        tl.store(at + D // 2, high.to(dtype), mask=is_row[None, :])
-    else:
-        slot = tl.load(slots_ptr + row, mask=is_row, other=-1).to(tl.int64)
-        kv_head = (head - H) % KV
-        place = (slot // BLOCK * KV + kv_head) * (BLOCK * D) + slot % BLOCK * D
-        cache_ptr = key_ptr if head < H + KV else value_ptr
-        at = cache_ptr + place[None, :] + pair[:, None]
-        is_stored = (slot >= 0)[None, :]
-        tl.store(at, low.to(dtype), mask=is_stored)
-        tl.store(at + D // 2, high.to(dtype), mask=is_stored)
+    low, high, is_last = add_up_splits(
+        low, high, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
+    )
+    if is_last:
+        row = tl.arange(0, R)
+        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
+        low, high = low * inverse, high * inverse
+        if HAS_BIAS:
+            low += tl.load(bias_ptr + feature).to(tl.float32)[:, None]
+            high += tl.load(bias_ptr + feature + D // 2).to(tl.float32)[:, None]
+        store_heads(
+            low, high, head, pair, row, num_rows, cos_ptr, sin_ptr, positions_ptr, slots_ptr,
+            q_ptr, key_ptr, value_ptr, H, KV, D, BLOCK, ROTATES,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -28,6 +28,7 @@ class LinearConfig:
     warps: int
     stages: int
     splits: int = 1
+    lines: int = 0  # cache lines of each weight row fetched before the input is there
 
 
 _forced: list[LinearConfig] = []

@@ -118,11 +118,12 @@ def test_gated_product_of_the_normalised_stream(
     stream, normed = _stream(generator, rows, depth, dtype)
     weight = _random(generator, 2 * half, depth, dtype=dtype) / depth**0.5
     bias = _random(generator, 2 * half, dtype=dtype)
-    for held in (None, bias):
+    for held, splits in ((None, 1), (bias, 2)):
         both = normed @ weight.double().T
         both = both if held is None else both + held.double()
         gate, up = both.chunk(2, dim=-1)
-        out = GpuLinear(weight, held).norm_gated(stream, 1e-5)
+        with forced(LinearConfig(32, 32, 4, 2, splits)):
+            out = GpuLinear(weight, held).norm_gated(stream, 1e-5)
         assert relative_error(out, gate / (1 + (-gate).exp()) * up) < TOLERANCE[dtype]
 
 
@@ -153,9 +154,10 @@ def test_queries_keys_and_values(
     angles = torch.rand(40, head_dim // 2, generator=generator).to(DEVICE) * 6
     cos, sin = (angles.cos(), angles.sin()) if rotates else (None, None)
     caches = torch.full((2, num_blocks, kv_heads, 8, head_dim), torch.nan, device=DEVICE).to(dtype)
-    query = GpuLinear(weight, bias).norm_rotate_store(
-        stream, 1e-5, cos, sin, batch, caches[0], caches[1], heads
-    )
+    with forced(LinearConfig(16, 32, 4, 2, splits=3 if rotates else 1)):
+        query = GpuLinear(weight, bias).norm_rotate_store(
+            stream, 1e-5, cos, sin, batch, caches[0], caches[1], heads
+        )
 
     expected = normed @ weight.double().T + bias.double()
     expected = expected.view(rows, heads + 2 * kv_heads, head_dim)

@@ -291,7 +291,12 @@ def test_tokens_with_equal_scores_keep_their_order() -> None:
 @pytest.mark.parametrize(
     "params, num_kept",
     # Half of the mass left by top_k is reached inside the third token.
-    [(dict(top_k=5), 5), (dict(top_k=5, top_p=0.5), 3), (dict(top_p=0.01), 15)],
+    [
+        (dict(top_k=5), 5),
+        (dict(top_k=5, top_p=0.5), 3),
+        (dict(top_p=0.01), 15),
+        (dict(min_p=1.0), 1500),
+    ],
     ids=str,
 )
 def test_where_all_scores_are_equal_the_lowest_ids_are_kept(
@@ -301,6 +306,49 @@ def test_where_all_scores_are_equal_the_lowest_ids_are_kept(
     tokens, _ = case.on_device()
     case.assert_chosen(tokens)
     assert max(tokens) < num_kept
+
+
+@pytest.mark.parametrize("num_likely", [40, 100], ids=["listed", "searched"])
+@pytest.mark.parametrize("top_k", [0, 30])
+def test_top_p_is_a_share_of_what_min_p_and_top_k_leave(num_likely: int, top_k: int) -> None:
+    # What min_p leaves is nearly even; those behind it have most of the mass, or next to none.
+    logits = torch.full((4, 3000), -2.0)
+    logits[2:] = -9.0
+    logits[:, :num_likely] = torch.arange(num_likely) * -0.001
+    params = dict(min_p=0.5, top_k=top_k, top_p=0.8)
+    case = a_case(logits, [params] * 4)
+    tokens, _ = case.on_device()
+    case.assert_chosen(tokens)
+    assert max(tokens) <= (top_k or num_likely) * 0.81
+
+
+def test_a_list_that_is_one_token_short_is_not_used() -> None:
+    num_first = sampling.LIST_SLOTS + 1
+    last = sampling._PART_TOKENS  # in the second part
+    logits = torch.full((1, last + 1), -math.inf)
+    logits[0, :num_first] = 0.0
+    logits[0, last] = 0.0
+
+    def wins(seed: int) -> bool:
+        keys = (torch.tensor([key]) for key in (seed, Stream.SHARED, 1))
+        return int((logits + noise.gumbel(*keys, last + 1)).argmax()) == last
+
+    seed = next(seed for seed in range(1000) if wins(seed))
+    for top_k, is_kept in ((num_first, False), (num_first + 1, True)):
+        tokens, _ = a_case(logits, [dict(top_k=top_k)], first_seed=seed).on_device()
+        assert (tokens == [last]) == is_kept
+
+
+def test_scores_are_quotients_rounded_once() -> None:
+    temperature = torch.tensor(1.9)
+    lower = 1.9 + torch.rand(2000, generator=a_generator(10)) * 0.09
+    higher = lower.nextafter(torch.tensor(9.0))
+    # Equal quotients where a product with the inverse would tell the two apart.
+    tie = lower / temperature == higher / temperature
+    tie &= lower * (1 / temperature) != higher * (1 / temperature)
+    logits = torch.stack([lower, higher, torch.full_like(lower, -9.0)], dim=1)[tie][:4]
+    case = a_case(logits, [dict(temperature=1.9, top_k=1)] * 4)
+    assert case.on_device()[0] == case.on_host() == [0] * 4
 
 
 def test_ruled_out_tokens_are_never_chosen() -> None:
@@ -354,13 +402,13 @@ def test_padding_rows_are_told_by_their_token_alone() -> None:
 def test_tokens_may_go_to_the_places_of_their_rows() -> None:
     logits = torch.randn(3, 500, generator=a_generator(9)).to(DEVICE)
     table = SamplingTable.create(4, DEVICE)
-    rows = torch.tensor([3, -1, 1], dtype=torch.int32, device=DEVICE)
+    rows = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
     positions = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     drafts = torch.full((4, 5), 99, dtype=torch.int32, device=DEVICE)
     choose_tokens(logits, table, rows, positions, drafts[:, 2], by_row=True)
     best = logits.argmax(-1).tolist()
     expected = torch.full((4, 5), 99, dtype=torch.int32)
-    expected[3, 2], expected[1, 2] = best[0], best[2]
+    expected[3, 2], expected[0, 2] = best[0], best[2]
     assert torch.equal(drafts.cpu(), expected)
 
 
