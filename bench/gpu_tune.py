@@ -23,7 +23,7 @@ import typer
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.gpu.linear import GpuLinear, Stream, padded_rows
+from outrider.kernels.gpu.linear import GpuLinear, Stream, rows_of_block
 from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, forced, table_key
 from outrider.kernels.types import RaggedBatch
 
@@ -109,7 +109,7 @@ class Bench:
         self.x = torch.randn(rows, item.depth, device="cuda", dtype=torch.bfloat16)
         residual = torch.randn(rows, item.features, device="cuda", dtype=torch.bfloat16)
         self.residual = Stream(residual, residual, residual)
-        squares = torch.ones(64, padded_rows(rows), device="cuda")
+        squares = torch.ones(1, 64, rows_of_block(rows), device="cuda")
         self.stream = Stream(self.x, self.x, squares)
         self.norm = torch.ones(item.features, device="cuda", dtype=torch.bfloat16)
         self.batch = _batch(rows)

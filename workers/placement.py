@@ -10,7 +10,9 @@ import torch
 from outrider.errors import ConfigError
 from outrider.kernels.ops import KernelUnavailableError, Ops, select_ops
 
-ACTIVATION_BYTES = 2**30  # left free on a GPU beside weights and KV
+# Left free on the GPU of a rank in a process of its own: a bound that passes of usual sizes keep.
+# An engine that has its models in its own process measures (`outrider.workers.gpu.memory`).
+ACTIVATION_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def place(
 
 
 def free_kv_bytes(device: torch.device, utilization: float) -> int:
-    """What a GPU has left for KV once weights are loaded."""
+    """What a rank's GPU has left for KV once weights are loaded."""
     free, total = torch.cuda.mem_get_info(device)
     used = total - free
     return max(int(total * utilization) - used - ACTIVATION_BYTES, 0)

@@ -91,8 +91,8 @@ def _accept_kernel(
     draft_stride, token_stride, out_stride, max_len, max_depth,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     index = tl.program_id(0)
     depth = tl.minimum(tl.load(depth_ptr + index), max_depth)
     if depth >= 0:

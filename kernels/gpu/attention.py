@@ -24,6 +24,7 @@ from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
     pdl_enabled,
+    prefetch_rows,
     wait_for_inputs,
 )
 from outrider.kernels.types import RaggedBatch, TileColumn
@@ -37,7 +38,6 @@ TILE_COLUMNS = tl.constexpr(4)
 LOWEST = tl.constexpr(-1e30)
 
 _MIN_SPAN = 128  # fewer positions are not worth a program; a multiple of BLOCK_KEYS
-MIN_SPAN = tl.constexpr(_MIN_SPAN)
 _LOG2_E = 1.4426950408889634
 _MIN_ROWS = 16  # what a matrix unit takes
 _MAX_DECODE_QUERIES = 16  # a sequence with more of them in a pass is being prefilled
@@ -162,7 +162,22 @@ def _join(outs, state, scratch, tile_head, split, num_splits, num_active, valid,
 
 
 @triton.jit
-def _span_of_split(num_positions, num_splits, BLOCK_KEYS: tl.constexpr):
+def _prefetch(
+    cache, begin, end, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr
+):
+    """Have keys and values of earlier passes brought near."""
+    keys, values, table, block_stride = cache
+    LINES: tl.constexpr = 2 if HEAD_DIM * keys.dtype.element_ty.primitive_bitwidth > 1024 else 1
+    for block_begin in range(begin, end, BLOCK_KEYS):
+        key_at = tl.minimum(block_begin + tl.arange(0, BLOCK_KEYS), end - 1)
+        block_ids = tl.load(table + key_at // BLOCK_SIZE)
+        elements = (block_ids.to(tl.int64) * block_stride + key_at % BLOCK_SIZE) * HEAD_DIM
+        prefetch_rows(keys + elements, LINES, True)
+        prefetch_rows(values + elements, LINES, True)
+
+
+@triton.jit
+def _span_of_split(num_positions, num_splits, BLOCK_KEYS: tl.constexpr, MIN_SPAN: tl.constexpr):
     blocks = tl.cdiv(tl.cdiv(num_positions, num_splits), BLOCK_KEYS)
     return tl.maximum(blocks * BLOCK_KEYS, MIN_SPAN)
 
@@ -174,42 +189,46 @@ def _attention_kernel(
     scale_log2, window, num_splits, q_token_stride, q_head_stride, table_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    WINDOWED: tl.constexpr, TWO_LOOPS: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    MIN_SPAN: tl.constexpr, WINDOWED: tl.constexpr, TWO_LOOPS: tl.constexpr,
+    SPLIT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
-    wait_for_inputs(PDL)
+    # Tiles and tables were written by the first kernel of the pass, which has ended.
     entry = tiles + tl.program_id(0) * TILE_COLUMNS
     num_tokens = tl.load(entry + NUM_TOKENS)
-    if num_tokens == 0:
-        return
     position = tl.load(entry + POSITION)
+    table = block_tables + tl.load(entry + TABLE_ROW).to(tl.int64) * table_stride
+    kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
+    head_begin = kv_head * (BLOCK_SIZE * HEAD_DIM)
+    cache = (keys + head_begin, values + head_begin, table, num_kv_heads * BLOCK_SIZE)
     past_key = position + num_tokens
     first_key = tl.maximum(position - window + 1, 0) if WINDOWED else 0
     begin = first_key // BLOCK_KEYS * BLOCK_KEYS
     end = past_key
     if SPLIT:
         split = tl.program_id(2)
-        span = _span_of_split(past_key - begin, num_splits, BLOCK_KEYS)
+        span = _span_of_split(past_key - begin, num_splits, BLOCK_KEYS, MIN_SPAN)
         num_active = tl.cdiv(past_key - begin, span)
-        if split >= num_active:
-            return
         begin += split * span
         end = tl.minimum(begin + span, past_key)
+        if PDL:
+            _prefetch(cache, begin, tl.minimum(end, position), HEAD_DIM, BLOCK_SIZE, BLOCK_KEYS)
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    if num_tokens == 0:
+        return
+    if SPLIT and split >= num_active:
+        return
 
     # Row r is token r // GROUP and, of the query heads that share the KV head, head r % GROUP.
     rows, dims = tl.arange(0, TILE_ROWS), tl.arange(0, PADDED_DIM)
     valid = rows < num_tokens * GROUP
     written = valid[:, None] & (dims < HEAD_DIM)[None, :]
-    kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
     tokens = tl.load(entry + FIRST_TOKEN).to(tl.int64) + rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
     q_rows = q + tokens * q_token_stride + heads * q_head_stride
     q_tile = tl.load(q_rows[:, None] + dims[None, :], mask=written, other=0.0)
     query_at = position + rows // GROUP
 
-    head_begin = kv_head * (BLOCK_SIZE * HEAD_DIM)
-    table = block_tables + tl.load(entry + TABLE_ROW).to(tl.int64) * table_stride
-    cache = (keys + head_begin, values + head_begin, table, num_kv_heads * BLOCK_SIZE)
     state = (
         tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32),
         tl.full([TILE_ROWS], LOWEST, tl.float32),
@@ -328,7 +347,8 @@ def paged_attention(
         out, q, key_cache, value_cache, batch.tiles, batch.block_tables, *parts,
         scale * _LOG2_E, window, num_splits, q.stride(0), q.stride(1), batch.block_tables.stride(0),
         GROUP=group, HEAD_DIM=head_dim, PADDED_DIM=_padded(head_dim), BLOCK_SIZE=block_size,
-        TILE_ROWS=tile_rows, BLOCK_KEYS=block_keys, WINDOWED=window > 0,
+        TILE_ROWS=tile_rows, BLOCK_KEYS=block_keys, MIN_SPAN=max(_MIN_SPAN, block_keys),
+        WINDOWED=window > 0,
         TWO_LOOPS=tile_rows > _MAX_DECODE_ROWS and window == 0, SPLIT=num_splits > 1, PDL=pdl,
         num_warps=num_warps, num_stages=num_stages, **launch_options(pdl),
     )  # fmt: skip
@@ -374,8 +394,8 @@ def _config(tile_rows: int, head_dim: int, element_size: int) -> tuple[int, int,
         return 16, 8, 2  # without matrix units all is in registers, which larger blocks overflow
     if tile_rows > _MAX_DECODE_ROWS:
         return 64, 8 if tile_rows > 64 else 4, 3
-    # A load through the block table takes two stages: with five, two blocks are under way.
-    return 64, 4, 5 if _padded(head_dim) <= 128 else 3
+    # A split is one block at most contexts, read whole before anything is computed.
+    return (128, 8, 3) if _padded(head_dim) <= 128 else (64, 4, 3)
 
 
 def _padded(head_dim: int) -> int:

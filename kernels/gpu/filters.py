@@ -114,8 +114,8 @@ def list_tokens_kernel(
     PART: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each part of a row with filters lists its tokens that matter; empty slots hold `vocab`."""
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows_ptr + index)
     if row >= 0:

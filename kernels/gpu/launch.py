@@ -3,6 +3,9 @@
 With programmatic dependent launch a kernel is put on the multiprocessors as soon as every program
 of its predecessor allows it; it must wait before it touches what that one writes or reads. What it
 does before (computing addresses, fetching weights) is then hidden.
+
+Every kernel of a pass first waits and then lets its successor start. So when a kernel starts, all
+but its immediate predecessor have ended: what those wrote it may read before it waits.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ def let_next_start(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch_rows(rows, LINES: tl.constexpr, PDL: tl.constexpr):
-    """Have the first lines (128 bytes each) of rows of a weight fetched into the cache; nobody
-    writes weights, so this need not wait."""
+    """Have the first lines (128 bytes each) behind these pointers fetched into the cache, while a
+    kernel waits for its inputs."""
     if PDL and LINES > 0:
         line = rows.to(tl.int64)[:, None] + tl.arange(0, LINES)[None, :] * 128
         tl.inline_asm_elementwise(

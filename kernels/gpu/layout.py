@@ -137,8 +137,8 @@ def target_layout_kernel(
     PDL: tl.constexpr,
 ):
     """Program e lays out entry e; the last one fills what is left with padding."""
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     entry = tl.program_id(0)
     lane = tl.arange(0, WIDTH)
     if entry == tl.num_programs(0) - 1:
@@ -227,8 +227,8 @@ def draft_layout_kernel(
     The FIRST pass computes the last two committed tokens, for after full acceptance the draft has
     seen neither; one it has seen is not stored again. Each further pass computes the last draft.
     """
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     entry = tl.program_id(0)
     is_real = entry < tl.load(totals_ptr + 3)
     row = tl.load(entries_ptr + entry, mask=is_real, other=0).to(tl.int64)
@@ -355,8 +355,8 @@ def lay_out_draft(
 def update_tables_kernel(
     updates_ptr, count, target_ptr, draft_ptr, WIDTH: tl.constexpr, PDL: tl.constexpr
 ):
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = lane < count
     is_draft = tl.load(updates_ptr + lane * 3, mask=inside, other=0)

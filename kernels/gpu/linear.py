@@ -30,16 +30,20 @@ from outrider.kernels.gpu.linear_kernels import (
     qkv_kernel,
 )
 from outrider.kernels.gpu.scratch import split_scratch
-from outrider.kernels.gpu.tuning import LinearConfig, linear_config
+from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, linear_config
 from outrider.kernels.types import RaggedBatch
 
 MAX_SMALL_ROWS = 64
 """Beyond so many rows the library's product is as good."""
 
 
-def padded_rows(num_rows: int) -> int:
+def rows_of_block(num_rows: int, is_fixed: bool = False) -> int:
+    """How many rows a program takes; always as many where a row's result must not depend on the
+    number of rows."""
+    if is_fixed:
+        return MAX_SMALL_ROWS
     rows: int = triton.next_power_of_2(num_rows)
-    return max(16, rows)
+    return min(max(16, rows), MAX_SMALL_ROWS)
 
 
 def _power_of_2_in(number: int) -> int:
@@ -69,19 +73,20 @@ class Stream:
 
     total: Tensor  # [T, hidden]
     scaled: Tensor  # total times the weight of the next norm
-    squares: Tensor  # float32 [parts, padded rows]: squares of total, summed over parts of hidden
+    squares: Tensor  # float32 [row blocks, parts, R]: squares of total, summed over parts of hidden
 
     @property
     def parts(self) -> dict[str, int]:
-        count = self.squares.shape[0]
+        count = self.squares.shape[1]
         return {"PARTS": count, "PARTS_SIZE": triton.next_power_of_2(count)}
 
 
-def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
+def open_stream(ids: Tensor, table: Tensor, norm: Tensor, is_fixed: bool = False) -> Stream:
     """The stream of embedded tokens, before the first norm."""
     num_rows, hidden = ids.shape[0], table.shape[1]
+    rows = rows_of_block(num_rows, is_fixed)
     total, scaled = table.new_empty(2, num_rows, hidden)
-    squares = table.new_empty(1, padded_rows(num_rows), dtype=torch.float32)
+    squares = table.new_empty(triton.cdiv(num_rows, rows), 1, rows, dtype=torch.float32)
     pdl = pdl_enabled(ids.device)
     open_stream_kernel[(num_rows,)](
         ids,
@@ -91,6 +96,7 @@ def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
         scaled,
         squares,
         hidden,
+        R=rows,
         SIZE=triton.next_power_of_2(hidden),
         PDL=pdl,
         **launch_options(pdl),
@@ -112,7 +118,7 @@ def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Ten
         hidden,
         eps,
         HAS_INDEX=index is not None,
-        R=stream.squares.shape[1],
+        R=stream.squares.shape[2],
         SIZE=triton.next_power_of_2(hidden),
         **stream.parts,
         PDL=pdl,
@@ -122,36 +128,50 @@ def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Ten
 
 
 class GpuLinear:
-    """`x @ weight.T + bias`, and the same with what stands around it in a decoder layer."""
+    """`x @ weight.T + bias`, and the same with what stands around it in a decoder layer.
 
-    __slots__ = ("bias", "weight")
+    With `is_fixed` a row is multiplied in the same order whatever the number of rows.
+    """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    __slots__ = ("bias", "is_fixed", "weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, is_fixed: bool = False) -> None:
         self.weight = weight.contiguous()
         self.bias = bias
+        self.is_fixed = is_fixed
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] > MAX_SMALL_ROWS:
+        if self._is_large(x):
             return functional.linear(x, self.weight, self.bias)
         return self._small(x, x.new_empty(x.shape[0], self.weight.shape[0]))
 
     def wide(self, x: Tensor) -> Tensor:
         """The product in float32, not rounded to the dtype of its operands: logits."""
-        if x.shape[0] > MAX_SMALL_ROWS:
+        if self._is_large(x):
             return functional.linear(x, self.weight, self.bias).float()
         out = x.new_empty(x.shape[0], self.weight.shape[0], dtype=torch.float32)
         return self._small(x, out)
 
+    def _is_large(self, x: Tensor) -> bool:
+        return x.shape[0] > MAX_SMALL_ROWS and not self.is_fixed
+
     def add(self, x: Tensor, residual: Stream, next_norm: Tensor) -> Stream:
         """The residual stream behind this product, ready for the norm that follows."""
-        num_rows, rows = x.shape[0], padded_rows(x.shape[0])
-        num_features, depth = self.weight.shape
-        config = linear_config("linear", num_features, depth, rows)
+        num_features = self.weight.shape[0]
+        config, rows, blocks = self._cut("linear", num_features, x.shape[0])
         parts = triton.cdiv(num_features, config.features)
-        squares = x.new_empty(parts, rows, dtype=torch.float32)
-        total, scaled = residual.total.new_empty(2, num_rows, num_features)
+        squares = x.new_empty(blocks, parts, rows, dtype=torch.float32)
+        total, scaled = residual.total.new_empty(2, x.shape[0], num_features)
         self._small(x, total, residual.total, next_norm, scaled, squares)
         return Stream(total, scaled, squares)
+
+    def _cut(
+        self, kind: LinearKind, num_features: int, num_rows: int
+    ) -> tuple[LinearConfig, int, int]:
+        """How the product is cut up, rows of a block, and how many of these there are."""
+        rows = rows_of_block(num_rows, self.is_fixed)
+        config = linear_config(kind, num_features, self.weight.shape[1], rows)
+        return config, rows, triton.cdiv(num_rows, rows)
 
     def _small(
         self,
@@ -165,11 +185,10 @@ class GpuLinear:
         num_rows, (num_features, depth) = x.shape[0], self.weight.shape
         if num_rows == 0:
             return out
-        rows = padded_rows(num_rows)
-        config = linear_config("linear", num_features, depth, rows)
+        config, rows, blocks = self._cut("linear", num_features, num_rows)
         tiles = triton.cdiv(num_features, config.features)
-        partial, counters = split_scratch(x.device, tiles, config.splits, config.features * rows)
-        linear_kernel[(tiles, config.splits)](
+        scratch = split_scratch(x.device, tiles * blocks, config.splits, config.features * rows)
+        linear_kernel[(tiles, config.splits, blocks)](
             x,
             self.weight,
             self.bias,
@@ -178,8 +197,7 @@ class GpuLinear:
             out,
             scaled,
             squares,
-            partial,
-            counters,
+            *scratch,
             num_rows,
             num_features,
             K=depth,
@@ -195,12 +213,12 @@ class GpuLinear:
         """silu(gate) * up of the normalised stream; this weight's first half is the gate's."""
         num_rows, (num_features, depth) = stream.scaled.shape[0], self.weight.shape
         half = num_features // 2
-        rows = padded_rows(num_rows)
-        config = linear_config("gate_up", half, depth, rows)
+        config, rows, blocks = self._cut("gate_up", half, num_rows)
         out = stream.scaled.new_empty(num_rows, half)
         tiles = triton.cdiv(half, config.features)
-        scratch = split_scratch(out.device, tiles, config.splits, 2 * config.features * rows)
-        gate_up_kernel[(tiles, config.splits)](
+        floats = 2 * config.features * rows
+        scratch = split_scratch(out.device, tiles * blocks, config.splits, floats)
+        gate_up_kernel[(tiles, config.splits, blocks)](
             stream.scaled,
             self.weight,
             self.bias,
@@ -233,13 +251,12 @@ class GpuLinear:
         """Queries [T, H, D] of the normalised stream; keys and values are rotated and stored."""
         num_rows, depth = stream.scaled.shape[0], self.weight.shape[1]
         _, kv_heads, block_size, head_dim = key_cache.shape
-        rows = padded_rows(num_rows)
-        config = linear_config("qkv", self.weight.shape[0] // 2, depth, rows)
+        config, rows, blocks = self._cut("qkv", self.weight.shape[0] // 2, num_rows)
         pairs = min(config.features, _power_of_2_in(head_dim // 2))
         q = stream.scaled.new_empty(num_rows, num_heads, head_dim)
         tiles = (num_heads + 2 * kv_heads) * (head_dim // 2 // pairs)
-        scratch = split_scratch(q.device, tiles, config.splits, 2 * pairs * rows)
-        qkv_kernel[(tiles, config.splits)](
+        scratch = split_scratch(q.device, tiles * blocks, config.splits, 2 * pairs * rows)
+        qkv_kernel[(tiles, config.splits, blocks)](
             stream.scaled,
             self.weight,
             self.bias,

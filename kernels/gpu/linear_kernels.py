@@ -1,4 +1,7 @@
-"""The kernels of `outrider.kernels.gpu.linear`."""
+"""The kernels of `outrider.kernels.gpu.linear`.
+
+Program ids are (tile of features, split of the depth, block of R rows).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_
 def dot_features(
     x_ptr,
     w_ptr,
+    row,  # [R]
     first,  # [BN] features of the first product
     second,  # [BN] those of the second one, if DUAL
     num_rows,
@@ -24,13 +28,12 @@ def dot_features(
     DUAL: tl.constexpr,
 ):
     """Features times rows, float32 [BN, R] each."""
-    row = tl.arange(0, R)
     depth = tl.arange(0, BK)
     acc_first = tl.zeros((BN, R), tl.float32)
     acc_second = tl.zeros((BN, R), tl.float32)
     precision: tl.constexpr = "ieee" if w_ptr.dtype.element_ty == tl.float32 else "tf32"
     is_row = (row < num_rows)[None, :]
-    x_at = x_ptr + row[None, :] * K + depth[:, None]
+    x_at = x_ptr + row[None, :].to(tl.int64) * K + depth[:, None]
     first_at = w_ptr + first[:, None].to(tl.int64) * K + depth[None, :]
     second_at = w_ptr + second[:, None].to(tl.int64) * K + depth[None, :]
     for k in tl.range(k_begin, k_end, BK):
@@ -70,8 +73,9 @@ def add_up_splits(
     if SPLIT_K > 1:
         parts: tl.constexpr = 2 if DUAL else 1
         inner = tl.arange(0, BN)[:, None] * R + tl.arange(0, R)[None, :]
-        own = partial_ptr + tile * (parts * BN * R) + inner
-        stride = tl.num_programs(0) * (parts * BN * R)
+        tile += tl.program_id(2) * tl.num_programs(0)
+        own = partial_ptr + tile.to(tl.int64) * (SPLIT_K * parts * BN * R) + inner
+        stride: tl.constexpr = parts * BN * R
         tl.store(own + split * stride, first)
         if DUAL:
             tl.store(own + split * stride + BN * R, second)
@@ -89,6 +93,12 @@ def add_up_splits(
 
 
 @triton.jit
+def squares_at(row, part, num_parts, R: tl.constexpr):
+    """Where the squares of a row over a part of its features are: [row blocks, parts, R]."""
+    return (row // R * num_parts + part) * R + row % R
+
+
+@triton.jit
 def inverse_norm(
     squares_ptr,
     row,
@@ -102,7 +112,9 @@ def inverse_norm(
     """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
     part = tl.arange(0, SIZE)[:, None]
     inside = (part < PARTS) & (row < num_rows)[None, :]
-    squares = tl.load(squares_ptr + part * R + row[None, :], mask=inside, other=0.0)
+    squares = tl.load(
+        squares_ptr + squares_at(row[None, :], part, PARTS, R), mask=inside, other=0.0
+    )
     return tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[None, :]
 
 
@@ -133,7 +145,7 @@ def linear_kernel(
     """The plain product; or, as a stream, its sum with the residual and what the next norm needs:
     the sum times that norm's weight, and its squares added up over this program's features."""
     tile, split = tl.program_id(0), tl.program_id(1)
-    let_next_start(PDL)
+    row = tl.program_id(2) * R + tl.arange(0, R)
     feature = tile * BN + tl.arange(0, BN)
     held = tl.minimum(feature, N - 1)
     share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
@@ -141,13 +153,13 @@ def linear_kernel(
     k_end = tl.minimum(k_begin + share, K)
     prefetch_rows(w_ptr + held.to(tl.int64) * K + k_begin, LINES, PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     acc, _ = dot_features(
-        x_ptr, w_ptr, held, held, num_rows, k_begin, k_end, K, R, BN, BK, False
+        x_ptr, w_ptr, row, held, held, num_rows, k_begin, k_end, K, R, BN, BK, False
     )  # fmt: skip
     acc, _, is_last = add_up_splits(
         acc, acc, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, False
     )
-    row = tl.arange(0, R)
     if is_last:
         if HAS_BIAS:
             acc += tl.load(bias_ptr + held).to(tl.float32)[:, None]
@@ -161,7 +173,9 @@ def linear_kernel(
             acc = tl.where(inside, acc.to(dtype).to(tl.float32), 0.0)
             norm = tl.load(norm_ptr + held).to(tl.float32)
             tl.store(scaled_ptr + at, (acc * norm[:, None]).to(dtype), mask=inside)
-            tl.store(squares_ptr + tile * R + row, tl.sum(acc * acc, axis=0))
+            tl.store(
+                squares_ptr + squares_at(row, tile, tl.num_programs(0), R), tl.sum(acc * acc, 0)
+            )
         tl.store(out_ptr + at, acc.to(dtype), mask=inside)
 
 
@@ -190,7 +204,7 @@ def gate_up_kernel(
 ):
     """silu(gate) * up of the normalised input; gate features are 0..N-1, up features N..2N-1."""
     tile, split = tl.program_id(0), tl.program_id(1)
-    let_next_start(PDL)
+    row = tl.program_id(2) * R + tl.arange(0, R)
     feature = tile * BN + tl.arange(0, BN)
     held = tl.minimum(feature, N - 1)
     share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
@@ -199,9 +213,9 @@ def gate_up_kernel(
     prefetch_rows(w_ptr + held.to(tl.int64) * K + k_begin, LINES, PDL)
     prefetch_rows(w_ptr + (held + N).to(tl.int64) * K + k_begin, LINES, PDL)
     wait_for_inputs(PDL)
-    row = tl.arange(0, R)
+    let_next_start(PDL)
     gate, up = dot_features(
-        x_ptr, w_ptr, held, held + N, num_rows, k_begin, k_end, K, R, BN, BK, True
+        x_ptr, w_ptr, row, held, held + N, num_rows, k_begin, k_end, K, R, BN, BK, True
     )
     gate, up, is_last = add_up_splits(
         gate, up, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
@@ -250,7 +264,7 @@ def store_heads(
         low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
         low, high = low * cos - high * sin, high * cos + low * sin
     if head < H:
-        at = q_ptr + row[None, :] * (H * D) + (head * D + pair)[:, None]
+        at = q_ptr + row[None, :].to(tl.int64) * (H * D) + (head * D + pair)[:, None]
         tl.store(at, low.to(dtype), mask=is_row[None, :])
         tl.store(at + D // 2, high.to(dtype), mask=is_row[None, :])
     else:
@@ -301,8 +315,8 @@ def qkv_kernel(
 
     A program holds features j and j + D/2 of a head: the pairs that are rotated.
     """
-    let_next_start(PDL)
     tile, split = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2) * R + tl.arange(0, R)
     parts: tl.constexpr = D // 2 // BN
     head = tile // parts
     pair = tile % parts * BN + tl.arange(0, BN)
@@ -313,14 +327,14 @@ def qkv_kernel(
     prefetch_rows(w_ptr + feature.to(tl.int64) * K + k_begin, LINES, PDL)
     prefetch_rows(w_ptr + (feature + D // 2).to(tl.int64) * K + k_begin, LINES, PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     low, high = dot_features(
-        x_ptr, w_ptr, feature, feature + D // 2, num_rows, k_begin, k_end, K, R, BN, BK, True
+        x_ptr, w_ptr, row, feature, feature + D // 2, num_rows, k_begin, k_end, K, R, BN, BK, True
     )
     low, high, is_last = add_up_splits(
         low, high, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
     )
     if is_last:
-        row = tl.arange(0, R)
         inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
         low, high = low * inverse, high * inverse
         if HAS_BIAS:
@@ -341,11 +355,12 @@ def open_stream_kernel(
     scaled_ptr,
     squares_ptr,
     hidden,
+    R: tl.constexpr,
     SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0)
     at = tl.arange(0, SIZE)
     inside = at < hidden
@@ -356,7 +371,7 @@ def open_stream_kernel(
     out = row.to(tl.int64) * hidden + at
     tl.store(total_ptr + out, total, mask=inside)
     tl.store(scaled_ptr + out, (wide * norm).to(total.dtype), mask=inside)
-    tl.store(squares_ptr + row, tl.sum(wide * wide))
+    tl.store(squares_ptr + squares_at(row, 0, 1, R), tl.sum(wide * wide))
 
 
 @triton.jit
@@ -374,12 +389,14 @@ def close_stream_kernel(
     PARTS_SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0)
     source = tl.load(index_ptr + row).to(tl.int32) if HAS_INDEX else row
     part = tl.arange(0, PARTS_SIZE)
-    squares = tl.load(squares_ptr + part * R + source, mask=part < PARTS, other=0.0)
+    squares = tl.load(
+        squares_ptr + squares_at(source, part, PARTS, R), mask=part < PARTS, other=0.0
+    )
     inverse = tl.rsqrt(tl.sum(squares) / hidden + eps)
     at = tl.arange(0, SIZE)
     inside = at < hidden

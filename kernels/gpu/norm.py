@@ -119,13 +119,13 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     start = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     mask = columns < width
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     scale = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     wide = tl.load(x_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         wide += tl.load(residual_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
@@ -149,7 +149,6 @@ def _layer_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     start = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     mask = columns < width
@@ -157,6 +156,7 @@ def _layer_norm_kernel(
     if HAS_BIAS:
         shift = tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     wide = tl.load(x_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
     mean = tl.sum(wide, axis=0) / width
     # The variance of what is left: the mean of squares less the square of the mean would cancel.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,21 +13,26 @@ from outrider.kernels.gpu.linear import MAX_SMALL_ROWS, GpuLinear, Stream
 from outrider.kernels.gpu.pointwise import check_dtypes
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
+_FIXED_TILE_ROWS = 32  # of attention, where a token's result must not depend on its pass
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFusedOps:
     """See `outrider.kernels.types.FusedOps`."""
 
+    deterministic: bool = False
+
     @property
     def max_tokens(self) -> int:
-        return MAX_SMALL_ROWS
+        """The library's products win with many tokens, but round by how many there are."""
+        return sys.maxsize if self.deterministic else MAX_SMALL_ROWS
 
     def can_rotate(self, head_dim: int) -> bool:
         return linear.can_rotate(head_dim)
 
     def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
         check_dtypes(table, norm)
-        return linear.open_stream(ids, table, norm)
+        return linear.open_stream(ids, table, norm, self.deterministic)
 
     def close_stream(self, stream: Stream, eps: float, index: Tensor | None) -> Tensor:
         return linear.close_stream(stream, eps, index)
@@ -34,21 +40,25 @@ class GpuFusedOps:
 
 @dataclass(frozen=True, slots=True)
 class GpuOps:
-    """See `outrider.kernels.types.Ops`. Nothing here waits for the device."""
+    """See `outrider.kernels.types.Ops`. Nothing here waits for the device.
+
+    Deterministic, every pass goes through the same kernels cut up in the same way: products in
+    blocks of as many rows, attention in tiles of one size and over all positions in order.
+    """
+
+    deterministic: bool = False
 
     @property
     def name(self) -> str:
         return "triton"
 
     @property
-    def deterministic(self) -> bool:
-        return False
-
-    @property
     def fused(self) -> FusedOps:
-        return GpuFusedOps()
+        return GpuFusedOps(self.deterministic)
 
     def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
+        if self.deterministic:
+            return max(1, _FIXED_TILE_ROWS // (num_heads // num_kv_heads))
         return tile_tokens_for(num_heads, num_kv_heads, max_query_len)
 
     def repeatable(self, run: Pass) -> Pass:
@@ -56,7 +66,7 @@ class GpuOps:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         check_dtypes(weight, bias)
-        return GpuLinear(weight, bias)
+        return GpuLinear(weight, bias, self.deterministic)
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return pointwise.embed(ids, table)
@@ -115,7 +125,13 @@ class GpuOps:
         window: int = 0,
     ) -> Tensor:
         check_dtypes(q, key_cache, value_cache)
-        return paged_attention(q, key_cache, value_cache, batch, scale, window)
+        if not self.deterministic:
+            return paged_attention(q, key_cache, value_cache, batch, scale, window)
+        group = q.shape[1] // key_cache.shape[1]
+        tile_rows = max(_FIXED_TILE_ROWS, 1 << (group - 1).bit_length())
+        return paged_attention(
+            q, key_cache, value_cache, batch, scale, window, num_splits=1, tile_rows=tile_rows
+        )
 
     def logits(self, head: Linear, hidden: Tensor) -> Tensor:
         assert isinstance(head, GpuLinear)

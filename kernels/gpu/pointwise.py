@@ -69,13 +69,13 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
 
 @triton.jit
 def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    let_next_start(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
     gate_row = gate_up_ptr + row * 2 * width
     dtype: tl.constexpr = gate_up_ptr.dtype.element_ty
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     gate = tl.load(gate_row + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_row + width + columns, mask=mask, other=0.0).to(tl.float32)
     # torch's silu is an operation of its own, so its result is rounded before the product.
@@ -87,11 +87,11 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.c
 def _embed_kernel(
     ids_ptr, table_ptr, out_ptr, vocab_size, width, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row = tl.load(ids_ptr + token).to(tl.int64)
     held = tl.where((row >= 0) & (row < vocab_size), width, 0)
     values = tl.load(table_ptr + row * width + columns, mask=columns < held, other=0.0)

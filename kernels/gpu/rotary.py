@@ -153,7 +153,6 @@ def _rotate_and_store_kernel(
 
     A head lies in two tiles [GROUP, HALF], because element j turns with element j + D / 2.
     """
-    let_next_start(PDL)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     query_groups = tl.cdiv(num_heads, GROUP)
@@ -161,6 +160,7 @@ def _rotate_and_store_kernel(
     in_head = lanes < HEAD_DIM // 2
     row = qkv_ptr + token * (num_heads + 2 * num_kv_heads) * HEAD_DIM
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # No name is given in both branches: Triton would carry its value, of one type, out of them.
     if group < query_groups:

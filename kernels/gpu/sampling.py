@@ -217,8 +217,8 @@ def _noisy_parts_kernel(
     stride, vocab, first_id,
     PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
     columns = part * PART + tl.arange(0, PART)
     scores = scores_at(scores_ptr + row.to(tl.int64) * stride, columns, columns < vocab)
@@ -235,8 +235,8 @@ def _noisy_parts_kernel(
 def _best_part_kernel(
     noisy_ptr, winner_ptr, best_ptr, column_ptr, num_parts, PARTS: tl.constexpr, PDL: tl.constexpr
 ):
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0)
     parts = tl.arange(0, PARTS)
     best, winner = winner_of_parts(
@@ -250,8 +250,8 @@ def _best_part_kernel(
 def _mass_parts_kernel(
     scores_ptr, highest_ptr, mass_ptr, stride, vocab, PART: tl.constexpr, PDL: tl.constexpr
 ):
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row, part = tl.program_id(0), tl.program_id(1)
     columns = part * PART + tl.arange(0, PART)
     scores = scores_at(scores_ptr + row.to(tl.int64) * stride, columns, columns < vocab)
@@ -267,8 +267,8 @@ def _probability_kernel(
     stride, num_parts,
     PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0)
     parts = tl.arange(0, PARTS)
     highest, mass, _ = mass_of_parts(
@@ -287,8 +287,8 @@ def _contest_kernel(
     PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The best token of each part, noise included, no filter looked at; highest score and mass."""
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows_ptr + index)
     if row >= 0:
@@ -320,8 +320,8 @@ def _settle_kernel(
     HAS_CONFIDENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: the winner of the parts, or what filters leave in its place."""
-    let_next_start(PDL)
     wait_for_inputs(PDL)
+    let_next_start(PDL)
     index = tl.program_id(0)
     row = tl.load(rows_ptr + index)
     if row < 0:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import transformers
 from checkpoints import damp, random_model, random_prompt, shorten
-from gpu_tools import DEVICE, GPU_MARKS
+from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
@@ -63,16 +63,17 @@ def expected(models: Pair) -> Callable[..., tuple[LLM, list[RequestOutput]]]:
 @pytest.fixture
 def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
-    monkeypatch.setattr(placement, "select_ops", lambda *_: GpuOps())
+    monkeypatch.setattr(placement, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
 
     def build(**options: Any) -> LLM:
-        defaults = {"draft_model": str(models.draft), "num_speculative_tokens": DEPTH, "lag": 1}
-        llm = LLM(
-            str(models.target),
-            device=DEVICE.type,
-            dtype="float32",
-            **(_COMMON | defaults | options),
-        )
+        defaults = {
+            "draft_model": str(models.draft),
+            "num_speculative_tokens": DEPTH,
+            "lag": 1,
+            "dtype": "float32",
+            "device": DEVICE.type,
+        }
+        llm = LLM(str(models.target), **(_COMMON | defaults | options))
         assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
         return llm
 
@@ -169,16 +170,43 @@ def test_prompt_look_up_runs_beside_the_draft(
     _check(colocated(method="ngram"), models, expected, prompts, params)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.skipif(not HAS_CUDA, reason="the interpreter rounds like nobody else")
+def test_deterministic_texts_are_the_same_bit_for_bit(
+    colocated: Callable[..., LLM], temperature: float
+) -> None:
+    """In bfloat16, where anything else flips tokens: plain or drafted, in any batch, whatever the
+    chunks a prompt is cut into, and with its prefix cached."""
+    prompts = [random_prompt(length, seed=length) for length in (1, 9, 17, 40, 70)]
+    params = [
+        SamplingParams(temperature=temperature, seed=i, max_tokens=24, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+    options: dict[str, Any] = {"deterministic": True, "dtype": "bfloat16"}
+    plain = colocated(draft_model=None, **options)
+    expected = [
+        plain.generate([prompt], [own])[0].outputs[0].token_ids
+        for prompt, own in zip(prompts, params, strict=True)
+    ]
+    for changes in ({}, {"max_num_batched_tokens": 13}, {"num_speculative_tokens": 1, "lag": 0}):
+        llm = colocated(**(options | changes))
+        for _ in range(2):  # the second time every prefix is in the cache
+            outputs = llm.generate(prompts, params)
+            assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
 def test_preempted_requests_resume(
     colocated: Callable[..., LLM], models: Pair, expected: Any
 ) -> None:
-    """Memory for two of four requests: rows are given up and taken again."""
-    prompts = [random_prompt(20, seed=i) for i in range(4)]
+    """Memory for three prompts, but not for their texts: rows are given up and taken again."""
+    prompts = [random_prompt(14, seed=i) for i in range(4)]
     params = [
         SamplingParams(temperature=0.5, seed=i, max_tokens=12, ignore_eos=True) for i in range(4)
     ]
     spec = transformers.AutoConfig.from_pretrained(models.target)
     block = 2 * 8 * spec.head_dim * spec.num_key_value_heads * 4
-    llm = colocated(kv_cache_gb=12 * block * (3 + 1) / 2**30, enable_prefix_caching=False)
+    llm = colocated(
+        kv_cache_gb=8 * block * (3 + 1) / 2**30, max_model_len=32, enable_prefix_caching=False
+    )
     _check(llm, models, expected, prompts, params)
     assert llm.engine.built.loop.scheduler._residents.num_preemptions > 0

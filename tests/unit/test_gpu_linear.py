@@ -72,13 +72,12 @@ def test_stream_behind_a_product(
     weight = _random(generator, features, depth, dtype=dtype) / depth**0.5
     residual = _random(generator, rows, features, dtype=dtype)
     norm = 1 + 0.1 * _random(generator, features, dtype=dtype)
-    before = Stream(residual, residual, residual)
+    before = Stream(residual, residual, residual)  # only its total is read
     stream = GpuLinear(weight, None).add(x, before, norm)
     expected = x.double() @ weight.double().T + residual.double()
     assert relative_error(stream.total, expected) < TOLERANCE[dtype]
-    assert (
-        relative_error(stream.squares.sum(0)[:rows], expected.square().sum(-1)) < TOLERANCE[dtype]
-    )
+    squares = stream.squares.sum(1).flatten()[:rows]
+    assert relative_error(squares, expected.square().sum(-1)) < TOLERANCE[dtype]
     normed = close_stream(stream, 1e-5)
     assert relative_error(normed, _normed(expected, norm, 1e-5)) < TOLERANCE[dtype]
     index = torch.tensor([rows - 1, 0], dtype=torch.int32, device=DEVICE)
@@ -173,6 +172,36 @@ def test_queries_keys_and_values(
     wanted = expected[stored, heads:].unflatten(1, (2, kv_heads))
     assert relative_error(held, wanted) < TOLERANCE[dtype]
     assert int(caches.isnan().any(-1).sum()) == 2 * kv_heads * (num_blocks * 8 - len(stored))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_a_fixed_product_is_the_same_in_any_company(
+    generator: torch.Generator, dtype: torch.dtype
+) -> None:
+    """Alone, elsewhere in a block, in the next block: bit for bit, streams included."""
+    depth, features = 160, 72
+    x = _random(generator, 150, depth, dtype=dtype)
+    linear = GpuLinear(_random(generator, features, depth, dtype=dtype), None, is_fixed=True)
+    square = GpuLinear(_random(generator, depth, depth, dtype=dtype), None, is_fixed=True)
+    norm = 1 + 0.1 * _random(generator, depth, dtype=dtype)
+    ids = torch.arange(150, device=DEVICE)
+
+    def run(rows: list[int]) -> tuple[Tensor, ...]:
+        own = x[rows]
+        stream = open_stream(ids[rows], x, norm, is_fixed=True)
+        behind = square.add(own, stream, norm)
+        return (
+            linear.wide(own),
+            behind.total,
+            linear.norm_gated(behind, 1e-5),
+            close_stream(behind, 1e-5),
+        )
+
+    with forced(LinearConfig(32, 32, 4, 2, splits=2)):
+        whole = run(list(range(150)))
+        for rows in ([77], [149, 3], list(range(60, 140))):
+            for part, of_whole in zip(run(rows), whole, strict=True):
+                assert torch.equal(part, of_whole[rows])
 
 
 def test_the_interpreter_runs_where_there_is_no_gpu() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 
-from outrider.config import EngineConfig
+from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.messages import EngineFacts
 from outrider.engine.preflight import check_models
@@ -24,11 +25,19 @@ from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.scheduler.types import ProposerKind
 from outrider.workers.draft import DraftProposer
+from outrider.workers.gpu.memory import (
+    FlatRunner,
+    GpuMemory,
+    StepLimits,
+    Workers,
+    hold,
+    measure,
+)
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.ngram import NgramProposer
-from outrider.workers.placement import Placement, free_kv_bytes, place
+from outrider.workers.placement import Placement, place
 from outrider.workers.proposers import Proposer, Proposers
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
@@ -38,6 +47,8 @@ from outrider.workers.weights.loader import load_model
 
 if TYPE_CHECKING:
     from outrider.workers.gpu.colocated import ColocatedWorker
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
@@ -54,8 +65,13 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     if config.draft.model is not None and draft_spec is not None:
         is_short = draft_spec.max_position < length
         draft = _load(config.draft.model, placement, max_position=length if is_short else None)
-    num_blocks, max_model_len = _size_pools(config, placement, target_spec, draft_spec, length)
+    memory = None
+    if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
+        memory = _measure(config, placement, target, draft, length)
+    num_blocks, max_model_len = _size_pools(config, placement, target, draft, length, memory)
     loop = wire(config, placement, target, draft, num_blocks, max_model_len)
+    if memory is not None:
+        hold(placement.device, memory.step)
     facts = EngineFacts(
         settings=config.to_settings(),
         vocab_size=target_spec.vocab_size,
@@ -108,22 +124,52 @@ def _load(
     )
 
 
+def _measure(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    length: int,
+) -> GpuMemory:
+    """What the GPU has to hold besides KV, whatever requests may come."""
+    limits = StepLimits(
+        rows=config.scheduler.max_num_seqs,
+        tokens=config.scheduler.max_num_batched_tokens,
+        depth=MAX_SPECULATIVE_TOKENS,
+        max_len=length,
+        vocab_size=target.spec.vocab_size,
+        has_draft=draft is not None,
+    )
+
+    def workers_of_one_block() -> Workers:
+        return _workers(config, placement, target, draft, 1, length, FlatRunner)
+
+    return measure(placement.device, workers_of_one_block, limits)
+
+
 def _size_pools(
     config: EngineConfig,
     placement: Placement,
-    target: ModelSpec,
-    draft: ModelSpec | None,
+    target: Decoder,
+    draft: Decoder | None,
     length: int,
+    memory: GpuMemory | None,
 ) -> tuple[int, int]:
-    size, dtype = config.cache.block_size, placement.dtype
-    per_block = bytes_per_block(target, size, dtype)
-    if draft is not None:
-        per_block += bytes_per_block(draft, size, dtype)
-    if placement.device.type == "cpu" or config.cache.kv_cache_gb is not None:
-        kv_bytes = fixed_kv_bytes(config)
-    else:
-        kv_bytes = free_kv_bytes(placement.device, config.cache.gpu_memory_utilization)
-    return size_pools(config, kv_bytes, per_block, length)
+    size, utilization = config.cache.block_size, config.cache.gpu_memory_utilization
+    specs = [model.spec for model in (target, draft) if model is not None]
+    per_block = sum(bytes_per_block(spec, size, placement.dtype) for spec in specs)
+    if memory is None:
+        return size_pools(config, fixed_kv_bytes(config), per_block, length)
+    num_tensors = 2 * sum(spec.num_layers for spec in specs)  # keys and values
+    kv_bytes = memory.kv_bytes(utilization, num_tensors)
+    num_blocks, max_model_len = size_pools(config, kv_bytes, per_block, length, memory)
+    logger.info(
+        "%s, %.1f by the KV cache of %d tokens",
+        memory.shares(utilization),
+        num_blocks * per_block / 2**30,
+        num_blocks * size,
+    )
+    return num_blocks, max_model_len
 
 
 def wire(
@@ -135,12 +181,27 @@ def wire(
     max_model_len: int,
 ) -> StepLoop:
     """Scheduler and workers of loaded models."""
+    scheduler = make_scheduler(config, num_blocks, draft is not None, placement.device.type)
+    workers = _workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
+    return StepLoop(scheduler, *workers)
+
+
+def _workers(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    num_blocks: int,
+    max_model_len: int,
+    runner_type: type[Runner],
+) -> Workers:
+    """Who proposes and who verifies."""
     block_size, num_rows = config.cache.block_size, config.scheduler.max_num_seqs
     rows = RowTable(num_rows)
 
     def runner(decoder: Decoder) -> Runner:
         kv = KVCache(decoder.spec, num_blocks, block_size, placement.dtype, placement.device)
-        return Runner(decoder, kv, num_rows, max_model_len, target.spec.vocab_size)
+        return runner_type(decoder, kv, num_rows, max_model_len, target.spec.vocab_size)
 
     verification = verification_mode(config.speculation.verification)
     proposers: dict[ProposerKind, Proposer] = {
@@ -153,12 +214,11 @@ def wire(
     if draft is not None:
         drafter = DraftProposer(rows, runner(draft), ops, verification)
         proposers[ProposerKind.DRAFT] = drafter
-    scheduler = make_scheduler(config, num_blocks, draft is not None, placement.device.type)
     worker = TargetWorker(rows, runner(target), ops, verification)
     if ops.fused is None:
-        return StepLoop(scheduler, Proposers(proposers), worker)
+        return Proposers(proposers), worker
     colocated = _colocate(config, rows, worker, drafter, Proposers(proposers), max_model_len)
-    return StepLoop(scheduler, colocated, colocated)
+    return colocated, colocated
 
 
 def _colocate(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.config import EngineConfig
 from outrider.errors import CapacityError, ConfigError
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:  # an engine whose models are elsewhere has no tensors
+    from outrider.workers.gpu.memory import GpuMemory
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +50,30 @@ def fixed_kv_bytes(config: EngineConfig) -> int:
 
 
 def size_pools(
-    config: EngineConfig, kv_bytes: int, bytes_per_block: int, length: int
+    config: EngineConfig,
+    kv_bytes: int,
+    bytes_per_block: int,
+    length: int,
+    memory: GpuMemory | None = None,
 ) -> tuple[int, int]:
     """Blocks in each pool, given what a block costs in all models, and the longest request they
-    can hold."""
+    can hold. `memory` is what `kv_bytes` was found from, if it was."""
     size = config.cache.block_size
     enough = config.scheduler.max_num_seqs * -(-length // size)
     num_blocks = min(kv_bytes // bytes_per_block, enough)
     held = num_blocks * size
     if num_blocks == 0 or (config.target.max_model_len is not None and held < length):
+        needed_gb = -(-length // size) * bytes_per_block / 2**30
+        remedy = f"raise kv_cache_gb to at least {needed_gb:.3g} or lower max_model_len."
+        if memory is not None:
+            remedy = (
+                f"{memory.shares(config.cache.gpu_memory_utilization)}, where {needed_gb:.3g} are "
+                "needed: raise gpu_memory_utilization, or lower max_model_len, "
+                "max_num_batched_tokens or max_num_seqs."
+            )
         raise CapacityError(
             f"the KV cache of {kv_bytes / 2**30:.3g} GB holds {held} tokens, too few for one "
-            f"request of max_model_len ({length}); raise kv_cache_gb to at least "
-            f"{-(-length // size) * bytes_per_block / 2**30:.3g} or lower max_model_len."
+            f"request of max_model_len ({length}); {remedy}"
         )
     if held < length:
         logger.warning("the KV cache holds %d tokens; requests are limited to that", held)

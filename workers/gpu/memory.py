@@ -1,0 +1,299 @@
+"""How much of a GPU's memory passes need, found out by running the costliest ones.
+
+They run over a KV cache of a single block: every block table is zero, so whatever the position, its
+keys and values go to block 0 and come from there. What then is left of the GPU is the real cache's.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.errors import CapacityError
+from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
+from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan
+from outrider.workers.proposers import Proposal, Proposers, Ticket
+from outrider.workers.runner import Runner
+from outrider.workers.target import TargetWorker
+
+if TYPE_CHECKING:  # Triton, which it needs, is not there on every machine
+    from outrider.workers.gpu.colocated import ColocatedWorker
+
+# Beside what was measured: lists of token ids that requests bring along, kernels loaded later, and
+# the gaps that tensors of other sizes leave between them.
+MARGIN_BYTES = 512 * 2**20
+# Large tensors, as those of the cache are, take whole multiples of this.
+SEGMENT_BYTES = 2 * 2**20
+
+# Sampling on the host is measured on no more logits and occurrences of tokens than this, and
+# extrapolated: it takes memory, there and on the GPU, in proportion to them.
+_MAX_LOGITS = 2**25
+_MAX_OCCURRENCES = 2**25
+
+_GREEDY = SamplingParams(temperature=0)
+_NOISY = SamplingParams(temperature=0.8)
+_EVERYTHING = SamplingParams(
+    temperature=0.8,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    frequency_penalty=0.1,
+    presence_penalty=0.1,
+    logit_bias={0: 1.0},
+    logprobs=MAX_LOGPROBS,
+)
+_ALL_LOGPROBS = SamplingParams(logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """What a GPU holds besides KV, in bytes."""
+
+    total: int
+    loaded: int  # in use once the weights are there, by whichever process
+    standing: int  # in use between steps: recorded passes, buffers and code as well
+    step: int  # what the costliest step takes in addition
+
+    def kv_bytes(self, utilization: float, num_tensors: int) -> int:
+        """What is left for a cache of so many tensors."""
+        rounding = num_tensors * SEGMENT_BYTES
+        limit = int(self.total * utilization)
+        return max(limit - self.standing - self.step - MARGIN_BYTES - rounding, 0)
+
+    def shares(self, utilization: float) -> str:
+        passes = self.standing - self.loaded + self.step + MARGIN_BYTES
+        return (
+            f"of {_gb(self.total)} GB on the GPU {_gb(self.total * utilization)} may be used "
+            f"(gpu_memory_utilization {utilization:.3g}), {_gb(self.loaded)} are taken by weights "
+            f"and other processes and {_gb(passes)} by passes"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most one step holds, whatever requests ask for."""
+
+    rows: int
+    tokens: int
+    depth: int
+    max_len: int
+    vocab_size: int
+    has_draft: bool
+
+    @property
+    def prompt_len(self) -> int:
+        """Of the longest prompt."""
+        return max(self.max_len - 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class CostlyStep:
+    """A step, and by how much the costliest of its kind is larger."""
+
+    plan: StepPlan
+    scale: float = 1.0
+    guesses: Mapping[int, Proposal] = field(default_factory=dict)  # where no model drafts
+
+
+class FlatRunner(Runner):
+    """Its logits are all equal, which makes sampling take the longest way: best tokens tie, and no
+    filter is settled but by sorting."""
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:
+        return super().logits(hidden, indices).zero_()
+
+
+Workers = tuple["Proposers | ColocatedWorker", "TargetWorker | ColocatedWorker"]
+
+
+def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimits) -> GpuMemory:
+    """`build` makes workers of one KV block, recorded passes included. All they took is given back:
+    if it stayed reserved, the cache's tensors would be cut out of it."""
+    _give_back()
+    loaded, total = _used_and_total(device)
+    try:
+        workers = build()
+        step = max(_growth(device, workers, each) for each in costliest_steps(limits))
+    except torch.OutOfMemoryError as error:
+        raise CapacityError(
+            f"of {_gb(total)} GB on the GPU {_gb(loaded)} are taken by weights and other "
+            "processes, and the rest is too little for the largest steps; lower "
+            "max_num_batched_tokens or max_num_seqs."
+        ) from error
+    torch.cuda.empty_cache()
+    standing, _ = _used_and_total(device)
+    del workers
+    _give_back()
+    return GpuMemory(total, loaded, standing, step)
+
+
+def hold(device: torch.device, num_bytes: int) -> None:
+    """Have the allocator keep so much in one piece, for every step to take its tensors from. Left
+    to itself it would gather pieces of all the sizes it was ever asked for."""
+    torch.cuda.empty_cache()
+    torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def costliest_steps(limits: StepLimits) -> list[CostlyStep]:
+    """The longest chunk of a prompt; many short prompts; log-probabilities of a whole prompt; and
+    rows that draft as far as they may, with everything sampling can be asked for. Between the last
+    two, logits can be shared out in any way: either one or the other takes the most."""
+    return [
+        _prompt_step(1, limits, limits.tokens, _GREEDY),
+        _short_prompts_step(2, limits),
+        _logprobs_step(3, limits),
+        _drafting_step(4, limits),
+    ]
+
+
+def run_step(workers: Workers, step: CostlyStep) -> None:
+    proposers, target = workers
+    ticket = proposers.propose(step.plan)
+    if step.guesses:
+        ticket = Ticket(step.plan.step, step.guesses)
+    outcome = target.verify(step.plan, ticket)
+    proposers.observe(outcome)
+    outcome.wait()
+
+
+# -- steps --------------------------------------------------------------------------------------
+
+
+class _Rows:
+    """Rows of a plan; each comes with its text."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self._limits = limits
+        self._inits: list[RowInit] = []
+        self._plans: list[RowPlan] = []
+
+    @property
+    def num_left(self) -> int:
+        return self._limits.rows - len(self._plans)
+
+    def add(self, num_tokens: int, text_len: int, params: SamplingParams, depth: int = 0) -> None:
+        """The last `num_tokens` of a text of that length are to be computed, and drafts."""
+        row, has_draft = len(self._plans), self._limits.has_draft
+        self._inits.append(
+            RowInit(
+                row=row,
+                generation=0,
+                request_id=str(row),
+                token_ids=(0,) * text_len,
+                prompt_len=text_len,
+                params=params,
+                seed=row,
+                target_cached=text_len - num_tokens,
+                draft_cached=text_len - num_tokens,
+            )
+        )
+        proposer = ProposerKind.NONE
+        if depth:
+            proposer = ProposerKind.DRAFT if has_draft else ProposerKind.NGRAM
+        self._plans.append(
+            RowPlan(
+                row=row,
+                generation=0,
+                num_tokens=num_tokens,
+                depth=depth,
+                samples=True,
+                proposer=proposer,
+                target_start=0,
+                target_blocks=(),  # the tables stay zero
+                draft_start=0,
+                draft_blocks=(),
+                draft_tokens=num_tokens if has_draft else 0,
+            )
+        )
+
+    def plan(self, step: int) -> StepPlan:
+        return StepPlan(0, step, tuple(self._plans), tuple(self._inits))
+
+
+def _prompt_step(
+    number: int, limits: StepLimits, num_tokens: int, params: SamplingParams
+) -> CostlyStep:
+    """Chunks at the end of prompts, one if it may be so long."""
+    rows = _Rows(limits)
+    while num_tokens > 0 and rows.num_left:
+        chunk = min(num_tokens, limits.prompt_len)
+        rows.add(chunk, limits.prompt_len, params)
+        num_tokens -= chunk
+    return CostlyStep(rows.plan(number))
+
+
+def _short_prompts_step(number: int, limits: StepLimits) -> CostlyStep:
+    rows = _Rows(limits)
+    chunk = min(limits.tokens // limits.rows, limits.prompt_len)
+    for _ in range(limits.rows):
+        rows.add(chunk, chunk, _GREEDY)
+    return CostlyStep(rows.plan(number))
+
+
+def _logprobs_step(number: int, limits: StepLimits) -> CostlyStep:
+    num_tokens = min(limits.tokens, _max_logit_rows(limits))
+    step = _prompt_step(number, limits, num_tokens, _ALL_LOGPROBS)
+    return CostlyStep(step.plan, limits.tokens / num_tokens)
+
+
+def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
+    """As many rows as can draft to full depth; one greedy and one without filters, since a mixture
+    takes copies; and what is left of the step for a prompt with log-probabilities."""
+    rows = _Rows(limits)
+    depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
+    most = max(1, min((limits.tokens - 2) // (depth + 1), limits.rows - 3))
+    count = max(1, min(most, _max_logit_rows(limits) // (depth + 1)))
+    scale = most / count
+    text_len = min(limits.prompt_len - depth, _MAX_OCCURRENCES // (count * (depth + 1)))
+    for _ in range(count):
+        rows.add(1, text_len, _EVERYTHING, depth)
+    num_left = limits.tokens - most * (depth + 1)
+    for params in (_GREEDY, _NOISY):
+        if num_left and rows.num_left:
+            rows.add(1, text_len, params)
+            num_left -= 1
+    if num_left and rows.num_left:
+        chunk = min(math.ceil(num_left / scale), limits.prompt_len)
+        rows.add(chunk, limits.prompt_len, _ALL_LOGPROBS)
+    guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
+    is_guessed = depth > 0 and not limits.has_draft
+    guesses = dict.fromkeys(range(count), guess) if is_guessed else {}
+    return CostlyStep(rows.plan(number), scale, guesses)
+
+
+def _max_logit_rows(limits: StepLimits) -> int:
+    return max(1, _MAX_LOGITS // limits.vocab_size)
+
+
+# -- readings -----------------------------------------------------------------------------------
+
+
+def _growth(device: torch.device, workers: Workers, step: CostlyStep) -> int:
+    """Memory reserved for a step, gaps included, by an allocator that begins with none."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    run_step(workers, step)
+    torch.cuda.synchronize(device)
+    return math.ceil((torch.cuda.max_memory_reserved(device) - before) * step.scale)
+
+
+def _used_and_total(device: torch.device) -> tuple[int, int]:
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free, total
+
+
+def _give_back() -> None:
+    gc.collect()  # recorded passes and those who run them know each other
+    torch.cuda.empty_cache()
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f}"
