@@ -13,7 +13,7 @@ from outrider.bench.inflate import SHAPES, load_inflated
 from outrider.config import EngineConfig
 from outrider.engine.build import place_models, wire
 from outrider.engine.step import StepLoop
-from outrider.kernels.types import Ops
+from outrider.kernels.ops import select_ops
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind
@@ -27,9 +27,10 @@ MAX_LEN = 2048
 class Models:
     """Each enlarged model is made once and stays on the device."""
 
-    def __init__(self, target: str, ops: Ops) -> None:
+    def __init__(self, target: str, deterministic: bool = False) -> None:
         self._target = target
-        self._ops = ops
+        self.deterministic = deterministic
+        self._ops = select_ops(torch.device("cuda"), torch.bfloat16, deterministic)
         self._loaded: dict[str, Decoder] = {}
 
     def target(self) -> Decoder:
@@ -99,6 +100,7 @@ class BenchEngine:
             block_size=BLOCK_SIZE,
             enable_prefix_caching=False,
             num_speculative_tokens=max(depth, 1),
+            deterministic=models.deterministic,
         )
         self._depth = depth
         self._max_len = max_len

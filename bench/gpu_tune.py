@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -23,6 +22,7 @@ import typer
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.bench.gpu_floor import time_graph
 from outrider.kernels.gpu.linear import GpuLinear, Stream, rows_of_block
 from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, forced, table_key
 from outrider.kernels.types import RaggedBatch
@@ -142,26 +142,7 @@ class Bench:
                 for linear in self.linears:
                     run(linear)
 
-        return time_graph(all_of_them) / calls
-
-
-def time_graph(run: Callable[[], None], repeats: int = 12) -> float:
-    """Median microseconds of a recorded run."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    median: float = statistics.median(times[2:])
-    return median
+        return 1000 * time_graph(all_of_them) / calls
 
 
 def _batch(rows: int) -> RaggedBatch:

@@ -174,12 +174,12 @@ class _Rows:
         self._plans: list[RowPlan] = []
 
     @property
-    def num_left(self) -> int:
-        return self._limits.rows - len(self._plans)
+    def count(self) -> int:
+        return len(self._plans)
 
     def add(self, num_tokens: int, text_len: int, params: SamplingParams, depth: int = 0) -> None:
         """The last `num_tokens` of a text of that length are to be computed, and drafts."""
-        row, has_draft = len(self._plans), self._limits.has_draft
+        row, has_draft = self.count, self._limits.has_draft
         self._inits.append(
             RowInit(
                 row=row,
@@ -221,7 +221,7 @@ def _prompt_step(
 ) -> CostlyStep:
     """Chunks at the end of prompts, one if it may be so long."""
     rows = _Rows(limits)
-    while num_tokens > 0 and rows.num_left:
+    while num_tokens > 0 and rows.count < limits.rows:
         chunk = min(num_tokens, limits.prompt_len)
         rows.add(chunk, limits.prompt_len, params)
         num_tokens -= chunk
@@ -243,27 +243,26 @@ def _logprobs_step(number: int, limits: StepLimits) -> CostlyStep:
 
 
 def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
-    """As many rows as can draft to full depth; one greedy and one without filters, since a mixture
+    """Rows that draft, as deep as they may; one greedy and one without filters, since a mixture
     takes copies; and what is left of the step for a prompt with log-probabilities."""
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
-    most = max(1, min((limits.tokens - 2) // (depth + 1), limits.rows - 3))
-    count = max(1, min(most, _max_logit_rows(limits) // (depth + 1)))
-    scale = most / count
-    text_len = min(limits.prompt_len - depth, _MAX_OCCURRENCES // (count * (depth + 1)))
-    for _ in range(count):
-        rows.add(1, text_len, _EVERYTHING, depth)
-    num_left = limits.tokens - most * (depth + 1)
+    most = min(max(limits.tokens - 2, 1), max(limits.rows - 3, 1) * (depth + 1))
+    num_logits = min(most, _max_logit_rows(limits))
+    scale = most / num_logits
+    text_len = min(limits.prompt_len - depth, max(1, _MAX_OCCURRENCES // num_logits))
+    for first in range(0, num_logits, depth + 1):
+        rows.add(1, text_len, _EVERYTHING, min(depth, num_logits - first - 1))
+    guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
+    guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
+    num_left = limits.tokens - most
     for params in (_GREEDY, _NOISY):
-        if num_left and rows.num_left:
+        if num_left and rows.count < limits.rows:
             rows.add(1, text_len, params)
             num_left -= 1
-    if num_left and rows.num_left:
+    if num_left and rows.count < limits.rows:
         chunk = min(math.ceil(num_left / scale), limits.prompt_len)
         rows.add(chunk, limits.prompt_len, _ALL_LOGPROBS)
-    guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
-    is_guessed = depth > 0 and not limits.has_draft
-    guesses = dict.fromkeys(range(count), guess) if is_guessed else {}
     return CostlyStep(rows.plan(number), scale, guesses)
 
 
