@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,15 +17,18 @@ from outrider.workers.sampling.logprobs import token_logprobs
 from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
 
+# Logits of a whole prompt would be gigabytes: logprobs of prompts are taken so many rows at a time.
+_PROMPT_ROWS = 256
+
 
 class _Work(NamedTuple):
-    """One row's part of a pass: its chunk and which of the pass's logits are its own."""
+    """One row's part of a pass: its chunk, and which of the pass's tokens and logits it uses."""
 
     planned: RowPlan
     chunk: Chunk
     base_len: int
     span: Span | None  # None: a prompt chunk that does not sample
-    prompt_rows: range  # logits of prompt tokens whose successor is known
+    prompt_tokens: range  # tokens of the pass whose logprobs are wanted: their successor is known
     sample_rows: range  # logits of the span
 
 
@@ -49,7 +52,10 @@ class TargetWorker:
         works, indices = self._lay_out(plan, ticket)
         hidden = self.runner.forward([work.chunk for work in works])
         logits = self.runner.logits(hidden, indices) if indices else None
-        rows = self._judge(works, logits)
+        verdicts = self._judge(works, logits)
+        rows = tuple(
+            self._settle(work, verdicts.get(work.planned.row), hidden, logits) for work in works
+        )
         verdict = Verdict(
             plan.epoch, plan.step, rows, ticket.draft_s, time.perf_counter() - start_s
         )
@@ -65,7 +71,7 @@ class TargetWorker:
             )
 
     def _lay_out(self, plan: StepPlan, ticket: Ticket) -> tuple[list[_Work], list[int]]:
-        """Chunks in the plan's order, and the indices of the tokens whose logits are needed."""
+        """Chunks in the plan's order, and the indices of the tokens that are sampled from."""
         works: list[_Work] = []
         indices: list[int] = []
         first = 0
@@ -79,16 +85,15 @@ class TargetWorker:
                 span = self._span(planned, row.tokens, ticket)
                 chunk_tokens += span.drafts
             end = first + len(chunk_tokens)
-            prompt_rows = range(0)
+            prompt_tokens = range(0)
             if row.init.params.prompt_logprobs is not None:
                 known = min(len(chunk_tokens), max(row.init.prompt_len - 1 - start, 0))
-                prompt_rows = range(len(indices), len(indices) + known)
-                indices += range(first, first + known)
+                prompt_tokens = range(first, first + known)
             num_sampled = span.num_rows if span is not None else 0
             sample_rows = range(len(indices), len(indices) + num_sampled)
             indices += range(end - num_sampled, end)
             chunk = Chunk(planned.row, start, chunk_tokens)
-            works.append(_Work(planned, chunk, len(row.tokens), span, prompt_rows, sample_rows))
+            works.append(_Work(planned, chunk, len(row.tokens), span, prompt_tokens, sample_rows))
             first = end
         return works, indices
 
@@ -102,23 +107,22 @@ class TargetWorker:
                 return Span(sampler, tokens, proposal.tokens[:depth], q)
         return Span(sampler, tokens)
 
-    def _judge(self, works: list[_Work], logits: Tensor | None) -> tuple[RowVerdict, ...]:
-        sampled = [work for work in works if work.span is not None]
-        verdicts: dict[int, SpanVerdict] = {}
-        if sampled:
-            assert logits is not None
-            own = [index for work in sampled for index in work.sample_rows]
-            rows = logits if len(own) == logits.shape[0] else logits[own]
-            spans = [work.span for work in sampled if work.span is not None]
-            judged = verify(rows, spans, self._ops, self._verification, self.runner.vocab)
-            verdicts = {work.planned.row: each for work, each in zip(sampled, judged, strict=True)}
-        return tuple(self._settle(work, verdicts.get(work.planned.row), logits) for work in works)
+    def _judge(self, works: list[_Work], logits: Tensor | None) -> dict[int, SpanVerdict]:
+        """What is decided for each row that samples."""
+        if logits is None:
+            return {}
+        sampled = [(work.planned.row, work.span) for work in works if work.span is not None]
+        spans = [span for _, span in sampled]
+        judged = verify(logits, spans, self._ops, self._verification, self.runner.vocab)
+        return {row: each for (row, _), each in zip(sampled, judged, strict=True)}
 
-    def _settle(self, work: _Work, judged: SpanVerdict | None, logits: Tensor | None) -> RowVerdict:
+    def _settle(
+        self, work: _Work, judged: SpanVerdict | None, hidden: Tensor, logits: Tensor | None
+    ) -> RowVerdict:
         """Advance the row's KV (the scheduler applies the same rule) and say what was decided."""
         planned = work.planned
         row, generation = planned.row, planned.generation
-        prompt_logprobs = self._prompt_logprobs(work, logits)
+        prompt_logprobs = tuple(self._prompt_logprobs(work, hidden))
         if judged is None or work.span is None:
             self.computed[row] += planned.num_tokens
             return RowVerdict(row, generation, work.base_len, 0, 0, (), (), prompt_logprobs)
@@ -141,13 +145,12 @@ class TargetWorker:
             prompt_logprobs,
         )
 
-    def _prompt_logprobs(self, work: _Work, logits: Tensor | None) -> tuple[TokenLogprobs, ...]:
-        if not work.prompt_rows or logits is None:
-            return ()
+    def _prompt_logprobs(self, work: _Work, hidden: Tensor) -> Iterator[TokenLogprobs]:
         row = self._rows[work.planned.row]
-        num_top = row.init.params.prompt_logprobs
-        assert num_top is not None
-        start = work.chunk.start + 1
-        successors = row.tokens[start : start + len(work.prompt_rows)]
-        own = logits[work.prompt_rows.start : work.prompt_rows.stop]
-        return tuple(token_logprobs(self.runner.vocab.gather(own), successors, num_top))
+        num_top = row.init.params.prompt_logprobs or 0
+        for first in range(0, len(work.prompt_tokens), _PROMPT_ROWS):
+            tokens = work.prompt_tokens[first : first + _PROMPT_ROWS]
+            start = work.chunk.start + 1 + first
+            successors = row.tokens[start : start + len(tokens)]
+            logits = self.runner.vocab.gather(self.runner.logits(hidden, tokens))
+            yield from token_logprobs(logits, successors, num_top)
