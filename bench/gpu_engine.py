@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from outrider.bench.inflate import SHAPES, load_inflated
 from outrider.config import EngineConfig
 from outrider.engine.build import place_models, wire
 from outrider.engine.step import StepLoop
-from outrider.kernels.ops import select_ops
+from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind
@@ -29,8 +30,7 @@ class Models:
 
     def __init__(self, target: str, deterministic: bool = False) -> None:
         self._target = target
-        self.deterministic = deterministic
-        self._ops = select_ops(torch.device("cuda"), torch.bfloat16, deterministic)
+        self.ops = GpuOps(deterministic)
         self._loaded: dict[str, Decoder] = {}
 
     def target(self) -> Decoder:
@@ -46,7 +46,7 @@ class Models:
                 SHAPES[shape],
                 dtype=torch.bfloat16,
                 device="cuda",
-                ops=self._ops,
+                ops=self.ops,
                 max_position=16384,
             )
         return self._loaded[shape]
@@ -100,14 +100,13 @@ class BenchEngine:
             block_size=BLOCK_SIZE,
             enable_prefix_caching=False,
             num_speculative_tokens=max(depth, 1),
-            deterministic=models.deterministic,
         )
         self._depth = depth
         self._max_len = max_len
         self._count = 0
         draft = models.draft(draft_shape) if draft_shape and depth else None
         num_blocks = batch * -(-max_len // BLOCK_SIZE)
-        placement = place_models(config)
+        placement = dataclasses.replace(place_models(config), ops=models.ops)
         self.loop: StepLoop = wire(config, placement, models.target(), draft, num_blocks, max_len)
 
     def close(self) -> None:

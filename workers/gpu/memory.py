@@ -243,11 +243,12 @@ def _logprobs_step(number: int, limits: StepLimits) -> CostlyStep:
 
 
 def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
-    """Rows that draft, as deep as they may; one greedy and one without filters, since a mixture
-    takes copies; and what is left of the step for a prompt with log-probabilities."""
+    """Rows that draft, as deep as they may; and, since a mixture takes copies, a greedy one, one
+    without filters, and what is left of the step, two tokens at least, for a prompt with
+    log-probabilities."""
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
-    most = min(max(limits.tokens - 2, 1), max(limits.rows - 3, 1) * (depth + 1))
+    most = min(max(limits.tokens - 4, 1), max(limits.rows - 3, 1) * (depth + 1))
     num_logits = min(most, _max_logit_rows(limits))
     scale = most / num_logits
     text_len = min(limits.prompt_len - depth, max(1, _MAX_OCCURRENCES // num_logits))
@@ -261,7 +262,7 @@ def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
             rows.add(1, text_len, params)
             num_left -= 1
     if num_left and rows.count < limits.rows:
-        chunk = min(math.ceil(num_left / scale), limits.prompt_len)
+        chunk = min(max(math.ceil(num_left / scale), 2), limits.prompt_len, num_left)
         rows.add(chunk, limits.prompt_len, _ALL_LOGPROBS)
     return CostlyStep(rows.plan(number), scale, guesses)
 
