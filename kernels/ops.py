@@ -39,8 +39,8 @@ def select_ops(
             ' use "torch".'
         )
     if device.type == "cuda" and deterministic:
-        # The Triton kernels can be: `GpuOps(deterministic=True)`. With a draft they have failed on a
-        # GPU, so they wait until that is understood.
+        # The Triton kernels can be: `GpuOps(deterministic=True)`. With a draft they have failed on
+        # a GPU, so they wait until that is understood.
         logger.warning("deterministic has no effect on GPUs yet: near ties may fall either way")
     elif backend is None and _runs_triton(device, dtype):
         # Imported only here: Triton is not installed on every machine.
