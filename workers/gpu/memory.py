@@ -141,13 +141,11 @@ def hold(device: torch.device, num_bytes: int) -> None:
 
 
 def costliest_steps(limits: StepLimits) -> list[CostlyStep]:
-    """The longest chunk of a prompt; many short prompts; log-probabilities of a whole prompt; and
-    rows that draft as far as they may, with everything sampling can be asked for. Between the last
-    two, logits can be shared out in any way: either one or the other takes the most."""
+    """Steps that take as much as any: of the models, of log-probabilities, of sampling."""
     return [
-        _prompt_step(1, limits, limits.tokens, _GREEDY),
+        _prompt_step(1, limits, _GREEDY),
         _short_prompts_step(2, limits),
-        _logprobs_step(3, limits),
+        _prompt_step(3, limits, _ALL_LOGPROBS),
         _drafting_step(4, limits),
     ]
 
@@ -216,15 +214,14 @@ class _Rows:
         return StepPlan(0, step, tuple(self._plans), tuple(self._inits))
 
 
-def _prompt_step(
-    number: int, limits: StepLimits, num_tokens: int, params: SamplingParams
-) -> CostlyStep:
-    """Chunks at the end of prompts, one if it may be so long."""
+def _prompt_step(number: int, limits: StepLimits, params: SamplingParams) -> CostlyStep:
+    """All tokens at the end of one prompt, or of as few as can have so many."""
     rows = _Rows(limits)
-    while num_tokens > 0 and rows.count < limits.rows:
-        chunk = min(num_tokens, limits.prompt_len)
+    num_left = limits.tokens
+    while num_left and rows.count < limits.rows:
+        chunk = min(num_left, limits.prompt_len)
         rows.add(chunk, limits.prompt_len, params)
-        num_tokens -= chunk
+        num_left -= chunk
     return CostlyStep(rows.plan(number))
 
 
@@ -236,39 +233,21 @@ def _short_prompts_step(number: int, limits: StepLimits) -> CostlyStep:
     return CostlyStep(rows.plan(number))
 
 
-def _logprobs_step(number: int, limits: StepLimits) -> CostlyStep:
-    num_tokens = min(limits.tokens, _max_logit_rows(limits))
-    step = _prompt_step(number, limits, num_tokens, _ALL_LOGPROBS)
-    return CostlyStep(step.plan, limits.tokens / num_tokens)
-
-
 def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
-    """Rows that draft, as deep as they may; and, since a mixture takes copies, a greedy one, one
-    without filters, and what is left of the step, two tokens at least, for a prompt with
-    log-probabilities."""
+    """Rows that draft, as deep as they may, with everything that sampling can be asked for; and a
+    greedy one and one without filters, since a mixture takes copies."""
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
-    most = min(max(limits.tokens - 4, 1), max(limits.rows - 3, 1) * (depth + 1))
-    num_logits = min(most, _max_logit_rows(limits))
-    scale = most / num_logits
+    most = min(max(limits.tokens - 2, 1), max(limits.rows - 2, 1) * (depth + 1))
+    num_logits = min(most, max(1, _MAX_LOGITS // limits.vocab_size))
     text_len = min(limits.prompt_len - depth, max(1, _MAX_OCCURRENCES // num_logits))
     for first in range(0, num_logits, depth + 1):
         rows.add(1, text_len, _EVERYTHING, min(depth, num_logits - first - 1))
     guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
     guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
-    num_left = limits.tokens - most
-    for params in (_GREEDY, _NOISY):
-        if num_left and rows.count < limits.rows:
-            rows.add(1, text_len, params)
-            num_left -= 1
-    if num_left and rows.count < limits.rows:
-        chunk = min(max(math.ceil(num_left / scale), 2), limits.prompt_len, num_left)
-        rows.add(chunk, limits.prompt_len, _ALL_LOGPROBS)
-    return CostlyStep(rows.plan(number), scale, guesses)
-
-
-def _max_logit_rows(limits: StepLimits) -> int:
-    return max(1, _MAX_LOGITS // limits.vocab_size)
+    for params in (_GREEDY, _NOISY)[: min(limits.rows - rows.count, limits.tokens - most)]:
+        rows.add(1, text_len, params)
+    return CostlyStep(rows.plan(number), most / num_logits, guesses)
 
 
 # -- readings -----------------------------------------------------------------------------------
