@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
@@ -17,8 +18,8 @@ from outrider.workers.sampling.logprobs import token_logprobs
 from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
 
-# Logits of a whole prompt would be gigabytes: logprobs of prompts are taken so many rows at a time.
-_PROMPT_ROWS = 256
+# Logits are large, and sampling takes several copies of them: about so many rows at a time.
+LOGIT_ROWS = 256
 
 
 class _Work(NamedTuple):
@@ -29,7 +30,7 @@ class _Work(NamedTuple):
     base_len: int
     span: Span | None  # None: a prompt chunk that does not sample
     prompt_tokens: range  # tokens of the pass whose logprobs are wanted: their successor is known
-    sample_rows: range  # logits of the span
+    sample_tokens: range  # tokens of the pass that the span samples from
 
 
 class TargetWorker:
@@ -49,13 +50,9 @@ class TargetWorker:
         """Run the pass, choose the target's own tokens and commit drafts that are equal to them."""
         start_s = time.perf_counter()
         self.begin(plan)
-        works, indices = self._lay_out(plan, ticket)
+        works = self._lay_out(plan, ticket)
         hidden = self.runner.forward([work.chunk for work in works])
-        logits = self.runner.logits(hidden, indices) if indices else None
-        verdicts = self._judge(works, logits)
-        rows = tuple(
-            self._settle(work, verdicts.get(work.planned.row), hidden, logits) for work in works
-        )
+        rows = tuple(row for part in _parts(works) for row in self._judge(part, hidden))
         verdict = Verdict(
             plan.epoch, plan.step, rows, ticket.draft_s, time.perf_counter() - start_s
         )
@@ -70,10 +67,9 @@ class TargetWorker:
                 init, self.runner.vocab_size, self.runner.device, self.runner.vocab.held
             )
 
-    def _lay_out(self, plan: StepPlan, ticket: Ticket) -> tuple[list[_Work], list[int]]:
-        """Chunks in the plan's order, and the indices of the tokens that are sampled from."""
+    def _lay_out(self, plan: StepPlan, ticket: Ticket) -> list[_Work]:
+        """Each row's part, in the plan's order."""
         works: list[_Work] = []
-        indices: list[int] = []
         first = 0
         for planned in plan.rows:
             row = self._rows[planned.row]
@@ -90,12 +86,11 @@ class TargetWorker:
                 known = min(len(chunk_tokens), max(row.init.prompt_len - 1 - start, 0))
                 prompt_tokens = range(first, first + known)
             num_sampled = span.num_rows if span is not None else 0
-            sample_rows = range(len(indices), len(indices) + num_sampled)
-            indices += range(end - num_sampled, end)
+            sample_tokens = range(end - num_sampled, end)
             chunk = Chunk(planned.row, start, chunk_tokens)
-            works.append(_Work(planned, chunk, len(row.tokens), span, prompt_tokens, sample_rows))
+            works.append(_Work(planned, chunk, len(row.tokens), span, prompt_tokens, sample_tokens))
             first = end
-        return works, indices
+        return works
 
     def _span(self, planned: RowPlan, tokens: list[int], ticket: Ticket) -> Span:
         sampler = self.samplers[planned.row]
@@ -107,14 +102,21 @@ class TargetWorker:
                 return Span(sampler, tokens, proposal.tokens[:depth], q)
         return Span(sampler, tokens)
 
-    def _judge(self, works: list[_Work], logits: Tensor | None) -> dict[int, SpanVerdict]:
-        """What is decided for each row that samples."""
-        if logits is None:
-            return {}
-        sampled = [(work.planned.row, work.span) for work in works if work.span is not None]
-        spans = [span for _, span in sampled]
-        judged = verify(logits, spans, self._ops, self._verification, self.runner.vocab)
-        return {row: each for (row, _), each in zip(sampled, judged, strict=True)}
+    def _judge(self, works: list[_Work], hidden: Tensor) -> list[RowVerdict]:
+        """What is decided for some of the rows."""
+        spans = [work.span for work in works if work.span is not None]
+        if not spans:
+            return [self._settle(work, None, hidden, None) for work in works]
+        logits = self.runner.logits(hidden, [at for work in works for at in work.sample_tokens])
+        judged = iter(verify(logits, spans, self._ops, self._verification, self.runner.vocab))
+        sizes = [span.num_rows for span in spans]
+        own_logits = iter(torch.split(logits, sizes))
+        return [
+            self._settle(work, None, hidden, None)
+            if work.span is None
+            else self._settle(work, next(judged), hidden, next(own_logits))
+            for work in works
+        ]
 
     def _settle(
         self, work: _Work, judged: SpanVerdict | None, hidden: Tensor, logits: Tensor | None
@@ -130,9 +132,7 @@ class TargetWorker:
         logprobs: Sequence[TokenLogprobs] = ()
         num_top = work.span.sampler.params.logprobs
         if num_top is not None and logits is not None:
-            first = work.sample_rows.start
-            of_tokens = logits[first : first + len(judged.tokens)]
-            whole = self.runner.vocab.gather(of_tokens)
+            whole = self.runner.vocab.gather(logits[: len(judged.tokens)])
             logprobs = token_logprobs(whole, judged.tokens, num_top)
         return RowVerdict(
             row,
@@ -148,9 +148,23 @@ class TargetWorker:
     def _prompt_logprobs(self, work: _Work, hidden: Tensor) -> Iterator[TokenLogprobs]:
         row = self._rows[work.planned.row]
         num_top = row.init.params.prompt_logprobs or 0
-        for first in range(0, len(work.prompt_tokens), _PROMPT_ROWS):
-            tokens = work.prompt_tokens[first : first + _PROMPT_ROWS]
+        for first in range(0, len(work.prompt_tokens), LOGIT_ROWS):
+            tokens = work.prompt_tokens[first : first + LOGIT_ROWS]
             start = work.chunk.start + 1 + first
             successors = row.tokens[start : start + len(tokens)]
             logits = self.runner.vocab.gather(self.runner.logits(hidden, tokens))
             yield from token_logprobs(logits, successors, num_top)
+
+
+def _parts(works: list[_Work]) -> Iterator[list[_Work]]:
+    """Consecutive rows with about `LOGIT_ROWS` logits together."""
+    part: list[_Work] = []
+    num_rows = 0
+    for work in works:
+        part.append(work)
+        num_rows += len(work.sample_tokens)
+        if num_rows >= LOGIT_ROWS:
+            yield part
+            part, num_rows = [], 0
+    if part:
+        yield part

@@ -7,7 +7,6 @@ keys and values go to block 0 and come from there. What then is left of the GPU 
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
 from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan
 from outrider.workers.proposers import Proposal, Proposers, Ticket
 from outrider.workers.runner import Runner
-from outrider.workers.target import TargetWorker
+from outrider.workers.target import LOGIT_ROWS, TargetWorker
 
 if TYPE_CHECKING:  # Triton, which it needs, is not there on every machine
     from outrider.workers.gpu.colocated import ColocatedWorker
@@ -31,9 +30,7 @@ MARGIN_BYTES = 512 * 2**20
 # Large tensors, as those of the cache are, take whole multiples of this.
 SEGMENT_BYTES = 2 * 2**20
 
-# Sampling on the host is measured on no more logits and occurrences of tokens than this, and
-# extrapolated: it takes memory, there and on the GPU, in proportion to them.
-_MAX_LOGITS = 2**25
+# Penalties take memory for every token of every text. Beyond so many, the margin is theirs.
 _MAX_OCCURRENCES = 2**25
 
 _GREEDY = SamplingParams(temperature=0)
@@ -82,7 +79,6 @@ class StepLimits:
     tokens: int
     depth: int
     max_len: int
-    vocab_size: int
     has_draft: bool
 
     @property
@@ -93,10 +89,9 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class CostlyStep:
-    """A step, and by how much the costliest of its kind is larger."""
+    """A step as costly as any of its kind."""
 
     plan: StepPlan
-    scale: float = 1.0
     guesses: Mapping[int, Proposal] = field(default_factory=dict)  # where no model drafts
 
 
@@ -239,7 +234,7 @@ def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
     most = min(max(limits.tokens - 2, 1), max(limits.rows - 2, 1) * (depth + 1))
-    num_logits = min(most, max(1, _MAX_LOGITS // limits.vocab_size))
+    num_logits = min(most, 2 * LOGIT_ROWS)  # more are looked at by and by, and cost no more
     text_len = min(limits.prompt_len - depth, max(1, _MAX_OCCURRENCES // num_logits))
     for first in range(0, num_logits, depth + 1):
         rows.add(1, text_len, _EVERYTHING, min(depth, num_logits - first - 1))
@@ -247,7 +242,7 @@ def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
     guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
     for params in (_GREEDY, _NOISY)[: min(limits.rows - rows.count, limits.tokens - most)]:
         rows.add(1, text_len, params)
-    return CostlyStep(rows.plan(number), most / num_logits, guesses)
+    return CostlyStep(rows.plan(number), guesses)
 
 
 # -- readings -----------------------------------------------------------------------------------
@@ -260,7 +255,7 @@ def _growth(device: torch.device, workers: Workers, step: CostlyStep) -> int:
     before = torch.cuda.memory_reserved(device)
     run_step(workers, step)
     torch.cuda.synchronize(device)
-    return math.ceil((torch.cuda.max_memory_reserved(device) - before) * step.scale)
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def _used_and_total(device: torch.device) -> tuple[int, int]:

@@ -137,7 +137,6 @@ def _measure(
         tokens=config.scheduler.max_num_batched_tokens,
         depth=MAX_SPECULATIVE_TOKENS,
         max_len=length,
-        vocab_size=target.spec.vocab_size,
         has_draft=draft is not None,
     )
 
