@@ -131,6 +131,9 @@ def test_drafted_texts_are_the_plain_ones(
     outputs = _check(llm, models, expected, *_requests())
     stats = llm.engine.built.loop.scheduler.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
+    worker = llm.engine.built.loop._target
+    assert isinstance(worker, ColocatedWorker)
+    assert len(worker._pending) <= 2  # what was read is let go, the memory it came in as well
     assert all(len(output.outputs[0].token_ids) == NUM_TOKENS for output in outputs)
 
 

@@ -34,12 +34,18 @@ class PendingVerdict:
     """The outcome of a step under way; `wait` returns once the device has written it."""
 
     def __init__(self, read: Callable[[], Verdict]) -> None:
-        self._read = read
+        self._read: Callable[[], Verdict] | None = read
         self._verdict: Verdict | None = None
 
+    @property
+    def is_known(self) -> bool:
+        return self._verdict is not None
+
     def wait(self) -> Verdict:
-        if self._verdict is None:
+        if self._read is not None:
             self._verdict = self._read()
+            self._read = None  # and with it the memory the device wrote to
+        assert self._verdict is not None
         return self._verdict
 
 
@@ -105,6 +111,8 @@ class ColocatedWorker:
         self._passes.run(*totals)
         outcomes.enqueue(len(plan.rows))
         pending = PendingVerdict(lambda: self._settle(plan, outcomes))
+        while self._pending and self._pending[0].is_known:
+            self._pending.popleft()
         self._pending.append(pending)
         self._look_ahead(plan)
         return pending
