@@ -141,7 +141,7 @@ class CacheConfig(Checked):
     gpu_memory_utilization: float = setting(
         0.9,
         Rule(float, "a number in (0, 1]", lambda v: 0 < v <= 1),
-        "Share of a GPU's memory that weights and KV may take when kv_cache_gb is unset.",
+        "Share of a GPU's memory that weights, passes and KV may take when kv_cache_gb is unset.",
     )
     prefix_caching: bool = setting(True, _FLAG, "Reuse the KV of prompts that begin alike.")
 

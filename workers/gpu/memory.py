@@ -229,19 +229,28 @@ def _short_prompts_step(number: int, limits: StepLimits) -> CostlyStep:
 
 
 def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
-    """Rows that draft, as deep as they may, with everything that sampling can be asked for; and a
-    greedy one and one without filters, since a mixture takes copies."""
+    """Rows that draft, as deep as they may, behind a greedy one and one without filters, since a
+    mixture takes copies.
+
+    Logits are looked at in parts, which cost the same if all is asked of them: two are tried. The
+    distributions that drafts were sampled from are there for the whole step.
+    """
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
-    most = min(max(limits.tokens - 2, 1), max(limits.rows - 2, 1) * (depth + 1))
-    num_logits = min(most, 2 * LOGIT_ROWS)  # more are looked at by and by, and cost no more
-    text_len = min(limits.prompt_len - depth, max(1, _MAX_OCCURRENCES // num_logits))
-    for first in range(0, num_logits, depth + 1):
-        rows.add(1, text_len, _EVERYTHING, min(depth, num_logits - first - 1))
+    text_len = min(limits.prompt_len - depth, _MAX_OCCURRENCES // (2 * LOGIT_ROWS))
+    for params in (_GREEDY, _NOISY)[: min(limits.rows, limits.tokens) - 1]:
+        rows.add(1, text_len, params)
+    num_logits = rows.count
+    # A part ends with the row that fills it: the first lacks one logit before its last row.
+    size = (LOGIT_ROWS - 1 - num_logits) % (depth + 1) or depth + 1
+    while num_logits < limits.tokens and rows.count < limits.rows:
+        size = min(size, limits.tokens - num_logits)
+        params = _EVERYTHING if num_logits < 2 * LOGIT_ROWS else _NOISY
+        rows.add(1, text_len, params, size - 1)
+        num_logits += size
+        size = depth + 1
     guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
     guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
-    for params in (_GREEDY, _NOISY)[: min(limits.rows - rows.count, limits.tokens - most)]:
-        rows.add(1, text_len, params)
     return CostlyStep(rows.plan(number), guesses)
 
 
