@@ -12,9 +12,6 @@ partial result in scratch memory, and the last to arrive combines them in the or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -27,6 +24,7 @@ from outrider.kernels.gpu.launch import (
     prefetch_rows,
     wait_for_inputs,
 )
+from outrider.kernels.gpu.scratch import split_scratch
 from outrider.kernels.types import RaggedBatch, TileColumn
 
 FIRST_TOKEN = tl.constexpr(TileColumn.FIRST_TOKEN)
@@ -258,40 +256,6 @@ def _attention_kernel(
         _store(outs, state[0], state[2], written)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AttentionScratch:
-    """Where programs that share a tile leave their parts. Work of one stream at a time may use it,
-    and it must outlive every graph recorded with it."""
-
-    accs: Tensor
-    maxima: Tensor
-    sums: Tensor
-    arrivals: Tensor  # zeros between launches
-
-    @classmethod
-    def allocate(
-        cls, device: torch.device, num_parts: int, tile_rows: int, head_dim: int
-    ) -> AttentionScratch:
-        """Room for `num_parts`, that is tiles x KV heads x splits, of so many rows each."""
-        num_rows = num_parts * tile_rows
-        accs, maxima, sums = (
-            torch.empty(size, dtype=torch.float32, device=device)
-            for size in (num_rows * _padded(head_dim), num_rows, num_rows)
-        )
-        arrivals = torch.zeros(num_parts, dtype=torch.int32, device=device)
-        return cls(accs, maxima, sums, arrivals)
-
-    def room_for(
-        self, num_parts: int, tile_rows: int, head_dim: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        num_rows = num_parts * tile_rows
-        needed = (num_rows * _padded(head_dim), num_rows, num_rows, num_parts)
-        held = (self.accs, self.maxima, self.sums, self.arrivals)
-        if any(size > tensor.numel() for size, tensor in zip(needed, held, strict=True)):
-            raise ValueError(f"no room for {num_parts} parts of {tile_rows} rows in the scratch")
-        return held
-
-
 def tile_tokens_for(num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
     """How many tokens a tile may have in a pass whose longest sequence has `max_query_len`."""
     group = num_heads // num_kv_heads
@@ -312,7 +276,6 @@ def paged_attention(
     *,
     num_splits: int | None = None,
     tile_rows: int | None = None,
-    scratch: AttentionScratch | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """`Ops.attention` for a batch cut into tiles of at most `tile_tokens_for` tokens.
@@ -336,11 +299,7 @@ def paged_attention(
     if num_tiles == 0:
         return out
     num_splits = num_splits or _splits(num_tiles * num_kv_heads, batch.max_context_len, window)
-    parts: tuple[Tensor | None, ...] = (None,) * 4
-    if num_splits > 1:
-        num_parts = num_tiles * num_kv_heads * num_splits
-        scratch = scratch or _shared_scratch(q.device, num_parts, tile_rows, head_dim)
-        parts = scratch.room_for(num_parts, tile_rows, head_dim)
+    parts = _parts(q.device, num_tiles * num_kv_heads, num_splits, tile_rows, head_dim)
     pdl = pdl_enabled(q.device)
     block_keys, num_warps, num_stages = _config(tile_rows, head_dim, q.element_size())
     _attention_kernel[(num_tiles, num_kv_heads, num_splits)](
@@ -369,23 +328,20 @@ def _splits(num_tile_heads: int, max_context_len: int, window: int) -> int:
     return max(1, min(most, _TARGET_PROGRAMS // num_tile_heads))
 
 
-def _shared_scratch(
-    device: torch.device, num_parts: int, tile_rows: int, head_dim: int
-) -> AttentionScratch:
-    # What `_splits` chooses always fits into the first size: few sizes are kept.
-    fits = num_parts <= _TARGET_PROGRAMS
-    num_parts = _TARGET_PROGRAMS if fits else _power_of_two(num_parts)
-    return _kept_scratch(device, num_parts, tile_rows, _padded(head_dim))
-
-
-@cache
-def _kept_scratch(
-    device: torch.device, num_parts: int, tile_rows: int, head_dim: int
-) -> AttentionScratch:
-    """Kept for good, since recorded graphs may hold its addresses."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("run attention of these sizes once before recording it")
-    return AttentionScratch.allocate(device, num_parts, tile_rows, head_dim)
+def _parts(
+    device: torch.device, num_tile_heads: int, num_splits: int, tile_rows: int, head_dim: int
+) -> tuple[Tensor | None, ...]:
+    """Where programs that share a tile leave sums, maxima and weights, and count themselves."""
+    padded = _padded(head_dim)
+    floats = tile_rows * (padded + 2)
+    partial, arrivals = split_scratch(device, num_tile_heads, num_splits, floats)
+    if partial is None:
+        return (None,) * 4
+    num_rows = num_tile_heads * num_splits * tile_rows
+    accs, maxima, sums = partial[: num_rows * (padded + 2)].split(
+        [num_rows * padded, num_rows, num_rows]
+    )
+    return accs, maxima, sums, arrivals
 
 
 def _config(tile_rows: int, head_dim: int, element_size: int) -> tuple[int, int, int]:

@@ -20,6 +20,11 @@ class _Scratch:
         self._replaced: list[Tensor] = []
 
     def take(self, num_floats: int, num_counters: int) -> tuple[Tensor, Tensor]:
+        has_room = num_floats <= self._partial.numel() and num_counters <= self._counters.numel()
+        is_recording = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if is_recording and not has_room:
+            # What a recording allocates ends with it, and others would go on using it.
+            raise RuntimeError("run kernels of these sizes once before recording them")
         if num_floats > self._partial.numel():
             self._replaced.append(self._partial)
             self._partial = torch.empty(num_floats, dtype=torch.float32, device=self._device)

@@ -10,7 +10,8 @@ import torch
 from gpu_tools import DEVICE, DTYPES, GPU_MARKS, HAS_CUDA, TOLERANCE, ragged_batch, relative_error
 from torch import Tensor
 
-from outrider.kernels.gpu.attention import AttentionScratch, paged_attention, tile_tokens_for
+from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
+from outrider.kernels.gpu.scratch import split_scratch
 from outrider.kernels.types import RaggedBatch
 
 # Rows that belong to no token are computed too, in the interpreter by numpy.
@@ -62,9 +63,7 @@ class Inputs:
     values: Tensor
     batch: RaggedBatch
 
-    def attend(
-        self, case: Case, out: Tensor | None = None, scratch: AttentionScratch | None = None
-    ) -> Tensor:
+    def attend(self, case: Case, out: Tensor | None = None) -> Tensor:
         return paged_attention(
             self.q,
             self.keys,
@@ -74,7 +73,6 @@ class Inputs:
             case.window,
             num_splits=case.num_splits,
             tile_rows=case.tile_rows,
-            scratch=scratch,
             out=out,
         )
 
@@ -246,23 +244,22 @@ def test_splits_chosen_for_long_contexts_are_right_at_short_ones() -> None:
 
 def test_scratch_is_ready_again_after_each_pass() -> None:
     case = Case(((2, 600), (1, 200)), group=3, num_splits=5)
-    scratch = AttentionScratch.allocate(DEVICE, 2 * 5, 16, case.head_dim)
-    for floats in (scratch.accs, scratch.maxima, scratch.sums):
-        floats.fill_(float("nan"))
+    inputs = make_inputs(case)
+    partial, arrivals = split_scratch(inputs.q.device, 2, 5, 16 * (case.head_dim + 2))
+    assert partial is not None and arrivals is not None
     for _ in range(2):
+        partial.fill_(float("nan"))
         inputs = make_inputs(case)
-        out = inputs.attend(case, scratch=scratch)
+        out = inputs.attend(case)
         assert_right(out, expected(case, inputs), case.dtype)
-        assert not scratch.arrivals.any()
-        assert torch.equal(inputs.attend(case, scratch=scratch), out)
+        assert not partial.isnan().all()  # it is this one that was used
+        assert not arrivals.any()
+        assert torch.equal(inputs.attend(case), out)
 
 
 def test_what_cannot_be_computed_is_refused() -> None:
     case = Case(((1, 300),), group=20, num_splits=4)
     inputs = make_inputs(case)
-    small = AttentionScratch.allocate(DEVICE, 3, 32, case.head_dim)
-    with pytest.raises(ValueError, match="scratch"):
-        inputs.attend(case, scratch=small)
     with pytest.raises(ValueError, match="20 rows"):
         inputs.attend(replace(case, tile_rows=16))
     inputs.batch = replace(inputs.batch, tiles=None)
