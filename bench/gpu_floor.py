@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.gpu.linear import MAX_SMALL_ROWS, GpuLinear
+from outrider.kernels.gpu.linear import GpuLinear
+from outrider.kernels.gpu.stream import MAX_SMALL_ROWS
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.layers import GatedMlp
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.bench.gpu_floor import time_graph
-from outrider.kernels.gpu.linear import GpuLinear, Stream, rows_of_block
+from outrider.kernels.gpu.linear import GpuLinear
+from outrider.kernels.gpu.stream import Stream, rows_of_block
 from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, forced, table_key
 from outrider.kernels.types import RaggedBatch
 

@@ -5,15 +5,13 @@ program takes some output features over the whole depth, so the work around a pr
 its operands are anyway: the RMS norm of the input, the residual sum, SiLU-mul, the rotation of
 queries and keys and the write of the KV cache. A layer of a pass is then five kernels.
 
-A norm costs nothing: its weight is applied, and its squares are summed, by the kernel that writes
-the stream; its scale is one number a row and is applied behind the product that reads the stream.
+A norm costs nothing here; see `outrider.kernels.gpu.stream`.
 
 The weight is the left operand of the matrix units, so that a handful of rows wastes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,28 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.gpu.launch import launch_options, pdl_enabled
-from outrider.kernels.gpu.linear_kernels import (
-    close_stream_kernel,
-    gate_up_kernel,
-    linear_kernel,
-    open_stream_kernel,
-    qkv_kernel,
-)
+from outrider.kernels.gpu.linear_kernels import gate_up_kernel, linear_kernel, qkv_kernel
 from outrider.kernels.gpu.scratch import split_scratch
+from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, Stream, rows_of_block
 from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, linear_config
 from outrider.kernels.types import RaggedBatch
-
-MAX_SMALL_ROWS = 64
-"""Beyond so many rows the library's product is as good."""
-
-
-def rows_of_block(num_rows: int, is_fixed: bool = False) -> int:
-    """How many rows a program takes; always as many where a row's result must not depend on the
-    number of rows."""
-    if is_fixed:
-        return MAX_SMALL_ROWS
-    rows: int = triton.next_power_of_2(num_rows)
-    return min(max(16, rows), MAX_SMALL_ROWS)
 
 
 def _power_of_2_in(number: int) -> int:
@@ -65,66 +46,6 @@ def _options(config: LinearConfig, pdl: bool) -> dict[str, Any]:
         "PDL": pdl,
         **launch_options(pdl),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """The residual stream between two kernels, with its next norm under way."""
-
-    total: Tensor  # [T, hidden]
-    scaled: Tensor  # total times the weight of the next norm
-    squares: Tensor  # float32 [row blocks, parts, R]: squares of total, summed over parts of hidden
-
-    @property
-    def parts(self) -> dict[str, int]:
-        count = self.squares.shape[1]
-        return {"PARTS": count, "PARTS_SIZE": triton.next_power_of_2(count)}
-
-
-def open_stream(ids: Tensor, table: Tensor, norm: Tensor, is_fixed: bool = False) -> Stream:
-    """The stream of embedded tokens, before the first norm."""
-    num_rows, hidden = ids.shape[0], table.shape[1]
-    rows = rows_of_block(num_rows, is_fixed)
-    total, scaled = table.new_empty(2, num_rows, hidden)
-    squares = table.new_empty(triton.cdiv(num_rows, rows), 1, rows, dtype=torch.float32)
-    pdl = pdl_enabled(ids.device)
-    open_stream_kernel[(num_rows,)](
-        ids,
-        table,
-        norm,
-        total,
-        scaled,
-        squares,
-        hidden,
-        R=rows,
-        SIZE=triton.next_power_of_2(hidden),
-        PDL=pdl,
-        **launch_options(pdl),
-    )
-    return Stream(total, scaled, squares)
-
-
-def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Tensor:
-    """The normalised stream [T, hidden], or of the tokens at `index` alone."""
-    hidden = stream.scaled.shape[1]
-    num_rows = stream.scaled.shape[0] if index is None else index.shape[0]
-    out = stream.scaled.new_empty(num_rows, hidden)
-    pdl = pdl_enabled(out.device)
-    close_stream_kernel[(num_rows,)](
-        stream.scaled,
-        stream.squares,
-        index,
-        out,
-        hidden,
-        eps,
-        HAS_INDEX=index is not None,
-        R=stream.squares.shape[2],
-        SIZE=triton.next_power_of_2(hidden),
-        **stream.parts,
-        PDL=pdl,
-        **launch_options(pdl),
-    )
-    return out
 
 
 class GpuLinear:

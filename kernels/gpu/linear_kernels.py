@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
+from outrider.kernels.gpu.stream import inverse_norm, squares_at
 
 
 @triton.jit
@@ -90,32 +91,6 @@ def add_up_splits(
                     second += tl.load(own + part * stride + BN * R, cache_modifier=".cg")
             tl.store(counter_ptr + tile, 0)
     return first, second, is_last
-
-
-@triton.jit
-def squares_at(row, part, num_parts, R: tl.constexpr):
-    """Where the squares of a row over a part of its features are: [row blocks, parts, R]."""
-    return (row // R * num_parts + part) * R + row % R
-
-
-@triton.jit
-def inverse_norm(
-    squares_ptr,
-    row,
-    num_rows,
-    eps,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    PARTS: tl.constexpr,
-    SIZE: tl.constexpr,
-):
-    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
-    part = tl.arange(0, SIZE)[:, None]
-    inside = (part < PARTS) & (row < num_rows)[None, :]
-    squares = tl.load(
-        squares_ptr + squares_at(row[None, :], part, PARTS, R), mask=inside, other=0.0
-    )
-    return tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[None, :]
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -344,62 +319,3 @@ def qkv_kernel(
             low, high, head, pair, row, num_rows, cos_ptr, sin_ptr, positions_ptr, slots_ptr,
             q_ptr, key_ptr, value_ptr, H, KV, D, BLOCK, ROTATES,
         )  # fmt: skip
-
-
-@triton.jit
-def open_stream_kernel(
-    ids_ptr,
-    table_ptr,
-    norm_ptr,
-    total_ptr,
-    scaled_ptr,
-    squares_ptr,
-    hidden,
-    R: tl.constexpr,
-    SIZE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    wait_for_inputs(PDL)
-    let_next_start(PDL)
-    row = tl.program_id(0)
-    at = tl.arange(0, SIZE)
-    inside = at < hidden
-    token = tl.load(ids_ptr + row).to(tl.int64)
-    total = tl.load(table_ptr + token * hidden + at, mask=inside, other=0.0)
-    wide = total.to(tl.float32)
-    norm = tl.load(norm_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    out = row.to(tl.int64) * hidden + at
-    tl.store(total_ptr + out, total, mask=inside)
-    tl.store(scaled_ptr + out, (wide * norm).to(total.dtype), mask=inside)
-    tl.store(squares_ptr + squares_at(row, 0, 1, R), tl.sum(wide * wide))
-
-
-@triton.jit
-def close_stream_kernel(
-    scaled_ptr,
-    squares_ptr,
-    index_ptr,
-    out_ptr,
-    hidden,
-    eps,
-    HAS_INDEX: tl.constexpr,
-    R: tl.constexpr,
-    SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_SIZE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    wait_for_inputs(PDL)
-    let_next_start(PDL)
-    row = tl.program_id(0)
-    source = tl.load(index_ptr + row).to(tl.int32) if HAS_INDEX else row
-    part = tl.arange(0, PARTS_SIZE)
-    squares = tl.load(
-        squares_ptr + squares_at(source, part, PARTS, R), mask=part < PARTS, other=0.0
-    )
-    inverse = tl.rsqrt(tl.sum(squares) / hidden + eps)
-    at = tl.arange(0, SIZE)
-    inside = at < hidden
-    scaled = tl.load(scaled_ptr + source.to(tl.int64) * hidden + at, mask=inside, other=0.0)
-    normed = (scaled.to(tl.float32) * inverse).to(scaled.dtype)
-    tl.store(out_ptr + row.to(tl.int64) * hidden + at, normed, mask=inside)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from outrider.kernels.gpu import linear, norm, pointwise, rotary, sampling
 from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
-from outrider.kernels.gpu.linear import MAX_SMALL_ROWS, GpuLinear, Stream
+from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.pointwise import check_dtypes
+from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, Stream, close_stream, open_stream
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
 _FIXED_TILE_ROWS = 32  # of attention, where a token's result must not depend on its pass
@@ -32,10 +33,10 @@ class GpuFusedOps:
 
     def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
         check_dtypes(table, norm)
-        return linear.open_stream(ids, table, norm, self.deterministic)
+        return open_stream(ids, table, norm, self.deterministic)
 
     def close_stream(self, stream: Stream, eps: float, index: Tensor | None) -> Tensor:
-        return linear.close_stream(stream, eps, index)
+        return close_stream(stream, eps, index)
 
 
 @dataclass(frozen=True, slots=True)

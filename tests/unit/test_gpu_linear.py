@@ -8,8 +8,9 @@ import torch
 from gpu_tools import DEVICE, DTYPES, GPU_MARKS, TOLERANCE, ragged_batch, relative_error
 from torch import Tensor
 
-from outrider.kernels.gpu.linear import GpuLinear, Stream, close_stream, open_stream
+from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.linear_kernels import linear_kernel
+from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
 from outrider.kernels.gpu.tuning import LinearConfig, forced
 
 pytestmark = GPU_MARKS

@@ -1,0 +1,178 @@
+"""The residual stream between the kernels of a small pass, with its next norm under way.
+
+Whoever writes the stream also writes it times the weight of the norm that follows, and the sum of
+its squares over the features it holds. Whoever reads it then multiplies by one number a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.kernels.gpu.launch import (
+    launch_options,
+    let_next_start,
+    pdl_enabled,
+    wait_for_inputs,
+)
+
+MAX_SMALL_ROWS = 64
+"""Beyond so many rows the library's product is as good."""
+
+
+def rows_of_block(num_rows: int, is_fixed: bool = False) -> int:
+    """How many rows a program takes; always as many where a row's result must not depend on the
+    number of rows."""
+    if is_fixed:
+        return MAX_SMALL_ROWS
+    rows: int = triton.next_power_of_2(num_rows)
+    return min(max(16, rows), MAX_SMALL_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The residual stream between two kernels, with its next norm under way."""
+
+    total: Tensor  # [T, hidden]
+    scaled: Tensor  # total times the weight of the next norm
+    squares: Tensor  # float32 [row blocks, parts, R]: squares of total, summed over parts of hidden
+
+    @property
+    def parts(self) -> dict[str, int]:
+        count = self.squares.shape[1]
+        return {"PARTS": count, "PARTS_SIZE": triton.next_power_of_2(count)}
+
+
+def open_stream(ids: Tensor, table: Tensor, norm: Tensor, is_fixed: bool = False) -> Stream:
+    """The stream of embedded tokens, before the first norm."""
+    num_rows, hidden = ids.shape[0], table.shape[1]
+    rows = rows_of_block(num_rows, is_fixed)
+    total, scaled = table.new_empty(2, num_rows, hidden)
+    squares = table.new_empty(triton.cdiv(num_rows, rows), 1, rows, dtype=torch.float32)
+    pdl = pdl_enabled(ids.device)
+    open_stream_kernel[(num_rows,)](
+        ids,
+        table,
+        norm,
+        total,
+        scaled,
+        squares,
+        hidden,
+        R=rows,
+        SIZE=triton.next_power_of_2(hidden),
+        PDL=pdl,
+        **launch_options(pdl),
+    )
+    return Stream(total, scaled, squares)
+
+
+def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Tensor:
+    """The normalised stream [T, hidden], or of the tokens at `index` alone."""
+    hidden = stream.scaled.shape[1]
+    num_rows = stream.scaled.shape[0] if index is None else index.shape[0]
+    out = stream.scaled.new_empty(num_rows, hidden)
+    pdl = pdl_enabled(out.device)
+    close_stream_kernel[(num_rows,)](
+        stream.scaled,
+        stream.squares,
+        index,
+        out,
+        hidden,
+        eps,
+        HAS_INDEX=index is not None,
+        R=stream.squares.shape[2],
+        SIZE=triton.next_power_of_2(hidden),
+        **stream.parts,
+        PDL=pdl,
+        **launch_options(pdl),
+    )
+    return out
+
+
+@triton.jit
+def squares_at(row, part, num_parts, R: tl.constexpr):
+    """Where the squares of a row over a part of its features are: [row blocks, parts, R]."""
+    return (row // R * num_parts + part) * R + row % R
+
+
+@triton.jit
+def inverse_norm(
+    squares_ptr,
+    row,
+    num_rows,
+    eps,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    PARTS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
+    part = tl.arange(0, SIZE)[:, None]
+    inside = (part < PARTS) & (row < num_rows)[None, :]
+    squares = tl.load(
+        squares_ptr + squares_at(row[None, :], part, PARTS, R), mask=inside, other=0.0
+    )
+    return tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[None, :]
+
+
+@triton.jit
+def open_stream_kernel(
+    ids_ptr,
+    table_ptr,
+    norm_ptr,
+    total_ptr,
+    scaled_ptr,
+    squares_ptr,
+    hidden,
+    R: tl.constexpr,
+    SIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    row = tl.program_id(0)
+    at = tl.arange(0, SIZE)
+    inside = at < hidden
+    token = tl.load(ids_ptr + row).to(tl.int64)
+    total = tl.load(table_ptr + token * hidden + at, mask=inside, other=0.0)
+    wide = total.to(tl.float32)
+    norm = tl.load(norm_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    out = row.to(tl.int64) * hidden + at
+    tl.store(total_ptr + out, total, mask=inside)
+    tl.store(scaled_ptr + out, (wide * norm).to(total.dtype), mask=inside)
+    tl.store(squares_ptr + squares_at(row, 0, 1, R), tl.sum(wide * wide))
+
+
+@triton.jit
+def close_stream_kernel(
+    scaled_ptr,
+    squares_ptr,
+    index_ptr,
+    out_ptr,
+    hidden,
+    eps,
+    HAS_INDEX: tl.constexpr,
+    R: tl.constexpr,
+    SIZE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    row = tl.program_id(0)
+    source = tl.load(index_ptr + row).to(tl.int32) if HAS_INDEX else row
+    part = tl.arange(0, PARTS_SIZE)
+    squares = tl.load(
+        squares_ptr + squares_at(source, part, PARTS, R), mask=part < PARTS, other=0.0
+    )
+    inverse = tl.rsqrt(tl.sum(squares) / hidden + eps)
+    at = tl.arange(0, SIZE)
+    inside = at < hidden
+    scaled = tl.load(scaled_ptr + source.to(tl.int64) * hidden + at, mask=inside, other=0.0)
+    normed = (scaled.to(tl.float32) * inverse).to(scaled.dtype)
+    tl.store(out_ptr + row.to(tl.int64) * hidden + at, normed, mask=inside)
