@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.bench.inflate import SHAPES, load_inflated
+from outrider.bench.inflate import load_inflated
+from outrider.bench.inflate_recipes import SHAPES
 from outrider.config import EngineConfig
 from outrider.engine.build import place_models, wire
 from outrider.engine.step import StepLoop

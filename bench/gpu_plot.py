@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from outrider.bench.gpu import kv_bytes_per_token, prefill_flops
-from outrider.bench.inflate import SHAPES, inflate_spec
+from outrider.bench.inflate_recipes import SHAPES, inflate_spec
 from outrider.workers.weights.loader import load_spec
 from outrider.workers.weights.resolve import draft_assets
 

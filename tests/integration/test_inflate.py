@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.bench.inflate import Shape, save_inflated
+from outrider.bench.inflate import save_inflated
+from outrider.bench.inflate_recipes import Shape
 from outrider.bench.prompts import encode_question, read_questions, select_questions
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
 

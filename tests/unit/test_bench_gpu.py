@@ -7,7 +7,7 @@ import pytest
 from outrider.bench import gpu
 from outrider.bench.gpu_engine import Decoding
 from outrider.bench.gpu_tune import PRODUCTS, Product, candidates
-from outrider.bench.inflate import SHAPES, inflate_spec
+from outrider.bench.inflate_recipes import SHAPES, inflate_spec
 from outrider.kernels.gpu.tuning import linear_config
 from outrider.workers.weights.loader import load_spec
 from outrider.workers.weights.resolve import draft_assets

@@ -18,15 +18,8 @@ from rank_threads import ThreadGroup, run_ranks
 from torch import Tensor
 from typer.testing import CliRunner
 
-from outrider.bench.inflate import (
-    SHAPES,
-    InflatedSource,
-    Shape,
-    app,
-    inflate_spec,
-    load_inflated,
-    save_inflated,
-)
+from outrider.bench.inflate import InflatedSource, app, load_inflated, save_inflated
+from outrider.bench.inflate_recipes import SHAPES, Shape, inflate_spec
 from outrider.errors import ConfigError, ModelError
 from outrider.kernels.ops import select_ops
 from outrider.workers.models.decoder import Decoder
