@@ -38,6 +38,7 @@ from same_text import (
 
 from outrider import LLM, SamplingParams
 from outrider.engine.outputs import RequestOutput
+from outrider.workers import target
 
 pytestmark = pytest.mark.model
 
@@ -409,3 +410,15 @@ def test_the_bundled_pair_writes_the_plain_text() -> None:
     found = contents(outputs)
     assert 0 < acceptance_rate(outputs[4:8]) < 1
     assert found[4:8] == found[8:] == found[:4]
+
+
+@pytest.mark.parametrize("verification", ["shared", "rejection"])
+def test_rows_looked_at_a_few_at_a_time_give_the_same_texts(
+    engine: EngineFactory, monkeypatch: pytest.MonkeyPatch, verification: str
+) -> None:
+    """Log-probabilities of prompts and outputs included."""
+    llm = engine(verification=verification)
+    requests = all_temperatures(logprobs=2, prompt_logprobs=2)
+    expected = contents(run(llm, requests))
+    monkeypatch.setattr(target, "LOGIT_ROWS", 3)
+    assert contents(run(llm, requests)) == expected
