@@ -62,6 +62,8 @@ class StepPlanBuffers:
         self.draft_entries = self.whole[drafting:].view(EntryColumn.SIZE, num_rows)
         self._num_rows = num_rows
         self._is_cuda = device.type == "cuda"
+        # Passes run before there is a plan, to be recorded: they must find nobody's rows in it.
+        self.fill((), (), (0, 0, 0))
 
     def fill(
         self,
