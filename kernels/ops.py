@@ -28,7 +28,7 @@ def select_ops(
     """The operations for tensors of `dtype` on `device`.
 
     `backend` is "c" (float32 on CPUs, needs a C compiler once), "torch" (runs anywhere), or None
-    for the best available: on GPUs the Triton kernels, unless results must be deterministic.
+    for the best available: on GPUs the Triton kernels.
     """
     if backend not in (None, "c", "torch"):
         raise ValueError(f'CPU kernels "{backend}" are unknown; use "c" or "torch".')
@@ -38,15 +38,11 @@ def select_ops(
             f'CPU kernels "c" work on float32 on a CPU, not on {dtype} on {device.type};'
             ' use "torch".'
         )
-    if device.type == "cuda" and deterministic:
-        # The Triton kernels can be: `GpuOps(deterministic=True)`. With a draft they have failed on
-        # a GPU, so they wait until that is understood.
-        logger.warning("deterministic has no effect on GPUs yet: near ties may fall either way")
-    elif backend is None and _runs_triton(device, dtype):
+    if backend is None and _runs_triton(device, dtype):
         # Imported only here: Triton is not installed on every machine.
         from outrider.kernels.gpu.ops import GpuOps
 
-        return GpuOps()
+        return GpuOps(deterministic)
     if backend == "torch" or not suitable:
         return ReferenceOps(deterministic)
     try:

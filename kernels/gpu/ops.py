@@ -14,8 +14,6 @@ from outrider.kernels.gpu.pointwise import check_dtypes
 from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, Stream, close_stream, open_stream
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
-_FIXED_TILE_ROWS = 32  # of attention, where a token's result must not depend on its pass
-
 
 @dataclass(frozen=True, slots=True)
 class GpuFusedOps:
@@ -44,7 +42,7 @@ class GpuOps:
     """See `outrider.kernels.types.Ops`. Nothing here waits for the device.
 
     Deterministic, every pass goes through the same kernels cut up in the same way: products in
-    blocks of as many rows, attention in tiles of one size and over all positions in order.
+    blocks of as many rows, attention in tiles of one size and over positions split at fixed places.
     """
 
     deterministic: bool = False
@@ -58,9 +56,7 @@ class GpuOps:
         return GpuFusedOps(self.deterministic)
 
     def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
-        if self.deterministic:
-            return max(1, _FIXED_TILE_ROWS // (num_heads // num_kv_heads))
-        return tile_tokens_for(num_heads, num_kv_heads, max_query_len)
+        return tile_tokens_for(num_heads, num_kv_heads, max_query_len, self.deterministic)
 
     def repeatable(self, run: Pass) -> Pass:
         return run
@@ -126,12 +122,8 @@ class GpuOps:
         window: int = 0,
     ) -> Tensor:
         check_dtypes(q, key_cache, value_cache)
-        if not self.deterministic:
-            return paged_attention(q, key_cache, value_cache, batch, scale, window)
-        group = q.shape[1] // key_cache.shape[1]
-        tile_rows = max(_FIXED_TILE_ROWS, 1 << (group - 1).bit_length())
         return paged_attention(
-            q, key_cache, value_cache, batch, scale, window, num_splits=1, tile_rows=tile_rows
+            q, key_cache, value_cache, batch, scale, window, is_fixed=self.deterministic
         )
 
     def logits(self, head: Linear, hidden: Tensor) -> Tensor:

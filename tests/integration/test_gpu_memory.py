@@ -251,8 +251,8 @@ def test_the_costliest_requests_stay_inside_the_limit(tmp_path: Path) -> None:
         log_level="error",
     )
     built = llm.engine.built
-    assert built.draft_spec is not None
-    specs = (built.target_spec, built.draft_spec)
+    assert built.draft is not None
+    specs = (built.target, built.draft)
     per_block = sum(bytes_per_block(spec, 16, torch.bfloat16) for spec in specs)
     assert budget // 3 < built.facts.num_blocks * per_block < num_requests * 8192 // 16 * per_block
     assert limit - 2 * MARGIN_BYTES <= used_bytes() <= limit, "all but the margin is taken"

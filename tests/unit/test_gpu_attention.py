@@ -37,6 +37,7 @@ class Case:
     window: int = 0
     num_splits: int | None = 1
     tile_rows: int | None = None
+    is_fixed: bool = False
     empty_tiles: int = 0
     dtype: torch.dtype = torch.float16
 
@@ -53,7 +54,7 @@ class Case:
         if self.tile_rows is not None:
             return self.tile_rows // self.group
         longest = max(queries for queries, _ in self.lengths)
-        return tile_tokens_for(self.num_heads, self.num_kv_heads, longest)
+        return tile_tokens_for(self.num_heads, self.num_kv_heads, longest, self.is_fixed)
 
 
 @dataclass
@@ -71,6 +72,7 @@ class Inputs:
             self.batch,
             case.scale,
             case.window,
+            is_fixed=case.is_fixed,
             num_splits=case.num_splits,
             tile_rows=case.tile_rows,
             out=out,
@@ -207,20 +209,26 @@ def cut(case: Case, size: Callable[[], int]) -> Tensor:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(((9, 133), (1, 65), (3, 3)), group=3, tile_rows=16),
-        Case(((9, 240), (1, 65)), group=4, head_dim=80, window=150, tile_rows=32),
-        Case(((20, 140), (6, 64)), group=2, tile_rows=64, dtype=torch.float32),
-        *([Case(((90, 900), (40, 64)), group=4, tile_rows=128, dtype=torch.bfloat16)] * HAS_CUDA),
+        Case(((9, 133), (1, 65), (3, 3)), group=3),
+        Case(((6, 262), (1, 257)), group=4, num_splits=None),
+        Case(((9, 300), (1, 65)), group=4, head_dim=80, window=150),
+        Case(((3, 520), (1, 256)), group=2, window=300, num_splits=None),
+        Case(((20, 300), (6, 64)), group=2, dtype=torch.float32),
+        *([Case(((90, 900), (40, 64), (1, 5000)), group=4, dtype=torch.bfloat16)] * HAS_CUDA),
     ],
     ids=str,
 )
-def test_unsplit_a_token_has_the_same_bits_alone_and_in_company(case: Case) -> None:
+def test_fixed_a_token_has_the_same_bits_alone_and_in_company(case: Case) -> None:
+    case = replace(case, is_fixed=True)
     inputs = make_inputs(case)
     whole = inputs.attend(case)
     assert_right(whole, expected(case, inputs), case.dtype)
 
+    # By one program, by one for each span, and in tiles of one token or of uneven numbers.
+    assert torch.equal(inputs.attend(replace(case, num_splits=1)), whole)
     inputs.batch = replace(inputs.batch, tiles=cut(case, lambda: 1))
     assert torch.equal(inputs.attend(case), whole)
+    assert torch.equal(inputs.attend(replace(case, num_splits=None)), whole)
 
     def uneven() -> int:
         return int(torch.randint(1, case.tile_tokens + 1, ()))
@@ -230,9 +238,11 @@ def test_unsplit_a_token_has_the_same_bits_alone_and_in_company(case: Case) -> N
 
     tiles = inputs.batch.tiles
     assert tiles is not None
-    inputs.batch = replace(inputs.batch, tiles=tiles[:1].contiguous(), max_context_len=10**5)
+    inputs.batch = replace(inputs.batch, tiles=tiles[:1].contiguous(), max_context_len=10**4)
     first, count = tiles[0, :2].tolist()
-    assert torch.equal(inputs.attend(case)[first : first + count], whole[first : first + count])
+    for num_splits in (1, None):
+        out = inputs.attend(replace(case, num_splits=num_splits))
+        assert torch.equal(out[first : first + count], whole[first : first + count])
 
 
 def test_splits_chosen_for_long_contexts_are_right_at_short_ones() -> None:
@@ -271,7 +281,7 @@ def test_what_cannot_be_computed_is_refused() -> None:
 def test_tiles_fill_the_rows_of_a_product(group: int) -> None:
     for queries in range(1, 17):
         rows = tile_tokens_for(2 * group, 2, queries) * group
-        assert rows <= 32 and rows + group > (16 if queries * group <= 16 else 32)
+        assert rows == group or rows <= 16 < rows + group
     assert 128 - group < tile_tokens_for(2 * group, 2, 17) * group <= 128
 
 

@@ -30,15 +30,15 @@ REFERENCE = ReferenceOps()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_triton_is_the_default_on_a_gpu(dtype: torch.dtype) -> None:
-    ops = select_ops(CUDA, dtype)
-    assert (ops.name, ops.deterministic) == ("triton", False)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_triton_is_the_default_on_a_gpu(dtype: torch.dtype, deterministic: bool) -> None:
+    ops = select_ops(CUDA, dtype, deterministic)
+    assert (ops.name, ops.deterministic) == ("triton", deterministic)
 
 
 def test_elsewhere_torch_runs_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_ops(CUDA, torch.float64).name == "torch"
     assert select_ops(CUDA, torch.bfloat16, backend="torch").name == "torch"
-    assert select_ops(CUDA, torch.bfloat16, deterministic=True).name == "torch"
     monkeypatch.setattr(outrider.kernels.ops, "find_spec", lambda _: None)
     assert select_ops(CUDA, torch.bfloat16).name == "torch"
 
