@@ -19,8 +19,10 @@ from same_text import assert_same_texts, texts_of
 from outrider import LLM, SamplingParams
 from outrider.engine.outputs import RequestOutput
 from outrider.kernels.gpu.ops import GpuOps
+from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
 from outrider.workers import placement
-from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.gpu.colocated import _MAX_BEHIND, ColocatedWorker
+from outrider.workers.proposers import Ticket
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -33,6 +35,8 @@ SIZES = {
 }
 NUM_TOKENS = 6
 DEPTH = 3
+# A few tokens far above all others: how often each was output decides which is next.
+CYCLE: dict[str, Any] = {"logit_bias": dict.fromkeys(range(5, 13), 30.0), "frequency_penalty": 2.0}
 
 
 class Pair:
@@ -106,6 +110,41 @@ def _requests() -> tuple[list[list[int]], list[SamplingParams]]:
     return prompts, params
 
 
+def _adjusted_requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    """Bias, penalties and bans beside a request that asks for none of them."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0, "repetition_penalty": 1.3},
+        {"temperature": 0.5, "seed": 1, "presence_penalty": 0.5, **CYCLE},
+        {"temperature": 0.7, "seed": 2},
+        {"temperature": 0, "logit_bias": {7: 100.0}, "frequency_penalty": 2.0, "top_p": 0.9},
+        {"temperature": 1.0, "seed": 4, "allowed_token_ids": [3, 5, 8], "top_k": 2},
+    ]
+    prompts = [random_prompt(5 + 6 * i, seed=20 + i) for i in range(len(kinds))]
+    params = [SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **kind) for kind in kinds]
+    # Would end at once, if it were not for the least number of tokens.
+    ends_soon: dict[str, Any] = {"logit_bias": {9: 100.0}, "stop_token_ids": [9], "min_tokens": 2}
+    prompts.append(random_prompt(11, seed=30))
+    params.append(SamplingParams(max_tokens=NUM_TOKENS, temperature=0, **ends_soon))
+    return prompts, params
+
+
+def _host_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans of all steps from now on that leave the device for what a request asks for, not
+    for a draft that has to catch up."""
+    worker = llm.engine.built.loop._target
+    assert isinstance(worker, ColocatedWorker)
+    verify, plans = worker._target.verify, []
+
+    def watched(plan: StepPlan, ticket: Ticket) -> Verdict:
+        drafting = [row.row for row in plan.rows if row.proposer is ProposerKind.DRAFT]
+        if all(worker._behind[row] <= _MAX_BEHIND for row in drafting):
+            plans.append(plan)
+        return verify(plan, ticket)
+
+    monkeypatch.setattr(worker._target, "verify", watched)
+    return plans
+
+
 def _check(
     llm: LLM,
     models: Pair,
@@ -145,32 +184,77 @@ def test_without_a_draft_and_without_lag(
     _check(colocated(**options), models, expected, *_requests())
 
 
-def test_requests_the_recorded_passes_cannot_serve_share_steps_with_those_they_can(
-    colocated: Callable[..., LLM], models: Pair, expected: Any
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param({"draft_model": None}, marks=pytest.mark.slow)],
+    ids=["draft", "no draft"],
+)
+def test_penalties_bias_and_bans_run_on_the_device(
+    colocated: Callable[..., LLM],
+    models: Pair,
+    expected: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
 ) -> None:
-    """Penalties, log-probabilities and the like are applied on the host; a request that ends early
-    leaves the others on the device."""
+    llm = colocated(**options)
+    on_host = _host_steps(llm, monkeypatch)
+    outputs = _check(llm, models, expected, *_adjusted_requests())
+    assert not on_host
+    assert outputs[3].outputs[0].token_ids.count(7) == NUM_TOKENS
+    assert set(outputs[4].outputs[0].token_ids) <= {3, 5, 8}
+    assert len(outputs[5].outputs[0].token_ids) == 3, "two tokens, then the one it stops at"
+    speculation = outputs[3].outputs[0].speculation
+    assert speculation.accepted == speculation.drafted, "the draft's logits are adjusted alike"
+    assert (speculation.drafted > 0) == ("draft_model" not in options)
+
+
+def test_requests_the_recorded_passes_cannot_serve_share_steps_with_those_they_can(
+    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log-probabilities are made on the host; a request that ends early leaves the others on the
+    device, which then has to know what they wrote there."""
     prompts, params = _requests()
-    special = [
-        {"temperature": 0, "repetition_penalty": 1.3, "max_tokens": 4},
+    special: list[dict[str, Any]] = [
+        {"temperature": 0, "max_tokens": 9, **CYCLE},
         {"temperature": 0.8, "seed": 5, "logprobs": 2, "max_tokens": 3},
         {"temperature": 0, "max_tokens": 5, "logit_bias": {7: 2.0}},
     ]
     prompts += [random_prompt(9 + i, seed=50 + i) for i in range(len(special))]
     params += [SamplingParams(ignore_eos=True, **each) for each in special]
-    outputs = _check(colocated(), models, expected, prompts, params)
+    llm = colocated()
+    on_host = _host_steps(llm, monkeypatch)
+    outputs = _check(llm, models, expected, prompts, params)
     assert len(outputs[6].outputs[0].logprobs or ()) == 3
+    num_steps = llm.engine.built.loop.scheduler.stats.steps
+    assert 0 < len(on_host) < num_steps
+    assert any(len(plan.rows) > 1 for plan in on_host)
 
 
 @pytest.mark.slow
 def test_prompt_look_up_runs_beside_the_draft(
-    colocated: Callable[..., LLM], models: Pair, expected: Any
+    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [random_prompt(6, seed=3) * 3, random_prompt(8, seed=4)]
     params = [
         SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True) for _ in prompts
     ]
-    _check(colocated(method="ngram"), models, expected, prompts, params)
+    llm = colocated(method="ngram")
+    on_host = _host_steps(llm, monkeypatch)
+    _check(llm, models, expected, prompts, params)
+    assert on_host
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_only_samples_are_rejected_on_the_host(
+    colocated: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    llm = colocated(verification="rejection")
+    on_host = _host_steps(llm, monkeypatch)
+    params = SamplingParams(
+        temperature=temperature, presence_penalty=1.0, max_tokens=3, ignore_eos=True
+    )
+    llm.generate([random_prompt(4)], [params])
+    assert bool(on_host) == (temperature > 0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -199,17 +283,27 @@ def test_deterministic_texts_are_the_same_bit_for_bit(
 
 
 def test_preempted_requests_resume(
-    colocated: Callable[..., LLM], models: Pair, expected: Any
+    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for three prompts, but not for their texts: rows are given up and taken again."""
+    """Memory for three prompts, but not for their texts: rows are given up and taken again, and
+    what was output stays output."""
+    kinds: list[dict[str, Any]] = [
+        {},
+        CYCLE,
+        CYCLE | {"repetition_penalty": 1.1},
+        CYCLE | {"presence_penalty": -0.5},
+    ]
     prompts = [random_prompt(14, seed=i) for i in range(4)]
     params = [
-        SamplingParams(temperature=0.5, seed=i, max_tokens=12, ignore_eos=True) for i in range(4)
+        SamplingParams(temperature=0.5, seed=i, max_tokens=12, ignore_eos=True, **kind)
+        for i, kind in enumerate(kinds)
     ]
     spec = transformers.AutoConfig.from_pretrained(models.target)
     block = 2 * 8 * spec.head_dim * spec.num_key_value_heads * 4
     llm = colocated(
         kv_cache_gb=8 * block * (3 + 1) / 2**30, max_model_len=32, enable_prefix_caching=False
     )
+    on_host = _host_steps(llm, monkeypatch)
     _check(llm, models, expected, prompts, params)
     assert llm.engine.built.loop.scheduler._residents.num_preemptions > 0
+    assert not on_host

@@ -1,8 +1,8 @@
 """Target and draft on one GPU: a step is enqueued whole, and its outcome read a step later.
 
 Plans come from the host, texts stay on the device. What the recorded passes cannot do (a request
-with penalties, log-probabilities, prompt look-up, rejection sampling) is done by the workers of
-other devices, on the host's copy of the texts; the device is told the result.
+with log-probabilities, bad words of several tokens, prompt look-up, rejection sampling) is done by
+the workers of other devices, on the host's copy of the texts; the device is told the result.
 """
 
 from __future__ import annotations
@@ -13,8 +13,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from outrider.kernels.gpu.accept import OutcomeColumn
-from outrider.scheduler.types import Outcome, ProposerKind, RowPlan, RowVerdict, StepPlan, Verdict
+from outrider.scheduler.types import (
+    Outcome,
+    ProposerKind,
+    RowInit,
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    Verdict,
+)
 from outrider.workers.draft import DraftProposer
+from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
 from outrider.workers.gpu.passes import DraftPasses, StepPlanBuffers, StepSizes, TargetPasses
 from outrider.workers.gpu.readback import Readback
 from outrider.workers.gpu.recording import RecordedPasses
@@ -70,7 +79,12 @@ class ColocatedWorker:
         runner = target.runner
         self._device = runner.device
         self._state = DeviceRows(
-            sizes.rows, sizes.max_len, sizes.depth, runner.kv.block_size, self._device
+            sizes.rows,
+            sizes.max_len,
+            sizes.depth,
+            runner.kv.block_size,
+            runner.vocab_size,
+            self._device,
         )
         self._plan = StepPlanBuffers(sizes.rows, self._device)
         self._passes = TargetPasses(runner, self._state, self._plan, sizes)
@@ -165,15 +179,19 @@ class ColocatedWorker:
             self._draft.follow(plan)
         for init in plan.admitted:
             sampler = self._target.samplers[init.row]
-            self._is_recordable[init.row] = self._can_record(sampler)
+            is_recordable = self._can_record(init, sampler)
+            self._is_recordable[init.row] = is_recordable
             self._behind[init.row] = len(init.token_ids)
             self._state.set_text(init.row, init.token_ids, init.draft_cached)
             self._state.set_sampling(init.row, sampler)
+            is_adjusted = is_recordable and sampler.changes_logits
+            adjustment = RowAdjustment.of(sampler, init.token_ids) if is_adjusted else None
+            self._state.set_adjustment(init.row, adjustment)
 
-    def _can_record(self, sampler: RowSampler) -> bool:
-        params = sampler.params
+    def _can_record(self, init: RowInit, sampler: RowSampler) -> bool:
+        params = init.params
         return (
-            not sampler.changes_logits
+            (not sampler.changes_logits or fits_table(init, self._sizes.max_len))
             and params.logprobs is None
             and params.prompt_logprobs is None
             and (self._is_shared_noise or sampler.is_greedy)

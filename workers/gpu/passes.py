@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from outrider.kernels.gpu.accept import accept_drafts, outcome_width
+from outrider.kernels.gpu.adjust import adjust_logits, count_tokens
 from outrider.kernels.gpu.layout import (
     EntryColumn,
     PassBuffers,
@@ -23,13 +24,9 @@ from outrider.kernels.gpu.layout import (
     lay_out_target,
 )
 from outrider.kernels.gpu.sampling import choose_tokens
-from outrider.workers.gpu.recording import RecordedPasses, row_sizes
+from outrider.workers.gpu.recording import MAX_RECORDED_TOKENS, RecordedPasses, row_sizes
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.runner import Runner
-
-MAX_RECORDED_TOKENS = 512
-"""Larger passes hold prompts, and take so long that the host is ahead of the device anyway."""
-
 
 _TOTALS = 2 * TotalColumn.SIZE  # the target's, then the draft's
 
@@ -153,16 +150,14 @@ class TargetPasses:
     def _choose(self, size: int) -> None:
         logits = self._decoder.logits(self._hidden[:size])[:, : self._runner.vocab_size]
         rows, positions = self._buffers.logit_rows[:size], self._buffers.logit_positions[:size]
+        text, adjustments = self._rows.text, self._rows.adjustments
+        adjust_logits(logits, adjustments, rows, positions, text.lengths, text.drafts)
         choose_tokens(logits, self._rows.settings, rows, positions, self._chosen[:size])
         entries = self._plan.target_entries  # all of them: some have tokens but no logits
-        accept_drafts(
-            self._chosen,
-            entries[EntryColumn.FIRST_LOGIT],
-            entries[EntryColumn.DEPTH],
-            entries[EntryColumn.ROW],
-            self._rows.text,
-            self.outcomes,
-        )
+        depths, numbers = entries[EntryColumn.DEPTH], entries[EntryColumn.ROW]
+        first_logit = entries[EntryColumn.FIRST_LOGIT]
+        accept_drafts(self._chosen, first_logit, depths, numbers, text, self.outcomes)
+        count_tokens(self.outcomes, depths, numbers, adjustments)
 
 
 class DraftPasses:
@@ -202,14 +197,11 @@ class DraftPasses:
         batch = buffers.batch(tables, 2, self._sizes.max_len)
         hidden = self._decoder.forward_some(ids, batch, self._kv, buffers.logit_tokens)
         logits = self._decoder.logits(hidden)[:, : self._runner.vocab_size]
-        choose_tokens(
-            logits,
-            self._rows.settings,
-            buffers.logit_rows,
-            buffers.logit_positions,
-            self._rows.text.drafts[:, index],
-            by_row=True,
-        )
+        rows, positions = buffers.logit_rows, buffers.logit_positions
+        text = self._rows.text
+        adjust_logits(logits, self._rows.adjustments, rows, positions, text.lengths, text.drafts)
+        out = text.drafts[:, index]
+        choose_tokens(logits, self._rows.settings, rows, positions, out, by_row=True)
 
 
 def _max_tiles(sizes: StepSizes, tile_tokens: int) -> int:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+MAX_RECORDED_TOKENS = 512
+"""Larger passes hold prompts, and take so long that the host is ahead of the device anyway."""
+
 _WARM_UPS = 2
 
 
@@ -43,10 +46,15 @@ class RecordedPasses:
                 self._run(size)
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # Other threads may go on using the device: NCCL's watchdog looks at its events.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 self._run(size)
             self._graphs[size] = graph
             on_size()
+
+    def forget(self) -> None:
+        """Run without recordings from now on."""
+        self._graphs.clear()
 
     @torch.inference_mode()
     def run(self, wanted: int) -> None:

@@ -1,4 +1,4 @@
-"""What the device knows of every row: text, drafts, block tables, sampling settings.
+"""What the device knows of every row: text, drafts, block tables, what it asks of the sampler.
 
 The host plans one step ahead of what it has read back, so the truth of a row is here; the host's
 `RowTable` follows a step behind.
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.adjust import AdjustTable
 from outrider.kernels.gpu.layout import update_tables
 from outrider.kernels.gpu.sampling import SamplingTable
+from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.sampling.rows import RowSampler
 
 
@@ -21,12 +23,20 @@ class DeviceRows:
     """Tables by row number. Every change is enqueued behind the passes already under way."""
 
     def __init__(
-        self, num_rows: int, max_len: int, max_depth: int, block_size: int, device: torch.device
+        self,
+        num_rows: int,
+        max_len: int,
+        max_depth: int,
+        block_size: int,
+        vocab_size: int,
+        device: torch.device,
     ) -> None:
         self._device = device
         self._max_blocks = -(-max_len // block_size)
         self.text = TextTable.create(num_rows, max_len, max(max_depth, 1), device)
         self.settings = SamplingTable.create(num_rows, device)
+        self.adjustments = AdjustTable.create(num_rows, vocab_size, device)
+        self._is_adjusted = [False] * num_rows
         tables = torch.zeros(2, num_rows, self._max_blocks, dtype=torch.int32, device=device)
         self.target_tables, self.draft_tables = tables[0], tables[1]
         self._updates: list[tuple[int, int, int]] = []
@@ -40,7 +50,10 @@ class DeviceRows:
         """Tokens that the host committed behind the first `base_len`."""
         end = base_len + len(tokens)
         if tokens:
-            self.text.tokens[row, base_len:end] = self._upload(tokens)
+            ids = self._upload(tokens)
+            self.text.tokens[row, base_len:end] = ids
+            if self._is_adjusted[row]:
+                self.adjustments.marks[row].index_add_(0, ids, torch.ones_like(ids))
         self._set_counts(row, end, computed)
 
     def set_draft_computed(self, row: int, computed: int) -> None:
@@ -51,6 +64,20 @@ class DeviceRows:
         self.settings.set_row(
             row, temperature, sampler.seed, sampler.top_k, sampler.top_p, sampler.log_min_p
         )
+
+    def set_adjustment(self, row: int, adjustment: RowAdjustment | None) -> None:
+        """What the row, which has its text, asks of its logits; None: nothing."""
+        table = self.adjustments
+        if adjustment is not None:
+            biases = adjustment.biases
+            self._copy(table.marks[row], adjustment.marks)
+            self._copy(table.biases[row, : len(biases)], biases)
+            self._copy(table.penalties[row], adjustment.penalties)
+            table.late_from[row] = adjustment.late_from
+        is_adjusted = adjustment is not None
+        if is_adjusted != self._is_adjusted[row]:
+            table.is_used[row] = int(is_adjusted)
+            self._is_adjusted[row] = is_adjusted
 
     def extend_target_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
         self._extend(0, row, start, blocks)
@@ -71,10 +98,14 @@ class DeviceRows:
         return self._to_device(torch.tensor(values, dtype=torch.int32))
 
     def _to_device(self, values: Tensor) -> Tensor:
-        if self._device.type == "cuda":
-            # From ordinary memory the copy would wait for everything under way.
-            values = values.pin_memory()
-        return values.to(self._device, non_blocking=True)
+        return self._pinned(values).to(self._device, non_blocking=True)
+
+    def _copy(self, place: Tensor, values: Tensor) -> None:
+        place.copy_(self._pinned(values), non_blocking=True)
+
+    def _pinned(self, values: Tensor) -> Tensor:
+        # From ordinary memory a copy would wait for everything under way.
+        return values.pin_memory() if self._device.type == "cuda" else values
 
     def _set_counts(self, row: int, length: int, computed: int) -> None:
         counts = self._upload((length, computed))
