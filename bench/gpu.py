@@ -23,6 +23,7 @@ from rich.table import Table
 
 from outrider.bench.gpu_engine import BenchEngine, Decoding, Models
 from outrider.bench.gpu_floor import copy_tb_per_s, linears_ms, matrix_tflops, read_tb_per_s
+from outrider.bench.gpu_variants import VARIANTS, share_of_same
 from outrider.bench.prompts import encode_question, read_questions, select_questions
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
@@ -42,8 +43,7 @@ SHORT_PROMPT = 256
 LONG_PROMPT = 1200
 
 
-PARTS = ("chip", "single", "batch", "prefill", "long", "deterministic")
-"""All there is; `deterministic` is left out unless asked for, see docs/performance.md."""
+PARTS = ("chip", "single", "batch", "prefill", *VARIANTS)
 
 
 class Run:
@@ -95,37 +95,11 @@ class Run:
         self.note_decoding(f"{name}_greedy", greedy)
         self.note(f"{name}_draft_ms", (loop.draft_s - draft_s) / rounds * 1e3)
         self.note(f"{name}_verify_ms", (loop.verify_s - verify_s) / rounds * 1e3)
-        self.note(f"{name}_same_texts", _share_of_same(texts, expected))
+        self.note(f"{name}_same_texts", share_of_same(texts, expected))
         warm, _ = engine.decode(self.prompts, self.num_tokens, temperature=0.7)
         self.note_decoding(f"{name}_t07", warm)
         engine.close()
         return {"greedy": greedy, "t07": warm}
-
-    def long(self, depth: int) -> None:
-        """Plain and drafted decoding behind long prompts."""
-        for name, engine in (
-            ("long_plain", BenchEngine(self.models)),
-            (f"long_110m_depth{depth}", BenchEngine(self.models, "110m", depth)),
-        ):
-            engine.decode(self.long_prompts[:1], 16)
-            self.note_decoding(name, engine.decode(self.long_prompts, self.num_tokens)[0])
-            engine.close()
-
-    def deterministic(self, depth: int) -> None:
-        """What bitwise equal texts cost, and that they are equal."""
-        models = Models(self.target, deterministic=True)
-        prompts = self.prompts[:4]
-        plain = BenchEngine(models)
-        plain.decode(prompts[:1], 16)
-        found, expected = plain.decode(prompts, self.num_tokens)
-        self.note_decoding("deterministic_plain", found)
-        plain.close()
-        drafted = BenchEngine(models, "110m", depth)
-        drafted.decode(prompts[:1], 16)
-        found, texts = drafted.decode(prompts, self.num_tokens)
-        self.note_decoding(f"deterministic_110m_depth{depth}", found)
-        self.note("deterministic_same_texts", _share_of_same(texts, expected))
-        drafted.close()
 
     # -- many requests -------------------------------------------------------------------------
 
@@ -177,10 +151,6 @@ def prefill_flops(spec: ModelSpec, length: int) -> float:
     return 2 * body * length + attention
 
 
-def _share_of_same(texts: list[list[int]], expected: list[list[int]]) -> float:
-    return sum(a == b for a, b in zip(texts, expected, strict=True)) / len(texts)
-
-
 def _prompts(per_group: int) -> list[list[int]]:
     tokenizer = load_tokenizer(BUNDLED_DRAFT)
     questions = select_questions(read_questions(), per_group)
@@ -214,7 +184,7 @@ def main(
     depths: Annotated[str, typer.Option(help="Depths of the 110M draft.")] = "2,3,4,5",
     depths_1b: Annotated[str, typer.Option(help="Depths of the 1B draft.")] = "2",
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "8,64,256",
-    parts: Annotated[str, typer.Option(help="Which parts to run.")] = ",".join(PARTS[:-1]),
+    parts: Annotated[str, typer.Option(help="Which parts to run.")] = ",".join(PARTS),
 ) -> None:
     """Measure everything; figures are written as they come."""
     run = Run(target, per_group, num_tokens)
@@ -246,10 +216,9 @@ def _measure(
         run.note("batch8_speedup", run.results["batch8_depth3_tokens_per_s"] / plain)
     if "prefill" in parts:
         run.prefill(8192)
-    if "long" in parts:
-        run.long(2)
-    if "deterministic" in parts:
-        run.deterministic(3)
+    for name, measure in VARIANTS.items():
+        if name in parts:
+            measure(run)
 
 
 def _measure_single(run: Run, depths: list[int], depths_1b: list[int]) -> None:

@@ -29,18 +29,27 @@ MAX_LEN = 2048
 class Models:
     """Each enlarged model is made once and stays on the device."""
 
-    def __init__(self, target: str, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        target: str,
+        shape: str = "llama-3.1-8b",
+        *,
+        deterministic: bool = False,
+        quantization: str | None = None,
+    ) -> None:
         self._target = target
+        self._shape = shape
+        self._quantization = quantization
         self.ops = GpuOps(deterministic)
         self._loaded: dict[str, Decoder] = {}
 
     def target(self) -> Decoder:
-        return self._load(self._target, "llama-3.1-8b")
+        return self._load(self._target, self._shape, self._quantization)
 
     def draft(self, shape: str) -> Decoder:
-        return self._load(BUNDLED_DRAFT, shape)
+        return self._load(BUNDLED_DRAFT, shape, None)
 
-    def _load(self, model: str, shape: str) -> Decoder:
+    def _load(self, model: str, shape: str, quantization: str | None) -> Decoder:
         if shape not in self._loaded:
             self._loaded[shape] = load_inflated(
                 model,
@@ -49,6 +58,7 @@ class Models:
                 device="cuda",
                 ops=self.ops,
                 max_position=16384,
+                quantization=quantization,
             )
         return self._loaded[shape]
 

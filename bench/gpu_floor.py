@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.gpu.linear import GpuLinear
@@ -64,26 +63,29 @@ def matrix_tflops(size: int = 8192) -> float:
 def linears_ms(decoder: Decoder, rows: int) -> float:
     """All linears of a pass over `rows` tokens and its head, one after the other in one graph, by
     the faster of our kernels and the library's."""
-    times = [time_graph(lambda: _run_linears(decoder, rows, library=True), repeats=6)]
-    if rows <= MAX_SMALL_ROWS:
-        times.append(time_graph(lambda: _run_linears(decoder, rows, library=False), repeats=6))
-    return min(times)
+    linears = _linears(decoder)
+    inputs = {
+        depth: torch.randn(rows, depth, device="cuda", dtype=decoder.dtype)
+        for depth in {linear.weight.shape[1] for linear in linears}
+    }
+
+    @torch.inference_mode()
+    def by_library() -> None:
+        for linear in linears:
+            functional.linear(inputs[linear.weight.shape[1]], linear.weight)
+
+    @torch.inference_mode()
+    def by_ours() -> None:
+        for linear in linears:
+            linear(inputs[linear.weight.shape[1]])
+
+    ways = [by_library, by_ours] if rows <= MAX_SMALL_ROWS else [by_library]
+    return min(time_graph(way, repeats=6) for way in ways)
 
 
-@torch.inference_mode()
-def _run_linears(decoder: Decoder, rows: int, *, library: bool) -> None:
-    spec = decoder.spec
-
-    def product(linear: object, x: Tensor) -> Tensor:
-        assert isinstance(linear, GpuLinear)
-        return functional.linear(x, linear.weight) if library else linear(x)
-
-    x = torch.ones(rows, spec.hidden_size, device="cuda", dtype=decoder.dtype)
+def _linears(decoder: Decoder) -> list[GpuLinear]:
+    found: list[object] = []
     for layer in decoder._layers:  # nothing else gives the linears alone
         assert isinstance(layer.mlp, GatedMlp)
-        mixed = product(layer.attention.qkv, x)[:, : spec.num_heads * spec.head_dim].contiguous()
-        x = product(layer.attention.out, mixed)
-        x = product(
-            layer.mlp.down, product(layer.mlp.gate_up, x)[:, : spec.intermediate_size].contiguous()
-        )
-    product(decoder._head, x)
+        found += [layer.attention.qkv, layer.attention.out, layer.mlp.gate_up, layer.mlp.down]
+    return [linear for linear in (*found, decoder._head) if isinstance(linear, GpuLinear)]

@@ -1,6 +1,7 @@
-"""Finds how small-row products are best cut up on this GPU, and writes the table of it.
+"""Finds how small-row products are best cut up on this GPU, and adds it to the table of that.
 
     PYTHONPATH=src python -m outrider.bench.gpu_tune --out kernels/gpu/tuned.json
+    PYTHONPATH=src python -m outrider.bench.gpu_tune --out kernels/gpu/tuned.json --weights fp8
 
 Every candidate is compiled first, in many processes; then each is timed in a recorded graph that
 goes through more weights than the cache holds.
@@ -12,7 +13,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -25,11 +26,17 @@ from torch.nn import functional
 from outrider.bench.gpu_floor import time_graph
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.stream import Stream, rows_of_block
-from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, forced, table_key
+from outrider.kernels.gpu.tuning import (
+    SHARED_BYTES,
+    LinearConfig,
+    LinearKind,
+    forced,
+    table_key,
+)
+from outrider.kernels.quantized import quantize
 from outrider.kernels.types import RaggedBatch
 
 _CACHE_BYTES = 256 << 20  # several times the second-level cache
-_SHARED_BYTES = 220 << 10
 _BLOCK = 16
 _LINES = 2  # found best in a whole pass; alone, a product shows no difference
 
@@ -45,6 +52,15 @@ class Product:
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 128
+    quantization: str | None = None
+
+    @property
+    def is_8bit(self) -> bool:
+        return self.quantization is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        return 1 if self.is_8bit else 2
 
     @property
     def weight_rows(self) -> int:
@@ -52,10 +68,20 @@ class Product:
 
     @property
     def bytes(self) -> int:
-        return self.weight_rows * self.depth * 2
+        return self.weight_rows * self.depth * self.weight_bytes
+
+    def key(self, rows: int) -> str:
+        return table_key(self.kind, self.features, self.depth, rows, self.is_8bit)
 
 
 PRODUCTS = {
+    "70b": [
+        Product("qkv", "qkv", 5120, 8192, 64, 8),
+        Product("out", "linear", 8192, 8192),
+        Product("gate_up", "gate_up", 28672, 8192),
+        Product("down", "linear", 8192, 28672),
+        Product("head", "linear", 49152, 8192),
+    ],
     "8b": [
         Product("qkv", "qkv", 3072, 4096, 32, 8),
         Product("out", "linear", 4096, 4096),
@@ -85,10 +111,11 @@ def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
     is_pair = item.kind != "linear"
     widths = (16, 32, 64) if item.bytes <= 64 << 20 else (32, 64)
     splits = (1, 2, 4) if item.features <= 16384 else (1,)
-    for wide, deep, stages, parts in product(widths, (64, 128, 256), (3, 4, 6, 8), splits):
-        stage = (wide * (2 if is_pair else 1) + rows) * deep * 2
+    depths = (128, 256) if item.is_8bit else (64, 128, 256)
+    for wide, deep, stages, parts in product(widths, depths, (3, 4, 6, 8), splits):
+        stage = (wide * (2 if is_pair else 1) * item.weight_bytes + rows * 2) * deep
         programs = item.features // wide * parts
-        if item.depth % (deep * parts) or not 40 << 10 <= stage * stages <= _SHARED_BYTES:
+        if item.depth % (deep * parts) or not 40 << 10 <= stage * stages <= SHARED_BYTES:
             continue
         if item.bytes > 32 << 20 and programs < 96:
             continue
@@ -103,11 +130,7 @@ class Bench:
     def __init__(self, item: Product, rows: int, copies: int | None = None) -> None:
         self.item = item
         count = copies or max(2, -(-_CACHE_BYTES // item.bytes))
-        shape = (item.weight_rows, item.depth)
-        self.linears = [
-            GpuLinear(torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02, None)
-            for _ in range(count)
-        ]
+        self.linears = [_linear(item) for _ in range(count)]
         self.x = torch.randn(rows, item.depth, device="cuda", dtype=torch.bfloat16)
         residual = torch.randn(rows, item.features, device="cuda", dtype=torch.bfloat16)
         self.residual = Stream(residual, residual, residual)
@@ -145,6 +168,12 @@ class Bench:
                     run(linear)
 
         return 1000 * time_graph(all_of_them) / calls
+
+
+def _linear(item: Product) -> GpuLinear:
+    shape = (item.weight_rows, item.depth)
+    weight = torch.randn(shape, device="cuda", dtype=torch.bfloat16) * 0.02
+    return GpuLinear(quantize(weight, item.quantization) if item.quantization else weight, None)
 
 
 def _batch(rows: int) -> RaggedBatch:
@@ -191,11 +220,12 @@ def tune(item: Product, rows: int, configs: list[LinearConfig]) -> list[tuple[fl
         except Exception as error:
             print(f"{item.name} {config}: {str(error)[:80]}")
     found.sort(key=lambda pair: pair[0])
-    library_us = bench.microseconds(bench.library)
     best_us, best = found[0]
+    # The library has no product of 8-bit weights with rows of other types.
+    library = "" if item.is_8bit else f", library {bench.microseconds(bench.library):7.2f} us"
     print(
         f"{item.name:8} {item.weight_rows}x{item.depth} rows {rows}: {best_us:7.2f} us "
-        f"{item.bytes / best_us / 1e6:5.2f} TB/s, library {library_us:7.2f} us; {best}",
+        f"{item.bytes / best_us / 1e6:5.2f} TB/s{library}; {best}",
         flush=True,
     )
     for us, config in found[1:4]:
@@ -205,11 +235,16 @@ def tune(item: Product, rows: int, configs: list[LinearConfig]) -> list[tuple[fl
 
 def main(
     out: Annotated[Path, typer.Option(help="Where to write the table.")],
-    models: Annotated[str, typer.Option(help="Shapes, separated by commas.")] = "8b,1b,110m",
+    models: Annotated[str, typer.Option(help="Shapes, separated by commas.")] = "70b,8b,1b,110m",
     rows: Annotated[str, typer.Option(help="Row counts, separated by commas.")] = "16,32,64",
+    weights: Annotated[str, typer.Option(help="16bit, fp8 or int8.")] = "16bit",
 ) -> None:
-    """Time every candidate for every product and row count, and write the best."""
+    """Time every candidate for every product and row count, and enter the best into the table."""
+    if weights not in ("16bit", "fp8", "int8"):
+        raise typer.BadParameter(f"{weights!r} must be 16bit, fp8 or int8.", param_hint="--weights")
     items = [item for name in models.split(",") for item in PRODUCTS[name]]
+    if weights != "16bit":
+        items = [replace(item, quantization=weights) for item in items if item.name != "head"]
     counts = [int(count) for count in rows.split(",")]
     first = {item: list(candidates(item, counts[0])) for item in items}
     compile_all([(item, counts[0], config) for item in items for config in first[item]])
@@ -218,13 +253,20 @@ def main(
     for item in items:
         found = tune(item, counts[0], first[item])
         best[item] = [config for _, config in found[:6]]
-        table[table_key(item.kind, item.features, item.depth, counts[0])] = asdict(found[0][1])
+        table[item.key(counts[0])] = asdict(found[0][1])
     rest = list(product(items, counts[1:]))
     compile_all([(item, count, config) for item, count in rest for config in best[item]])
     for item, count in rest:
         found = tune(item, count, best[item])
-        table[table_key(item.kind, item.features, item.depth, count)] = asdict(found[0][1])
-    out.write_text(json.dumps(table, indent=1) + "\n")
+        table[item.key(count)] = asdict(found[0][1])
+    write_table(out, table)
+
+
+def write_table(path: Path, found: dict[str, dict[str, int]]) -> None:
+    """Enter what was found, one line a product; all else stays."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in (known | found).items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

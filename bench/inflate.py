@@ -135,11 +135,12 @@ def load_inflated(
     shard: Shard | None = None,
     max_position: int | None = None,
     seed: int = 0,
+    quantization: str | None = None,
 ) -> Decoder:
     """`load_model` of the enlarged model, which exists nowhere but on `device`."""
     weights = _open(checkpoint_folder(model), shape, dtype, device, seed)
     spec = weights.spec if max_position is None else weights.spec.with_max_position(max_position)
-    return Decoder(spec, weights, ops, shard)
+    return Decoder(spec, weights, ops, shard, quantization)
 
 
 def _open(

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.noise import gumbel
+from outrider.kernels.quantized import QuantizedWeight, whole
 from outrider.kernels.types import Linear, Pass, RaggedBatch
 
 # On CPUs F.linear is a fast matrix-vector product at one row, oneDNN with packed weights wins at
@@ -44,7 +45,9 @@ class ReferenceOps:
     def repeatable(self, run: Pass) -> Pass:
         return run
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
+        """Weights of 8 bits are made whole."""
+        weight = whole(weight)
         packable = _can_pack(weight)
         if self.deterministic and weight.device.type == "cpu":
             if packable and platform.machine() in _ROW_INDEPENDENT_MACHINES:

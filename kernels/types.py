@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from outrider.kernels.quantized import QuantizedWeight
+
 Linear = Callable[[Tensor], Tensor]
 """A packed linear layer: x [T, in_features] -> [T, out_features]."""
 
@@ -120,7 +122,7 @@ class Ops(Protocol):
         """How many queries a tile holds; 0: attention needs no `RaggedBatch.tiles`."""
         ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         """Pack `weight` [out, in] once. The result may share or copy the weight; callers drop
         theirs."""
         ...

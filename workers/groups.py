@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, distributed
 
 from outrider.kernels.cpu.ops import CpuOps
-from outrider.workers.collective import Collective
+from outrider.workers.collective import Alone, Collective
 from outrider.workers.models.shard import Shard
 from outrider.workers.placement import Placement
 from outrider.workers.shared_group import SharedMemoryGroup, meet_in_memory
@@ -95,6 +95,7 @@ class TensorParallelGroup:
         self.rank = rank
         self.size = size
         self._group = make_group(store, name, rank, size, device)
+        self.backend: str = self._group.name()
         # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers
         # have one sum.
         self._in_rank_order = deterministic and size > 2
@@ -149,3 +150,11 @@ def shard_of(group: Collective) -> Shard:
         return Shard()
     is_kernel = isinstance(group, SharedMemoryGroup)
     return Shard(group.rank, group.size, group.all_reduce, is_repeatable=is_kernel)
+
+
+def can_record(group: Collective) -> bool:
+    """Whether a CUDA graph can hold this group's sums, as it can hold NCCL's: they are kernels on
+    the device, where Gloo's and those in shared memory happen on the host."""
+    if isinstance(group, TensorParallelGroup):
+        return group.backend == "nccl"
+    return isinstance(group, Alone)

@@ -17,8 +17,10 @@ from outrider.errors import OutriderError
 from outrider.logs import setup_logging
 from outrider.workers.collective import Alone, Collective
 from outrider.workers.draft_rank import DraftRank
+from outrider.workers.gpu.runner_passes import recording_bytes
 from outrider.workers.groups import (
     Store,
+    can_record,
     join_store,
     open_store,
     shard_of,
@@ -54,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 60.0
 LOOPBACK = "127.0.0.1"
+# Tokens a row usually has in a pass: a span verified at the default depth, and what a draft that
+# guessed all of it right has to catch up on.
+_QUERY_LENS = {TARGET: 6, DRAFT: 2}
 
 M = TypeVar("M")
 
@@ -82,8 +87,9 @@ def run_rank(where: RankPlace, secret: str) -> None:
     greet(sock, secret, hello, DIAL_TIMEOUT_S)
     own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
     with Channel(sock, RANK_CODEC, peer="the engine") as channel:
+        start = _Start(channel, where, own_host)
         try:
-            server = _Start(channel, where, own_host).run()
+            server = start.run()
             while not isinstance(message := channel.receive(), Stop):
                 server.handle(message)
         except LinkClosedError:
@@ -91,6 +97,9 @@ def run_rank(where: RankPlace, secret: str) -> None:
         except Exception as error:
             _tell(channel, error)
             raise
+        finally:
+            if start.runner is not None:
+                start.runner.forget_recordings()
 
 
 def _tell(channel: Channel, error: Exception) -> None:
@@ -108,6 +117,7 @@ class _Start:
         self._channel = channel
         self._where = where
         self._own_host = own_host
+        self.runner: Runner | None = None
 
     def run(self) -> RankServer:
         setup = self._expect(Setup)
@@ -171,13 +181,12 @@ class _Start:
             shard=shard,
             max_position=wanted.max_position or None,
             revision=settings.revision,
+            quantization=settings.quantization,
         )
-        is_limited = placement.device.type == "cuda" and not settings.has_fixed_kv
-        utilization = settings.gpu_memory_utilization
         self._channel.send(
             Loaded(
                 bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard),
-                free_kv_bytes(placement.device, utilization) if is_limited else None,
+                _kv_bytes(settings, placement, decoder, group),
                 placement.ops.name,
                 time.monotonic() - start_s,
             )
@@ -200,6 +209,9 @@ class _Start:
         runner = Runner(
             decoder, kv, settings.num_rows, wanted.max_model_len, wanted.vocab_size, group
         )
+        self.runner = runner
+        if can_record(group):
+            runner.record(_QUERY_LENS[self._where.role])
         self._channel.send(Ready(time.monotonic() - start_s))
         return runner
 
@@ -213,6 +225,17 @@ class _Start:
                 "run the same release on both sides."
             )
         return message
+
+
+def _kv_bytes(
+    settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
+) -> int | None:
+    """What the device has left for KV beside the passes; None where nothing but the configuration
+    limits it."""
+    if placement.device.type != "cuda" or settings.has_fixed_kv:
+        return None
+    free = free_kv_bytes(placement.device, settings.gpu_memory_utilization)
+    return max(free - recording_bytes(decoder), 0) if can_record(group) else free
 
 
 ROLES = (TARGET, DRAFT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.kernels.types import RaggedBatch
 from outrider.workers.collective import Alone, Collective
+from outrider.workers.gpu.recording import MAX_RECORDED_TOKENS
+from outrider.workers.gpu.runner_passes import RunnerPasses
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Partition, Shard
@@ -50,19 +53,55 @@ class Runner:
         self.device = decoder.device
         self.kv = kv
         self._block_size = kv.block_size
+        self._max_model_len = max_model_len
         max_blocks = -(-max_model_len // kv.block_size)
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
+        self._recorded: RunnerPasses | None = None
+
+    def record(self, query_len: int, max_tokens: int = MAX_RECORDED_TOKENS) -> None:
+        """Run passes of up to `max_tokens` tokens as recorded from now on, where kernels work on
+        tiles: others read on the host how long sequences are, which a recording cannot.
+
+        `query_len` is how many tokens a row usually has in a pass. Ranks of a group record
+        together, and only if their sums can be recorded (`outrider.workers.groups.can_record`).
+        """
+        if self.decoder.tile_tokens(query_len):
+            self._recorded = RunnerPasses(
+                self.decoder,
+                self._compute,
+                self._tables,
+                self._max_model_len,
+                query_len,
+                max_tokens,
+            )
+            self._recorded.record()
+
+    def forget_recordings(self) -> None:
+        """To be done before the group is given up: NCCL would wait for ever until no recording
+        holds its sums."""
+        if self._recorded is not None:
+            self._recorded.forget()
+            self._recorded = None
 
     def extend_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
         if blocks:
             self._tables[row][start : start + len(blocks)] = blocks
+            if self._recorded is not None:
+                self._recorded.extend_table(row, start, blocks)
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Hidden states [total tokens, hidden] of all chunks, one after the other."""
+        """Hidden states [total tokens, hidden] of all chunks, one after the other. Those of a
+        recorded pass are valid until the next `forward`."""
         ids = [token for chunk in chunks for token in chunk.tokens]
-        token_ids = self.known_ids(torch.tensor(ids, dtype=torch.int64, device=self.device))
-        return self.decoder.forward(token_ids, self._batch(chunks), self.kv)
+        recorded = self._recorded
+        if recorded is None or len(ids) > recorded.max_tokens:
+            return self._compute(self._tensor(ids, torch.int64), self._batch(chunks))
+        tiles = _tiles(chunks, recorded.tile_tokens, [chunk.row for chunk in chunks])
+        return recorded.run(ids, *self._places(chunks), tiles)
+
+    def _compute(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:
+        return self.decoder.forward(self.known_ids(token_ids), batch, self.kv)
 
     def known_ids(self, token_ids: Tensor) -> Tensor:
         """Ids this model has an embedding for."""
@@ -75,48 +114,53 @@ class Runner:
             hidden = hidden[torch.tensor(indices, dtype=torch.int64, device=self.device)]
         return self.decoder.logits(hidden)[:, : len(self.vocab.held)]
 
-    def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
-        """Plain loops: a decode pass has a handful of tokens, where array operations cost more
-        to call than to run."""
+    def _places(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
+        """Positions and slots of all tokens. Plain loops: a decode pass has a handful of tokens,
+        where array operations cost more to call than to run."""
         size = self._block_size
         positions: list[int] = []
         slots: list[int] = []
-        ends, contexts = [0], []
         for row, start, tokens in chunks:
-            context = start + len(tokens)
             table = self._tables[row]
-            positions += range(start, context)
-            slots += [table[at // size] * size + at % size for at in range(start, context)]
-            ends.append(len(positions))
-            contexts.append(context)
-        max_context = max(contexts)
-        max_blocks = -(-max_context // size)
+            own = range(start, start + len(tokens))
+            positions += own
+            slots += [table[at // size] * size + at % size for at in own]
+        return positions, slots
+
+    def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
+        positions, slots = self._places(chunks)
+        lengths = [len(chunk.tokens) for chunk in chunks]
+        contexts = [chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]
+        max_query_len, max_context = max(lengths), max(contexts)
+        max_blocks = -(-max_context // self._block_size)
         tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
-        max_query_len = max(len(chunk.tokens) for chunk in chunks)
         tile_tokens = self.decoder.tile_tokens(max_query_len)
+        tiles = _tiles(chunks, tile_tokens, range(len(chunks))) if tile_tokens else None
         return RaggedBatch(
             positions=self._tensor(positions, torch.int64),
             slots=self._tensor(slots, torch.int64),
-            cu_query_lens=self._tensor(ends, torch.int32),
+            cu_query_lens=self._tensor([0, *accumulate(lengths)], torch.int32),
             context_lens=self._tensor(contexts, torch.int32),
             block_tables=self._tensor(tables, torch.int32),
             max_query_len=max_query_len,
             max_context_len=max_context,
-            tiles=self._tiles(chunks, tile_tokens) if tile_tokens else None,
+            tiles=None if tiles is None else self._tensor(tiles, torch.int32),
         )
-
-    def _tiles(self, chunks: Sequence[Chunk], tile_tokens: int) -> Tensor:
-        tiles: list[list[int]] = []
-        first = 0
-        for index, chunk in enumerate(chunks):
-            for at in range(0, len(chunk.tokens), tile_tokens):
-                count = min(tile_tokens, len(chunk.tokens) - at)
-                tiles.append([first + at, count, chunk.start + at, index])
-            first += len(chunk.tokens)
-        return self._tensor(tiles, torch.int32)
 
     def _tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
+
+
+def _tiles(chunks: Sequence[Chunk], tile_tokens: int, table_rows: Sequence[int]) -> list[list[int]]:
+    """See `TileColumn`; the block table of each chunk is at its place in `table_rows`."""
+    tiles: list[list[int]] = []
+    first = 0
+    for chunk, table_row in zip(chunks, table_rows, strict=True):
+        for at in range(0, len(chunk.tokens), tile_tokens):
+            count = min(tile_tokens, len(chunk.tokens) - at)
+            tiles.append([first + at, count, chunk.start + at, table_row])
+        first += len(chunk.tokens)
+    return tiles
 
 
 def _vocab_part(decoder: Decoder, limit: int, group: Collective) -> VocabPart:

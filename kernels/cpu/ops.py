@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.kernels.cpu import native
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
 from outrider.kernels.cpu.recording import Recording
+from outrider.kernels.quantized import QuantizedWeight, whole
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.types import Linear, Pass, RaggedBatch
 
@@ -117,12 +118,13 @@ class CpuOps:
         if self._recording is not None:
             self._recording.is_complete = False
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
+        """Weights of 8 bits are made whole."""
         out_features, in_features = weight.shape
         padded = -(-out_features // _PANEL) * _PANEL
-        weight = _dense(weight.detach())
+        dense = _dense(whole(weight).detach())
         packed = torch.empty(padded * in_features, dtype=torch.float32)
-        self._releasing.linear_pack(weight.data_ptr(), out_features, in_features, packed.data_ptr())
+        self._releasing.linear_pack(dense.data_ptr(), out_features, in_features, packed.data_ptr())
         if bias is not None:
             bias = F.pad(_dense(bias.detach()), (0, padded - out_features))
         layer = CLayer(packed.data_ptr(), _address(bias), out_features, in_features)

@@ -1,6 +1,8 @@
 """The kernels of `outrider.kernels.gpu.linear`.
 
-Program ids are (tile of features, split of the depth, block of R rows).
+Program ids are (tile of features, split of the depth, block of R rows). KIND is None, or "fp8" or
+"int8" where the weight is packed as in `outrider.kernels.gpu.packed`: then it has half as many
+columns as there are inputs, and BK counts columns.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
+from outrider.kernels.gpu.packed import unpacked
 from outrider.kernels.gpu.stream import inverse_norm, squares_at
 
 
@@ -27,32 +30,66 @@ def dot_features(
     BN: tl.constexpr,
     BK: tl.constexpr,
     DUAL: tl.constexpr,
+    KIND: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Features times rows, float32 [BN, R] each."""
+    """Features times rows, float32 [BN, R] each, over these columns of the weight."""
+    columns: tl.constexpr = K if KIND is None else K // 2
     depth = tl.arange(0, BK)
     acc_first = tl.zeros((BN, R), tl.float32)
     acc_second = tl.zeros((BN, R), tl.float32)
-    precision: tl.constexpr = "ieee" if w_ptr.dtype.element_ty == tl.float32 else "tf32"
+    is_even: tl.constexpr = columns % BK == 0
     is_row = (row < num_rows)[None, :]
     x_at = x_ptr + row[None, :].to(tl.int64) * K + depth[:, None]
-    first_at = w_ptr + first[:, None].to(tl.int64) * K + depth[None, :]
-    second_at = w_ptr + second[:, None].to(tl.int64) * K + depth[None, :]
+    first_at = w_ptr + first[:, None].to(tl.int64) * columns + depth[None, :]
+    second_at = w_ptr + second[:, None].to(tl.int64) * columns + depth[None, :]
     for k in tl.range(k_begin, k_end, BK):
         inside = k + depth < k_end
-        if K % BK == 0:
-            x = tl.load(x_at + k, mask=is_row, other=0.0)
-            weight = tl.load(first_at + k, eviction_policy="evict_first")
-        else:
-            x = tl.load(x_at + k, mask=is_row & inside[:, None], other=0.0)
-            weight = tl.load(first_at + k, mask=inside[None, :], other=0.0)
-        acc_first = tl.dot(weight, x, acc_first, input_precision=precision)
+        is_input = is_row if is_even else is_row & inside[:, None]
+        x = tl.load(x_at + k, mask=is_input, other=0.0)
+        x_high = x
+        if KIND is not None:
+            x_high = tl.load(x_at + columns + k, mask=is_input, other=0.0)
+        acc_first = add_product(acc_first, first_at + k, x, x_high, inside, is_even, KIND, PDL)
         if DUAL:
-            if K % BK == 0:
-                weight = tl.load(second_at + k, eviction_policy="evict_first")
-            else:
-                weight = tl.load(second_at + k, mask=inside[None, :], other=0.0)
-            acc_second = tl.dot(weight, x, acc_second, input_precision=precision)
+            acc_second = add_product(
+                acc_second, second_at + k, x, x_high, inside, is_even, KIND, PDL
+            )
     return acc_first, acc_second
+
+
+@triton.jit
+def add_product(
+    acc,  # [BN, R]
+    w_at,  # [BN, BK]
+    x,  # [BK, R]
+    x_high,  # what the high bytes of packed weights are multiplied with
+    inside,
+    IS_EVEN: tl.constexpr,
+    KIND: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    precision: tl.constexpr = "ieee" if x.dtype == tl.float32 else "tf32"
+    if IS_EVEN:
+        weight = tl.load(w_at, eviction_policy="evict_first")
+    else:
+        weight = tl.load(w_at, mask=inside[None, :], other=0)
+    if KIND is None:
+        acc = tl.dot(weight, x, acc, input_precision=precision)
+    else:
+        low, high = unpacked(weight, x.dtype, KIND, PDL)
+        acc = tl.dot(low, x, acc, input_precision=precision)
+        acc = tl.dot(high, x_high, acc, input_precision=precision)
+    return acc
+
+
+@triton.jit
+def load_scales(scales_ptr, feature):
+    """What the products of 8-bit weights are to be multiplied with; 1 for other weights."""
+    scale = 1.0
+    if scales_ptr is not None:
+        scale = tl.load(scales_ptr + feature)[:, None]
+    return scale
 
 
 @triton.jit
@@ -97,6 +134,7 @@ def add_up_splits(
 def linear_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,  # of 8-bit weights, or None
     bias_ptr,
     residual_ptr,
     norm_ptr,
@@ -113,6 +151,7 @@ def linear_kernel(
     BK: tl.constexpr,
     SPLIT_K: tl.constexpr,
     LINES: tl.constexpr,
+    KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_STREAM: tl.constexpr,
     PDL: tl.constexpr,
@@ -123,19 +162,22 @@ def linear_kernel(
     row = tl.program_id(2) * R + tl.arange(0, R)
     feature = tile * BN + tl.arange(0, BN)
     held = tl.minimum(feature, N - 1)
-    share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
+    columns: tl.constexpr = K if KIND is None else K // 2
+    share: tl.constexpr = (columns + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
     k_begin = split * share
-    k_end = tl.minimum(k_begin + share, K)
-    prefetch_rows(w_ptr + held.to(tl.int64) * K + k_begin, LINES, PDL)
+    k_end = tl.minimum(k_begin + share, columns)
+    prefetch_rows(w_ptr + held.to(tl.int64) * columns + k_begin, LINES, PDL)
+    scale = load_scales(scales_ptr, held)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     acc, _ = dot_features(
-        x_ptr, w_ptr, row, held, held, num_rows, k_begin, k_end, K, R, BN, BK, False
+        x_ptr, w_ptr, row, held, held, num_rows, k_begin, k_end, K, R, BN, BK, False, KIND, PDL
     )  # fmt: skip
     acc, _, is_last = add_up_splits(
         acc, acc, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, False
     )
     if is_last:
+        acc *= scale
         if HAS_BIAS:
             acc += tl.load(bias_ptr + held).to(tl.float32)[:, None]
         dtype = out_ptr.dtype.element_ty
@@ -158,6 +200,7 @@ def linear_kernel(
 def gate_up_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,  # of 8-bit weights, or None
     bias_ptr,
     squares_ptr,
     out_ptr,
@@ -174,6 +217,8 @@ def gate_up_kernel(
     LINES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
+    IN_ORDER: tl.constexpr,
+    KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -182,22 +227,25 @@ def gate_up_kernel(
     row = tl.program_id(2) * R + tl.arange(0, R)
     feature = tile * BN + tl.arange(0, BN)
     held = tl.minimum(feature, N - 1)
-    share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
+    columns: tl.constexpr = K if KIND is None else K // 2
+    share: tl.constexpr = (columns + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
     k_begin = split * share
-    k_end = tl.minimum(k_begin + share, K)
-    prefetch_rows(w_ptr + held.to(tl.int64) * K + k_begin, LINES, PDL)
-    prefetch_rows(w_ptr + (held + N).to(tl.int64) * K + k_begin, LINES, PDL)
+    k_end = tl.minimum(k_begin + share, columns)
+    prefetch_rows(w_ptr + held.to(tl.int64) * columns + k_begin, LINES, PDL)
+    prefetch_rows(w_ptr + (held + N).to(tl.int64) * columns + k_begin, LINES, PDL)
+    gate_scale = load_scales(scales_ptr, held)
+    up_scale = load_scales(scales_ptr, held + N)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     gate, up = dot_features(
-        x_ptr, w_ptr, row, held, held + N, num_rows, k_begin, k_end, K, R, BN, BK, True
-    )
+        x_ptr, w_ptr, row, held, held + N, num_rows, k_begin, k_end, K, R, BN, BK, True, KIND, PDL
+    )  # fmt: skip
     gate, up, is_last = add_up_splits(
         gate, up, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
     )
     if is_last:
-        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
-        gate, up = gate * inverse, up * inverse
+        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE, IN_ORDER)
+        gate, up = gate * gate_scale * inverse, up * up_scale * inverse
         if HAS_BIAS:
             gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
             up += tl.load(bias_ptr + held + N).to(tl.float32)[:, None]
@@ -257,6 +305,7 @@ def store_heads(
 def qkv_kernel(
     x_ptr,
     w_ptr,
+    scales_ptr,  # of 8-bit weights, or None
     bias_ptr,
     squares_ptr,
     cos_ptr,
@@ -282,6 +331,8 @@ def qkv_kernel(
     LINES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
+    IN_ORDER: tl.constexpr,
+    KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROTATES: tl.constexpr,
     PDL: tl.constexpr,
@@ -296,22 +347,26 @@ def qkv_kernel(
     head = tile // parts
     pair = tile % parts * BN + tl.arange(0, BN)
     feature = head * D + pair
-    share: tl.constexpr = (K + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
+    columns: tl.constexpr = K if KIND is None else K // 2
+    share: tl.constexpr = (columns + SPLIT_K * BK - 1) // (SPLIT_K * BK) * BK
     k_begin = split * share
-    k_end = tl.minimum(k_begin + share, K)
-    prefetch_rows(w_ptr + feature.to(tl.int64) * K + k_begin, LINES, PDL)
-    prefetch_rows(w_ptr + (feature + D // 2).to(tl.int64) * K + k_begin, LINES, PDL)
+    k_end = tl.minimum(k_begin + share, columns)
+    prefetch_rows(w_ptr + feature.to(tl.int64) * columns + k_begin, LINES, PDL)
+    prefetch_rows(w_ptr + (feature + D // 2).to(tl.int64) * columns + k_begin, LINES, PDL)
+    low_scale = load_scales(scales_ptr, feature)
+    high_scale = load_scales(scales_ptr, feature + D // 2)
     wait_for_inputs(PDL)
     let_next_start(PDL)
     low, high = dot_features(
-        x_ptr, w_ptr, row, feature, feature + D // 2, num_rows, k_begin, k_end, K, R, BN, BK, True
-    )
+        x_ptr, w_ptr, row, feature, feature + D // 2, num_rows, k_begin, k_end, K, R, BN, BK, True,
+        KIND, PDL,
+    )  # fmt: skip
     low, high, is_last = add_up_splits(
         low, high, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
     )
     if is_last:
-        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE)
-        low, high = low * inverse, high * inverse
+        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE, IN_ORDER)
+        low, high = low * low_scale * inverse, high * high_scale * inverse
         if HAS_BIAS:
             low += tl.load(bias_ptr + feature).to(tl.float32)[:, None]
             high += tl.load(bias_ptr + feature + D // 2).to(tl.float32)[:, None]

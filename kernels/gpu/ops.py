@@ -12,6 +12,7 @@ from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.pointwise import check_dtypes
 from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, Stream, close_stream, open_stream
+from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
 
@@ -31,7 +32,7 @@ class GpuFusedOps:
 
     def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
         check_dtypes(table, norm)
-        return open_stream(ids, table, norm, self.deterministic)
+        return open_stream(ids, table, norm)
 
     def close_stream(self, stream: Stream, eps: float, index: Tensor | None) -> Tensor:
         return close_stream(stream, eps, index)
@@ -41,8 +42,9 @@ class GpuFusedOps:
 class GpuOps:
     """See `outrider.kernels.types.Ops`. Nothing here waits for the device.
 
-    Deterministic, every pass goes through the same kernels cut up in the same way: products in
-    blocks of as many rows, attention in tiles of one size and over positions split at fixed places.
+    Deterministic, every pass goes through the same kernels, which add up in the same order:
+    products are cut up alike for all numbers of rows, attention has tiles of one size, and its
+    positions are split at fixed places.
     """
 
     deterministic: bool = False
@@ -61,7 +63,7 @@ class GpuOps:
     def repeatable(self, run: Pass) -> Pass:
         return run
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         check_dtypes(weight, bias)
         return GpuLinear(weight, bias, self.deterministic)
 

@@ -10,12 +10,13 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.launch import launch_options, let_next_start, pdl_enabled, wait_for_inputs
+from outrider.kernels.quantized import QuantizedWeight
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MAX_BLOCK = 1024  # elements of a program: 16 bytes for each thread of four warps
 
 
-def check_dtypes(x: Tensor, *others: Tensor | None) -> None:
+def check_dtypes(x: Tensor | QuantizedWeight, *others: Tensor | None) -> None:
     """A kernel computes in float32 and keeps to one dtype outside; weights have that of `x`."""
     if x.dtype not in FLOAT_DTYPES:
         raise TypeError(f"The Triton kernels take float32, float16 or bfloat16, not {x.dtype}.")

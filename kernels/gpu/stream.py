@@ -24,13 +24,13 @@ MAX_SMALL_ROWS = 64
 """Beyond so many rows the library's product is as good."""
 
 
-def rows_of_block(num_rows: int, is_fixed: bool = False) -> int:
-    """How many rows a program takes; always as many where a row's result must not depend on the
-    number of rows."""
-    if is_fixed:
-        return MAX_SMALL_ROWS
+FEWEST_ROWS = 16  # what a matrix unit takes
+
+
+def rows_of_block(num_rows: int) -> int:
+    """How many rows a program takes."""
     rows: int = triton.next_power_of_2(num_rows)
-    return min(max(16, rows), MAX_SMALL_ROWS)
+    return min(max(FEWEST_ROWS, rows), MAX_SMALL_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Stream:
         return {"PARTS": count, "PARTS_SIZE": triton.next_power_of_2(count)}
 
 
-def open_stream(ids: Tensor, table: Tensor, norm: Tensor, is_fixed: bool = False) -> Stream:
+def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
     """The stream of embedded tokens, before the first norm."""
     num_rows, hidden = ids.shape[0], table.shape[1]
-    rows = rows_of_block(num_rows, is_fixed)
+    rows = rows_of_block(num_rows)
     total, scaled = table.new_empty(2, num_rows, hidden)
     squares = table.new_empty(triton.cdiv(num_rows, rows), 1, rows, dtype=torch.float32)
     pdl = pdl_enabled(ids.device)
@@ -109,14 +109,21 @@ def inverse_norm(
     R: tl.constexpr,
     PARTS: tl.constexpr,
     SIZE: tl.constexpr,
+    IN_ORDER: tl.constexpr,
 ):
-    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
-    part = tl.arange(0, SIZE)[:, None]
-    inside = (part < PARTS) & (row < num_rows)[None, :]
-    squares = tl.load(
-        squares_ptr + squares_at(row[None, :], part, PARTS, R), mask=inside, other=0.0
-    )
-    return tl.rsqrt(tl.sum(squares, axis=0) / K + eps)[None, :]
+    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream. Added up at
+    once, the order is the compiler's, by R."""
+    is_row = row < num_rows
+    if IN_ORDER:
+        total = tl.zeros((R,), tl.float32)
+        for part in tl.static_range(PARTS):
+            total += tl.load(squares_ptr + squares_at(row, part, PARTS, R), mask=is_row, other=0.0)
+    else:
+        part = tl.arange(0, SIZE)[:, None]
+        at = squares_ptr + squares_at(row[None, :], part, PARTS, R)
+        squares = tl.load(at, mask=(part < PARTS) & is_row[None, :], other=0.0)
+        total = tl.sum(squares, axis=0)
+    return tl.rsqrt(total / K + eps)[None, :]
 
 
 @triton.jit

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 LinearKind = Literal["linear", "gate_up", "qkv"]
 
+SHARED_BYTES = 220 << 10  # of a multiprocessor, for one program
 _TABLE = Path(__file__).with_name("tuned.json")
 
 
@@ -30,6 +31,11 @@ class LinearConfig:
     splits: int = 1
     lines: int = 0  # cache lines of each weight row fetched before the input is there
 
+    def within(self, stage_bytes: int) -> LinearConfig:
+        """With no more stages of this size than shared memory holds."""
+        most = max(1, SHARED_BYTES // stage_bytes)
+        return self if self.stages <= most else replace(self, stages=most)
+
 
 _forced: list[LinearConfig] = []
 
@@ -44,26 +50,40 @@ def forced(config: LinearConfig) -> Iterator[None]:
         _forced.pop()
 
 
-def linear_config(kind: LinearKind, num_features: int, depth: int, rows: int) -> LinearConfig:
+def linear_config(
+    kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool = False
+) -> LinearConfig:
     if _forced:
         return _forced[-1]
-    return _known_config(kind, num_features, depth, rows)
+    return _known_config(kind, num_features, depth, rows, is_8bit)
 
 
-def table_key(kind: LinearKind, num_features: int, depth: int, rows: int) -> str:
-    return f"{kind}/{num_features}x{depth}/{rows}"
+def table_key(
+    kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool = False
+) -> str:
+    return f"{kind}/{num_features}x{depth}/{rows}{'/8bit' if is_8bit else ''}"
 
 
 @cache
-def _known_config(kind: LinearKind, num_features: int, depth: int, rows: int) -> LinearConfig:
-    known = _table().get(table_key(kind, num_features, depth, rows))
-    if known is not None:
-        return LinearConfig(**known)
+def _known_config(
+    kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool
+) -> LinearConfig:
+    """8-bit weights of a shape that was tuned for others only are cut up like those."""
+    for key_8bit in (True, False) if is_8bit else (False,):
+        known = _table().get(table_key(kind, num_features, depth, rows, key_8bit))
+        if known is not None:
+            return LinearConfig(**known)
+    return _default_config(kind, num_features, rows, is_8bit)
+
+
+def _default_config(kind: LinearKind, num_features: int, rows: int, is_8bit: bool) -> LinearConfig:
+    # Half the bytes a weight: twice as many are under way, where the rows leave them the room.
+    depth = 256 if is_8bit and rows <= 16 else 128
     if kind == "qkv":
-        return LinearConfig(features=16, depth=128, warps=4, stages=4)
+        return LinearConfig(features=16, depth=depth, warps=4, stages=4)
     wide = num_features >= 64 * 96
     return LinearConfig(
-        features=64 if wide else 32, depth=128, warps=4, stages=3 if rows > 16 else 4
+        features=64 if wide else 32, depth=depth, warps=4, stages=3 if rows > 16 else 4
     )
 
 

@@ -31,6 +31,7 @@ MAX_SPECULATIVE_TOKENS = 32
 
 _FLAG = Rule(bool, "true or false", lambda v: True)
 _POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
+_QUANTIZATION = choice("fp8", "int8", optional=True)
 _DTYPE = choice("auto", "float32", "bfloat16", "float16")
 _DEVICE = Rule(
     str,
@@ -59,6 +60,12 @@ class TargetConfig(Checked):
     dtype: str = setting(
         "auto", _DTYPE, "Type of weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
     )
+    quantization: str | None = setting(
+        None,
+        _QUANTIZATION,
+        "8-bit weights of its layers: fp8 or int8; on GPUs this saves memory and time, on CPUs "
+        "it only rounds.",
+    )
     device: str = setting(
         "auto", _DEVICE, "Where it runs; auto is the first CUDA device, or else the CPU."
     )
@@ -82,6 +89,11 @@ class DraftConfig(Checked):
         "The draft, named like the target; unset means there is none.",
     )
     dtype: str = setting("auto", _DTYPE, "Type of weights and KV; auto is the target's.")
+    quantization: str | None = setting(
+        None,
+        _QUANTIZATION,
+        "8-bit weights of its layers: fp8 or int8, whatever the target's are; unset is none.",
+    )
     device: str = setting("auto", _DEVICE, "Where it runs; auto is the target's device.")
     tensor_parallel: int = setting(
         1, whole(1), "Number of devices the weights are split over; need not be the target's."
@@ -209,6 +221,12 @@ class ClusterConfig(Checked):
     start_timeout_s: float = setting(
         600.0, _POSITIVE, "Seconds until all ranks must have their weights."
     )
+    colocate: bool | None = setting(
+        None,
+        dataclasses.replace(_FLAG, wanted="true or false, or unset", optional=True),
+        "Hold target and draft in the engine's process, without ranks; unset is true for models "
+        "of one rank on the only GPU there is.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +285,26 @@ class EngineConfig(Checked):
                 "is 'draft' but there is no draft; set draft.model (draft_model in LLM) "
                 "or choose 'ngram'.",
             )
+        if self.cluster.colocate:
+            self._check_colocation()
+
+    def _check_colocation(self) -> None:
+        """One process holds one rank of each model, all on one device."""
+        wanted: dict[str, tuple[Any, ...]] = {
+            "target.tensor_parallel": (1,),
+            "draft.tensor_parallel": (1,),
+            "workers": ("auto", "inline"),
+        }
+        if self.target.device != "auto":  # else the engine finds out which one that is
+            wanted["draft.device"] = ("auto", self.target.device)
+        values = self.to_settings()
+        for path, allowed in wanted.items():
+            if values[path] not in allowed:
+                raise FieldError(
+                    (path, "cluster.colocate"),
+                    f"is {values[path]!r} but cluster.colocate is true, which takes "
+                    f"{allowed[-1]!r}; set it to that, or cluster.colocate to false.",
+                )
 
     @property
     def method(self) -> str | None:

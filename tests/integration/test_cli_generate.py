@@ -239,6 +239,20 @@ def test_the_memory_bound_speedup_is_tau_over_c_gamma_plus_one() -> None:
     assert summary.memory_bound_speedup(run, built) == pytest.approx(3.0 / (0.1 * 5 + 1))
 
 
+def test_8_bit_weights_count_as_bytes_where_they_stay_so() -> None:
+    record = SimpleNamespace(block_efficiency=3.0, drafted=10)
+    run: Any = SimpleNamespace(text=SimpleNamespace(speculation=record))
+    for kernels, cost_ratio in (("triton", 10 / 60), ("c", 10 / 100)):
+        built: Any = SimpleNamespace(
+            config=EngineConfig.from_kwargs(draft_model=SMALL, quantization="fp8"),
+            facts=SimpleNamespace(depth=5, kernels=kernels),
+            draft=SimpleNamespace(num_params=10),
+            target=SimpleNamespace(num_params=100, num_linear_weights=80),
+        )
+        expected = 3.0 / (cost_ratio * 5 + 1)
+        assert summary.memory_bound_speedup(run, built) == pytest.approx(expected)
+
+
 # -- examples ----------------------------------------------------------------------------------
 
 

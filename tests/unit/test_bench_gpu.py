@@ -7,6 +7,7 @@ import pytest
 from outrider.bench import gpu
 from outrider.bench.gpu_engine import Decoding
 from outrider.bench.gpu_tune import PRODUCTS, Product, candidates
+from outrider.bench.gpu_variants import share_of_same
 from outrider.bench.inflate_recipes import SHAPES, inflate_spec
 from outrider.kernels.gpu.tuning import linear_config
 from outrider.workers.weights.loader import load_spec
@@ -41,4 +42,4 @@ def test_products_have_candidates_and_an_entry_in_the_table(item: Product) -> No
 
 
 def test_shares_of_equal_texts() -> None:
-    assert gpu._share_of_same([[1, 2], [3]], [[1, 2], [4]]) == 0.5
+    assert share_of_same([[1, 2], [3]], [[1, 2], [4]]) == 0.5

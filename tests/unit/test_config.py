@@ -20,18 +20,21 @@ from outrider.errors import ConfigError
 
 MODEL = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
 DTYPE = "'auto', 'float32', 'bfloat16' or 'float16'"
+QUANTIZATION = "'fp8' or 'int8', or unset"
 DEVICE = "'auto', 'cpu', 'cuda' or 'cuda:N'"
 
 WRONG_VALUES = [
     ("target.model", "", MODEL),
     ("target.revision", "", "a branch, tag or commit of the hub, or unset"),
     ("target.dtype", "int8", DTYPE),
+    ("target.quantization", "int4", QUANTIZATION),
     ("target.device", "tpu", DEVICE),
     ("target.device", "cuda:x", DEVICE),
     ("target.tensor_parallel", 0, "a whole number >= 1"),
     ("target.max_model_len", 0, "a whole number >= 1, or unset"),
     ("draft.model", 7, f"{MODEL}, or unset"),
     ("draft.dtype", None, DTYPE),
+    ("draft.quantization", "", QUANTIZATION),
     ("draft.device", "cpu:0", DEVICE),
     ("draft.tensor_parallel", 1.0, "a whole number >= 1"),
     ("speculation.method", "eagle", "'draft' or 'ngram', or unset"),
@@ -56,6 +59,7 @@ WRONG_VALUES = [
     ("cluster.address", "", "the address of a Ray cluster, or unset"),
     ("cluster.placement_timeout_s", 0, "a number > 0"),
     ("cluster.start_timeout_s", -1.0, "a number > 0"),
+    ("cluster.colocate", "both", "true or false, or unset"),
     ("workers", "threads", "'auto', 'inline' or 'processes'"),
     ("deterministic", "yes", "true or false"),
     ("seed", 2**64, "a 64-bit whole number, or unset"),

@@ -40,6 +40,7 @@ class RankSettings:
     revision: str | None
     device: str
     dtype: str
+    quantization: str | None
     cpu_kernels: str
     deterministic: bool
     num_threads: int | None

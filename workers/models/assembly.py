@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.quantized import quantize
 from outrider.kernels.types import Linear, Ops
 from outrider.workers.models.layers import (
     ACTIVATIONS,
@@ -41,12 +42,24 @@ class _Split:
 
 
 class Assembly:
-    """Builds each part of a decoder once; keeps nothing it has built."""
+    """Builds each part of a decoder once; keeps nothing it has built.
 
-    def __init__(self, spec: ModelSpec, source: WeightSource, ops: Ops, shard: Shard) -> None:
+    With `quantization` the linears of layers get weights of 8 bits, each rank by the scales of its
+    own share.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        source: WeightSource,
+        ops: Ops,
+        shard: Shard,
+        quantization: str | None = None,
+    ) -> None:
         self._spec = spec
         self._source = source
         self._ops = ops
+        self._quantization = quantization
         self._names: Names = names_of(spec.family)
         self._part = Partition.of(spec, shard)
         self._is_first = shard.rank == 0
@@ -157,7 +170,12 @@ class Assembly:
         width = self._spec.hidden_size
         weight = self._fused([f"{s.name}.weight" for s in splits], splits, (width,))
         bias = self._fused([f"{s.name}.bias" for s in splits], splits, ()) if has_bias else None
-        return self._ops.linear(weight, bias)
+        return self._layer_linear(weight, bias)
+
+    def _layer_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self._quantization is None:
+            return self._ops.linear(weight, bias)
+        return self._ops.linear(quantize(weight, self._quantization), bias)
 
     def _fused(self, names: list[str], splits: list[_Split], inner: tuple[int, ...]) -> Tensor:
         read = self._source.read
@@ -180,7 +198,7 @@ class Assembly:
         weight = self._source.read(f"{name}.weight", (hidden, num_columns), columns=columns)
         adds_bias = has_bias and self._is_first
         bias = self._source.read(f"{name}.bias", (hidden,)) if adds_bias else None
-        return self._ops.linear(weight, bias)
+        return self._layer_linear(weight, bias)
 
     def _rotation(self, prefix: str, cos: Tensor | None, sin: Tensor | None) -> Rotation:
         spec, names = self._spec, self._names

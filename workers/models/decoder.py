@@ -22,10 +22,15 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: WeightSource, ops: Ops, shard: Shard | None = None
+        self,
+        spec: ModelSpec,
+        weights: WeightSource,
+        ops: Ops,
+        shard: Shard | None = None,
+        quantization: str | None = None,
     ) -> None:
         shard = shard or Shard()
-        assembly = Assembly(spec, weights, ops, shard)
+        assembly = Assembly(spec, weights, ops, shard, quantization)
         self.spec = spec
         self.shard = shard
         self.vocab_range = Partition.of(spec, shard).vocab

@@ -94,24 +94,30 @@ class ModelSpec:
         return dataclasses.replace(self, max_position=max_position)
 
     @property
+    def num_linear_weights(self) -> int:
+        """Weights of the layers' products, without biases: what quantization applies to."""
+        heads = 2 * self.num_heads + 2 * self.num_kv_heads
+        mlp = self.intermediate_size * (3 if self.gated else 2)
+        return self.num_layers * self.hidden_size * (heads * self.head_dim + mlp)
+
+    @property
     def num_params(self) -> int:
         """Weights of the model; tied embeddings count once."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         norm_size = (
             0 if not self.norm_affine else self.hidden_size * (2 if self.norm == "layer" else 1)
         )
-        attention = self.hidden_size * (2 * q_size + 2 * kv_size)
-        attention += self.qkv_bias * (q_size + 2 * kv_size) + self.out_bias * self.hidden_size
+        attention = self.qkv_bias * (q_size + 2 * kv_size) + self.out_bias * self.hidden_size
         attention += self.qk_norm * 2 * self.head_dim
         wide = self.intermediate_size * (2 if self.gated else 1)
-        mlp = self.hidden_size * (wide + self.intermediate_size)
-        mlp += self.mlp_bias * (wide + self.hidden_size)
+        mlp = self.mlp_bias * (wide + self.hidden_size)
         embeddings = self.vocab_size * self.embed_size * (1 if self.tied else 2)
         if self.embed_size != self.hidden_size:
             embeddings += 2 * self.embed_size * self.hidden_size
         embeddings += self.num_learned_positions * self.hidden_size
         return (
-            self.num_layers * (attention + mlp + 2 * norm_size)
+            self.num_linear_weights
+            + self.num_layers * (attention + mlp + 2 * norm_size)
             + embeddings
             + (norm_size if self.final_norm else 0)
         )

@@ -31,17 +31,19 @@ def load_model(
     shard: Shard | None = None,
     max_position: int | None = None,
     revision: str | None = None,
+    quantization: str | None = None,
 ) -> Decoder:
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
     `max_position` serves other lengths than the checkpoint states; rotary tables are made for it.
+    `quantization`, "fp8" or "int8", is that of the layers' weights.
     """
     folder = checkpoint_folder(source, revision)
     spec = _spec_of(folder)
     if max_position is not None:
         spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
-    return Decoder(spec, weights, ops, shard)
+    return Decoder(spec, weights, ops, shard, quantization)
 
 
 def checkpoint_folder(source: str | Path, revision: str | None = None) -> Path:

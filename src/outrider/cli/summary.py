@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from outrider.engine.built import BuiltEngine
     from outrider.engine.outputs import CompletionOutput, RequestOutput
+    from outrider.workers.models.spec import ModelSpec
 
 _NOTHING = "-"
 
@@ -71,13 +72,22 @@ def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
 def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
     """tau / (c * gamma + 1): what speculation gains where a pass costs the reading of its weights.
 
-    tau are the tokens of a round, gamma the depth, c the draft's parameters over the target's.
+    tau are the tokens of a round, gamma the depth, c the draft's bytes over the target's.
     """
     record, config = run.text.speculation, built.config
     cost_ratio = 0.0
     if record.drafted and config.method == "draft" and built.draft is not None:
-        cost_ratio = built.draft.num_params / built.target.num_params
+        draft_bytes = _weight_bytes(built.draft, config.draft.quantization, built)
+        cost_ratio = draft_bytes / _weight_bytes(built.target, config.target.quantization, built)
     return record.block_efficiency / (cost_ratio * built.facts.depth + 1)
+
+
+def _weight_bytes(spec: ModelSpec, quantization: str | None, built: BuiltEngine) -> int:
+    width = 4 if built.config.target.dtype == "float32" else 2
+    # Other kernels than those of GPUs make 8-bit weights whole when they are loaded.
+    if quantization is None or built.facts.kernels != "triton":
+        return width * spec.num_params
+    return width * spec.num_params - (width - 1) * spec.num_linear_weights
 
 
 def comparison(run: Run, plain: Run, config: EngineConfig) -> str:

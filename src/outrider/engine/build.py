@@ -60,11 +60,21 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
     placement = place_models(config)
     target_spec, draft_spec, tokenizer = check_models(config)
     length = wanted_len(config, _reach(target_spec), None if not draft_spec else _reach(draft_spec))
-    target = _load(config.target.model, placement, revision=config.target.revision)
+    target = _load(
+        config.target.model,
+        placement,
+        revision=config.target.revision,
+        quantization=config.target.quantization,
+    )
     draft = None
     if config.draft.model is not None and draft_spec is not None:
         is_short = draft_spec.max_position < length
-        draft = _load(config.draft.model, placement, max_position=length if is_short else None)
+        draft = _load(
+            config.draft.model,
+            placement,
+            max_position=length if is_short else None,
+            quantization=config.draft.quantization,
+        )
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
         memory = _measure(config, placement, target, draft, length)
@@ -113,6 +123,7 @@ def _load(
     *,
     max_position: int | None = None,
     revision: str | None = None,
+    quantization: str | None,
 ) -> Decoder:
     return load_model(
         model,
@@ -121,6 +132,7 @@ def _load(
         ops=placement.ops,
         max_position=max_position,
         revision=revision,
+        quantization=quantization,
     )
 
 

@@ -43,6 +43,7 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         revision=config.target.revision if role == TARGET else None,
         device=part.device if role == TARGET or part.device != "auto" else config.target.device,
         dtype=part.dtype if role == TARGET or part.dtype != "auto" else config.target.dtype,
+        quantization=part.quantization,
         cpu_kernels=config.cpu_kernels,
         deterministic=config.deterministic,
         num_threads=config.num_threads,

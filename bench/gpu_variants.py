@@ -1,0 +1,89 @@
+"""Parts of the GPU benchmark that measure one variant each: long prompts, bitwise equal texts,
+8-bit weights, a 70B shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from outrider.bench.gpu_engine import BenchEngine, Decoding, Models
+
+
+class Figures(Protocol):
+    """What a part needs of the benchmark that runs it."""
+
+    target: str
+    models: Models
+    prompts: list[list[int]]
+    long_prompts: list[list[int]]
+    num_tokens: int
+
+    def note(self, key: str, value: float) -> None: ...
+
+    def note_decoding(self, key: str, found: Decoding) -> None: ...
+
+
+def share_of_same(texts: list[list[int]], expected: list[list[int]]) -> float:
+    return sum(a == b for a, b in zip(texts, expected, strict=True)) / len(texts)
+
+
+def _decode(
+    run: Figures,
+    name: str,
+    models: Models,
+    prompts: list[list[int]],
+    shape: str | None = None,
+    depth: int = 0,
+) -> list[list[int]]:
+    """Note what decoding took; returns the texts."""
+    engine = BenchEngine(models, shape, depth)
+    engine.decode(prompts[:1], 16)
+    found, texts = engine.decode(prompts, run.num_tokens)
+    run.note_decoding(name, found)
+    engine.close()
+    return texts
+
+
+def _long(run: Figures) -> None:
+    """Behind long prompts, where the bundled draft guesses badly."""
+    _decode(run, "long_plain", run.models, run.long_prompts)
+    _decode(run, "long_110m_depth2", run.models, run.long_prompts, "110m", 2)
+
+
+def _deterministic(run: Figures) -> None:
+    """What bitwise equal texts cost, and that they are equal."""
+    models = Models(run.target, deterministic=True)
+    expected = _decode(run, "deterministic_plain", models, run.prompts)
+    for depth in (3, 5):
+        name = f"deterministic_110m_depth{depth}"
+        texts = _decode(run, name, models, run.prompts, "110m", depth)
+        run.note(f"{name}_same_texts", share_of_same(texts, expected))
+
+
+def _quantized(run: Figures) -> None:
+    """Weights of 8 bits, plain and drafted."""
+    for kind in ("fp8", "int8"):
+        models = Models(run.target, quantization=kind)
+        expected = _decode(run, f"{kind}_plain", models, run.prompts)
+        for depth in (3, 5):
+            name = f"{kind}_110m_depth{depth}"
+            texts = _decode(run, name, models, run.prompts, "110m", depth)
+            run.note(f"{name}_same_texts", share_of_same(texts, expected))
+
+
+def _large(run: Figures) -> None:
+    """A fifth of a 70B shape's layers in 16 bits, and all of them in 8."""
+    prompts = run.prompts[:3]
+    _decode(run, "70b_slice_plain", Models(run.target, "70b-slice"), prompts)
+    models = Models(run.target, "llama-3.1-70b", quantization="fp8")
+    _decode(run, "70b_fp8_plain", models, prompts)
+    for shape in ("110m", "llama-3.2-1b"):
+        _decode(run, f"70b_fp8_{shape}_depth5", models, prompts, shape, 5)
+
+
+VARIANTS: dict[str, Callable[[Figures], None]] = {
+    "long": _long,
+    "deterministic": _deterministic,
+    "quantized": _quantized,
+    "large": _large,
+}
