@@ -22,7 +22,8 @@ from outrider.config import EngineConfig
 from outrider.engine.doorway import Doorway
 from outrider.engine.messages import EngineStatus
 from outrider.engine.rank_group import Report
-from outrider.engine.remote_build import RemoteEngine, group_sizes
+from outrider.engine.remote_build import group_sizes
+from outrider.engine.served import ServedEngine, build_served
 from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
 from outrider.logs import setup_logging
@@ -94,7 +95,8 @@ class RankActor:
 
 
 class EngineActor:
-    """The scheduler and its step loop. Listens from the start; steps once the ranks are there."""
+    """The scheduler and its step loop. Listens from the start; steps once the models are there, on
+    ranks or in this process."""
 
     def __init__(self, config: EngineConfig, secret: str) -> None:
         self._config = config
@@ -106,7 +108,7 @@ class EngineActor:
         addresses = [f"unix:{self._folder}/e.sock", f"tcp:{own_node_ip()}:0"]
         self._doorway = Doorway(addresses, secret, group_sizes(config))
         self._journal = Journal()
-        self._engine: RemoteEngine | None = None
+        self._engine: ServedEngine | None = None
         self._service: EngineService | None = None
         self._stopping = threading.Event()
 
@@ -118,8 +120,8 @@ class EngineActor:
         return Endpoint(unix, tcp, own_node_id(), self._secret)
 
     async def run(self) -> None:
-        """Start the models on the ranks that dial in and serve until `stop`; raises what ended
-        it."""
+        """Start the models, here or on the ranks that dial in, and serve until `stop`; raises what
+        ended it."""
         loop = asyncio.get_running_loop()
 
         def report(line: str) -> None:
@@ -136,7 +138,7 @@ class EngineActor:
 
     def _serve(self, report: Report) -> None:
         try:
-            engine = RemoteEngine(
+            engine = build_served(
                 self._config,
                 self._doorway,
                 report=report,

@@ -20,12 +20,13 @@ import ray
 from outrider.cluster.actors import Endpoint
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.journal import Bookmark, Event, Journal, Kind, Pages
-from outrider.cluster.placement import Placed, needs_of, place, release, settle_devices
+from outrider.cluster.placement import ENGINE, Placed, needs_of, place, release, settle_devices
 from outrider.cluster.ray_facts import cluster_resources
 from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
 from outrider.engine.backoff import Backoff
+from outrider.engine.colocation import settle_colocation
 from outrider.engine.messages import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,9 @@ class Controller:
 
     async def _supervise(self) -> None:
         has = await asyncio.to_thread(cluster_resources)
-        config = settle_devices(self._config, has_gpus=has.get("GPU", 0) > 0)
+        num_gpus = int(has.get("GPU", 0))
+        config = settle_devices(self._config, has_gpus=num_gpus > 0)
+        config = settle_colocation(config, num_gpus)
         needs = needs_of(config)
         placed = await place(needs, config.cluster.placement_timeout_s, can_grow=self._can_grow)
         try:
@@ -167,11 +170,14 @@ class Controller:
 def _placing(placed: Mapping[str, Placed]) -> str:
     parts = []
     for role, each in placed.items():
-        kind = "GPU" if "GPU" in each.need.per_rank else "CPU"
-        parts.append(f"{role} on {each.need.num_ranks} {kind}{'s' * (each.need.num_ranks > 1)}")
+        need = each.need
+        kind = "GPU" if "GPU" in need.per_rank else "CPU"
+        count = round(need.total[kind])
+        who = "engine with its models" if role == ENGINE else role
+        parts.append(f"{who} on {count} {kind}{'s' * (count > 1)}")
     return ", ".join(parts)
 
 
 def _back(replica: Replica, away_s: float) -> str:
-    pids = [f"{group.role} pid {' '.join(map(str, group.pids))}" for group in replica.groups]
+    pids = [f"{role} pid {' '.join(map(str, each))}" for role, each in replica.pids.items()]
     return f"serving again after {away_s:.1f} s ({', '.join(pids)})"

@@ -13,22 +13,28 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.cluster.actors import Endpoint, EngineActor, EngineNews, ProcessPlace
 from outrider.cluster.journal import Bookmark, Event
-from outrider.cluster.placement import Placed
+from outrider.cluster.placement import ENGINE, Placed
 from outrider.cluster.process_ends import End, await_end, read_last_lines
 from outrider.config import EngineConfig
 from outrider.engine.messages import EngineStatus
 
-NAME = "engine"
 POLL_S = 0.5
 
 
 class EngineProcess:
-    """One engine, beside the target's first rank. `status` is what it last said of itself."""
+    """One engine, in room of its own or beside the target's first rank. `status` is what it last
+    said of itself."""
 
-    def __init__(self, config: EngineConfig, secret: str, target: Placed) -> None:
+    def __init__(self, config: EngineConfig, secret: str, room: Placed) -> None:
         actor: Any = ray.remote(EngineActor)
-        beside = PlacementGroupSchedulingStrategy(target.group, placement_group_bundle_index=0)
-        self._actor = actor.options(num_cpus=0, scheduling_strategy=beside).remote(config, secret)
+        own = room.need.per_rank if room.need.role == ENGINE else {}
+        self._actor = actor.options(
+            num_cpus=own.get("CPU", 0),
+            num_gpus=own.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                room.group, placement_group_bundle_index=0
+            ),
+        ).remote(config, secret)
         self._bookmark = Bookmark()
         self._changed = asyncio.Condition()
         self._run: asyncio.Task[End] | None = None
@@ -42,8 +48,8 @@ class EngineProcess:
         return endpoint
 
     def run(self) -> None:
-        """Let it wait for the ranks and then serve."""
-        self._run = asyncio.create_task(await_end(NAME, self._actor.run.remote()))
+        """Let it load its models, or wait for the ranks, and then serve."""
+        self._run = asyncio.create_task(await_end(ENGINE, self._actor.run.remote()))
 
     @property
     def ended(self) -> asyncio.Task[End]:

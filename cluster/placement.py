@@ -1,7 +1,7 @@
 """Room for the ranks of each role: one placement group a role, one bundle a rank.
 
 Target and draft never share a bundle: they are other processes, on other GPUs, and come and go
-independently.
+independently. An engine that holds both (`cluster.colocate`) has one bundle for itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from outrider.engine.remote_build import group_sizes
 from outrider.errors import ConfigError
 from outrider.workers.links.messages import DRAFT, TARGET
 
+ENGINE = "engine"
 STRATEGY = "PACK"
 _POLL_S = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the ranks of one role take."""
+    """What the ranks of one role take, or an engine that holds the models."""
 
     role: str
     num_ranks: int
@@ -71,6 +72,10 @@ def needs_of(config: EngineConfig) -> list[Need]:
     """For a configuration whose devices are settled."""
     devices = {TARGET: config.target.device, DRAFT: config.draft.device}
     cpu, gpu = {"CPU": 1.0}, {"GPU": 1.0, "CPU": 1.0}
+    if config.cluster.colocate:
+        one = gpu if devices[TARGET] == "cuda" else cpu
+        num_models = 1 if config.draft.model is None else 2
+        return [Need(ENGINE, 1, one | {"CPU": float(num_models)})]
     return [
         Need(role, size, gpu if devices[role] == "cuda" else cpu)
         for role, size in group_sizes(config).items()
@@ -130,7 +135,8 @@ def first_misfit(needs: Sequence[Need], has: Resources) -> Need | None:
 
 def no_room(need: Need, has: Resources, free: Resources, waited_s: float | None = None) -> str:
     """One sentence: who needs what, what there is, what to change."""
-    wanted = f"{need.role}: 1 rank needs {_amounts(need.per_rank)}"
+    what = "its process with the models" if need.role == ENGINE else "1 rank"
+    wanted = f"{need.role}: {what} needs {_amounts(need.per_rank)}"
     if need.num_ranks > 1:
         each, total = _amounts(need.per_rank), _amounts(need.total)
         wanted = f"{need.role}: {need.num_ranks} ranks need {each} each, {total} in all"
@@ -141,7 +147,7 @@ def no_room(need: Need, has: Resources, free: Resources, waited_s: float | None 
     waited = "" if waited_s is None else f" after {waited_s:g} s"
     remedies = [f"lower {need.role}.tensor_parallel"] if need.num_ranks > 1 else []
     if "GPU" in need.per_rank:
-        remedies.append(f"set {need.role}.device to cpu")
+        remedies.append(f"set {TARGET if need.role == ENGINE else need.role}.device to cpu")
     remedies.append("use a larger cluster")
     return f"{wanted}, but the cluster has {there}{waited}; {_either(remedies)}."
 

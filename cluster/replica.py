@@ -1,4 +1,4 @@
-"""One engine with its target and draft group: started, watched, ended.
+"""One engine with its target and draft group, or with the models in it: started, watched, ended.
 
 What a replica cannot survive, the loss of the engine or of a target rank, ends it.
 """
@@ -15,11 +15,10 @@ from ray.exceptions import RayError
 from outrider.cluster.actor_group import ActorGroup
 from outrider.cluster.actors import Endpoint, ProcessPlace
 from outrider.cluster.draft_keeper import Dialling, DraftKeeper
-from outrider.cluster.engine_process import NAME as ENGINE
 from outrider.cluster.engine_process import POLL_S, EngineProcess
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.journal import Say, quote
-from outrider.cluster.placement import Placed
+from outrider.cluster.placement import ENGINE, Placed
 from outrider.cluster.process_ends import End, root_cause
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
@@ -52,8 +51,10 @@ class Replica:
         self._secret = secret
         self._placed = placed
         self._say = say
-        self._engine = EngineProcess(config, secret, placed[TARGET])
-        self._first_groups = {role: ActorGroup(each) for role, each in placed.items()}
+        self._engine = EngineProcess(config, secret, placed.get(ENGINE) or placed[TARGET])
+        self._first_groups = {
+            role: ActorGroup(each) for role, each in placed.items() if role != ENGINE
+        }
         self._draft: DraftKeeper | None = None
 
     # -- starting -----------------------------------------------------------------------------
@@ -102,12 +103,13 @@ class Replica:
 
     async def watch(self) -> str:
         """Until the engine or a target rank is lost; returns why."""
-        target = self._first_groups[TARGET]
+        targets = [group for role, group in self._first_groups.items() if role == TARGET]
+        ends = [asyncio.wait({self._engine.ended}), *(each.wait_any_ended() for each in targets)]
         helpers = [self._engine.keep_status()]  # which ends with the engine
         if self._draft is not None:
             helpers.append(self._draft.run())
-        await first_of(target.wait_any_ended(), asyncio.wait({self._engine.ended}), *helpers)
-        return await self._explain("was lost", [target])
+        await first_of(*ends, *helpers)
+        return await self._explain("was lost", targets)
 
     async def _explain(self, what: str, groups: list[ActorGroup]) -> str:
         """A rank's own reason says more than that of an engine that misses it."""
@@ -150,6 +152,13 @@ class Replica:
         if self._draft is None:
             return list(self._first_groups.values())
         return [self._first_groups[TARGET], self._draft.group]
+
+    @property
+    def pids(self) -> dict[str, list[int]]:
+        """Of the processes that hold the models, by role."""
+        if self.groups or self._engine.place is None:
+            return {group.role: group.pids for group in self.groups}
+        return {ENGINE: [self._engine.place.pid]}
 
     @property
     def status(self) -> EngineStatus | None:

@@ -64,14 +64,17 @@ def serve(config: EngineConfig, watchers: Watchers, *, use_ray: bool = True) -> 
     watchers.say(Event(Kind.STAGE, f"{checked} checked"))
     check_port(config.server.host, config.server.port)
     with contextlib.ExitStack() as stack:
-        launch: Launch
-        if use_ray:
-            launch = _ray_launch(config, watchers.say, stack)
-        else:
-            from outrider.cluster.spawned_launch import SpawnedLaunch
-
-            launch = SpawnedLaunch(config)
+        launch = _ray_launch(config, watchers.say, stack) if use_ray else _spawned_launch(config)
         asyncio.run(_Serving(config, launch, watchers).run())
+
+
+def _spawned_launch(config: EngineConfig) -> Launch:
+    import torch
+
+    from outrider.cluster.spawned_launch import SpawnedLaunch
+    from outrider.engine.colocation import settle_colocation
+
+    return SpawnedLaunch(settle_colocation(config, torch.cuda.device_count()))
 
 
 def _ray_launch(config: EngineConfig, say: Say, stack: contextlib.ExitStack) -> Launch:

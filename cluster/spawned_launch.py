@@ -1,4 +1,4 @@
-"""An engine in a thread of this process, its ranks as child processes: one host, no Ray."""
+"""An engine on this host, started anew whenever it is lost: no Ray."""
 
 from __future__ import annotations
 
@@ -10,29 +10,23 @@ from typing import TypeAlias
 
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.journal import Event, Kind, Say
+from outrider.cluster.spawned_engine import SpawnedEngine, spawned_engine
 from outrider.config import EngineConfig
 from outrider.engine.backoff import Backoff
-from outrider.engine.doorway import Doorway
-from outrider.engine.rank_group import RankError
-from outrider.engine.remote_build import RemoteEngine, group_sizes
-from outrider.engine.service import EngineService
-from outrider.engine.spawn import SpawnedRanks
 from outrider.errors import OutriderError
 from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
-from outrider.workers.links.messages import DRAFT
 
 _Tell: TypeAlias = Callable[[Kind, str], None]
 
 
 class SpawnedLaunch:
-    """Starts engine and ranks anew when the target is lost; the draft is minded by
-    `SpawnedRanks`."""
+    """See `outrider.cluster.serve.Launch`. `cluster.colocate` is settled."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._address: EngineAddress | None = None
-        self._service: EngineService | None = None
+        self._engine: SpawnedEngine | None = None
         self._serving = threading.Event()
         self._stopping = threading.Event()
         self._running: asyncio.Task[None] | None = None
@@ -44,7 +38,7 @@ class SpawnedLaunch:
         return self._address
 
     async def view(self) -> ClusterView | None:
-        """The engine knows all there is to know about its ranks."""
+        """The engine knows all there is to know about its processes."""
         return None
 
     async def keep(self, say: Say) -> None:
@@ -59,15 +53,15 @@ class SpawnedLaunch:
 
     async def stop(self) -> None:
         self._stopping.set()
-        if self._service is not None:
-            self._service.stop()
+        if self._engine is not None:
+            self._engine.stop()
         if self._running is not None:
             await asyncio.wait({self._running})
         self._address = None
         self._serving.set()  # whoever waits for an engine waits in vain
 
     def abort(self) -> None:
-        """Nothing is to be done: ranks end with the process that started them."""
+        """Nothing is to be done: child processes end with the one that started them."""
 
     # -- on a thread of its own -----------------------------------------------------------------
 
@@ -92,52 +86,21 @@ class SpawnedLaunch:
                 self._address = None
 
     def _serve(self, tell: _Tell, backoff: Backoff) -> None:
-        ranks = SpawnedRanks(group_sizes(self._config), self._config.target.device)
+        engine = self._engine = spawned_engine(self._config)
         try:
-            doorway = Doorway([ranks.address], ranks.secret, group_sizes(self._config))
-            try:
-                ranks.start()
-                engine = self._build(ranks, doorway, tell)
-                ranks.restart_drafts()
-                self._address = EngineAddress(ranks.address, ranks.secret)
-                backoff.started()
-                self._step(engine, doorway)
-            except RankError as error:
-                ranks.raise_if_dead(error)
-                raise
-            finally:
-                doorway.close()
+            if self._stopping.is_set():  # before there was an engine to be told
+                return
+            engine.start(lambda line: tell(Kind.STAGE, line))
+            self._address = EngineAddress(engine.address, engine.secret)
+            backoff.started()
+            self._serving.set()
+            engine.run()
         finally:
-            ranks.close()
-
-    def _build(self, ranks: SpawnedRanks, doorway: Doorway, tell: _Tell) -> RemoteEngine:
-        def raise_if_dead() -> None:
-            if self._stopping.is_set():
-                raise ClusterError("the engine was stopped while it started.")
-            ranks.raise_if_dead()
-
-        return RemoteEngine(
-            self._config,
-            doorway,
-            report=lambda line: tell(Kind.STAGE, line),
-            on_draft_lost=lambda _: ranks.kill(DRAFT),
-            raise_if_dead=raise_if_dead,
-        )
-
-    def _step(self, engine: RemoteEngine, doorway: Doorway) -> None:
-        """Until `stop`, or until the target is lost."""
-        service = self._service = EngineService(engine, doorway)
-        self._serving.set()
-        try:
-            if not self._stopping.is_set():
-                service.run()
-        finally:
-            service.close()
             engine.close()
 
 
 def _quote(error: OutriderError, tell: _Tell) -> str:
-    """The first line is the reason; what follows are a rank's own words."""
+    """The first line is the reason; what follows are a process's own words."""
     reason, *lines = str(error).splitlines()
     for line in lines:
         tell(Kind.LOG, line)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.engine.messages import EngineStatus, RankStatus
+from outrider.engine.messages import EngineStatus, ModelStatus, RankStatus
 from outrider.engine.outputs import Logprob, PositionLogprobs, Speculation
 from outrider.errors import RequestError
 from outrider.proto import control_pb2, generation_pb2
@@ -161,20 +161,23 @@ def stats_to_proto(records: Iterable[Speculation]) -> generation_pb2.Speculation
 
 
 def engine_to_proto(status: EngineStatus) -> control_pb2.EngineState:
-    names = [name for name in control_pb2.EngineState.DESCRIPTOR.fields_by_name if name != "ranks"]
     return control_pb2.EngineState(
         ranks=[control_pb2.RankState(**dataclasses.asdict(rank)) for rank in status.ranks],
-        **{name: getattr(status, name) for name in names},
+        models=[control_pb2.ModelState(**dataclasses.asdict(model)) for model in status.models],
+        **_plain_fields(status, control_pb2.EngineState),
     )
 
 
 def engine_from_proto(state: control_pb2.EngineState) -> EngineStatus:
-    rank_names = control_pb2.RankState.DESCRIPTOR.fields_by_name
-    names = [name for name in control_pb2.EngineState.DESCRIPTOR.fields_by_name if name != "ranks"]
     return EngineStatus(
         query=0,
-        ranks=tuple(
-            RankStatus(**{name: getattr(rank, name) for name in rank_names}) for rank in state.ranks
-        ),
-        **{name: getattr(state, name) for name in names},
+        ranks=tuple(RankStatus(**_plain_fields(each, type(each))) for each in state.ranks),
+        models=tuple(ModelStatus(**_plain_fields(each, type(each))) for each in state.models),
+        **_plain_fields(state, control_pb2.EngineState),
     )
+
+
+def _plain_fields(source: object, message: Any) -> dict[str, Any]:
+    """Those of the message that hold one number or text, as `source` has them."""
+    fields = message.DESCRIPTOR.fields
+    return {each.name: getattr(source, each.name) for each in fields if not each.is_repeated}

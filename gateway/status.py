@@ -6,7 +6,7 @@ import asyncio
 
 from outrider import __version__
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineFacts, EngineStatus
+from outrider.engine.messages import EngineFacts, EngineStatus, ModelStatus, RankStatus
 from outrider.gateway.cluster_view import AskCluster, cluster_to_proto
 from outrider.gateway.convert import STATES, engine_to_proto
 from outrider.gateway.errors import UnavailableError
@@ -62,6 +62,7 @@ def _depth_reason(config: EngineConfig, engine: EngineStatus | None) -> str:
         return "nobody drafts"
     if config.speculation.num_speculative_tokens is not None:
         return "set by speculation.num_speculative_tokens"
-    devices = [rank.device for rank in engine.ranks if rank.role == "target"] if engine else []
+    parts: list[RankStatus | ModelStatus] = [*engine.ranks, *engine.models] if engine else []
+    devices = [part.device for part in parts if part.role == "target"]
     kind = devices[0].partition(":")[0] if devices else ""
     return f"the default on {kind}" if kind else "the default of the target's device"

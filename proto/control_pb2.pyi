@@ -73,11 +73,12 @@ class EngineSettings(_message.Message):
     def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., target_tensor_parallel: _Optional[int] = ..., draft_tensor_parallel: _Optional[int] = ..., method: _Optional[str] = ..., depth: _Optional[int] = ..., depth_reason: _Optional[str] = ..., verification: _Optional[str] = ..., deterministic: _Optional[bool] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions")
+    __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "models", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_BACKEND_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_SENDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +92,7 @@ class EngineState(_message.Message):
     proposal_backend: str
     proposal_sends: int
     draft_losses: int
+    models: _containers.RepeatedCompositeFieldContainer[ModelState]
     running: int
     waiting: int
     kv_blocks_used: int
@@ -100,7 +102,7 @@ class EngineState(_message.Message):
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
-    def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
 
 class ClusterState(_message.Message):
     __slots__ = ("controller", "state", "restarts", "draft_restarts", "processes")
@@ -149,3 +151,15 @@ class RankState(_message.Message):
     device: str
     state: str
     def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+
+class ModelState(_message.Message):
+    __slots__ = ("role", "pid", "host", "device")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    pid: int
+    host: str
+    device: str
+    def __init__(self, role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...

@@ -113,6 +113,25 @@ def test_processes_started_by_hand_find_each_other_and_a_draft_may_come_back(
         assert llm.generate(["The sky is"], params)[0].outputs[0].text == first.text
 
 
+def test_an_engine_started_by_hand_may_hold_the_models_itself(tmp_path: Path) -> None:
+    with commands(tmp_path) as run:
+        run.start(
+            *("engine", "outrider.engine", "--listen", "tcp:127.0.0.1:0"),
+            *("--set", f"target.model={MODEL}", "--set", f"draft.model={MODEL}"),
+            *("--set", "cluster.colocate=true", "--set", "cache.kv_cache_gb=0.05"),
+        )
+        address = run.find("engine", r"listening on (tcp:\S+) for gateways")
+        run.start(*("gateway", "outrider.gateway", "--engine", address, "--listen", "127.0.0.1:0"))
+        with Client(run.find("gateway", r"listening on (\S+)")) as client:
+            client.wait_ready(LIMIT_S)
+            answer = client.generate("The sky is", max_tokens=8, ignore_eos=True)
+            assert answer.usage.completion_tokens == 8
+            assert answer.speculation.drafted_tokens > 0
+            engine = client.status().engine
+            assert engine is not None and engine.ranks == ()
+        assert run.terminate("engine") == 0
+
+
 def _rank(address: str, role: str) -> list[str]:
     return ["--engine", address, "--role", role, "--rank", "0", "--size", "1"]
 

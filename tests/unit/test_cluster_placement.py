@@ -48,6 +48,24 @@ def test_without_a_draft_only_the_target_is_placed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "bundle"), [("cuda", {"GPU": 1.0, "CPU": 2.0}), ("cpu", {"CPU": 2.0})]
+)
+def test_an_engine_with_its_models_is_one_bundle(device: str, bundle: dict[str, float]) -> None:
+    config = settle_devices(_config(colocate=True, device=device), has_gpus=True)
+    assert needs_of(config) == [Need("engine", 1, bundle)]
+
+
+def test_a_colocated_target_alone_takes_one_cpu() -> None:
+    config = EngineConfig.from_kwargs(model="big", device="cpu", colocate=True)
+    assert needs_of(config) == [Need("engine", 1, CPU)]
+
+
+def test_a_draft_elsewhere_is_refused_once_the_targets_device_is_known() -> None:
+    with pytest.raises(ConfigError, match="^draft.device is 'cpu' but cluster.colocate is true"):
+        settle_devices(_config(colocate=True, draft_device="cpu"), has_gpus=True)
+
+
+@pytest.mark.parametrize(
     ("has", "role"),
     [
         ({"CPU": 8.0, "GPU": 3.0}, None),
@@ -75,4 +93,12 @@ def test_one_rank_cannot_be_split_further() -> None:
     sentence = no_room(Need("draft", 1, CPU), {"CPU": 1.0}, {})
     assert sentence == (
         "draft: 1 rank needs 1 CPU, but the cluster has 1 CPU (0 free); use a larger cluster."
+    )
+
+
+def test_an_engine_without_room_for_its_models_is_told_which_device_to_change() -> None:
+    sentence = no_room(Need("engine", 1, GPU | {"CPU": 2.0}), {"CPU": 8.0}, {"CPU": 8.0})
+    assert sentence == (
+        "engine: its process with the models needs 1 GPU and 2 CPUs, but the cluster has 0 GPUs "
+        "(0 free) and 8 CPUs (8 free); set target.device to cpu or use a larger cluster."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.messages import EngineStatus, RankStatus
+from outrider.engine.messages import EngineStatus, ModelStatus, RankStatus
 from outrider.engine.outputs import Logprob, Speculation
 from outrider.errors import RequestError
 from outrider.gateway.convert import (
@@ -81,5 +81,6 @@ def test_statistics_are_summed_over_samples() -> None:
 
 def test_an_engines_status_survives() -> None:
     ranks = (RankStatus("draft", 1, 4_000_000, "far", "cuda:1", "lost"),)
-    status = EngineStatus(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12)
+    models = (ModelStatus("target", 4_000_001, "near", "cuda"),)
+    status = EngineStatus(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12, models)
     assert engine_from_proto(engine_to_proto(status)) == status

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from outrider.engine.messages import EngineStatus, RankStatus
+from outrider.engine.messages import EngineStatus, ModelStatus, RankStatus
 from outrider.gateway.results import ServedSettings, SpeculationStats
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
@@ -76,6 +76,7 @@ def _fields(kind: Any) -> set[str]:
     ("message", "kind", "only_ours"),
     [
         (control_pb2.RankState, RankStatus, set()),
+        (control_pb2.ModelState, ModelStatus, set()),
         (control_pb2.EngineState, EngineStatus, {"query"}),
         (control_pb2.EngineSettings, ServedSettings, set()),
         (generation_pb2.SpeculationStats, SpeculationStats, set()),

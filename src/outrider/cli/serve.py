@@ -1,4 +1,4 @@
-"""`outrider serve`: target and draft in their own processes, answering over gRPC."""
+"""`outrider serve`: target and draft in processes of the server, answering over gRPC."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ def _picture(found: ServerStatus) -> Group:
     if found.cluster is not None:
         parts.append(_processes(found.cluster))
     if found.engine is not None:
-        parts += [_ranks(found.engine), _table(_load_rows(found.engine))]
+        holders = _own_models(found.engine) if found.engine.models else _ranks(found.engine)
+        parts += [holders, _table(_load_rows(found.engine))]
     return Group(*(part for each in parts for part in (each, "")))
 
 
@@ -122,6 +123,18 @@ def _ranks(engine: EngineStatus) -> Table:
     return table
 
 
+def _own_models(engine: EngineStatus) -> Table:
+    """There are no ranks to show."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("role", "pid", "host", "device", "process"):
+        table.add_column(name, justify="right" if name == "pid" else "left")
+    for model in engine.models:
+        table.add_row(model.role, str(model.pid), model.host, model.device, "the engine's")
+    return table
+
+
 def _server_rows(found: ServerStatus) -> dict[str, str]:
     rows = {
         "model": found.model or "-",
@@ -155,9 +168,10 @@ def _load_rows(engine: EngineStatus) -> dict[str, str]:
         "committed": f"{engine.committed_tokens} tokens",
         "acceptance": "-",
         "preemptions": str(engine.preemptions),
-        "proposals over": engine.proposal_backend or "-",
-        "draft lost": f"{engine.draft_losses} times",
     }
+    if not engine.models:
+        rows["proposals over"] = engine.proposal_backend or "-"
+        rows["draft lost"] = f"{engine.draft_losses} times"
     if engine.drafted_tokens:
         rate = engine.accepted_tokens / engine.drafted_tokens
         rows["acceptance"] = f"{rate:.1%} ({engine.accepted_tokens} of {engine.drafted_tokens})"

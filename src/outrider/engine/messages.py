@@ -95,11 +95,21 @@ class RankStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One model in the engine's own process."""
+
+    role: str
+    pid: int
+    host: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Engine to gateway: the answer. Counters are since the engine's start."""
 
     query: int
-    ranks: tuple[RankStatus, ...]
+    ranks: tuple[RankStatus, ...]  # none where the engine's own process holds the models
     proposal_backend: str  # "" while there is no proposal group
     proposal_sends: int  # transfers of the present proposal group
     draft_losses: int
@@ -112,3 +122,4 @@ class EngineStatus:
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
+    models: tuple[ModelStatus, ...] = ()  # in the engine's own process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import queue
 import threading
@@ -24,6 +25,7 @@ from outrider.engine.sizing import (
     size_pools,
     wanted_len,
 )
+from outrider.engine.status import load_of
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError
 from outrider.workers.links.messages import DRAFT, TARGET, Described, Join, Joined
@@ -34,7 +36,9 @@ _POLL_S = 0.2
 
 
 def group_sizes(config: EngineConfig) -> dict[str, int]:
-    """Ranks of each role this configuration has."""
+    """Ranks of each role this configuration has; none if the engine holds the models itself."""
+    if config.cluster.colocate:
+        return {}
     sizes = {TARGET: config.target.tensor_parallel}
     if config.draft.model is not None:
         sizes[DRAFT] = config.draft.tensor_parallel
@@ -211,23 +215,12 @@ class RemoteEngine:
                 group.stop()
 
     def status(self, query: int = 0) -> EngineStatus:
-        scheduler, stats = self._scheduler, self._scheduler.stats
-        pool = scheduler.target_pool
-        return EngineStatus(
-            query=query,
+        return dataclasses.replace(
+            load_of(self._scheduler, query),
             ranks=tuple(self._ranks()),
             proposal_backend=self._proposal_backend if self.draft.group is not None else "",
             proposal_sends=self.draft.num_sends,
             draft_losses=self.draft.num_losses,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            kv_blocks_used=pool.num_blocks - pool.num_free,
-            kv_blocks=pool.num_blocks,
-            steps=stats.steps,
-            committed_tokens=stats.committed_tokens,
-            drafted_tokens=stats.drafted_tokens,
-            accepted_tokens=stats.accepted_tokens,
-            preemptions=scheduler.num_preemptions,
         )
 
     def _ranks(self) -> list[RankStatus]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from outrider.engine.doorway import Doorway
 from outrider.engine.messages import Cancel, Refused, StatusQuery, Submit, Updates
-from outrider.engine.remote_build import RemoteEngine
+from outrider.engine.served import ServedEngine
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind, RequestUpdate
@@ -69,7 +69,7 @@ class EngineService:
     """
 
     def __init__(
-        self, engine: RemoteEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
+        self, engine: ServedEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._loop = engine.loop

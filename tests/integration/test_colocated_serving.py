@@ -1,0 +1,167 @@
+"""`outrider serve` with both models in the engine's process: the same text, without ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from cluster_tools import ServeProcess, wait_until
+from process_tools import is_alive
+
+from outrider import LLM, SamplingParams
+from outrider.cli import main
+from outrider.client import Client
+from outrider.config import EngineConfig
+from outrider.engine.child import EngineChild, EngineChildError
+from outrider.workers.weights.resolve import resolve_source
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+
+MODEL = "smollm2-135m-draft"
+PROMPT = "Once upon a time there was a"
+NUM_TOKENS = 120
+KILL_AFTER = 30  # tokens
+PARAMS = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 7, "ignore_eos": True}
+PAIR = ["--model", MODEL, "--draft-model", MODEL]
+COLOCATED = [*PAIR, "--set", "deterministic=true", "--set", "cluster.colocate=true"]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    """What target and draft write as processes of their own."""
+    options = {"draft_model": MODEL, "workers": "processes", "deterministic": True}
+    with LLM(MODEL, kv_cache_gb=0.1, log_level="error", **options) as llm:
+        [result] = llm.generate([PROMPT], SamplingParams(**PARAMS))
+    return list(result.outputs[0].token_ids)
+
+
+def _tokens(client: Client, kill: int | None = None) -> list[int]:
+    """The tokens of one request, in the middle of which a process is killed."""
+    tokens: list[int] = []
+    with client.stream(PROMPT, timeout_s=60, **PARAMS) as stream:
+        for chunk in stream:
+            tokens += chunk.token_ids
+            if kill is not None and len(tokens) >= KILL_AFTER:
+                os.kill(kill, signal.SIGKILL)
+                kill = None
+    assert kill is None
+    return tokens
+
+
+def _engine_pid(client: Client) -> int:
+    """The status says that the engine's process, and no rank, has the models."""
+    engine = client.status().engine
+    assert engine is not None
+    assert engine.ranks == ()
+    assert [(model.role, model.device) for model in engine.models] == [
+        ("target", "cpu"),
+        ("draft", "cpu"),
+    ]
+    [pid] = {model.pid for model in engine.models}
+    return pid
+
+
+def _commands(server: ServeProcess) -> list[str]:
+    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in server.left_pids()]
+    return [line.replace("\0", " ") for line in lines]
+
+
+def test_one_engine_process_serves_is_replaced_when_lost_and_leaves_nothing(
+    expected: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ServeProcess("--no-ray", *COLOCATED) as server, server.wait_ready() as client:
+        pid = _engine_pid(client)
+        assert sorted(server.left_pids()) == sorted([server.pid, pid])
+        assert not any("outrider.workers" in command for command in _commands(server))
+        server.wait_line(rf"target and draft: loading on cpu in the engine's process \(pid {pid}\)")
+        with pytest.raises(SystemExit):
+            main(["status", "--server", server.wait_line("listening on").split()[-1]])
+        shown = capsys.readouterr().out
+        assert re.search(rf"draft +{pid} +\S+ +cpu +the engine's", shown), shown
+        assert _tokens(client) == expected
+
+        assert _tokens(client, kill=pid) == expected
+        server.wait_line(r"process ended with exit code -9; all is started anew in 0\.5 s")
+        assert _engine_pid(client) != pid
+
+        with client.stream(PROMPT, max_tokens=4000, ignore_eos=True, timeout_s=60) as stream:
+            next(iter(stream))
+        wait_until(lambda: _running(client) == 0, 10)
+
+        server.interrupt()
+        assert server.wait() == 0, server.output
+        server.wait_nothing_left()
+
+
+def _running(client: Client) -> int | None:
+    engine = client.status().engine
+    return None if engine is None else engine.running
+
+
+STARTER = """
+import sys
+from outrider.config import EngineConfig
+from outrider.engine.child import EngineChild
+EngineChild(EngineConfig.from_kwargs(model=sys.argv[1], colocate=True)).start(print)
+"""
+
+
+def test_an_engine_ends_with_the_process_that_started_it() -> None:
+    command = [sys.executable, "-u", "-c", STARTER, MODEL]
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:  # which the killed one leaves behind
+        env = os.environ | {"TMPDIR": folder}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as starter:
+            assert starter.stdout is not None
+            told = re.search(r"in the engine's process \(pid (\d+)\)", starter.stdout.readline())
+            starter.kill()
+        assert told is not None
+        wait_until(lambda: not is_alive(int(told[1])), 10)
+
+
+def test_an_engine_that_fails_to_start_says_why(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(resolve_source(MODEL), damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    child = EngineChild(EngineConfig.from_kwargs(model=str(damaged), colocate=True))
+    try:
+        with pytest.raises(EngineChildError, match="^the engine failed: .* is damaged or incomp"):
+            child.start(print)
+    finally:
+        child.close()
+
+
+def test_what_one_process_cannot_hold_is_refused_in_one_sentence() -> None:
+    with ServeProcess("--no-ray", *COLOCATED, "--tensor-parallel-size", "2") as server:
+        assert server.wait() == 2
+        [line] = server.lines
+        assert line.endswith(
+            "target.tensor_parallel is 2 but cluster.colocate is true, which takes 1; set it to "
+            "that, or cluster.colocate to false.\n"
+        )
+
+
+@pytest.mark.ray
+def test_ray_places_one_actor_with_the_models_and_replaces_it(expected: list[int]) -> None:
+    with ServeProcess(*COLOCATED) as server, server.wait_ready() as client:
+        server.wait_line("placed: engine with its models on 2 CPUs")
+        pid = _engine_pid(client)
+        cluster = client.status().cluster
+        assert cluster is not None
+        assert [(each.role, each.pid, each.state) for each in cluster.processes] == [
+            ("engine", pid, "ready")
+        ]
+        assert _tokens(client, kill=pid) == expected
+        server.wait_line("engine was lost: .*; engine and models are started anew in 0.5 s")
+        server.wait_line(r"serving again after [\d.]+ s \(engine pid \d+\)")
+        assert _engine_pid(client) != pid
+        server.interrupt()
+        assert server.wait() == 0, server.output
+        server.wait_nothing_left()
