@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from outrider.bench.gpu_floor import time_graph
 from outrider.kernels.gpu.linear import GpuLinear
-from outrider.kernels.gpu.stream import Stream, rows_of_block
+from outrider.kernels.gpu.stream import Stream
 from outrider.kernels.gpu.tuning import (
     SHARED_BYTES,
     LinearConfig,
@@ -108,9 +108,12 @@ PRODUCTS = {
 
 def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
     """Ways to cut a product up that keep enough bytes under way and every multiprocessor busy."""
+    if rows > 64:  # 8-bit weights only: what is converted once serves many rows
+        yield from _wide_candidates(item, rows)
+        return
     is_pair = item.kind != "linear"
-    widths = (16, 32, 64) if item.bytes <= 64 << 20 else (32, 64)
     splits = (1, 2, 4) if item.features <= 16384 else (1,)
+    widths = (16, 32, 64) if item.bytes <= 64 << 20 else (32, 64)
     depths = (128, 256) if item.is_8bit else (64, 128, 256)
     for wide, deep, stages, parts in product(widths, depths, (3, 4, 6, 8), splits):
         stage = (wide * (2 if is_pair else 1) * item.weight_bytes + rows * 2) * deep
@@ -124,6 +127,19 @@ def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
             yield LinearConfig(wide, deep, 8, stages, parts, _LINES)
 
 
+def _wide_candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
+    pair = 1 if item.kind == "linear" else 2
+    for wide, deep, stages, parts, warps in product(
+        (32, 64, 128), (64, 128), (2, 3, 4), (1, 2), (4, 8)
+    ):
+        stage = (wide * pair * item.weight_bytes + rows * 2) * deep
+        sums = wide * pair * rows // (32 * warps)  # registers of a thread
+        if item.depth % (deep * parts) or stage * stages > SHARED_BYTES or not 32 <= sums <= 128:
+            continue
+        if item.features // wide * parts >= 60:
+            yield LinearConfig(wide, deep, warps, stages, parts, _LINES)
+
+
 class Bench:
     """The operands of one product, as many weights as it takes to miss the cache."""
 
@@ -134,7 +150,7 @@ class Bench:
         self.x = torch.randn(rows, item.depth, device="cuda", dtype=torch.bfloat16)
         residual = torch.randn(rows, item.features, device="cuda", dtype=torch.bfloat16)
         self.residual = Stream(residual, residual, residual)
-        squares = torch.ones(1, 64, rows_of_block(rows), device="cuda")
+        squares = torch.ones(rows, 64, device="cuda")
         self.stream = Stream(self.x, self.x, squares)
         self.norm = torch.ones(item.features, device="cuda", dtype=torch.bfloat16)
         self.batch = _batch(rows)

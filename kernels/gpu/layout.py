@@ -24,6 +24,10 @@ from outrider.kernels.gpu.launch import (
 )
 from outrider.kernels.types import RaggedBatch
 
+FIRST_TOKENS = 2
+"""A drafting round starts with the last two committed tokens: after full acceptance the draft has
+seen neither."""
+
 
 class EntryColumn:
     """A plan on the device, int32 [7, entries]: each entry is one sequence's share of a pass."""
@@ -219,14 +223,12 @@ def draft_layout_kernel(
     max_blocks,
     round_index,
     BLOCK: tl.constexpr,
-    FIRST: tl.constexpr,
+    TILE: tl.constexpr,
+    COMMITTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program e lays out the tokens of one row that drafts.
-
-    The FIRST pass computes the last two committed tokens, for after full acceptance the draft has
-    seen neither; one it has seen is not stored again. Each further pass computes the last draft.
-    """
+    """Program e lays out the tokens of one row that drafts: so many COMMITTED ones, of which those
+    the draft has seen are not stored again, or else the last draft."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -234,14 +236,14 @@ def draft_layout_kernel(
     row = tl.load(entries_ptr + entry, mask=is_real, other=0).to(tl.int64)
     depth = tl.load(entries_ptr + 3 * entries_stride + entry, mask=is_real, other=0)
     length = tl.load(lengths_ptr + row)
-    count: tl.constexpr = 2 if FIRST else 1
+    count: tl.constexpr = COMMITTED if COMMITTED > 0 else 1
     index = tl.arange(0, count)
-    if FIRST:
-        position = length - 2 + index
+    if COMMITTED > 0:
+        position = length - COMMITTED + index
         known = position >= 0
         token = tl.load(tokens_ptr + row * max_len + position, mask=known, other=0)
         least = tl.load(computed_ptr + row)
-        skipped = tl.where(length > 1, 0, 1)
+        skipped = tl.minimum(tl.maximum(COMMITTED - length, 0), COMMITTED - 1)
     else:
         position = length - 1 + round_index + index
         token = tl.load(drafts_ptr + row * max_drafts + round_index - 1 + index)
@@ -255,16 +257,19 @@ def draft_layout_kernel(
     tl.store(ids_ptr + first + index, token)
     tl.store(positions_ptr + first + index, tl.maximum(position, 0))
     tl.store(slots_ptr + first + index, slot)
-    seen = length - count + tl.where(FIRST, 0, round_index)
-    tile = tiles_ptr + entry * 4
-    tl.store(tile, first + skipped)
-    tl.store(tile + 1, tl.where(is_real, count - skipped, 0))
-    tl.store(tile + 2, seen + skipped)
-    tl.store(tile + 3, row.to(tl.int32))
+    drafted = 0 if COMMITTED > 0 else round_index
+    num_tiles: tl.constexpr = (count + TILE - 1) // TILE
+    for number in tl.static_range(num_tiles):
+        begin = tl.maximum(number * TILE, skipped)
+        tile = tiles_ptr + (entry * num_tiles + number) * 4
+        held = tl.maximum(tl.minimum((number + 1) * TILE, count) - begin, 0)
+        tl.store(tile, first + begin)
+        tl.store(tile + 1, tl.where(is_real, held, 0))
+        tl.store(tile + 2, length - count + drafted + begin)
+        tl.store(tile + 3, row.to(tl.int32))
     tl.store(logit_tokens_ptr + entry, first + count - 1)
     tl.store(logit_rows_ptr + entry, tl.where(is_real, row, -1).to(tl.int32))
-    predicted = length + tl.where(FIRST, 0, round_index)
-    tl.store(logit_positions_ptr + entry, predicted)
+    tl.store(logit_positions_ptr + entry, length + drafted)
 
 
 def lay_out_target(
@@ -318,10 +323,12 @@ def lay_out_draft(
     tables: Tensor,
     buffers: PassBuffers,
     block_size: int,
+    tile_tokens: int,
     round_index: int,
+    num_committed: int = FIRST_TOKENS,
 ) -> None:
     """Fill `buffers` for pass `round_index` of a drafting round over `entries`: in the first pass
-    two tokens each, then one."""
+    the last `num_committed` tokens each, a power of two, then the last draft."""
     pdl = pdl_enabled(entries.device)
     draft_layout_kernel[(entries.shape[1],)](
         entries,
@@ -344,7 +351,8 @@ def lay_out_draft(
         tables.shape[1],
         round_index,
         BLOCK=block_size,
-        FIRST=round_index == 0,
+        TILE=tile_tokens,
+        COMMITTED=0 if round_index else num_committed,
         PDL=pdl,
         num_warps=1,
         **launch_options(pdl),

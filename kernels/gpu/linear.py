@@ -30,8 +30,9 @@ from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.types import RaggedBatch
 
 _KINDS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
-MAX_QUANTIZED_ROWS = 256
+MAX_QUANTIZED_ROWS = 512
 """Beyond so many rows it pays to write an 8-bit weight out for the library's product."""
+_MOST_QUANTIZED_ROWS = 256  # of one block
 
 
 def _power_of_2_in(number: int) -> int:
@@ -94,15 +95,14 @@ class GpuLinear:
     def _whole_weight(self, dtype: torch.dtype) -> Tensor:
         if self.scales is None:
             return self.weight
-        values = unpack(self.weight, self._value_type)
-        return QuantizedWeight(values, self.scales, dtype).dequantized()
+        return unpack(self.weight, self.scales, _KINDS[self._value_type], dtype)
 
     def add(self, x: Tensor, residual: Stream, next_norm: Tensor) -> Stream:
         """The residual stream behind this product, ready for the norm that follows."""
         num_features = self.weight.shape[0]
-        config, rows, blocks = self._cut("linear", num_features, x.shape[0])
+        config, _, _ = self._cut("linear", num_features, x.shape[0])
         parts = triton.cdiv(num_features, config.features)
-        squares = x.new_empty(blocks, parts, rows, dtype=torch.float32)
+        squares = x.new_empty(x.shape[0], parts, dtype=torch.float32)
         total, scaled = residual.total.new_empty(2, x.shape[0], num_features)
         self._small(x, total, residual.total, next_norm, scaled, squares)
         return Stream(total, scaled, squares)
@@ -111,8 +111,10 @@ class GpuLinear:
         self, kind: LinearKind, num_features: int, num_rows: int
     ) -> tuple[LinearConfig, int, int]:
         """How the product is cut up, rows of a block, and how many of these there are."""
-        rows = rows_of_block(num_rows)
         is_8bit = self.scales is not None
+        # Converting 8-bit weights takes its time, which larger blocks of rows share.
+        is_small = self.is_fixed or not is_8bit
+        rows = rows_of_block(num_rows, MAX_SMALL_ROWS if is_small else _MOST_QUANTIZED_ROWS)
         # How rows share a matrix unit changes none of their bits; where the depth is cut does.
         tuned_rows = FEWEST_ROWS if self.is_fixed else rows
         config = linear_config(kind, num_features, self.depth, tuned_rows, is_8bit)
@@ -196,7 +198,6 @@ class GpuLinear:
             BN=config.features,
             HAS_BIAS=self.bias is not None,
             **stream.parts,
-            IN_ORDER=self.is_fixed,
             **self._options(config, out.device),
         )
         return out
@@ -246,7 +247,6 @@ class GpuLinear:
             HAS_BIAS=self.bias is not None,
             ROTATES=cos is not None,
             **stream.parts,
-            IN_ORDER=self.is_fixed,
             **self._options(config, q.device),
         )
         return q

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
 from outrider.kernels.gpu.packed import unpacked
-from outrider.kernels.gpu.stream import inverse_norm, squares_at
+from outrider.kernels.gpu.stream import inverse_norm
 
 
 @triton.jit
@@ -190,9 +190,8 @@ def linear_kernel(
             acc = tl.where(inside, acc.to(dtype).to(tl.float32), 0.0)
             norm = tl.load(norm_ptr + held).to(tl.float32)
             tl.store(scaled_ptr + at, (acc * norm[:, None]).to(dtype), mask=inside)
-            tl.store(
-                squares_ptr + squares_at(row, tile, tl.num_programs(0), R), tl.sum(acc * acc, 0)
-            )
+            own_squares = squares_ptr + row * tl.num_programs(0) + tile
+            tl.store(own_squares, tl.sum(acc * acc, 0), mask=row < num_rows)
         tl.store(out_ptr + at, acc.to(dtype), mask=inside)
 
 
@@ -217,7 +216,6 @@ def gate_up_kernel(
     LINES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
-    IN_ORDER: tl.constexpr,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PDL: tl.constexpr,
@@ -244,7 +242,7 @@ def gate_up_kernel(
         gate, up, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
     )
     if is_last:
-        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE, IN_ORDER)
+        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, PARTS, PARTS_SIZE)
         gate, up = gate * gate_scale * inverse, up * up_scale * inverse
         if HAS_BIAS:
             gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
@@ -331,7 +329,6 @@ def qkv_kernel(
     LINES: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
-    IN_ORDER: tl.constexpr,
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROTATES: tl.constexpr,
@@ -365,7 +362,7 @@ def qkv_kernel(
         low, high, partial_ptr, counter_ptr, tile, split, R, BN, SPLIT_K, True
     )
     if is_last:
-        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, R, PARTS, PARTS_SIZE, IN_ORDER)
+        inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, PARTS, PARTS_SIZE)
         low, high = low * low_scale * inverse, high * high_scale * inverse
         if HAS_BIAS:
             low += tl.load(bias_ptr + feature).to(tl.float32)[:, None]

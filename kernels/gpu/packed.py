@@ -11,6 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.kernels.gpu.launch import (
+    launch_options,
+    let_next_start,
+    pdl_enabled,
+    wait_for_inputs,
+)
+
 
 def pack(values: Tensor) -> Tensor:
     """[out, in] of 8 bits to int16 [out, in / 2]."""
@@ -21,11 +28,16 @@ def pack(values: Tensor) -> Tensor:
     return halves.transpose(1, 2).reshape(num_rows, depth).view(torch.int16)
 
 
-def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `pack` was given."""
+def unpack(packed: Tensor, scales: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    """The weight [out, in] that was quantised and packed, rounded to `dtype`."""
     num_rows, half = packed.shape
-    pairs = packed.view(torch.int8).view(num_rows, half, 2)
-    return pairs.transpose(1, 2).reshape(num_rows, 2 * half).view(dtype)
+    out = torch.empty(num_rows, 2 * half, dtype=dtype, device=packed.device)
+    pdl = pdl_enabled(packed.device)
+    block = min(1024, triton.next_power_of_2(half))
+    unpack_kernel[(num_rows, triton.cdiv(half, block))](
+        packed, scales, out, half, BLOCK=block, KIND=kind, PDL=pdl, **launch_options(pdl)
+    )
+    return out
 
 
 # To bfloat16 the compiler converts with instructions that take longer on Hopper than it takes to
@@ -77,3 +89,27 @@ def unpacked(weight, dtype: tl.constexpr, KIND: tl.constexpr, PDL: tl.constexpr)
         low = weight.to(tl.uint8).to(value, bitcast=True).to(dtype)
         high = (weight >> 8).to(tl.uint8).to(value, bitcast=True).to(dtype)
     return low, high
+
+
+@triton.jit
+def unpack_kernel(
+    packed_ptr,
+    scales_ptr,
+    out_ptr,
+    half,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < half
+    packed = tl.load(packed_ptr + row.to(tl.int64) * half + column, mask=inside, other=0)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    low, high = unpacked(packed, dtype, KIND, PDL)
+    scale = tl.load(scales_ptr + row)
+    out = out_ptr + row.to(tl.int64) * (2 * half) + column
+    tl.store(out, (low.to(tl.float32) * scale).to(dtype), mask=inside)
+    tl.store(out + half, (high.to(tl.float32) * scale).to(dtype), mask=inside)

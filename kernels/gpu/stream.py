@@ -27,10 +27,14 @@ MAX_SMALL_ROWS = 64
 FEWEST_ROWS = 16  # what a matrix unit takes
 
 
-def rows_of_block(num_rows: int) -> int:
+# However few parts there are, so that their sum's order does not depend on the number of rows.
+_FEWEST_PARTS = 64
+
+
+def rows_of_block(num_rows: int, most: int = MAX_SMALL_ROWS) -> int:
     """How many rows a program takes."""
     rows: int = triton.next_power_of_2(num_rows)
-    return min(max(FEWEST_ROWS, rows), MAX_SMALL_ROWS)
+    return min(max(FEWEST_ROWS, rows), most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +43,20 @@ class Stream:
 
     total: Tensor  # [T, hidden]
     scaled: Tensor  # total times the weight of the next norm
-    squares: Tensor  # float32 [row blocks, parts, R]: squares of total, summed over parts of hidden
+    squares: Tensor  # float32 [T, parts]: squares of total, summed over parts of hidden
 
     @property
     def parts(self) -> dict[str, int]:
         count = self.squares.shape[1]
-        return {"PARTS": count, "PARTS_SIZE": triton.next_power_of_2(count)}
+        size = max(_FEWEST_PARTS, triton.next_power_of_2(count))
+        return {"PARTS": count, "PARTS_SIZE": size}
 
 
 def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
     """The stream of embedded tokens, before the first norm."""
     num_rows, hidden = ids.shape[0], table.shape[1]
-    rows = rows_of_block(num_rows)
     total, scaled = table.new_empty(2, num_rows, hidden)
-    squares = table.new_empty(triton.cdiv(num_rows, rows), 1, rows, dtype=torch.float32)
+    squares = table.new_empty(num_rows, 1, dtype=torch.float32)
     pdl = pdl_enabled(ids.device)
     open_stream_kernel[(num_rows,)](
         ids,
@@ -62,7 +66,6 @@ def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
         scaled,
         squares,
         hidden,
-        R=rows,
         SIZE=triton.next_power_of_2(hidden),
         PDL=pdl,
         **launch_options(pdl),
@@ -84,7 +87,6 @@ def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Ten
         hidden,
         eps,
         HAS_INDEX=index is not None,
-        R=stream.squares.shape[2],
         SIZE=triton.next_power_of_2(hidden),
         **stream.parts,
         PDL=pdl,
@@ -94,36 +96,14 @@ def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Ten
 
 
 @triton.jit
-def squares_at(row, part, num_parts, R: tl.constexpr):
-    """Where the squares of a row over a part of its features are: [row blocks, parts, R]."""
-    return (row // R * num_parts + part) * R + row % R
-
-
-@triton.jit
 def inverse_norm(
-    squares_ptr,
-    row,
-    num_rows,
-    eps,
-    K: tl.constexpr,
-    R: tl.constexpr,
-    PARTS: tl.constexpr,
-    SIZE: tl.constexpr,
-    IN_ORDER: tl.constexpr,
+    squares_ptr, row, num_rows, eps, K: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr
 ):
-    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream. Added up at
-    once, the order is the compiler's, by R."""
-    is_row = row < num_rows
-    if IN_ORDER:
-        total = tl.zeros((R,), tl.float32)
-        for part in tl.static_range(PARTS):
-            total += tl.load(squares_ptr + squares_at(row, part, PARTS, R), mask=is_row, other=0.0)
-    else:
-        part = tl.arange(0, SIZE)[:, None]
-        at = squares_ptr + squares_at(row[None, :], part, PARTS, R)
-        squares = tl.load(at, mask=(part < PARTS) & is_row[None, :], other=0.0)
-        total = tl.sum(squares, axis=0)
-    return tl.rsqrt(total / K + eps)[None, :]
+    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
+    part = tl.arange(0, SIZE)[None, :]
+    inside = (row < num_rows)[:, None] & (part < PARTS)
+    squares = tl.load(squares_ptr + row[:, None] * PARTS + part, mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[None, :]
 
 
 @triton.jit
@@ -135,7 +115,6 @@ def open_stream_kernel(
     scaled_ptr,
     squares_ptr,
     hidden,
-    R: tl.constexpr,
     SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -151,7 +130,7 @@ def open_stream_kernel(
     out = row.to(tl.int64) * hidden + at
     tl.store(total_ptr + out, total, mask=inside)
     tl.store(scaled_ptr + out, (wide * norm).to(total.dtype), mask=inside)
-    tl.store(squares_ptr + squares_at(row, 0, 1, R), tl.sum(wide * wide))
+    tl.store(squares_ptr + row, tl.sum(wide * wide))
 
 
 @triton.jit
@@ -163,7 +142,6 @@ def close_stream_kernel(
     hidden,
     eps,
     HAS_INDEX: tl.constexpr,
-    R: tl.constexpr,
     SIZE: tl.constexpr,
     PARTS: tl.constexpr,
     PARTS_SIZE: tl.constexpr,
@@ -174,9 +152,7 @@ def close_stream_kernel(
     row = tl.program_id(0)
     source = tl.load(index_ptr + row).to(tl.int32) if HAS_INDEX else row
     part = tl.arange(0, PARTS_SIZE)
-    squares = tl.load(
-        squares_ptr + squares_at(source, part, PARTS, R), mask=part < PARTS, other=0.0
-    )
+    squares = tl.load(squares_ptr + source * PARTS + part, mask=part < PARTS, other=0.0)
     inverse = tl.rsqrt(tl.sum(squares) / hidden + eps)
     at = tl.arange(0, SIZE)
     inside = at < hidden

@@ -79,11 +79,12 @@ def _known_config(
 def _default_config(kind: LinearKind, num_features: int, rows: int, is_8bit: bool) -> LinearConfig:
     # Half the bytes a weight: twice as many are under way, where the rows leave them the room.
     depth = 256 if is_8bit and rows <= 16 else 128
+    warps = 8 if rows > 64 else 4
     if kind == "qkv":
-        return LinearConfig(features=16, depth=depth, warps=4, stages=4)
+        return LinearConfig(features=16, depth=depth, warps=warps, stages=4)
     wide = num_features >= 64 * 96
     return LinearConfig(
-        features=64 if wide else 32, depth=depth, warps=4, stages=3 if rows > 16 else 4
+        features=64 if wide else 32, depth=depth, warps=warps, stages=3 if rows > 16 else 4
     )
 
 

@@ -19,9 +19,10 @@ from same_text import assert_same_texts, texts_of
 from outrider import LLM, SamplingParams
 from outrider.engine.outputs import RequestOutput
 from outrider.kernels.gpu.ops import GpuOps
-from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
+from outrider.scheduler.types import StepPlan, Verdict
 from outrider.workers import placement
-from outrider.workers.gpu.colocated import _MAX_BEHIND, ColocatedWorker
+from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.gpu.passes import DraftPasses
 from outrider.workers.proposers import Ticket
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
@@ -129,16 +130,13 @@ def _adjusted_requests() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def _host_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """The plans of all steps from now on that leave the device for what a request asks for, not
-    for a draft that has to catch up."""
+    """The plans of all steps from now on that leave the device."""
     worker = llm.engine.built.loop._target
     assert isinstance(worker, ColocatedWorker)
     verify, plans = worker._target.verify, []
 
     def watched(plan: StepPlan, ticket: Ticket) -> Verdict:
-        drafting = [row.row for row in plan.rows if row.proposer is ProposerKind.DRAFT]
-        if all(worker._behind[row] <= _MAX_BEHIND for row in drafting):
-            plans.append(plan)
+        plans.append(plan)
         return verify(plan, ticket)
 
     monkeypatch.setattr(worker._target, "verify", watched)
@@ -164,16 +162,35 @@ def _check(
 
 
 def test_drafted_texts_are_the_plain_ones(
-    colocated: Callable[..., LLM], models: Pair, expected: Any
+    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without the host, also where a request whose end seemed near goes on to draft."""
+    catch_up, num_caught_up = DraftPasses.catch_up, []
+    monkeypatch.setattr(
+        DraftPasses, "catch_up", lambda *a: num_caught_up.append(a[1]) or catch_up(*a)
+    )
     llm = colocated()
+    on_host = _host_steps(llm, monkeypatch)
     outputs = _check(llm, models, expected, *_requests())
+    assert not on_host
+    assert num_caught_up
     stats = llm.engine.built.loop.scheduler.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
     worker = llm.engine.built.loop._target
     assert isinstance(worker, ColocatedWorker)
     assert len(worker._pending) <= 2  # what was read is let go, the memory it came in as well
     assert all(len(output.outputs[0].token_ids) == NUM_TOKENS for output in outputs)
+
+
+def test_passes_before_the_first_plan_change_no_text(colocated: Callable[..., LLM]) -> None:
+    """They run to be recorded; on a GPU they have been by now."""
+    worker = colocated().engine.built.loop._target
+    assert isinstance(worker, ColocatedWorker)
+    worker._passes.run(1, 1, 1)
+    assert worker._drafting is not None
+    worker._drafting.round.run(1)
+    text = worker._state.text
+    assert not any(bool(part.any()) for part in (text.lengths, text.tokens, text.draft_computed))
 
 
 @pytest.mark.slow
@@ -263,7 +280,7 @@ def test_deterministic_texts_are_the_same_bit_for_bit(
     colocated: Callable[..., LLM], temperature: float
 ) -> None:
     """In bfloat16, where anything else flips tokens: plain or drafted, in any batch, whatever the
-    chunks a prompt is cut into, and with its prefix cached."""
+    chunks a prompt is cut into, with its prefix cached, preempted and resumed."""
     prompts = [random_prompt(length, seed=length) for length in (1, 9, 17, 40, 70)]
     params = [
         SamplingParams(temperature=temperature, seed=i, max_tokens=24, ignore_eos=True)
@@ -275,7 +292,13 @@ def test_deterministic_texts_are_the_same_bit_for_bit(
         plain.generate([prompt], [own])[0].outputs[0].token_ids
         for prompt, own in zip(prompts, params, strict=True)
     ]
-    for changes in ({}, {"max_num_batched_tokens": 13}, {"num_speculative_tokens": 1, "lag": 0}):
+    block = 2 * 8 * SIZES["head_dim"] * SIZES["num_key_value_heads"] * 2  # bytes, of one layer
+    for changes in (
+        {},
+        {"max_num_batched_tokens": 13},
+        {"num_speculative_tokens": 1, "lag": 0},
+        {"kv_cache_gb": 14 * block * (3 + 1) / 2**30},  # little more than the longest text
+    ):
         llm = colocated(**(options | changes))
         for _ in range(2):  # the second time every prefix is in the cache
             outputs = llm.generate(prompts, params)

@@ -127,9 +127,9 @@ def test_ranks_in_processes_of_their_own_quantize_too(models: Models) -> None:
 @pytest.fixture
 def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
-    monkeypatch.setattr(placement, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
 
     def build(kind: str) -> LLM:
+        monkeypatch.setattr(placement, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
         return LLM(
             str(models.target),
             draft_model=str(models.draft),

@@ -95,8 +95,8 @@ def test_prompts_decode_rows_and_verification_in_one_pass(seed: int) -> None:
     assert laid.tolist() == [*map(list, logits), *[[0, -1, 0]] * 2]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_drafting_rounds(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "committed", "tile_tokens"), [(0, 2, 4), (1, 2, 1), (2, 8, 3)])
+def test_drafting_rounds(seed: int, committed: int, tile_tokens: int) -> None:
     rng = random.Random(seed)
     state = _state(rng)
     rows = rng.sample(range(ROWS), 4)
@@ -105,36 +105,48 @@ def test_drafting_rounds(seed: int) -> None:
     plan = torch.tensor([*entries, (0,) * 7], dtype=torch.int32, device=DEVICE).T.contiguous()
     totals = torch.tensor([0, 0, 0, len(rows)], dtype=torch.int32, device=DEVICE)
     for index in range(DRAFTS):
-        count = 2 if index == 0 else 1
-        buffers = _poisoned(count * 5, 5, 5)
-        lay_out_draft(plan, totals, *state, buffers, BLOCK, index)
+        count = 1 if index else committed
+        num_tiles = -(-count // tile_tokens)
+        buffers = _poisoned(count * 5, num_tiles * 5, 5)
+        lay_out_draft(plan, totals, *state, buffers, BLOCK, tile_tokens, index, committed)
         for at, (row, depth) in enumerate(zip(rows, depths, strict=True)):
             length = int(state.text.lengths[row])
             own = slice(at * count, (at + 1) * count)
+            tiles = buffers.tiles[at * num_tiles : (at + 1) * num_tiles].tolist()
             if index:
                 position = length - 1 + index
                 slot = _slot(state, row, position) if index < depth else -1
                 assert buffers.ids[own].tolist() == [int(state.text.drafts[row, index - 1])]
                 assert buffers.positions[own].tolist() == [position]
                 assert buffers.slots[own].tolist() == [slot]
-                assert buffers.tiles[at].tolist() == [at, 1, position, row]
+                assert tiles == [[at, 1, position, row]]
             else:
-                _check_first_pass(buffers, own, state, row, buffers.tiles[at].tolist())
+                _check_first_pass(buffers, own, state, row, tiles, tile_tokens)
             logit = (buffers.logit_tokens, buffers.logit_rows, buffers.logit_positions)
             expected = [own.stop - 1, row, length + index]
             assert [int(each[at]) for each in logit] == expected
-        assert int(buffers.tiles[4, 1]) == 0  # padding
+        assert buffers.tiles[4 * num_tiles :, 1].tolist() == [0] * num_tiles  # padding
         assert int(buffers.logit_rows[4]) == -1
         assert buffers.slots[4 * count :].tolist() == [-1] * count
 
 
 def _check_first_pass(
-    buffers: PassBuffers, own: slice, state: State, row: int, tile: list[int]
+    buffers: PassBuffers,
+    own: slice,
+    state: State,
+    row: int,
+    tiles: list[list[int]],
+    tile_tokens: int,
 ) -> None:
-    """The last two tokens; those the draft has computed are not stored, nor those before the
-    text."""
+    """The last tokens; those the draft has computed are not stored, nor those before the text."""
     length, computed = int(state.text.lengths[row]), int(state.text.draft_computed[row])
-    for at, position in enumerate((length - 2, length - 1), start=own.start):
+    first = length - (own.stop - own.start)
+    seen = []  # by the tiles, in order
+    for begin, count, position, table_row in tiles:
+        assert count <= tile_tokens
+        assert count == 0 or (table_row == row and position - begin == first - own.start)
+        seen += range(begin, begin + count)
+    for at, position in enumerate(range(first, length), start=own.start):
         if position < 0:
             assert int(buffers.slots[at]) == -1
             continue
@@ -142,8 +154,7 @@ def _check_first_pass(
         assert int(buffers.positions[at]) == position
         slot = _slot(state, row, position) if position >= computed else -1
         assert int(buffers.slots[at]) == slot
-    short = length == 1
-    assert tile == [own.start + short, 2 - short, length - 2 + short, row]
+    assert seen == list(range(own.start - min(first, 0), own.stop))
 
 
 def test_table_updates_reach_the_table_they_name() -> None:

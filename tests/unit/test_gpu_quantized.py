@@ -77,14 +77,24 @@ def test_every_8_bit_value_is_multiplied_exactly(kind: str, dtype: torch.dtype) 
 def test_packed_weights_hold_the_halves_of_a_row_side_by_side(
     generator: torch.Generator, kind: str
 ) -> None:
-    values = _weight(generator, 6, 10, torch.float32, kind)[0].values
+    weight = _weight(generator, 6, 10, torch.float32, kind)[0]
+    values = weight.values
     packed = pack(values)
     assert (packed.dtype, packed.shape) == (torch.int16, (6, 5))
     bytes_of = values.view(torch.uint8).int()
     assert torch.equal(packed.int() & 0xFFFF, bytes_of[:, :5] + 256 * bytes_of[:, 5:])
-    assert torch.equal(unpack(packed, values.dtype).view(torch.uint8), values.view(torch.uint8))
     with pytest.raises(ValueError, match="even number of inputs, not 9"):
         pack(values[:, :9])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpacked_weights_are_the_dequantised_ones(
+    generator: torch.Generator, kind: str, dtype: torch.dtype
+) -> None:
+    weight = _weight(generator, 5, 2600, dtype, kind)[0]
+    found = unpack(pack(weight.values), weight.scales, kind, dtype)
+    assert torch.equal(found, weight.dequantized())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,9 +111,9 @@ def test_many_rows_are_the_librarys(
     calls: list[int] = []
     monkeypatch.setattr(GpuLinear, "_small", lambda self, x, out: calls.append(x.shape[0]) or out)
     for held in (GpuLinear(weight, None), GpuLinear(weight, None, is_fixed=True)):
-        for rows in (256, 257):
+        for rows in (512, 513):
             held(x[:rows])
-    assert calls == [256, 256, 257]  # where rows are to be independent, the kernel takes them all
+    assert calls == [512, 512, 513]  # where rows are to be independent, the kernel takes them all
 
 
 @pytest.mark.parametrize("kind", KINDS)

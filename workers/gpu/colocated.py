@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from outrider.kernels.gpu.accept import OutcomeColumn
+from outrider.kernels.gpu.layout import FIRST_TOKENS
 from outrider.scheduler.types import (
     Outcome,
     ProposerKind,
@@ -24,7 +25,13 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.draft import DraftProposer
 from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
-from outrider.workers.gpu.passes import DraftPasses, StepPlanBuffers, StepSizes, TargetPasses
+from outrider.workers.gpu.passes import (
+    MAX_BEHIND,
+    DraftPasses,
+    StepPlanBuffers,
+    StepSizes,
+    TargetPasses,
+)
 from outrider.workers.gpu.readback import Readback
 from outrider.workers.gpu.recording import RecordedPasses
 from outrider.workers.gpu.state import DeviceRows
@@ -36,7 +43,6 @@ from outrider.workers.target import TargetWorker
 
 _BASE_LEN, _NUM_ACCEPTED = OutcomeColumn.BASE_LEN, OutcomeColumn.NUM_ACCEPTED
 _TOKENS = OutcomeColumn.TOKENS
-_MAX_BEHIND = 2  # a drafting round computes the last two tokens
 
 
 class PendingVerdict:
@@ -120,6 +126,8 @@ class ColocatedWorker:
         outcomes = Readback(self._passes.outcomes)
         drafting, totals = self._upload(plan)
         if drafting and self._drafting is not None:
+            if any(row.depth and self._behind[row.row] > FIRST_TOKENS for row in plan.rows):
+                self._drafting.catch_up(drafting)
             self._drafting.round.run(drafting)
         outcomes.mark_drafted()
         self._passes.run(*totals)
@@ -160,7 +168,7 @@ class ColocatedWorker:
             if row.depth:
                 if row.proposer is not ProposerKind.DRAFT or row.depth > self._sizes.depth:
                     return False
-                if self._behind[row.row] > _MAX_BEHIND:
+                if self._behind[row.row] > MAX_BEHIND:
                     return False
             elif row.draft_tokens and not self._knows_text(row):
                 return False
@@ -259,7 +267,7 @@ class ColocatedWorker:
     def _look_ahead(self, plan: StepPlan) -> None:
         for row in plan.rows:
             if row.depth:
-                self._behind[row.row] = _MAX_BEHIND
+                self._behind[row.row] = FIRST_TOKENS
             elif row.samples:
                 self._behind[row.row] += 1
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from outrider.kernels.gpu.accept import accept_drafts, outcome_width
 from outrider.kernels.gpu.adjust import adjust_logits, count_tokens
 from outrider.kernels.gpu.layout import (
+    FIRST_TOKENS,
     EntryColumn,
     PassBuffers,
     TotalColumn,
@@ -27,6 +29,9 @@ from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.workers.gpu.recording import MAX_RECORDED_TOKENS, RecordedPasses, row_sizes
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.runner import Runner
+
+MAX_BEHIND = 8
+"""A draft can catch up on so many committed tokens without the host."""
 
 _TOTALS = 2 * TotalColumn.SIZE  # the target's, then the draft's
 
@@ -172,8 +177,15 @@ class DraftPasses:
         self._plan = plan
         self._sizes = sizes
         device = runner.device
-        self._buffers = PassBuffers.create(2 * sizes.rows, sizes.rows, sizes.rows, device)
+        tokens = MAX_BEHIND * sizes.rows
+        self._buffers = PassBuffers.create(tokens, tokens, sizes.rows, device)
         self.round = RecordedPasses(self._draft, row_sizes(sizes.rows), device)
+
+    @torch.inference_mode()
+    def catch_up(self, num_rows: int) -> None:
+        """Bring the draft's KV up to the text, for rows that a round would leave gaps in. It is
+        rare, so it is not recorded."""
+        self._compute(self._lay_out(num_rows, 0, MAX_BEHIND), MAX_BEHIND)
 
     def _draft(self, num_rows: int) -> None:
         for index in range(self._sizes.depth):
@@ -181,27 +193,38 @@ class DraftPasses:
 
     def _guess(self, num_rows: int, index: int) -> None:
         """The token behind the text and the first `index` drafts."""
-        num_tokens = num_rows if index else 2 * num_rows
-        buffers = self._buffers.first(num_tokens, num_rows, num_rows)
-        tables = self._rows.draft_tables
-        lay_out_draft(
-            self._plan.draft_entries[:, :num_rows],
-            self._plan.draft_totals,
-            self._rows.text,
-            tables,
-            buffers,
-            self._kv.block_size,
-            index,
-        )
-        ids = self._runner.known_ids(buffers.ids)
-        batch = buffers.batch(tables, 2, self._sizes.max_len)
-        hidden = self._decoder.forward_some(ids, batch, self._kv, buffers.logit_tokens)
+        buffers = self._lay_out(num_rows, index, FIRST_TOKENS)
+        hidden = self._compute(buffers, FIRST_TOKENS)
         logits = self._decoder.logits(hidden)[:, : self._runner.vocab_size]
         rows, positions = buffers.logit_rows, buffers.logit_positions
         text = self._rows.text
         adjust_logits(logits, self._rows.adjustments, rows, positions, text.lengths, text.drafts)
         out = text.drafts[:, index]
         choose_tokens(logits, self._rows.settings, rows, positions, out, by_row=True)
+
+    def _lay_out(self, num_rows: int, index: int, num_committed: int) -> PassBuffers:
+        tokens = 1 if index else num_committed
+        tile_tokens = self._decoder.tile_tokens(num_committed)
+        tiles = -(-tokens // tile_tokens)
+        buffers = self._buffers.first(tokens * num_rows, tiles * num_rows, num_rows)
+        lay_out_draft(
+            self._plan.draft_entries[:, :num_rows],
+            self._plan.draft_totals,
+            self._rows.text,
+            self._rows.draft_tables,
+            buffers,
+            self._kv.block_size,
+            tile_tokens,
+            index,
+            num_committed,
+        )
+        return buffers
+
+    def _compute(self, buffers: PassBuffers, num_committed: int) -> Tensor:
+        """Hidden states of the tokens that predict something."""
+        ids = self._runner.known_ids(buffers.ids)
+        batch = buffers.batch(self._rows.draft_tables, num_committed, self._sizes.max_len)
+        return self._decoder.forward_some(ids, batch, self._kv, buffers.logit_tokens)
 
 
 def _max_tiles(sizes: StepSizes, tile_tokens: int) -> int:
