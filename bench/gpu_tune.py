@@ -130,7 +130,7 @@ def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
 def _wide_candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
     pair = 1 if item.kind == "linear" else 2
     for wide, deep, stages, parts, warps in product(
-        (32, 64, 128), (64, 128), (2, 3, 4), (1, 2), (4, 8)
+        (32, 64, 128), (64, 128), (3, 4), (1, 2), (4, 8)
     ):
         stage = (wide * pair * item.weight_bytes + rows * 2) * deep
         sums = wide * pair * rows // (32 * warps)  # registers of a thread

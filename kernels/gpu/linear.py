@@ -30,9 +30,9 @@ from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.types import RaggedBatch
 
 _KINDS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
-MAX_QUANTIZED_ROWS = 512
+MAX_QUANTIZED_ROWS = 256
 """Beyond so many rows it pays to write an 8-bit weight out for the library's product."""
-_MOST_QUANTIZED_ROWS = 256  # of one block
+_QUANTIZED_BLOCK = 128  # rows; converting 8-bit weights takes its time, which these share
 
 
 def _power_of_2_in(number: int) -> int:
@@ -112,9 +112,8 @@ class GpuLinear:
     ) -> tuple[LinearConfig, int, int]:
         """How the product is cut up, rows of a block, and how many of these there are."""
         is_8bit = self.scales is not None
-        # Converting 8-bit weights takes its time, which larger blocks of rows share.
         is_small = self.is_fixed or not is_8bit
-        rows = rows_of_block(num_rows, MAX_SMALL_ROWS if is_small else _MOST_QUANTIZED_ROWS)
+        rows = rows_of_block(num_rows, MAX_SMALL_ROWS if is_small else _QUANTIZED_BLOCK)
         # How rows share a matrix unit changes none of their bits; where the depth is cut does.
         tuned_rows = FEWEST_ROWS if self.is_fixed else rows
         config = linear_config(kind, num_features, self.depth, tuned_rows, is_8bit)

@@ -79,6 +79,8 @@ class EngineService:
         self._owners: dict[str, _Gateway] = {}  # of samples, by inner id
         self._gateways: list[_Gateway] = []
         self._num_gateways = 0
+        self._welcome_lock = threading.Lock()
+        self._is_closed = False
         doorway.on_gateway = self._welcome
 
     def run(self) -> None:
@@ -95,16 +97,26 @@ class EngineService:
         self._commands.put(None)
 
     def close(self) -> None:
-        """After `run`: hang up on all gateways, which live on and look for the next engine."""
+        """After `run`: hang up on all gateways, which live on and look for the next engine.
+
+        They look at once, and find this one's door as long as it is open. Whoever comes is turned
+        away: what it asked for would wait for a step that never comes.
+        """
+        with self._welcome_lock:
+            self._is_closed = True
         for gateway in list(self._gateways):
             gateway.hang_up()
 
     # -- on threads of their own ----------------------------------------------------------------
 
     def _welcome(self, channel: Channel) -> None:
-        self._num_gateways += 1
-        gateway = _Gateway(self._num_gateways, channel)
-        self._gateways.append(gateway)
+        with self._welcome_lock:
+            if self._is_closed:
+                channel.close()
+                return
+            self._num_gateways += 1
+            gateway = _Gateway(self._num_gateways, channel)
+            self._gateways.append(gateway)
         gateway.send(self._engine.facts)
         logger.info("%s is connected", channel.peer)
         threading.Thread(target=self._read, args=(gateway,), daemon=True).start()

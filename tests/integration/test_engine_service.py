@@ -1,0 +1,52 @@
+"""What gateways find at an engine's door when the engine is over."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from outrider.config import EngineConfig
+from outrider.engine.doorway import Doorway
+from outrider.engine.local_build import LocalEngine
+from outrider.engine.messages import EngineFacts
+from outrider.engine.service import EngineService
+from outrider.gateway.engine_link import ENGINE_CODEC
+from outrider.workers.links.address import dial
+from outrider.workers.links.channel import Channel
+from outrider.workers.links.frames import LinkClosedError
+from outrider.workers.links.handshake import greet
+from outrider.workers.links.messages import GATEWAY, Hello
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]
+
+MODEL = "smollm2-135m-draft"
+SECRET = "a secret of the tests"
+TIMEOUT_S = 10.0
+
+
+def _dial_as_gateway(address: str) -> Channel:
+    sock = dial(address, TIMEOUT_S)
+    greet(sock, SECRET, Hello(GATEWAY, 0, 1, os.getpid(), socket.gethostname()), TIMEOUT_S)
+    return Channel(sock, ENGINE_CODEC, peer="the engine")
+
+
+def test_an_engine_that_is_over_takes_no_gateway_though_its_door_is_open(tmp_path: Path) -> None:
+    config = EngineConfig.from_kwargs(model=MODEL, kv_cache_gb=0.05, max_model_len=256)
+    doorway = Doorway([f"unix:{tmp_path}/engine.sock"], SECRET, {})
+    engine = LocalEngine(config, print)
+    service = EngineService(engine, doorway)
+    try:
+        with _dial_as_gateway(doorway.addresses[0]) as before:
+            assert isinstance(before.receive(TIMEOUT_S), EngineFacts)
+            service.close()
+            with pytest.raises(LinkClosedError):
+                before.receive(TIMEOUT_S)
+        # As a gateway does that looks for the next engine faster than this one closes its door.
+        with _dial_as_gateway(doorway.addresses[0]) as after, pytest.raises(LinkClosedError):
+            after.receive(TIMEOUT_S)
+    finally:
+        doorway.close()
+        engine.close()
