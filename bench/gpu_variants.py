@@ -8,7 +8,6 @@ from typing import Protocol
 
 from outrider.bench.gpu_engine import BenchEngine, Decoding, Models
 
-
 DEPTH = 5  # of the 110M draft
 
 
