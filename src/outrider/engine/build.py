@@ -123,7 +123,7 @@ def _load(
     *,
     max_position: int | None = None,
     revision: str | None = None,
-    quantization: str | None,
+    quantization: str | None = None,
 ) -> Decoder:
     return load_model(
         model,
