@@ -8,7 +8,7 @@ SERVE ?=
 BENCH ?= --per-group 2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow lint format proto bench clean
+.PHONY: help serve test test-fast test-slow test-gpu lint format proto bench clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,9 @@ test-fast: $(INSTALLED) ## Tests that run no model; under three minutes.
 
 test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large samples.
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(INSTALLED) ## Check style, format and types.
 	$(BIN)/ruff check .

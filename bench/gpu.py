@@ -44,6 +44,7 @@ LONG_PROMPT = 1200
 
 
 PARTS = ("chip", "single", "batch", "prefill", *VARIANTS)
+_DEFAULT_PARTS = [part for part in PARTS if part != "large"]  # which takes a GPU of 100 GB or more
 
 
 class Run:
@@ -184,7 +185,9 @@ def main(
     depths: Annotated[str, typer.Option(help="Depths of the 110M draft.")] = "2,3,4,5",
     depths_1b: Annotated[str, typer.Option(help="Depths of the 1B draft.")] = "2",
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "8,64,256",
-    parts: Annotated[str, typer.Option(help="Which parts to run.")] = ",".join(PARTS),
+    parts: Annotated[str, typer.Option(help=f"Which of {', '.join(PARTS)}.")] = ",".join(
+        _DEFAULT_PARTS
+    ),
 ) -> None:
     """Measure everything; figures are written as they come."""
     run = Run(target, per_group, num_tokens)
