@@ -194,8 +194,12 @@ def test_passes_before_the_first_plan_change_no_text(colocated: Callable[..., LL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"draft_model": None}, {"lag": 0}], ids=["no draft", "no lag"])
-def test_without_a_draft_and_without_lag(
+@pytest.mark.parametrize(
+    "options",
+    [{"draft_model": None}, {"lag": 0}, {"max_num_batched_tokens": 9}],
+    ids=["no draft", "no lag", "passes too small to catch up in"],
+)
+def test_other_ways_to_run(
     colocated: Callable[..., LLM], models: Pair, expected: Any, options: dict[str, Any]
 ) -> None:
     _check(colocated(**options), models, expected, *_requests())

@@ -268,3 +268,10 @@ def test_recordings_keep_to_what_is_set_aside_for_them(folder: Path) -> None:
     after, _ = torch.cuda.mem_get_info()
     assert 0 < before - after <= recording_bytes(decoder)
     first.forget_recordings()
+
+
+def test_room_is_set_aside_for_an_8_bit_weight_that_is_written_out(folder: Path) -> None:
+    plain = load(folder)
+    packed = load_model(folder, dtype=DTYPE, device=DEVICE, ops=GpuOps(), quantization="int8")
+    largest = 2 * plain.spec.intermediate_size * plain.spec.hidden_size * DTYPE.itemsize
+    assert recording_bytes(packed) == recording_bytes(plain) + largest

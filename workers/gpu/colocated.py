@@ -162,6 +162,7 @@ class ColocatedWorker:
     # -- what can run as recorded ------------------------------------------------------------
 
     def _can_run(self, plan: StepPlan) -> bool:
+        drafting, is_behind = 0, False
         for row in plan.rows:
             if not self._is_recordable[row.row]:
                 return False
@@ -170,9 +171,12 @@ class ColocatedWorker:
                     return False
                 if self._behind[row.row] > MAX_BEHIND:
                     return False
+                drafting += 1
+                is_behind |= self._behind[row.row] > FIRST_TOKENS
             elif row.draft_tokens and not self._knows_text(row):
                 return False
-        return True
+        # Catching up must take no more memory than the largest pass, which was measured.
+        return not is_behind or MAX_BEHIND * drafting <= self._sizes.tokens
 
     def _knows_text(self, row: RowPlan) -> bool:
         """Whether what the draft shall catch up on is prompt, which the host has."""

@@ -176,6 +176,9 @@ def recording_bytes(decoder: Decoder, max_tokens: int = MAX_RECORDED_TOKENS) -> 
     qkv = (len(own.heads) + 2 * len(own.kv_heads)) * spec.head_dim
     widths = 6 * spec.hidden_size + 2 * qkv + 3 * len(own.intermediate)
     tensors = 2 * widths * decoder.dtype.itemsize * max_tokens
+    if decoder.quantization is not None:
+        # Passes of many tokens write 8-bit weights out, one after the other; this is the largest.
+        tensors += 2 * len(own.intermediate) * spec.hidden_size * decoder.dtype.itemsize
     num_kernels = _KERNELS_PER_LAYER * spec.num_layers * len(row_sizes(max_tokens))
     return tensors + num_kernels * _BYTES_PER_KERNEL + _LIBRARY_BYTES
 

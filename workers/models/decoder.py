@@ -33,6 +33,7 @@ class Decoder:
         assembly = Assembly(spec, weights, ops, shard, quantization)
         self.spec = spec
         self.shard = shard
+        self.quantization = quantization
         self.vocab_range = Partition.of(spec, shard).vocab
         self._ops = ops
         self._reduce = shard.reduce
