@@ -10,6 +10,7 @@ import torch
 from gpu_tools import DEVICE, DTYPES, GPU_MARKS, HAS_CUDA, TOLERANCE, ragged_batch, relative_error
 from torch import Tensor
 
+from outrider.config import MAX_SPECULATIVE_TOKENS
 from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
 from outrider.kernels.gpu.scratch import split_scratch
 from outrider.kernels.types import RaggedBatch
@@ -22,7 +23,7 @@ pytestmark = [
 needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
 
 # Of each sequence: its queries, and its context with them.
-MIXED = ((20, 20), (1, 70), (5, 200), (3, 64), (1, 1), (17, 150))
+MIXED = ((36, 36), (1, 70), (5, 200), (3, 64), (1, 1), (17, 150))
 VERIFY = ((1, 300), (5, 130), (3, 3), (8, 65), (1, 1), (2, 257))
 DECODE = ((1, 700), (1, 128), (1, 129), (1, 1), (1, 63))
 
@@ -279,10 +280,11 @@ def test_what_cannot_be_computed_is_refused() -> None:
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 32])
 def test_tiles_fill_the_rows_of_a_product(group: int) -> None:
-    for queries in range(1, 17):
+    deepest = MAX_SPECULATIVE_TOKENS + 1
+    for queries in (1, 2, 5, 16, 17, deepest):
         rows = tile_tokens_for(2 * group, 2, queries) * group
         assert rows == group or rows <= 16 < rows + group
-    assert 128 - group < tile_tokens_for(2 * group, 2, 17) * group <= 128
+    assert 128 - group < tile_tokens_for(2 * group, 2, deepest + 1) * group <= 128
 
 
 @needs_cuda
