@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from outrider.client import Client
 
@@ -129,6 +130,24 @@ class ServeProcess:
                 continue
         self.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+KILL_AFTER = 30  # tokens
+
+
+def streamed_tokens(
+    client: Client, prompt: str, kill: int | None = None, **params: Any
+) -> list[int]:
+    """The tokens of one request, in the middle of which a process is killed."""
+    tokens: list[int] = []
+    with client.stream(prompt, timeout_s=60, **params) as stream:
+        for chunk in stream:
+            tokens += chunk.token_ids
+            if kill is not None and len(tokens) >= KILL_AFTER:
+                os.kill(kill, signal.SIGKILL)
+                kill = None
+    assert kill is None
+    return tokens
 
 
 def wait_until(

@@ -29,6 +29,7 @@ _DECODE_ROWS = 16  # what a matrix unit takes; larger tiles are slower wherever 
 _MAX_DECODE_QUERIES = 33  # the deepest speculation, and a token; with more a prompt is computed
 _PREFILL_ROWS = 128
 _MAX_SPLITS = 32
+_MAX_PARTS = 1 << 14  # results of fixed spans that are kept: 136 MB with 16 rows of 128
 _TARGET_PROGRAMS = 2 * 132  # two for each multiprocessor of an H200
 
 
@@ -107,7 +108,8 @@ def _splits(num_tile_heads: int, max_context_len: int, window: int, is_fixed: bo
     if is_fixed:
         # One for each span, or none; a window may begin and end inside one.
         spans = -(-reach // _FIXED_SPAN) + (1 if window else 0)
-        return spans if 2 * num_tile_heads <= _TARGET_PROGRAMS else 1
+        is_worth_it = 2 * num_tile_heads <= _TARGET_PROGRAMS
+        return spans if is_worth_it and num_tile_heads * spans <= _MAX_PARTS else 1
     most = min(_MAX_SPLITS, -(-reach // _MIN_SPAN))
     return max(1, min(most, _TARGET_PROGRAMS // num_tile_heads))
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 
 import pytest
-from cluster_tools import ServeProcess, wait_until
+from cluster_tools import ServeProcess, streamed_tokens, wait_until
 
 from outrider.client import Client
 
@@ -17,7 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(180)]
 MODEL = "smollm2-135m-draft"
 PROMPT = "Once upon a time there was a"
 NUM_TOKENS = 200
-KILL_AFTER = 40  # tokens
+PARAMS = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +33,7 @@ def client(server: ServeProcess) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def undisturbed(client: Client) -> list[int]:
-    return _tokens(client)
-
-
-def _tokens(client: Client, kill: int | None = None) -> list[int]:
-    """The tokens of one request, in the middle of which a process is killed."""
-    tokens: list[int] = []
-    stream = client.stream(
-        PROMPT, max_tokens=NUM_TOKENS, temperature=0.8, seed=7, ignore_eos=True, timeout_s=60
-    )
-    with stream:
-        for chunk in stream:
-            tokens += chunk.token_ids
-            if kill is not None and len(tokens) >= KILL_AFTER:
-                os.kill(kill, signal.SIGKILL)
-                kill = None
-    assert kill is None
-    return tokens
+    return streamed_tokens(client, PROMPT, **PARAMS)
 
 
 def _pids(client: Client, role: str) -> list[int]:
@@ -109,7 +91,7 @@ def test_a_killed_draft_comes_back_and_changes_no_token(
     server: ServeProcess, client: Client, undisturbed: list[int]
 ) -> None:
     target, draft = _pids(client, "target"), _pids(client, "draft")
-    assert _tokens(client, kill=draft[0]) == undisturbed
+    assert streamed_tokens(client, PROMPT, kill=draft[0], **PARAMS) == undisturbed
     server.wait_line("draft lost, decoding goes on without it: draft rank 0: its process ended")
     wait_until(lambda: bool(_pids(client, "draft")), 60)
     assert _pids(client, "draft") != draft
@@ -124,7 +106,7 @@ def test_a_killed_target_only_pauses_the_stream(
     server: ServeProcess, client: Client, undisturbed: list[int]
 ) -> None:
     target = _pids(client, "target")
-    assert _tokens(client, kill=target[0]) == undisturbed
+    assert streamed_tokens(client, PROMPT, kill=target[0], **PARAMS) == undisturbed
     server.wait_line("target rank 0 was lost: .*; engine and models are started anew in 0.5 s")
     server.wait_line("serving again after")
     assert _pids(client, "target") != target

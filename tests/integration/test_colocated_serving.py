@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from cluster_tools import ServeProcess, wait_until
+from cluster_tools import ServeProcess, streamed_tokens, wait_until
 from process_tools import is_alive
 
 from outrider import LLM, SamplingParams
@@ -27,7 +26,6 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 MODEL = "smollm2-135m-draft"
 PROMPT = "Once upon a time there was a"
 NUM_TOKENS = 120
-KILL_AFTER = 30  # tokens
 PARAMS = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 7, "ignore_eos": True}
 PAIR = ["--model", MODEL, "--draft-model", MODEL]
 COLOCATED = [*PAIR, "--set", "deterministic=true", "--set", "cluster.colocate=true"]
@@ -40,19 +38,6 @@ def expected() -> list[int]:
     with LLM(MODEL, kv_cache_gb=0.1, log_level="error", **options) as llm:
         [result] = llm.generate([PROMPT], SamplingParams(**PARAMS))
     return list(result.outputs[0].token_ids)
-
-
-def _tokens(client: Client, kill: int | None = None) -> list[int]:
-    """The tokens of one request, in the middle of which a process is killed."""
-    tokens: list[int] = []
-    with client.stream(PROMPT, timeout_s=60, **PARAMS) as stream:
-        for chunk in stream:
-            tokens += chunk.token_ids
-            if kill is not None and len(tokens) >= KILL_AFTER:
-                os.kill(kill, signal.SIGKILL)
-                kill = None
-    assert kill is None
-    return tokens
 
 
 def _engine_pid(client: Client) -> int:
@@ -85,9 +70,9 @@ def test_one_engine_process_serves_is_replaced_when_lost_and_leaves_nothing(
             main(["status", "--server", server.wait_line("listening on").split()[-1]])
         shown = capsys.readouterr().out
         assert re.search(rf"draft +{pid} +\S+ +cpu +the engine's", shown), shown
-        assert _tokens(client) == expected
+        assert streamed_tokens(client, PROMPT, **PARAMS) == expected
 
-        assert _tokens(client, kill=pid) == expected
+        assert streamed_tokens(client, PROMPT, kill=pid, **PARAMS) == expected
         server.wait_line(r"process ended with exit code -9; all is started anew in 0\.5 s")
         assert _engine_pid(client) != pid
 
@@ -158,7 +143,7 @@ def test_ray_places_one_actor_with_the_models_and_replaces_it(expected: list[int
         assert [(each.role, each.pid, each.state) for each in cluster.processes] == [
             ("engine", pid, "ready")
         ]
-        assert _tokens(client, kill=pid) == expected
+        assert streamed_tokens(client, PROMPT, kill=pid, **PARAMS) == expected
         server.wait_line("engine was lost: .*; engine and models are started anew in 0.5 s")
         server.wait_line(r"serving again after [\d.]+ s \(engine pid \d+\)")
         assert _engine_pid(client) != pid

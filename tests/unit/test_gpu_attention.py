@@ -11,7 +11,7 @@ from gpu_tools import DEVICE, DTYPES, GPU_MARKS, HAS_CUDA, TOLERANCE, ragged_bat
 from torch import Tensor
 
 from outrider.config import MAX_SPECULATIVE_TOKENS
-from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
+from outrider.kernels.gpu.attention import _splits, paged_attention, tile_tokens_for
 from outrider.kernels.gpu.scratch import split_scratch
 from outrider.kernels.types import RaggedBatch
 
@@ -244,6 +244,13 @@ def test_fixed_a_token_has_the_same_bits_alone_and_in_company(case: Case) -> Non
     for num_splits in (1, None):
         out = inputs.attend(replace(case, num_splits=num_splits))
         assert torch.equal(out[first : first + count], whole[first : first + count])
+
+
+def test_fixed_spans_are_shared_out_only_while_their_results_are_few() -> None:
+    assert _splits(8, 8192, 0, is_fixed=True) == 32
+    assert _splits(200, 8192, 0, is_fixed=True) == 1  # enough programs without
+    assert _splits(8, 2**20, 0, is_fixed=True) == 1  # too much memory
+    assert _splits(8, 2**20, 1000, is_fixed=True) == 6
 
 
 def test_splits_chosen_for_long_contexts_are_right_at_short_ones() -> None:
