@@ -44,9 +44,9 @@ from outrider.bench.prompts import (
     select_questions,
 )
 from outrider.errors import ConfigError, OutriderError
+from outrider.text.tokenizer import load_tokenizer
 from outrider.workers.weights.gguf_convert import converted_folder
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, resolve_source
-from outrider.workers.weights.tokenizer import load_tokenizer
 
 OUTRIDER, TRANSFORMERS, VLLM, VLLM_DRAFT = "outrider", "transformers", "vllm", "vllm draft"
 ENGINES = (OUTRIDER, TRANSFORMERS, VLLM)

@@ -25,9 +25,9 @@ from outrider.bench.gpu_engine import BenchEngine, Decoding, Models
 from outrider.bench.gpu_floor import copy_tb_per_s, linears_ms, matrix_tflops, read_tb_per_s
 from outrider.bench.gpu_variants import VARIANTS, share_of_same
 from outrider.bench.prompts import encode_question, read_questions, select_questions
+from outrider.text.tokenizer import load_tokenizer
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
-from outrider.workers.weights.tokenizer import load_tokenizer
 
 GOALS = {
     "plain_ms_per_token": 4.2,

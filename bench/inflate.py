@@ -30,6 +30,7 @@ from torch import Tensor
 from outrider.bench.inflate_recipes import SHAPES, Recipe, Shape, inflate_spec, recipes_of
 from outrider.errors import ConfigError, ModelError, OutriderError
 from outrider.kernels.types import Ops
+from outrider.text.tokenizer import TOKENIZER_FILES
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.names import LLAMA
 from outrider.workers.models.shard import Shard
@@ -40,7 +41,6 @@ from outrider.workers.weights.files import read_json
 from outrider.workers.weights.loader import checkpoint_folder, load_spec
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 from outrider.workers.weights.safetensors_source import INDEX_FILE, SafetensorsSource
-from outrider.workers.weights.tokenizer import TOKENIZER_FILES
 
 RANDOM_STD = 0.02
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.cluster.actors import ProcessPlace, RankActor
 from outrider.cluster.placement import Placed
-from outrider.cluster.process_ends import End, await_end, read_last_lines, root_cause
+from outrider.cluster.postmortem import End, await_end, read_last_lines, root_cause
 
 _RUN_AND_DESCRIBE = 2
 

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.journal import Bookmark, Event, Journal, Kind, Pages
-from outrider.cluster.own_log import OwnLog, redirect_output
+from outrider.cluster.events import Bookmark, Event, Journal, Kind, Pages
+from outrider.cluster.postmortem import OwnLog, redirect_output
 from outrider.cluster.ray_facts import logs_folder, own_gpu_ids, own_node_id, own_node_ip
 from outrider.config import EngineConfig
 from outrider.engine.doorway import Doorway
-from outrider.engine.messages import EngineStatus
+from outrider.engine.over_ranks import group_sizes
 from outrider.engine.rank_group import Report
-from outrider.engine.remote_build import group_sizes
 from outrider.engine.served import ServedEngine, build_served
 from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
+from outrider.links.gateway_messages import EngineStatus
 from outrider.logs import setup_logging
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class RankActor:
 
     def run(self, engine: str, secret: str) -> None:
         """Serve until the engine ends the link; raises what went wrong."""
-        from outrider.workers.rank import RankPlace, run_rank  # torch, which only ranks need
+        from outrider.workers.ranks.start import RankPlace, run_rank  # torch, which only ranks need
 
         try:
             run_rank(RankPlace(engine, self._role, self._rank, self._size), secret)

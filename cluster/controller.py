@@ -19,15 +19,15 @@ import ray
 
 from outrider.cluster.actors import Endpoint
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.journal import Bookmark, Event, Journal, Kind, Pages
+from outrider.cluster.events import Bookmark, Event, Journal, Kind, Pages
 from outrider.cluster.placement import ENGINE, Placed, needs_of, place, release, settle_devices
 from outrider.cluster.ray_facts import cluster_resources
 from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
-from outrider.engine.backoff import Backoff
-from outrider.engine.colocation import settle_colocation
-from outrider.engine.messages import EngineStatus
+from outrider.config.colocation import settle_colocation
+from outrider.engine.launch.backoff import Backoff
+from outrider.links.gateway_messages import EngineStatus
 
 logger = logging.getLogger(__name__)
 

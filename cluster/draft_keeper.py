@@ -10,12 +10,12 @@ from ray.exceptions import RayError
 
 from outrider.cluster.actor_group import ActorGroup
 from outrider.cluster.engine_process import EngineProcess
-from outrider.cluster.journal import Event, Kind, Say, quote
+from outrider.cluster.events import Event, Kind, Say, quote
 from outrider.cluster.placement import Placed
-from outrider.cluster.process_ends import root_cause
+from outrider.cluster.postmortem import root_cause
 from outrider.cluster.tasks import first_of
-from outrider.engine.backoff import Backoff
-from outrider.workers.links.messages import DRAFT
+from outrider.engine.launch.backoff import Backoff
+from outrider.links.rank_messages import DRAFT
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.cluster.actors import Endpoint, EngineActor, EngineNews, ProcessPlace
-from outrider.cluster.journal import Bookmark, Event
+from outrider.cluster.events import Bookmark, Event
 from outrider.cluster.placement import ENGINE, Placed
-from outrider.cluster.process_ends import End, await_end, read_last_lines
+from outrider.cluster.postmortem import End, await_end, read_last_lines
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineStatus
+from outrider.links.gateway_messages import EngineStatus
 
 POLL_S = 0.5
 

@@ -18,9 +18,9 @@ from ray.util import placement_group, remove_placement_group
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.ray_facts import Resources, cluster_resources, free_resources
 from outrider.config import EngineConfig
-from outrider.engine.remote_build import group_sizes
+from outrider.engine.over_ranks import group_sizes
 from outrider.errors import ConfigError
-from outrider.workers.links.messages import DRAFT, TARGET
+from outrider.links.rank_messages import DRAFT, TARGET
 
 ENGINE = "engine"
 STRATEGY = "PACK"

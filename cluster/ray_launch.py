@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from outrider.cluster.controller import NAME, NAMESPACE, ClusterStatus, Controller
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.journal import Bookmark, Pages, Say
+from outrider.cluster.events import Bookmark, Pages, Say
 from outrider.cluster.ray_session import RaySession
 from outrider.cluster.replica import ProcessStatus
 from outrider.config import EngineConfig

@@ -22,7 +22,7 @@ from outrider.cluster.ray_facts import (
     num_nodes,
     own_node_id,
 )
-from outrider.cluster.warden import Warden
+from outrider.cluster.sweeper import Warden
 from outrider.errors import ConfigError
 
 _SPARE_CPUS = 2

@@ -17,13 +17,13 @@ from outrider.cluster.actors import Endpoint, ProcessPlace
 from outrider.cluster.draft_keeper import Dialling, DraftKeeper
 from outrider.cluster.engine_process import POLL_S, EngineProcess
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.journal import Say, quote
+from outrider.cluster.events import Say, quote
 from outrider.cluster.placement import ENGINE, Placed
-from outrider.cluster.process_ends import End, root_cause
+from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineStatus
-from outrider.workers.links.messages import DRAFT, TARGET
+from outrider.links.gateway_messages import EngineStatus
+from outrider.links.rank_messages import DRAFT, TARGET
 
 _SETTLE_S = 1.0  # after one process has ended, for the one that is to blame to be known
 _STOP_S = 3.0

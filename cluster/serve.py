@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outrider.cluster.journal import Event, Kind, Say
+from outrider.cluster.events import Event, Kind, Say
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineFacts
 from outrider.errors import ConfigError
 from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.server import GrpcServer, ServerOptions
+from outrider.links.gateway_messages import EngineFacts
 
 DRAIN_S = 10.0
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -72,7 +72,7 @@ def _spawned_launch(config: EngineConfig) -> Launch:
     import torch
 
     from outrider.cluster.spawned_launch import SpawnedLaunch
-    from outrider.engine.colocation import settle_colocation
+    from outrider.config.colocation import settle_colocation
 
     return SpawnedLaunch(settle_colocation(config, torch.cuda.device_count()))
 
@@ -88,7 +88,7 @@ def _ray_launch(config: EngineConfig, say: Say, stack: contextlib.ExitStack) -> 
         from outrider.cluster.ray_session import ray_session
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
-    from outrider.engine.remote_build import group_sizes
+    from outrider.engine.over_ranks import group_sizes
 
     num_ranks = sum(group_sizes(config).values())
     session = stack.enter_context(ray_session(config.cluster.address, num_ranks))

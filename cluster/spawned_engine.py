@@ -7,13 +7,13 @@ from typing import Protocol
 
 from outrider.cluster.errors import ClusterError
 from outrider.config import EngineConfig
-from outrider.engine.child import EngineChild
 from outrider.engine.doorway import Doorway
+from outrider.engine.launch.child import EngineChild
+from outrider.engine.launch.ranks import SpawnedRanks
+from outrider.engine.over_ranks import RemoteEngine, group_sizes
 from outrider.engine.rank_group import RankError, Report
-from outrider.engine.remote_build import RemoteEngine, group_sizes
 from outrider.engine.service import EngineService
-from outrider.engine.spawn import SpawnedRanks
-from outrider.workers.links.messages import DRAFT
+from outrider.links.rank_messages import DRAFT
 
 
 class SpawnedEngine(Protocol):

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.journal import Event, Kind, Say
+from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.spawned_engine import SpawnedEngine, spawned_engine
 from outrider.config import EngineConfig
-from outrider.engine.backoff import Backoff
+from outrider.engine.launch.backoff import Backoff
 from outrider.errors import OutriderError
 from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress

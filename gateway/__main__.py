@@ -10,8 +10,8 @@ import sys
 from outrider.errors import OutriderError
 from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.server import DEFAULT_ADDRESS, GrpcServer, ServerOptions
+from outrider.links.secret import secret_from_environment
 from outrider.logs import LEVELS, setup_logging
-from outrider.workers.links.secret import secret_from_environment
 
 
 def main() -> None:

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from outrider.engine.messages import EngineStatus, ModelStatus, RankStatus
-from outrider.engine.outputs import Logprob, PositionLogprobs, Speculation
 from outrider.errors import RequestError
+from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason, ProposerKind
+from outrider.text.outputs import Logprob, PositionLogprobs, Speculation
 
 _METHODS = {
     generation_pb2.SPECULATION_METHOD_UNSPECIFIED: None,

@@ -16,8 +16,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outrider.engine import messages
-from outrider.engine.messages import (
+from outrider.gateway.errors import UnavailableError
+from outrider.links.aio import AsyncChannel, open_channel
+from outrider.links.codec import GATEWAY_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.gateway_messages import (
     Cancel,
     EngineFacts,
     EngineStatus,
@@ -26,16 +29,11 @@ from outrider.engine.messages import (
     Submit,
     Updates,
 )
-from outrider.gateway.errors import UnavailableError
+from outrider.links.rank_messages import GATEWAY, Hello
 from outrider.scheduler.types import RequestUpdate
-from outrider.workers.links.aio import AsyncChannel, open_channel
-from outrider.workers.links.codec import Codec
-from outrider.workers.links.frames import LinkError
-from outrider.workers.links.messages import GATEWAY, Hello
 
 logger = logging.getLogger(__name__)
 
-ENGINE_CODEC = Codec.of_module(messages)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 CONNECT_TIMEOUT_S = 2.0  # after that the engine may be somewhere else
 STATUS_TIMEOUT_S = 2.0
@@ -178,7 +176,7 @@ class EngineLink:
         place = await self._locate()
         hello = Hello(GATEWAY, 0, 1, os.getpid(), socket.gethostname())
         channel = await open_channel(
-            place.address, place.secret, hello, ENGINE_CODEC, CONNECT_TIMEOUT_S
+            place.address, place.secret, hello, GATEWAY_CODEC, CONNECT_TIMEOUT_S
         )
         try:
             facts = await channel.receive()

@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.engine.messages import EngineFacts
-from outrider.engine.requests import FrontDoor, Message, PreparedRequest, Prompt
 from outrider.errors import ModelError, RequestError
 from outrider.gateway.engine_link import EngineLink, Locate
 from outrider.gateway.errors import RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.gateway.session import RESUBMIT_TIMEOUT_S, Session
+from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
-from outrider.workers.weights.tokenizer import Tokenizer, load_tokenizer
+from outrider.text.front_door import FrontDoor, Message, PreparedRequest, Prompt
+from outrider.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

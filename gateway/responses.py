@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from outrider.engine.detokenize import Detokenizer
-from outrider.engine.outputs import CompletionOutput, OutputDelta
-from outrider.engine.spans import TextSpans
 from outrider.gateway.convert import FINISH_REASONS, ORIGINS, logprobs_to_proto, stats_to_proto
 from outrider.gateway.session import Session
 from outrider.proto import generation_pb2
 from outrider.scheduler.types import ProposerKind
+from outrider.text.detokenize import Detokenizer
+from outrider.text.outputs import CompletionOutput, OutputDelta
+from outrider.text.spans import TextSpans
 
 _OWN = ORIGINS[ProposerKind.NONE]
 

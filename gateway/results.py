@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.engine.messages import EngineStatus
-from outrider.engine.outputs import PositionLogprobs
 from outrider.gateway.cluster_view import ClusterView, cluster_from_proto
 from outrider.gateway.convert import (
     FINISH_REASON_NAMES,
@@ -14,7 +12,9 @@ from outrider.gateway.convert import (
     engine_from_proto,
     logprobs_from_proto,
 )
+from outrider.links.gateway_messages import EngineStatus
 from outrider.proto import control_pb2, generation_pb2
+from outrider.text.outputs import PositionLogprobs
 
 _UNKNOWN = "unknown"  # a value of a newer server
 

@@ -14,15 +14,15 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from typing import Final
 
-from outrider.engine.messages import EngineFacts, Refused, Submit
-from outrider.engine.outputs import OutputDelta, RequestMetrics, RequestOutput
-from outrider.engine.requests import PreparedRequest
-from outrider.engine.texts import TextBuilder
 from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway.engine_link import EngineLink, EngineLost, Event
 from outrider.gateway.errors import DeadlineError, RequestCancelledError, UnavailableError
+from outrider.links.gateway_messages import EngineFacts, Refused, Submit
 from outrider.scheduler.types import FinishReason, RequestUpdate
-from outrider.workers.weights.tokenizer import Tokenizer
+from outrider.text.builder import TextBuilder
+from outrider.text.front_door import PreparedRequest
+from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput
+from outrider.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import asyncio
 
 from outrider import __version__
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineFacts, EngineStatus, ModelStatus, RankStatus
 from outrider.gateway.cluster_view import AskCluster, cluster_to_proto
 from outrider.gateway.convert import STATES, engine_to_proto
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.gateway import Gateway
+from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus, RankStatus
 from outrider.proto import control_pb2
 
 

@@ -21,7 +21,13 @@ from unittest import mock
 
 from outrider.client import Client
 from outrider.config import EngineConfig
-from outrider.engine.messages import (
+from outrider.gateway.engine_link import EngineAddress
+from outrider.gateway.server import GrpcServer, ServerOptions
+from outrider.links.address import listen
+from outrider.links.channel import Channel, wait_any
+from outrider.links.codec import GATEWAY_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.gateway_messages import (
     Cancel,
     EngineFacts,
     EngineStatus,
@@ -31,14 +37,9 @@ from outrider.engine.messages import (
     Submit,
     Updates,
 )
-from outrider.gateway.engine_link import ENGINE_CODEC, EngineAddress
-from outrider.gateway.server import GrpcServer, ServerOptions
+from outrider.links.handshake import receive_greeting
 from outrider.scheduler.types import FinishReason, RequestUpdate, TokenLogprobs
-from outrider.workers.links.address import listen
-from outrider.workers.links.channel import Channel, wait_any
-from outrider.workers.links.frames import LinkError
-from outrider.workers.links.handshake import receive_greeting
-from outrider.workers.weights.tokenizer import load_tokenizer
+from outrider.text.tokenizer import load_tokenizer
 
 MODEL = "smollm2-135m-draft"
 SECRET = "a secret of the tests"
@@ -153,7 +154,7 @@ class FakeEngine:
             sock, _ = listener.accept()
             with suppress(LinkError):
                 receive_greeting(sock, self.secret, 5)
-                channel = Channel(sock, ENGINE_CODEC, peer="the gateway")
+                channel = Channel(sock, GATEWAY_CODEC, peer="the gateway")
                 channel.send(self.facts)
                 self._channels.append(channel)
         for channel in wait_any(self._channels, self.step_s):

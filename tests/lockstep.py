@@ -17,18 +17,18 @@ from rank_threads import ThreadGroup, make_groups, same_on_all
 from outrider.config import EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.engine import Engine
-from outrider.engine.messages import EngineFacts
-from outrider.engine.outputs import RequestOutput
 from outrider.engine.sizing import make_scheduler
 from outrider.engine.step import StepLoop
 from outrider.kernels.ops import select_ops
+from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
-from outrider.workers.draft import DraftProposer
+from outrider.text.outputs import RequestOutput
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.ngram import NgramProposer
-from outrider.workers.proposers import Proposal, Proposer, Proposers, Ticket
+from outrider.workers.proposers.base import Proposal, Proposer, Proposers, Ticket
+from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.ngram import NgramProposer
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.target import TargetWorker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from outrider import LLM
-from outrider.engine.messages import EngineStatus
+from outrider.links.gateway_messages import EngineStatus
 
 
 def status_of(llm: LLM) -> EngineStatus:

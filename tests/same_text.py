@@ -15,8 +15,8 @@ import torch
 from checkpoints import random_prompt, reference_logits
 
 from outrider import LLM, SamplingParams
-from outrider.engine.outputs import CompletionOutput, RequestOutput
 from outrider.kernels.reference import ReferenceOps
+from outrider.text.outputs import CompletionOutput, RequestOutput
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.rows import RowSampler, Span
 

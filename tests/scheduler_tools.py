@@ -19,7 +19,7 @@ from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import FinishReason, RequestUpdate, StepPlan, TokenLogprobs, Verdict
 from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import text_hashes
-from outrider.workers.proposers import Ticket
+from outrider.workers.proposers.base import Ticket
 
 PLAIN = SamplingParams(max_tokens=None)
 

@@ -10,9 +10,9 @@ import signal
 import sys
 
 from outrider.errors import OutriderError
+from outrider.links.secret import secret_from_environment
 from outrider.logs import setup_logging
-from outrider.workers.links.secret import secret_from_environment
-from outrider.workers.rank import ROLES, RankPlace, run_rank
+from outrider.workers.ranks.start import ROLES, RankPlace, run_rank
 
 _PR_SET_PDEATHSIG = 1
 

@@ -21,7 +21,7 @@ from outrider.scheduler.types import (
     Verdict,
 )
 from outrider.workers.fake_kv import FakeKV, require, text_hashes
-from outrider.workers.proposers import Proposal, Ticket
+from outrider.workers.proposers.base import Proposal, Ticket
 
 
 class FakeModel:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.kernels.types import RaggedBatch
-from outrider.workers.collective import Alone, Collective
-from outrider.workers.gpu.recording import MAX_RECORDED_TOKENS
-from outrider.workers.gpu.runner_passes import RunnerPasses
+from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Partition, Shard
+from outrider.workers.recorded.recording import MAX_RECORDED_TOKENS
+from outrider.workers.recorded.runner_passes import RunnerPasses
 from outrider.workers.sampling.vocab import VocabPart
 
 
@@ -63,7 +63,7 @@ class Runner:
         tiles: others read on the host how long sequences are, which a recording cannot.
 
         `query_len` is how many tokens a row usually has in a pass. Ranks of a group record
-        together, and only if their sums can be recorded (`outrider.workers.groups.can_record`).
+        together, and only if their sums can be recorded (`can_record` in `workers/groups/`).
         """
         if self.decoder.tile_tokens(query_len):
             self._recorded = RunnerPasses(

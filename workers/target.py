@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.ops import Ops
 from outrider.scheduler.types import RowPlan, RowVerdict, StepPlan, TokenLogprobs, Verdict
-from outrider.workers.proposers import Ticket
+from outrider.workers.proposers.base import Ticket
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.logprobs import token_logprobs

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outrider.engine.async_engine import AsyncEngine
     from outrider.engine.llm import LLM
-    from outrider.engine.outputs import CompletionOutput, RequestOutput
     from outrider.errors import OutriderError
     from outrider.scheduler.params import SamplingParams
+    from outrider.text.outputs import CompletionOutput, RequestOutput
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "outrider.engine.llm",
     "AsyncEngine": "outrider.engine.async_engine",
-    "RequestOutput": "outrider.engine.outputs",
-    "CompletionOutput": "outrider.engine.outputs",
+    "RequestOutput": "outrider.text.outputs",
+    "CompletionOutput": "outrider.text.outputs",
     "SamplingParams": "outrider.scheduler.params",
     "OutriderError": "outrider.errors",
 }

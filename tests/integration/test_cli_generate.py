@@ -211,7 +211,7 @@ class Letters:
 
 
 def test_text_held_back_keeps_the_colour_of_its_tokens() -> None:
-    from outrider.engine.detokenize import Detokenizer
+    from outrider.text.detokenize import Detokenizer
 
     file = io.StringIO()
     text = colour.ColouredText(file, Detokenizer(Letters(), []))

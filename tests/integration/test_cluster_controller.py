@@ -13,7 +13,7 @@ from cluster_tools import wait_until
 
 from outrider.cluster.controller import NAME, NAMESPACE, ClusterStatus
 from outrider.cluster.errors import PlacementError
-from outrider.cluster.journal import Event
+from outrider.cluster.events import Event
 from outrider.cluster.placement import Need, place
 from outrider.cluster.ray_facts import cluster_resources, free_resources
 from outrider.cluster.ray_launch import RayLaunch

@@ -17,13 +17,13 @@ from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
-from outrider.engine.outputs import RequestOutput
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.types import StepPlan, Verdict
-from outrider.workers import placement
+from outrider.text.outputs import RequestOutput
+from outrider.workers import device
 from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.gpu.passes import DraftPasses
-from outrider.workers.proposers import Ticket
+from outrider.workers.proposers.base import Ticket
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -68,7 +68,7 @@ def expected(models: Pair) -> Callable[..., tuple[LLM, list[RequestOutput]]]:
 @pytest.fixture
 def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
-    monkeypatch.setattr(placement, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
 
     def build(**options: Any) -> LLM:
         defaults = {

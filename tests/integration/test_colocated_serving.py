@@ -18,7 +18,7 @@ from outrider import LLM, SamplingParams
 from outrider.cli import main
 from outrider.client import Client
 from outrider.config import EngineConfig
-from outrider.engine.child import EngineChild, EngineChildError
+from outrider.engine.launch.child import EngineChild, EngineChildError
 from outrider.workers.weights.resolve import resolve_source
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
@@ -93,7 +93,7 @@ def _running(client: Client) -> int | None:
 STARTER = """
 import sys
 from outrider.config import EngineConfig
-from outrider.engine.child import EngineChild
+from outrider.engine.launch.child import EngineChild
 EngineChild(EngineConfig.from_kwargs(model=sys.argv[1], colocate=True)).start(print)
 """
 

@@ -11,14 +11,14 @@ import pytest
 from outrider.config import EngineConfig
 from outrider.engine.doorway import Doorway
 from outrider.engine.local_build import LocalEngine
-from outrider.engine.messages import EngineFacts
 from outrider.engine.service import EngineService
-from outrider.gateway.engine_link import ENGINE_CODEC
-from outrider.workers.links.address import dial
-from outrider.workers.links.channel import Channel
-from outrider.workers.links.frames import LinkClosedError
-from outrider.workers.links.handshake import greet
-from outrider.workers.links.messages import GATEWAY, Hello
+from outrider.links.address import dial
+from outrider.links.channel import Channel
+from outrider.links.codec import GATEWAY_CODEC
+from outrider.links.frames import LinkClosedError
+from outrider.links.gateway_messages import EngineFacts
+from outrider.links.handshake import greet
+from outrider.links.rank_messages import GATEWAY, Hello
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]
 
@@ -30,7 +30,7 @@ TIMEOUT_S = 10.0
 def _dial_as_gateway(address: str) -> Channel:
     sock = dial(address, TIMEOUT_S)
     greet(sock, SECRET, Hello(GATEWAY, 0, 1, os.getpid(), socket.gethostname()), TIMEOUT_S)
-    return Channel(sock, ENGINE_CODEC, peer="the engine")
+    return Channel(sock, GATEWAY_CODEC, peer="the engine")
 
 
 def test_an_engine_that_is_over_takes_no_gateway_though_its_door_is_open(tmp_path: Path) -> None:

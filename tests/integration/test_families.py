@@ -15,7 +15,7 @@ from same_text import Text, assert_same_texts, recomputed_choice
 from torch import Tensor
 
 from outrider import LLM, SamplingParams
-from outrider.engine.outputs import RequestOutput
+from outrider.text.outputs import RequestOutput
 from outrider.workers.sampling.rows import Span
 from outrider.workers.sampling.verify import verify
 

@@ -12,8 +12,8 @@ import pytest
 from fake_engine import FakeEngine, FakeService, fake_service, running_server
 
 from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError
-from outrider.engine.messages import Refused
 from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.links.gateway_messages import Refused
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
 Request = generation_pb2.GenerateRequest

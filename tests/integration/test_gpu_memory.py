@@ -21,6 +21,7 @@ from outrider.engine import build
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
+from outrider.workers.device import Placement
 from outrider.workers.gpu import memory
 from outrider.workers.gpu.memory import (
     MARGIN_BYTES,
@@ -31,7 +32,6 @@ from outrider.workers.gpu.memory import (
     run_step,
 )
 from outrider.workers.models.kv import bytes_per_block
-from outrider.workers.placement import Placement
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 

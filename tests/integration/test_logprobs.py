@@ -11,7 +11,7 @@ from same_text import acceptance_rate
 from torch import Tensor
 
 from outrider import LLM, SamplingParams
-from outrider.engine.outputs import Logprob, RequestOutput
+from outrider.text.outputs import Logprob, RequestOutput
 
 pytestmark = pytest.mark.model
 

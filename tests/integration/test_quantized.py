@@ -19,7 +19,7 @@ from outrider.errors import ConfigError
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.quantized import quantize
 from outrider.kernels.reference import ReferenceOps
-from outrider.workers import placement
+from outrider.workers import device
 from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.weights.loader import load_model
 
@@ -129,7 +129,7 @@ def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """Engines whose passes are GPU kernels, wherever they run."""
 
     def build(kind: str) -> LLM:
-        monkeypatch.setattr(placement, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+        monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
         return LLM(
             str(models.target),
             draft_model=str(models.draft),

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
-from outrider.workers.collective import Alone
-from outrider.workers.gpu.recording import row_sizes
-from outrider.workers.gpu.runner_passes import recording_bytes
-from outrider.workers.groups import TensorParallelGroup, can_record, open_store
+from outrider.workers.groups.collective import Alone
+from outrider.workers.groups.process_group import TensorParallelGroup, can_record, open_store
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
+from outrider.workers.recorded.recording import row_sizes
+from outrider.workers.recorded.runner_passes import recording_bytes
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.weights.loader import load_model
 

@@ -37,7 +37,7 @@ from same_text import (
 )
 
 from outrider import LLM, SamplingParams
-from outrider.engine.outputs import RequestOutput
+from outrider.text.outputs import RequestOutput
 from outrider.workers import target
 
 pytestmark = pytest.mark.model

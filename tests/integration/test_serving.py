@@ -17,9 +17,9 @@ from outrider import LLM, SamplingParams
 from outrider.client import Client, DeadlineError
 from outrider.config import EngineConfig
 from outrider.engine.doorway import Doorway
-from outrider.engine.remote_build import RemoteEngine, group_sizes
+from outrider.engine.launch.ranks import SpawnedRanks
+from outrider.engine.over_ranks import RemoteEngine, group_sizes
 from outrider.engine.service import EngineService
-from outrider.engine.spawn import SpawnedRanks
 from outrider.errors import CapacityError, RequestError
 
 pytestmark = pytest.mark.model

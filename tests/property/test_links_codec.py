@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.engine import messages as engine_messages
+from outrider.links import gateway_messages, rank_messages
+from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, Codec
+from outrider.links.frames import FrameDecoder, LinkError, pack
 from outrider.scheduler.params import SamplingParams
-from outrider.workers.links import messages as rank_messages
-from outrider.workers.links.codec import RANK_CODEC, Codec
-from outrider.workers.links.frames import FrameDecoder, LinkError, pack
-
-ENGINE_CODEC = Codec.of_module(engine_messages)
 
 LETTERS = "ab\0\n é漢🙂"
 TEXT = st.text(LETTERS, max_size=8)
@@ -97,13 +94,13 @@ def test_every_message_between_engine_and_ranks_comes_back_the_same(
     assert_same(codec.decode(codec.encode(message)), message)
 
 
-@pytest.mark.parametrize("cls", dataclasses_of(engine_messages))
+@pytest.mark.parametrize("cls", dataclasses_of(gateway_messages))
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_every_message_between_gateway_and_engine_comes_back_the_same(
     cls: type, data: st.DataObject
 ) -> None:
-    codec = ENGINE_CODEC if cls.__module__ == engine_messages.__name__ else Codec(cls)
+    codec = GATEWAY_CODEC if cls.__module__ == gateway_messages.__name__ else Codec(cls)
     message = data.draw(values(cls))
     assert_same(codec.decode(codec.encode(message)), message)
 

@@ -23,7 +23,6 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
-from outrider.workers.draft import DraftProposer
 from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
 from outrider.workers.gpu.passes import (
     MAX_BEHIND,
@@ -33,9 +32,10 @@ from outrider.workers.gpu.passes import (
     TargetPasses,
 )
 from outrider.workers.gpu.readback import Readback
-from outrider.workers.gpu.recording import RecordedPasses
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.proposers import Proposers, Ticket
+from outrider.workers.proposers.base import Proposers, Ticket
+from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.recorded.recording import RecordedPasses
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk
 from outrider.workers.sampling.rows import RowSampler

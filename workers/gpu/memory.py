@@ -17,7 +17,7 @@ from torch import Tensor
 from outrider.errors import CapacityError
 from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
 from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan
-from outrider.workers.proposers import Proposal, Proposers, Ticket
+from outrider.workers.proposers.base import Proposal, Proposers, Ticket
 from outrider.workers.runner import Runner
 from outrider.workers.target import LOGIT_ROWS, TargetWorker
 

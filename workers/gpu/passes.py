@@ -26,8 +26,8 @@ from outrider.kernels.gpu.layout import (
     lay_out_target,
 )
 from outrider.kernels.gpu.sampling import choose_tokens
-from outrider.workers.gpu.recording import MAX_RECORDED_TOKENS, RecordedPasses, row_sizes
 from outrider.workers.gpu.state import DeviceRows
+from outrider.workers.recorded.recording import MAX_RECORDED_TOKENS, RecordedPasses, row_sizes
 from outrider.workers.runner import Runner
 
 MAX_BEHIND = 8

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.workers.collective import Alone, Collective
+from outrider.workers.groups.collective import Alone, Collective
 
 
 @dataclass(frozen=True)

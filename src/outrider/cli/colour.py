@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.engine.detokenize import Detokenizer
-    from outrider.engine.outputs import OutputDelta
+    from outrider.text.detokenize import Detokenizer
+    from outrider.text.outputs import OutputDelta
 
 ACCEPTED_COLOUR, OWN_COLOUR = "green", "magenta"
 
@@ -16,7 +16,7 @@ class ColouredText:
     """Writes a stream's text unchanged, each character in the colour of its token."""
 
     def __init__(self, file: IO[str], detokenizer: Detokenizer) -> None:
-        from outrider.engine.spans import TextSpans
+        from outrider.text.spans import TextSpans
 
         self._file = file
         self._spans = TextSpans(detokenizer)

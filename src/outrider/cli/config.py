@@ -12,8 +12,8 @@ import typer
 
 from outrider.cli import GlobalOptions
 from outrider.config import find_setting
-from outrider.config_kwargs import PATHS
-from outrider.config_sources import (
+from outrider.config.kwargs import PATHS
+from outrider.config.sources import (
     DEFAULT_ORIGIN,
     Given,
     Resolved,

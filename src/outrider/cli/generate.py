@@ -15,7 +15,7 @@ from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.cli.summary import Run, comparison, summary
 from outrider.config import EngineConfig
-from outrider.config_sources import DEFAULT_ORIGIN
+from outrider.config.sources import DEFAULT_ORIGIN
 from outrider.errors import ConfigError, RequestError
 from outrider.scheduler.params import SamplingParams
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.engine.engine import Engine
-    from outrider.engine.outputs import OutputDelta
-    from outrider.engine.requests import Prompt
+    from outrider.text.front_door import Prompt
+    from outrider.text.outputs import OutputDelta
 
 _NONE = "none"
 _WARM_UP_TOKENS = 8
@@ -244,7 +244,7 @@ def _encode(engine: Engine, prompt: str, raw: bool, system: str | None) -> Promp
 def _writer(stdout: Console, engine: Engine, prompt: Prompt) -> Callable[[OutputDelta], Any]:
     if stdout.color_system is None or stdout.no_color:
         return lambda delta: stdout.file.write(delta.text)
-    from outrider.engine.detokenize import Detokenizer
+    from outrider.text.detokenize import Detokenizer
 
     prompt_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else ()
     return ColouredText(stdout.file, Detokenizer(engine.built.tokenizer, prompt_ids)).write

@@ -14,12 +14,12 @@ import typer
 from outrider import __version__
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.config import EngineConfig
-from outrider.config_sources import DEFAULT_ORIGIN
+from outrider.config.sources import DEFAULT_ORIGIN
 from outrider.logs import setup_logging
 
 if TYPE_CHECKING:
-    from outrider.cluster.journal import Event
-    from outrider.engine.messages import EngineFacts
+    from outrider.cluster.events import Event
+    from outrider.links.gateway_messages import EngineFacts
 
 _NONE = "none"
 _QUESTION = "The capital of France is"
@@ -125,7 +125,7 @@ class _Terminal:
         self._console.print(text, style="bold", markup=False)
 
     def say(self, event: Event) -> None:
-        from outrider.cluster.journal import Kind
+        from outrider.cluster.events import Kind
 
         styles = {Kind.TROUBLE: "yellow", Kind.REPAIR: "green", Kind.LOG: "dim", Kind.STAGE: ""}
         if event.kind is Kind.LOG:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from outrider.engine.messages import EngineStatus
     from outrider.gateway.cluster_view import ClusterView
+    from outrider.links.gateway_messages import EngineStatus
 
 _WATCH_S = 1.0
 _STATE_STYLES = {"ready": "green", "serving": "green", "lost": "red", "engine away": "red"}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from outrider.engine.built import BuiltEngine
-    from outrider.engine.outputs import CompletionOutput, RequestOutput
+    from outrider.text.outputs import CompletionOutput, RequestOutput
     from outrider.workers.models.spec import ModelSpec
 
 _NOTHING = "-"

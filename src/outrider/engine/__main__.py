@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outrider.config import EngineConfig
-from outrider.config_sources import read_assignments, resolve
-from outrider.engine.child import Starter
+from outrider.config.sources import read_assignments, resolve
 from outrider.engine.doorway import Doorway
-from outrider.engine.remote_build import group_sizes
+from outrider.engine.launch.child import Starter
+from outrider.engine.over_ranks import group_sizes
 from outrider.engine.served import build_served
 from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
+from outrider.links.secret import secret_from_environment
 from outrider.logs import setup_logging
-from outrider.workers.links.secret import secret_from_environment
 
 logger = logging.getLogger("outrider.engine")
 

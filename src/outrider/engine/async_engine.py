@@ -13,10 +13,10 @@ from typing import TypeAlias
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.engine.outputs import OutputDelta
-from outrider.engine.requests import PreparedRequest, Prompt
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.scheduler.params import SamplingParams
+from outrider.text.front_door import PreparedRequest, Prompt
+from outrider.text.outputs import OutputDelta
 
 logger = logging.getLogger(__name__)
 

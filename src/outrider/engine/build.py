@@ -9,7 +9,6 @@ import torch
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine.built import BuiltEngine
-from outrider.engine.messages import EngineFacts
 from outrider.engine.preflight import check_models
 from outrider.engine.progress import progress
 from outrider.engine.sizing import (
@@ -23,8 +22,9 @@ from outrider.engine.sizing import (
 from outrider.engine.spawned import build_spawned
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
+from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.types import ProposerKind
-from outrider.workers.draft import DraftProposer
+from outrider.workers.device import Placement, place
 from outrider.workers.gpu.memory import (
     FlatRunner,
     GpuMemory,
@@ -36,9 +36,9 @@ from outrider.workers.gpu.memory import (
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.ngram import NgramProposer
-from outrider.workers.placement import Placement, place
-from outrider.workers.proposers import Proposer, Proposers
+from outrider.workers.proposers.base import Proposer, Proposers
+from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.ngram import NgramProposer
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode

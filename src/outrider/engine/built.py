@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.config import EngineConfig
-from outrider.engine.messages import EngineFacts, EngineStatus
 from outrider.engine.step import StepLoop
+from outrider.links.gateway_messages import EngineFacts, EngineStatus
+from outrider.text.tokenizer import Tokenizer
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.tokenizer import Tokenizer
 
 
 def _nothing() -> None:

@@ -10,17 +10,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from outrider.engine import messages
-from outrider.workers.links.address import bound_address, listen
-from outrider.workers.links.channel import Channel
-from outrider.workers.links.codec import RANK_CODEC, Codec
-from outrider.workers.links.frames import LinkError
-from outrider.workers.links.handshake import receive_greeting
-from outrider.workers.links.messages import GATEWAY, Hello
+from outrider.links.address import bound_address, listen
+from outrider.links.channel import Channel
+from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.handshake import receive_greeting
+from outrider.links.rank_messages import GATEWAY, Hello
 
 logger = logging.getLogger(__name__)
 
-GATEWAY_CODEC = Codec.of_module(messages)
 GREETING_TIMEOUT_S = 10.0
 RANK_SILENCE_S = 10.0  # a rank that sends not even heartbeats for so long hangs
 

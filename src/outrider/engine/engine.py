@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 
 from outrider.engine.built import BuiltEngine
-from outrider.engine.outputs import OutputDelta, RequestMetrics, RequestOutput
-from outrider.engine.requests import FrontDoor, PreparedRequest, Prompt
-from outrider.engine.texts import TextBuilder
 from outrider.errors import EngineDeadError, OutriderError, RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason, RequestUpdate
+from outrider.text.builder import TextBuilder
+from outrider.text.front_door import FrontDoor, PreparedRequest, Prompt
+from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput
 
 
 class Engine:

@@ -15,10 +15,10 @@ from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
 from outrider.engine.interrupts import interrupts_between_steps
-from outrider.engine.outputs import RequestOutput
-from outrider.engine.requests import Message, PreparedRequest, Prompt
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
+from outrider.text.front_door import Message, PreparedRequest, Prompt
+from outrider.text.outputs import RequestOutput
 
 _MANY = 8  # prompts from which a progress bar is worth its lines
 

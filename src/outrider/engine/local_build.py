@@ -9,11 +9,11 @@ import time
 
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine, place_models
-from outrider.engine.messages import EngineStatus, ModelStatus
 from outrider.engine.rank_group import Report
 from outrider.engine.status import load_of
-from outrider.workers.links.messages import DRAFT, TARGET
-from outrider.workers.placement import take_cores
+from outrider.links.gateway_messages import EngineStatus, ModelStatus
+from outrider.links.rank_messages import DRAFT, TARGET
+from outrider.workers.device import take_cores
 
 
 class LocalEngine:

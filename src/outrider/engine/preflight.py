@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from outrider.config import EngineConfig
-from outrider.engine.tokenizers import engine_tokenizer
+from outrider.errors import ModelError
+from outrider.text.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.loader import load_spec
-from outrider.workers.weights.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Models(NamedTuple):
@@ -29,3 +32,34 @@ def check_models(config: EngineConfig) -> Models:
         Partition.of(draft, Shard(0, config.draft.tensor_parallel))
     draft_vocab_size = None if draft is None else draft.vocab_size
     return Models(target, draft, engine_tokenizer(config, target.vocab_size, draft_vocab_size))
+
+
+def engine_tokenizer(
+    config: EngineConfig, target_vocab_size: int, draft_vocab_size: int | None
+) -> Tokenizer | None:
+    """The target's tokenizer; None if the checkpoint has none, and prompts must be token ids."""
+    tokenizer = _load(config.target.model, config.target.revision)
+    if config.draft.model is None or draft_vocab_size is None:
+        return tokenizer
+    other = _load(config.draft.model, None)
+    if tokenizer is not None and other is not None:
+        check_same_tokenizer(
+            tokenizer,
+            other,
+            target_vocab_size=target_vocab_size,
+            draft_vocab_size=draft_vocab_size,
+        )
+    elif target_vocab_size != draft_vocab_size:
+        raise ModelError(
+            f"the draft's vocabulary has {draft_vocab_size} tokens and the target's "
+            f"{target_vocab_size}; use a draft of the same family."
+        )
+    return tokenizer
+
+
+def _load(source: str, revision: str | None) -> Tokenizer | None:
+    try:
+        return load_tokenizer(source, revision=revision)
+    except ModelError as error:
+        logger.warning("%s Prompts must be token ids.", error)
+        return None

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from outrider.config import EngineConfig
 from outrider.engine.doorway import Arrival
-from outrider.engine.messages import RankStatus
 from outrider.errors import OutriderError
-from outrider.workers.links.channel import Channel, wait_any
-from outrider.workers.links.codec import RANK_CODEC
-from outrider.workers.links.frames import LinkError
-from outrider.workers.links.messages import (
+from outrider.links.channel import Channel, wait_any
+from outrider.links.codec import RANK_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.gateway_messages import RankStatus
+from outrider.links.rank_messages import (
     TARGET,
     Allocate,
     Described,

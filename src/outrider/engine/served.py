@@ -7,10 +7,10 @@ from typing import Protocol
 
 from outrider.config import EngineConfig
 from outrider.engine.doorway import Doorway
-from outrider.engine.messages import EngineFacts, EngineStatus
+from outrider.engine.over_ranks import RemoteEngine
 from outrider.engine.rank_group import Report
-from outrider.engine.remote_build import RemoteEngine
 from outrider.engine.step import StepLoop
+from outrider.links.gateway_messages import EngineFacts, EngineStatus
 
 
 class ServedEngine(Protocol):

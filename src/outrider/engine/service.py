@@ -11,13 +11,13 @@ from functools import partial
 from typing import TypeAlias
 
 from outrider.engine.doorway import Doorway
-from outrider.engine.messages import Cancel, Refused, StatusQuery, Submit, Updates
 from outrider.engine.served import ServedEngine
 from outrider.errors import CapacityError, OutriderError
+from outrider.links.channel import Channel
+from outrider.links.frames import LinkError
+from outrider.links.gateway_messages import Cancel, Refused, StatusQuery, Submit, Updates
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind, RequestUpdate
-from outrider.workers.links.channel import Channel
-from outrider.workers.links.frames import LinkError
 
 logger = logging.getLogger(__name__)
 

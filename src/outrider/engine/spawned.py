@@ -7,11 +7,11 @@ import logging
 from outrider.config import EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.doorway import Doorway
+from outrider.engine.launch.ranks import SpawnedRanks
+from outrider.engine.over_ranks import RemoteEngine, group_sizes
 from outrider.engine.preflight import check_models
 from outrider.engine.rank_group import RankError
-from outrider.engine.remote_build import RemoteEngine, group_sizes
-from outrider.engine.spawn import SpawnedRanks
-from outrider.workers.links.messages import DRAFT
+from outrider.links.rank_messages import DRAFT
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.engine.messages import EngineStatus
+from outrider.links.gateway_messages import EngineStatus
 from outrider.scheduler.scheduler import Scheduler
 
 

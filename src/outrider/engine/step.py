@@ -7,7 +7,7 @@ from typing import Protocol
 
 from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import Outcome, RequestUpdate, StepPlan, Verdict
-from outrider.workers.proposers import Ticket
+from outrider.workers.proposers.base import Ticket
 
 
 class TargetWorker(Protocol):
@@ -17,7 +17,7 @@ class TargetWorker(Protocol):
 
 
 class ProposalSource(Protocol):
-    """Drafts for a plan and learns from verdicts; see `outrider.workers.proposers`."""
+    """Drafts for a plan and learns from verdicts; see `outrider.workers.proposers.base`."""
 
     def sync(self, scheduler: Scheduler) -> None:
         """Before a plan is made: tell the scheduler of a draft that left or came back."""

@@ -1,0 +1,99 @@
+"""How processes end, and what they wrote last, into logs that survive a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from outrider.cluster.ray_facts import logs_folder, own_node_id
+
+LAST_LINES = 15
+_MAX_BYTES = 16 * 2**10
+_LOG_TIMEOUT_S = 10.0
+_VANISHED = "its process ended without a word (killed, out of memory or crashed)"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLog:
+    """A log file from the place on where a process began to write."""
+
+    path: str
+    start: int
+
+
+def redirect_output(name: str) -> OwnLog:
+    """Send all this process prints, the last words of C code included, to a file of its own in
+    Ray's log folder. Nothing is buffered, so nothing is lost by a kill."""
+    path = logs_folder() / f"outrider-{name}.log"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = OwnLog(str(path), os.fstat(file).st_size)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    faulthandler.enable(file=2)
+    return log
+
+
+def last_lines(log: OwnLog) -> list[str]:
+    """The end of what a process wrote; runs on the process's own node."""
+    try:
+        with open(log.path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(log.start, end - _MAX_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return [f"{log.path} cannot be read: {error.strerror}"]
+    return text.splitlines()[-LAST_LINES:]
+
+
+class End(NamedTuple):
+    """The end of a process's work. `reason` is None if it was told to end, or had nobody left to
+    work for."""
+
+    name: str
+    at_s: float
+    reason: str | None
+    is_vanished: bool
+
+
+async def await_end(name: str, run: Any) -> End:
+    """Wait for the call of an actor's `run` to end in any way."""
+    reason, is_vanished = None, False
+    try:
+        await run
+    except RayTaskError as error:
+        reason = str(error.cause) or type(error.cause).__name__
+    except RayActorError:
+        reason, is_vanished = _VANISHED, True
+    except RayError as error:
+        reason = str(error)
+    return End(name, time.monotonic(), reason, is_vanished)
+
+
+def root_cause(ends: Iterable[End]) -> End | None:
+    """The one that may have brought the others down: who vanished said nothing to anybody, and of
+    those who gave a reason the first did not merely miss another."""
+    blamed = [end for end in ends if end.reason is not None]
+    return min(blamed, key=lambda end: (not end.is_vanished, end.at_s), default=None)
+
+
+async def read_last_lines(node_id: str, log: OwnLog) -> list[str]:
+    """The end of a process's log, read where it is."""
+    if node_id == own_node_id():
+        return last_lines(log)
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    read: Any = ray.remote(last_lines)
+    with contextlib.suppress(RayError, TimeoutError):
+        async with asyncio.timeout(_LOG_TIMEOUT_S):
+            return list(await read.options(num_cpus=0, scheduling_strategy=there).remote(log))
+    return [f"{log.path} on node {node_id} cannot be read"]

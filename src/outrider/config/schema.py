@@ -1,0 +1,385 @@
+"""The one configuration: what a file, the environment, flags and `LLM(...)` all end up as.
+
+Every field carries its own rule and its own sentence of documentation; validation, `--help` and
+the example file are made from them, so they cannot drift apart. A config is frozen and whole:
+what is derived from it (devices found, KV blocks that fit) lives in other types. No torch here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from outrider.config.kwargs import settings_from_kwargs
+from outrider.config.rules import (
+    Checked,
+    FieldError,
+    Rule,
+    Setting,
+    choice,
+    did_you_mean,
+    setting,
+    text_rule,
+    whole,
+)
+
+MAX_SPECULATIVE_TOKENS = 32
+
+_FLAG = Rule(bool, "true or false", lambda v: True)
+_POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
+_QUANTIZATION = choice("fp8", "int8", optional=True)
+_DTYPE = choice("auto", "float32", "bfloat16", "float16")
+_DEVICE = Rule(
+    str,
+    "'auto', 'cpu', 'cuda' or 'cuda:N'",
+    lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None,
+)
+_MODEL_WANTED = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetConfig(Checked):
+    """The large model, whose text is generated."""
+
+    _section = "target."
+
+    model: str = setting(
+        "smollm2-135m-instruct",
+        text_rule(_MODEL_WANTED),
+        "The target: a bundled model's name, a checkpoint folder, a .gguf file or a hub id.",
+    )
+    revision: str | None = setting(
+        None,
+        text_rule("a branch, tag or commit of the hub", optional=True),
+        "Revision of a hub id.",
+    )
+    dtype: str = setting(
+        "auto", _DTYPE, "Type of weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
+    )
+    quantization: str | None = setting(
+        None,
+        _QUANTIZATION,
+        "8-bit weights of its layers: fp8 or int8; on GPUs this saves memory and time, on CPUs "
+        "it only rounds.",
+    )
+    device: str = setting(
+        "auto", _DEVICE, "Where it runs; auto is the first CUDA device, or else the CPU."
+    )
+    tensor_parallel: int = setting(1, whole(1), "Number of devices the weights are split over.")
+    max_model_len: int | None = setting(
+        None,
+        whole(1, optional=True),
+        "Longest prompt plus output in tokens; unset is what the checkpoint allows.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftConfig(Checked):
+    """The small model that proposes tokens."""
+
+    _section = "draft."
+
+    model: str | None = setting(
+        None,
+        text_rule(_MODEL_WANTED, optional=True),
+        "The draft, named like the target; unset means there is none.",
+    )
+    dtype: str = setting("auto", _DTYPE, "Type of weights and KV; auto is the target's.")
+    quantization: str | None = setting(
+        None,
+        _QUANTIZATION,
+        "8-bit weights of its layers: fp8 or int8, whatever the target's are; unset is none.",
+    )
+    device: str = setting("auto", _DEVICE, "Where it runs; auto is the target's device.")
+    tensor_parallel: int = setting(
+        1, whole(1), "Number of devices the weights are split over; need not be the target's."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig(Checked):
+    """Who proposes, how far ahead, and how proposals are verified."""
+
+    _section = "speculation."
+
+    method: str | None = setting(
+        None,
+        choice("draft", "ngram", optional=True),
+        "Who proposes: draft or ngram; unset is draft if draft.model is set, else nobody.",
+    )
+    num_speculative_tokens: int | None = setting(
+        None,
+        whole(0, MAX_SPECULATIVE_TOKENS, optional=True),
+        "Depth: tokens proposed per request and round; 0 is plain decoding, unset is 2 on CPU "
+        "and 5 on CUDA.",
+    )
+    verification: str = setting(
+        "shared",
+        choice("shared", "rejection"),
+        "shared gives the text plain decoding gives; rejection keeps its distribution only.",
+    )
+    ngram_min: int = setting(1, whole(1), "Shortest n-gram looked up in prompt and output.")
+    ngram_max: int = setting(4, whole(1), "Longest n-gram looked up in prompt and output.")
+
+    def _check_together(self) -> None:
+        if self.ngram_min > self.ngram_max:
+            raise FieldError(
+                ("speculation.ngram_min", "speculation.ngram_max"),
+                f"is {self.ngram_min}, above speculation.ngram_max ({self.ngram_max}); "
+                "lower the first or raise the second.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig(Checked):
+    """Memory for keys and values."""
+
+    _section = "cache."
+
+    block_size: int = setting(
+        16,
+        Rule(int, "a power of two from 1 to 256", lambda v: v in {2**e for e in range(9)}),
+        "Tokens in one KV block.",
+    )
+    kv_cache_gb: float | None = setting(
+        None,
+        dataclasses.replace(_POSITIVE, wanted="a number > 0, or unset", optional=True),
+        "Gigabytes (2**30 bytes) of KV for target and draft together; unset is chosen by device.",
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        Rule(float, "a number in (0, 1]", lambda v: 0 < v <= 1),
+        "Share of a GPU's memory that weights, passes and KV may take when kv_cache_gb is unset.",
+    )
+    prefix_caching: bool = setting(True, _FLAG, "Reuse the KV of prompts that begin alike.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig(Checked):
+    """How requests share the passes of the target."""
+
+    _section = "scheduler."
+
+    max_num_seqs: int = setting(64, whole(1), "Most requests that run at once.")
+    max_num_batched_tokens: int = setting(
+        512, whole(1), "Most tokens in one pass of the target; at least max_num_seqs."
+    )
+    lag: int | None = setting(
+        None,
+        whole(0, 1, optional=True),
+        "Steps planned before the last result is known; unset is 0 on CPU and 1 on CUDA.",
+    )
+    priority_aging_s: float = setting(
+        10.0, _POSITIVE, "Seconds of waiting that lift a request by one priority."
+    )
+    max_waiting: int | None = setting(
+        None, whole(1, optional=True), "Most requests that may wait; unset is no limit."
+    )
+
+    def _check_together(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise FieldError(
+                ("scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"),
+                f"is {self.max_num_batched_tokens}, below scheduler.max_num_seqs "
+                f"({self.max_num_seqs}); raise the first or lower the second.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Checked):
+    """How clients reach it."""
+
+    _section = "server."
+
+    host: str = setting("127.0.0.1", text_rule("an address to listen on"), "Address of the server.")
+    port: int = setting(50051, whole(0, 65535), "Port of gRPC; 0 takes a free one.")
+    model_name: str | None = setting(
+        None,
+        text_rule("a name", optional=True),
+        "Name the model is served under; unset is that of target.model.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig(Checked):
+    """Where `outrider serve` puts the processes."""
+
+    _section = "cluster."
+
+    address: str | None = setting(
+        None,
+        text_rule("the address of a Ray cluster", optional=True),
+        "Ray cluster to use; unset starts one on this machine for as long as it serves.",
+    )
+    placement_timeout_s: float = setting(
+        60.0, _POSITIVE, "Seconds to wait for the cluster to have room for a model."
+    )
+    start_timeout_s: float = setting(
+        600.0, _POSITIVE, "Seconds until all ranks must have their weights."
+    )
+    colocate: bool | None = setting(
+        None,
+        dataclasses.replace(_FLAG, wanted="true or false, or unset", optional=True),
+        "Hold target and draft in the engine's process, without ranks; unset is true for models "
+        "of one rank on the only GPU there is.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(Checked):
+    """Everything one engine needs to know."""
+
+    target: TargetConfig = TargetConfig()
+    draft: DraftConfig = DraftConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    server: ServerConfig = ServerConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    workers: str = setting(
+        "auto",
+        choice("auto", "inline", "processes"),
+        "Where LLM runs the models: inline in its own process, or every rank in one; auto is "
+        "inline unless a tensor_parallel is above 1.",
+    )
+    deterministic: bool = setting(
+        False, _FLAG, "Make a request's text independent of what runs beside it, bit for bit."
+    )
+    seed: int | None = setting(
+        None,
+        Rule(int, "a 64-bit whole number, or unset", lambda v: -(2**63) <= v < 2**64, True),
+        "Seed of requests that bring none; unset draws one for each.",
+    )
+    cpu_kernels: str = setting(
+        "auto",
+        choice("auto", "c", "torch"),
+        "CPU kernels: c compiles ours, torch uses none; auto is c where a compiler is found.",
+    )
+    num_threads: int | None = setting(
+        None, whole(1, optional=True), "CPU threads of one process; unset is one per core."
+    )
+    log_level: str = setting(
+        "info", choice("debug", "info", "warning", "error"), "Least severe message logged."
+    )
+
+    def _check_together(self) -> None:
+        for name, kind in SECTIONS.items():
+            if not isinstance(getattr(self, name), kind):
+                value = getattr(self, name)
+                raise FieldError((name,), f"is {value!r}; it must be a {kind.__name__}.")
+        for name in ("target", "draft"):
+            size = getattr(self, name).tensor_parallel
+            if self.workers == "inline" and size > 1:
+                raise FieldError(
+                    (f"{name}.tensor_parallel", "workers"),
+                    f"is {size} but workers is 'inline', and one process runs 1; set workers to "
+                    "'processes' or leave it out.",
+                )
+        if self.speculation.method == "draft" and self.draft.model is None:
+            raise FieldError(
+                ("speculation.method",),
+                "is 'draft' but there is no draft; set draft.model (draft_model in LLM) "
+                "or choose 'ngram'.",
+            )
+        if self.cluster.colocate:
+            self._check_colocation()
+
+    def _check_colocation(self) -> None:
+        """One process holds one rank of each model, all on one device."""
+        wanted: dict[str, tuple[Any, ...]] = {
+            "target.tensor_parallel": (1,),
+            "draft.tensor_parallel": (1,),
+            "workers": ("auto", "inline"),
+        }
+        if self.target.device != "auto":  # else the engine finds out which one that is
+            wanted["draft.device"] = ("auto", self.target.device)
+        values = self.to_settings()
+        for path, allowed in wanted.items():
+            if values[path] not in allowed:
+                raise FieldError(
+                    (path, "cluster.colocate"),
+                    f"is {values[path]!r} but cluster.colocate is true, which takes "
+                    f"{allowed[-1]!r}; set it to that, or cluster.colocate to false.",
+                )
+
+    @property
+    def method(self) -> str | None:
+        """Who proposes once the default is settled: "draft", "ngram" or None for nobody."""
+        if self.speculation.method is None and self.draft.model is not None:
+            return "draft"
+        return self.speculation.method
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether the models run in processes of their own once the default is settled."""
+        several = max(self.target.tensor_parallel, self.draft.tensor_parallel) > 1
+        return self.workers == "processes" or several
+
+    @classmethod
+    def from_settings(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build from values by path ("target.model"); what is not named keeps its default."""
+        given: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+        for path, value in values.items():
+            find_setting(path)
+            section, _, name = path.rpartition(".")
+            (parts[section] if section else given)[name] = value
+        given |= {name: kind(**parts[name]) for name, kind in SECTIONS.items()}
+        return cls(**given)
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
+        """Build from the flat names of `LLM(...)`, vLLM's included; None keeps a default."""
+        values, names = settings_from_kwargs(kwargs)
+        try:
+            return cls.from_settings(values)
+        except FieldError as error:
+            name = names.get(error.paths[0])
+            raise FieldError(error.paths, error.problem, name) from None
+
+    def to_settings(self) -> dict[str, Any]:
+        """Every value by path, in the order of declaration."""
+        values: dict[str, Any] = {}
+        for path in settings():
+            section, _, name = path.rpartition(".")
+            values[path] = getattr(getattr(self, section) if section else self, name)
+        return values
+
+
+SECTIONS: Mapping[str, type[Checked]] = {
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "speculation": SpeculationConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "server": ServerConfig,
+    "cluster": ClusterConfig,
+}
+
+
+@cache
+def settings() -> Mapping[str, Setting]:
+    """Every setting by path, sections first, in the order of declaration."""
+    found: dict[str, Setting] = {}
+    for section, kind in [*SECTIONS.items(), ("", EngineConfig)]:
+        for item in dataclasses.fields(kind):  # type: ignore[arg-type]
+            if "rule" in item.metadata:
+                path = f"{section}.{item.name}" if section else item.name
+                rule, doc = item.metadata["rule"], item.metadata["doc"]
+                found[path] = Setting(path, item.default, rule, doc)
+    return found
+
+
+def find_setting(path: str) -> Setting:
+    """The setting of that path; an unknown one is refused with the nearest known name."""
+    known = settings()
+    if path not in known:
+        leaf = path.rpartition(".")[2]
+        elsewhere = [name for name in known if name.rpartition(".")[2] == leaf]
+        hint = did_you_mean(elsewhere[0] if elsewhere else path, [*known, *SECTIONS])
+        raise FieldError((path,), f"is no setting.{hint}")
+    return known[path]

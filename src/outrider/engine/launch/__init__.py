@@ -1,0 +1,1 @@
+"""Starting processes of this host, and starting them again."""

@@ -1,0 +1,167 @@
+"""An engine as a child process: both ends of what ties it to the process that starts it.
+
+They share a socket. The child tells how its start is going; the end of either is known to the
+other at once, whatever the reason, so no child outlives its starter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.config import EngineConfig, settings
+from outrider.engine.rank_group import Report
+from outrider.errors import OutriderError
+from outrider.links.secret import SECRET_VARIABLE
+
+_LAST_LINES = 15
+_STOP_TIMEOUT_S = 5.0
+
+
+class _Word(StrEnum):
+    """What a line from the child is about."""
+
+    STAGE = "stage"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class EngineChildError(OutriderError):
+    """The child has ended, or could not start. The first line is the reason, its own last words
+    follow."""
+
+
+class Starter:
+    """In the child: the process that started it."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._socket = socket.socket(fileno=fd)
+        threading.Thread(target=self._end_with_it, name="starter watch", daemon=True).start()
+
+    def tell_stage(self, line: str) -> None:
+        self._tell(_Word.STAGE, line)
+
+    def tell_ready(self) -> None:
+        self._tell(_Word.READY)
+
+    def tell_failure(self, reason: str) -> None:
+        self._tell(_Word.FAILED, reason)
+
+    def _tell(self, word: _Word, text: str = "") -> None:
+        with contextlib.suppress(OSError):  # it is gone, and so will be this process
+            self._socket.sendall(json.dumps([word, text]).encode() + b"\n")
+
+    def _end_with_it(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.recv(1)
+        os._exit(0)  # gateways hold all that must not be lost
+
+
+class EngineChild:
+    """In the starter: `start`, then `run`, and `close` in any case, all on one thread."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+        self.address = f"unix:{self._folder}/engine.sock"
+        self.secret = secrets.token_hex(32)
+        self._log = self._folder / "engine.log"
+        self._config_file = self._folder / "engine.yaml"
+        self._config_file.write_text(_file_text(config), encoding="utf-8")
+        self._socket, self._its_socket = socket.socketpair()
+        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failure: str | None = None
+
+    def start(self, report: Report) -> None:
+        """Until it takes gateways; raises if it ends before."""
+        self._start()
+        for line in self._lines:
+            word, text = json.loads(line)
+            if word == _Word.READY:
+                return
+            if word == _Word.STAGE:
+                report(text)
+            else:
+                self._failure = text
+        raise self._end()
+
+    def run(self) -> None:
+        """Until it ends, which raises."""
+        for line in self._lines:
+            _, self._failure = json.loads(line)
+        raise self._end()
+
+    def _start(self) -> None:
+        fd = self._its_socket.fileno()
+        command = [sys.executable, "-m", "outrider.engine", "--listen", self.address]
+        command += ["--config", str(self._config_file), "--starter-fd", str(fd)]
+        with self._its_socket, self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=_environment() | {SECRET_VARIABLE: self.secret},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[fd],
+            )
+
+    def stop(self) -> None:
+        """From any thread: end it at once."""
+        with contextlib.suppress(OSError):  # it has ended already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.stop()
+        if self._process is not None:
+            self._reap(self._process)
+        self._lines.close()
+        self._socket.close()
+        self._its_socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self) -> EngineChildError:
+        assert self._process is not None
+        code = self._reap(self._process)
+        reason = f"the engine failed: {self._failure}"
+        if self._failure is None:
+            reason = f"the engine's process ended with exit code {code}"
+        lines = self._log.read_text(errors="replace").splitlines()
+        return EngineChildError("\n".join([reason, *lines[-_LAST_LINES:]]))
+
+    @staticmethod
+    def _reap(process: subprocess.Popen[bytes]) -> int:
+        """It has hung up, or was hung up on: it ends by itself, or hangs."""
+        try:
+            return process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def _file_text(config: EngineConfig) -> str:
+    nested: dict[str, Any] = {}
+    for path, value in config.to_settings().items():
+        section, _, name = path.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return yaml.safe_dump(nested)
+
+
+def _environment() -> dict[str, str]:
+    """Without the variables that are settings: the file has them all, and they would win over it,
+    even where a flag has won over them."""
+    names = {setting.env_name for setting in settings().values()}
+    return {name: value for name, value in os.environ.items() if name not in names}

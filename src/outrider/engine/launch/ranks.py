@@ -1,0 +1,157 @@
+"""Ranks as child processes of this one: no Ray, one host.
+
+The same workers, links and step loop as in a cluster; only who starts the processes differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from outrider.engine.launch.backoff import Backoff
+from outrider.engine.rank_group import RankError
+from outrider.links.rank_messages import DRAFT, TARGET
+from outrider.links.secret import SECRET_VARIABLE
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 0.2
+_LAST_LINES = 15
+_STOP_TIMEOUT_S = 5.0
+
+
+class SpawnedRanks:
+    """Starts every rank, restarts a draft group that died, and leaves nothing behind."""
+
+    def __init__(self, sizes: Mapping[str, int], device: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+        self.address = f"unix:{self.folder}/engine.sock"
+        self.secret = secrets.token_hex(32)
+        self._sizes = sizes
+        self._device = device
+        self._lock = threading.Lock()
+        self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
+        self._is_closed = threading.Event()
+        self._restarts = threading.Event()
+
+    def start(self) -> None:
+        """Processes end with the thread that started them, so one of our own starts them all."""
+        threading.Thread(target=self._run, name="rank watch", daemon=True).start()
+
+    def _run(self) -> None:
+        for role in self._sizes:
+            self._start_group(role)
+        self._watch()
+
+    def restart_drafts(self) -> None:
+        """From now on; a draft that dies while the engine starts is an error to be told."""
+        self._restarts.set()
+
+    def pids(self, role: str) -> list[int]:
+        with self._lock:
+            return [process.pid for process in self._processes[role]]
+
+    def kill(self, role: str) -> None:
+        """End a group that is of no use any more; a draft is started anew."""
+        with self._lock:
+            for process in self._processes.get(role, ()):
+                process.kill()
+
+    def raise_if_dead(self, cause: Exception | None = None) -> None:
+        """While the engine starts: a rank that ended says why, in its own last lines."""
+        with self._lock:
+            for role, processes in self._processes.items():
+                for rank, process in enumerate(processes):
+                    if process.poll() is not None:
+                        raise RankError(
+                            f"{role} rank {rank} ended with exit code {process.returncode}:\n"
+                            + self._last_lines(role, rank)
+                        ) from cause
+
+    def close(self) -> None:
+        """Ranks end by themselves once the engine has hung up; who does not is killed."""
+        self._is_closed.set()
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        with self._lock:
+            for process in (each for group in self._processes.values() for each in group):
+                try:
+                    process.wait(max(deadline_s - time.monotonic(), 0.0))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start_group(self, role: str) -> None:
+        with self._lock:
+            if not self._is_closed.is_set():
+                ranks = range(self._sizes[role])
+                self._processes[role] = [self._start_rank(role, rank) for rank in ranks]
+
+    def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "outrider.workers", "--engine", self.address]
+        command += ["--role", role, "--rank", str(rank), "--size", str(self._sizes[role])]
+        with self._log_path(role, rank).open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--with-parent"],
+                env=os.environ | {SECRET_VARIABLE: self.secret} | self._gpu_variables(role, rank),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _gpu_variables(self, role: str, rank: int) -> dict[str, str]:
+        """One GPU a rank, the target's first; with too few of them, ranks share.
+
+        NCCL refuses two ranks of one host on one GPU, so sharers pretend to be on hosts of their
+        own: slow, but the same code path.
+        """
+        if not self._device.startswith(("auto", "cuda")) or not torch.cuda.is_available():
+            return {}
+        index = rank if role == TARGET else self._sizes[TARGET] + rank
+        available = torch.cuda.device_count()
+        variables = {"CUDA_VISIBLE_DEVICES": str(index % available)}
+        if sum(self._sizes.values()) > available:
+            variables |= {"NCCL_HOSTID": f"{role}-{rank}", "NCCL_NET": "Socket"}
+            variables |= {"NCCL_SOCKET_IFNAME": "lo"}
+        return variables
+
+    def _watch(self) -> None:
+        backoff = Backoff(time.monotonic)
+        while not self._is_closed.wait(_WATCH_S):
+            with self._lock:
+                draft = self._processes.get(DRAFT, [])
+                has_ended = any(process.poll() is not None for process in draft)
+            if not has_ended or not self._restarts.is_set():
+                continue
+            self.kill(DRAFT)
+            pause_s = backoff.next_pause_s()
+            logger.warning("a draft rank has ended; the group is started anew in %.1f s", pause_s)
+            if self._is_closed.wait(pause_s):
+                return
+            self._reap(draft)
+            self._start_group(DRAFT)
+            backoff.started()
+
+    def _reap(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+
+    def _log_path(self, role: str, rank: int) -> Path:
+        return self.folder / f"{role}-{rank}.log"
+
+    def _last_lines(self, role: str, rank: int) -> str:
+        lines = self._log_path(role, rank).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])

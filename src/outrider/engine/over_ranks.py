@@ -1,0 +1,236 @@
+"""From a configuration and ranks that dial in to a running engine whose models are elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from outrider.config import EngineConfig
+from outrider.engine.doorway import Arrival, Doorway
+from outrider.engine.rank_group import RankError, RankGroup, Report, rank_settings
+from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
+from outrider.engine.sizing import (
+    Reach,
+    depth_of,
+    fixed_kv_bytes,
+    make_scheduler,
+    size_pools,
+    wanted_len,
+)
+from outrider.engine.status import load_of
+from outrider.engine.step import StepLoop
+from outrider.errors import CapacityError
+from outrider.links.gateway_messages import EngineFacts, EngineStatus, RankStatus
+from outrider.links.rank_messages import DRAFT, TARGET, Described, Join, Joined
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+
+
+def group_sizes(config: EngineConfig) -> dict[str, int]:
+    """Ranks of each role this configuration has; none if the engine holds the models itself."""
+    if config.cluster.colocate:
+        return {}
+    sizes = {TARGET: config.target.tensor_parallel}
+    if config.draft.model is not None:
+        sizes[DRAFT] = config.draft.tensor_parallel
+    return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What was decided when the groups were first started; a restarted draft gets the same."""
+
+    num_blocks: int
+    max_model_len: int
+    vocab_size: int
+    length: int
+
+
+class RemoteEngine:
+    """Both groups, the step loop over them, and the thread that takes a restarted draft in.
+
+    `raise_if_dead` is asked while ranks are awaited; `on_draft_lost` is told so that somebody
+    starts the draft anew.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        doorway: Doorway,
+        report: Report,
+        on_draft_lost: Callable[[str], None],
+        raise_if_dead: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self._raise_if_dead = raise_if_dead
+        self.draft = RemoteDraft(on_draft_lost)
+        self._doorway = doorway
+        self._report = report
+        self._proposal_number = 0
+        self._proposal_backend = ""
+        self._starting: RankGroup | None = None  # a draft on its way back
+        self._is_closed = threading.Event()
+        self._groups: list[RankGroup] = []  # while they are started for the first time
+        try:
+            self._target, first_draft = self._first_start()
+        except BaseException:
+            for group in self._groups:
+                group.close()
+            raise
+        worker = RemoteTarget(self._target, self.draft.give_up)
+        self.loop = StepLoop(self._scheduler, self.draft, worker)
+        if first_draft is not None:
+            self._connect(first_draft)
+            self.draft.join(first_draft)
+            self.draft.sync(self._scheduler)
+            threading.Thread(target=self._keep_draft, name="draft keeper", daemon=True).start()
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def _first_start(self) -> tuple[RankGroup, RankGroup | None]:
+        """Both groups at once, each exchange for both before the next: sizes depend on both."""
+        config = self.config
+        for role in group_sizes(config):
+            self._groups.append(self._await_group(role))
+        groups = self._groups
+        with ThreadPoolExecutor(len(groups)) as pool:
+            described = list(pool.map(self._describe, groups))
+            reaches = [Reach(each.max_position, each.is_extendable) for each in described]
+            length = wanted_len(config, reaches[0], reaches[1] if len(reaches) > 1 else None)
+            list(pool.map(lambda group: self._load(group, length), groups))
+            num_blocks, max_model_len = self._size_pools(groups, length)
+            self._sizes = _Sizes(num_blocks, max_model_len, described[0].vocab_size, length)
+            list(pool.map(self._allocate, groups))
+        device = described[0].device.partition(":")[0]
+        self._scheduler = make_scheduler(config, num_blocks, len(groups) > 1, device)
+        self.facts = EngineFacts(
+            settings=config.to_settings(),
+            vocab_size=described[0].vocab_size,
+            eos_ids=described[0].eos_ids,
+            max_model_len=max_model_len,
+            depth=depth_of(config, device),
+            has_draft=len(groups) > 1,
+            kernels=groups[0].loaded[0].kernels,
+            num_blocks=num_blocks,
+        )
+        return groups[0], groups[1] if len(groups) > 1 else None
+
+    def _await_group(self, role: str) -> RankGroup:
+        start_s = time.monotonic()
+        arrivals: list[Arrival] = []
+        while not arrivals:
+            with contextlib.suppress(queue.Empty):
+                arrivals = self._doorway.take_group(role, _POLL_S)
+            self._raise_if_dead()
+        waited_s = time.monotonic() - start_s
+        pids = ", ".join(str(arrival.hello.pid) for arrival in arrivals)
+        count = len(arrivals)
+        self._report(f"{role}: {count} of {count} ranks up after {waited_s:.1f} s (pid {pids})")
+        return RankGroup(role, arrivals, self._report)
+
+    def _describe(self, group: RankGroup) -> Described:
+        return group.describe(rank_settings(self.config, group.role), epoch=0)
+
+    def _load(self, group: RankGroup, length: int) -> None:
+        is_short = group.role == DRAFT and group.described[0].max_position < length
+        group.load(length if is_short else None)
+
+    def _size_pools(self, groups: list[RankGroup], length: int) -> tuple[int, int]:
+        """Every rank must hold as many blocks as every other; the tightest decides."""
+        ranks = [loaded for group in groups for loaded in group.loaded]
+        limited = [each for each in ranks if each.kv_bytes is not None]
+        if not limited:
+            per_block = sum(each.bytes_per_block for each in ranks)
+            return size_pools(self.config, fixed_kv_bytes(self.config), per_block, length)
+        tightest = min(limited, key=lambda each: (each.kv_bytes or 0) // each.bytes_per_block)
+        if not tightest.kv_bytes:
+            raise CapacityError(
+                "a GPU has no memory left for KV; use more ranks or a smaller model."
+            )
+        return size_pools(self.config, tightest.kv_bytes, tightest.bytes_per_block, length)
+
+    def _allocate(self, group: RankGroup) -> None:
+        sizes = self._sizes
+        group.allocate(sizes.num_blocks, sizes.max_model_len, sizes.vocab_size)
+
+    def _connect(self, draft: RankGroup) -> None:
+        """Build the proposal group. The draft answers once it has met the target there."""
+        self._proposal_number += 1
+        join = Join(self._target.store, self._proposal_number)
+        self._target.first.send(join)
+        draft.first.send(join)
+        joined = draft.answer()
+        if not isinstance(joined, Joined):
+            raise RankError(f"the draft sent {type(joined).__name__} where Joined was due.")
+        self._proposal_backend = joined.backend
+        self._report(f"draft joined, proposals over {joined.backend}")
+
+    # -- a draft that comes back --------------------------------------------------------------
+
+    def _keep_draft(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                arrivals = self._doorway.take_group(DRAFT, _POLL_S)
+            except queue.Empty:
+                continue
+            self._take_back(arrivals)
+
+    def _take_back(self, arrivals: list[Arrival]) -> None:
+        group = RankGroup(DRAFT, arrivals, self._report)
+        self._starting = group
+        try:
+            self._describe(group)
+            self._load(group, self._sizes.length)
+            self._allocate(group)
+            self._connect(group)
+        except RankError as error:
+            logger.warning("the draft did not come back: %s", error)
+            group.close()
+        else:
+            self.draft.join(group)
+        finally:
+            self._starting = None
+
+    # -- afterwards ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Between steps of an idle engine: notice ranks that are gone."""
+        self._target.check()
+        self.draft.check()
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._doorway.close()
+        for group in (self._target, self.draft.group, self._starting):
+            if group is not None:
+                group.stop()
+
+    def status(self, query: int = 0) -> EngineStatus:
+        return dataclasses.replace(
+            load_of(self._scheduler, query),
+            ranks=tuple(self._ranks()),
+            proposal_backend=self._proposal_backend if self.draft.group is not None else "",
+            proposal_sends=self.draft.num_sends,
+            draft_losses=self.draft.num_losses,
+        )
+
+    def _ranks(self) -> list[RankStatus]:
+        ranks = self._target.status("ready")
+        draft, starting = self.draft.group, self._starting
+        if draft is not None:
+            ranks += draft.status("ready")
+        elif starting is not None:
+            ranks += starting.status("starting")
+        elif self.facts.has_draft:
+            size = self.config.draft.tensor_parallel
+            ranks += [RankStatus(DRAFT, rank, 0, "", "", "lost") for rank in range(size)]
+        return ranks

@@ -1,0 +1,245 @@
+"""A link as an asyncio program sees it; what is on the wire is the same as for `Channel`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from typing import Any
+
+from outrider.links.address import (
+    RETRY_S,
+    TcpAddress,
+    UnixAddress,
+    check_retry,
+    is_own_echo,
+    parse,
+    tune,
+)
+from outrider.links.channel import HEARTBEAT_S, SILENCE_S, check_times
+from outrider.links.codec import Codec
+from outrider.links.frames import (
+    HEARTBEAT_FRAME,
+    MAX_FRAME_BYTES,
+    FrameDecoder,
+    LinkClosedError,
+    LinkError,
+    LinkTimeoutError,
+    pack,
+)
+from outrider.links.handshake import Script, dialler_script, hung_up, timed_out
+from outrider.links.rank_messages import Hello
+
+
+class AsyncChannel(asyncio.Protocol):
+    """Messages both ways over a connected socket, all in one event loop.
+
+    What the peer sent before it died can still be received; after that `receive` raises
+    `LinkClosedError` (the peer is gone) or `LinkTimeoutError` (it hangs) at every call.
+    Made by `open_channel`.
+    """
+
+    def __init__(self, codec: Codec, *, heartbeat_s: float, silence_s: float, peer: str) -> None:
+        check_times(heartbeat_s, silence_s)
+        self.peer = peer
+        self._codec = codec
+        self._heartbeat_s = heartbeat_s
+        self._silence_s = silence_s
+        self._decoder = FrameDecoder()
+        self._payloads: deque[bytes] = deque()
+        self._arrival = asyncio.Event()  # of a message, or of the end
+        self._failure: LinkError | None = None
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_sent = False  # since the last beat
+        self._quiet_beats = 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the link has ended; messages that came before may still be waiting."""
+        return self._failure is not None
+
+    def send(self, message: object) -> None:
+        """Queue a message; it leaves at once unless the peer does not read."""
+        self.send_encoded(self._codec.encode(message))
+
+    def send_encoded(self, payload: bytes) -> None:
+        frame = pack(payload)
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            self._end(LinkTimeoutError(f"{self.peer} does not read what is sent to it; it hangs."))
+        self._raise_if_ended()
+        self._transport.write(frame)
+        self._has_sent = True
+
+    async def receive(self) -> Any:
+        """The next message. To be awaited by one task at a time; may be cancelled at no loss."""
+        while not self._payloads:
+            self._raise_if_ended()
+            self._arrival.clear()
+            await self._arrival.wait()
+        return self._codec.decode(self._payloads.popleft())
+
+    def close(self) -> None:
+        """End the link; what was sent before still leaves if the peer takes it within `silence_s`.
+        May be called again."""
+        self._end(LinkClosedError(f"the link to {self.peer} was closed on this side."))
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._silence_s, self._transport.abort)
+
+    def _raise_if_ended(self) -> None:
+        if self._failure is not None:
+            # A fresh instance: the same one raised often would collect tracebacks.
+            raise type(self._failure)(*self._failure.args)
+
+    def _end(self, failure: LinkError) -> None:
+        if self._failure is None:
+            self._failure = failure
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            if isinstance(failure, LinkClosedError):
+                self._transport.close()
+            else:
+                self._transport.abort()
+        self._arrival.set()
+
+    def _beat(self) -> None:
+        """Beats are counted, not seconds: a loop that was held up for long, and so has not read,
+        does not take its own absence for the peer's."""
+        self._quiet_beats += 1
+        if self._quiet_beats * self._heartbeat_s > self._silence_s:
+            self._end(
+                LinkTimeoutError(
+                    f"{self.peer} has been silent for {self._silence_s:g} s; it hangs or cannot "
+                    "be reached."
+                )
+            )
+            return
+        assert self._transport is not None
+        if not self._has_sent and self._transport.get_write_buffer_size() == 0:
+            self._transport.write(HEARTBEAT_FRAME)
+        self._has_sent = False
+        self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
+
+    # -- called by the event loop -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
+
+    def data_received(self, data: bytes) -> None:
+        self._quiet_beats = 0
+        try:
+            payloads = self._decoder.feed(data)
+        except LinkError as error:
+            self._end(error)
+            return
+        if payloads:
+            self._payloads.extend(payloads)
+            self._arrival.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reason = "" if error is None else f" ({error})"
+        self._end(
+            LinkClosedError(f"{self.peer} has closed the link{reason}; its process has ended.")
+        )
+
+
+async def open_channel(
+    address: str,
+    secret: str,
+    hello: Hello,
+    codec: Codec,
+    timeout_s: float,
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
+    silence_s: float = SILENCE_S,
+) -> AsyncChannel:
+    """Dial, prove the secret and say who this is. Tries until the time is up while nobody listens;
+    `timeout_s` covers all of it."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    sock = await _dial(address, timeout_s)
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            await _play(sock, dialler_script(secret, hello))
+        _, channel = await loop.create_connection(
+            lambda: AsyncChannel(
+                codec, heartbeat_s=heartbeat_s, silence_s=silence_s, peer=f"the engine at {address}"
+            ),
+            sock=sock,
+        )
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, TimeoutError):
+            raise timed_out(timeout_s) from error
+        raise
+    return channel
+
+
+async def _dial(address: str, timeout_s: float) -> socket.socket:
+    parsed = parse(address)
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while True:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                sock = await _connect(parsed)
+        except OSError as error:
+            check_retry(address, error, deadline_s - loop.time(), timeout_s)
+        else:
+            if not is_own_echo(sock):
+                return sock
+            sock.close()
+        await asyncio.sleep(RETRY_S)
+
+
+async def _connect(parsed: UnixAddress | TcpAddress) -> socket.socket:
+    if isinstance(parsed, UnixAddress):
+        return await _connect_to(socket.AF_UNIX, parsed.path)
+    loop = asyncio.get_running_loop()
+    failure: OSError = ConnectionRefusedError("the host has no address")
+    for family, _, _, _, place in await loop.getaddrinfo(
+        parsed.host, parsed.port, type=socket.SOCK_STREAM
+    ):
+        try:
+            return await _connect_to(family, place)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+async def _connect_to(family: int, place: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, place)
+        tune(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _play(sock: socket.socket, script: Script[None]) -> None:
+    loop = asyncio.get_running_loop()
+    turn = next(script)
+    while True:
+        try:
+            await loop.sock_sendall(sock, turn.send)
+            data = b""
+            while len(data) < turn.read:
+                piece = await loop.sock_recv(sock, turn.read - len(data))
+                if not piece:
+                    raise hung_up()
+                data += piece
+        except ConnectionError as error:
+            raise hung_up() from error
+        try:
+            turn = script.send(data)
+        except StopIteration:
+            return

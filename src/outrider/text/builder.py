@@ -1,0 +1,139 @@
+"""Turns the scheduler's updates of one sample into its growing output."""
+
+from __future__ import annotations
+
+from outrider.scheduler.types import FinishReason, RequestUpdate, TokenLogprobs
+from outrider.text.detokenize import Detokenizer, StopStrings
+from outrider.text.front_door import PreparedRequest
+from outrider.text.outputs import (
+    CompletionOutput,
+    Logprob,
+    OutputDelta,
+    PositionLogprobs,
+    RequestOutput,
+)
+from outrider.text.tokenizer import Tokenizer
+
+
+class TextBuilder:
+    """One sample: detokenises, applies stop strings, keeps logprobs and the speculation record."""
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        index: int,
+        request_output: RequestOutput,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        params = prepared.params
+        self._params = params
+        self._tokenizer = tokenizer
+        self._request_output = request_output
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer, prepared.prompt_ids, params.skip_special_tokens
+            )
+        self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
+        self.output = CompletionOutput(index, prepared.seed)
+        if params.logprobs is not None:
+            self.output.logprobs = []
+            self.output.cumulative_logprob = 0.0
+        self._echo = ""
+        if params.echo:
+            self._echo = prepared.prompt or self._decode(prepared.prompt_ids)
+        request_output.outputs.append(self.output)
+
+    def take(self, update: RequestUpdate, now_s: float) -> OutputDelta:
+        """Add what the update brings; the delta is what a streaming reader sees of it."""
+        output, record = self.output, self.output.speculation
+        self._take_prompt_logprobs(update)
+        text, self._echo = self._echo, ""
+        taken, stop = 0, None
+        for position, token in enumerate(update.token_ids):
+            is_last = position == len(update.token_ids) - 1
+            ends_text = is_last and update.stop_token_id is not None
+            piece, stop = self._push(token, ends_text)
+            text += piece
+            taken += 1
+            output.token_ids.append(token)
+            record.drafted_by_token.append(position < update.num_accepted)
+            if update.logprobs:
+                self._take_logprobs(update.logprobs[position])
+            if stop is not None:
+                break
+        num_accepted = min(update.num_accepted, taken)
+        if update.token_ids:
+            record.rounds += 1
+            record.drafted += update.num_drafted
+            record.accepted += num_accepted
+        if stop is not None:
+            output.finish_reason, output.stop_reason = FinishReason.STOP, stop
+        elif update.finish_reason is not None:
+            rest, stop = self._finish_text()
+            text += rest
+            output.finish_reason = FinishReason.STOP if stop else update.finish_reason
+            output.stop_reason = stop or update.stop_token_id
+        output.text += text
+        self._take_times(update, now_s)
+        return OutputDelta(
+            self._request_output.request_id,
+            output.index,
+            text,
+            update.token_ids[:taken],
+            num_accepted,
+            output.finish_reason,
+            self._request_output,
+        )
+
+    def _push(self, token: int, ends_text: bool) -> tuple[str, str | None]:
+        """Text that may be shown now, and the stop string it completed if any."""
+        hidden = ends_text and not self._params.include_stop_str_in_output
+        if self._detokenizer is None or hidden:
+            return "", None
+        piece = self._detokenizer.push(token)
+        if len(self.output.token_ids) < self._params.min_tokens:
+            return piece, None
+        return self._stops.push(piece)
+
+    def _finish_text(self) -> tuple[str, str | None]:
+        """The rest of the text when tokens have ended, and a stop string if one is still in it."""
+        if self._detokenizer is None:
+            return "", None
+        piece, stop = self._stops.push(self._detokenizer.flush())
+        return (piece, stop) if stop is not None else (piece + self._stops.flush(), None)
+
+    def _take_logprobs(self, found: TokenLogprobs) -> None:
+        output = self.output
+        assert output.logprobs is not None and output.cumulative_logprob is not None
+        output.logprobs.append(self._by_token(found))
+        output.cumulative_logprob += found.logprob
+
+    def _take_prompt_logprobs(self, update: RequestUpdate) -> None:
+        known = self._request_output.prompt_logprobs
+        if known is not None and self.output.index == 0:
+            known += [self._by_token(found) for found in update.prompt_logprobs]
+
+    def _by_token(self, found: TokenLogprobs) -> PositionLogprobs:
+        """The most likely tokens in order, and the chosen one whether among them or not."""
+        table = {
+            token: Logprob(logprob, rank, self._decode([token]))
+            for rank, (token, logprob) in enumerate(found.top, start=1)
+        }
+        chosen = Logprob(found.logprob, found.rank, self._decode([found.token_id]))
+        table.setdefault(found.token_id, chosen)
+        return table
+
+    def _take_times(self, update: RequestUpdate, now_s: float) -> None:
+        metrics = self._request_output.metrics
+        if metrics.first_token_s is None and update.token_ids:
+            metrics.first_token_s = now_s
+            metrics.num_cached_tokens = update.num_cached_tokens
+        if self._request_output.finished:
+            metrics.finished_s = now_s
+
+    def _decode(self, ids: list[int]) -> str:
+        if self._tokenizer is None:
+            return ""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text

@@ -1,0 +1,219 @@
+"""The front door: a prompt and its parameters become requests the scheduler can run, or one
+sentence about why they cannot."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from outrider.config import EngineConfig
+from outrider.errors import RequestError
+from outrider.kernels.seeds import sample_seed
+from outrider.links.gateway_messages import EngineFacts
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.request import Request
+from outrider.scheduler.types import ProposerKind
+from outrider.text.tokenizer import Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+Message: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A checked request: its prompt as ids, and its parameters with every default settled."""
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    bad_word_ids: tuple[tuple[int, ...], ...]
+    max_len: int
+    proposer: ProposerKind
+    depth: int
+    priority: int = 0
+    deadline_s: float | None = None
+
+    def sample_id(self, index: int) -> str:
+        return self.request_id if self.params.n == 1 else f"{self.request_id}/{index}"
+
+    def sample(self, index: int, arrival_s: float) -> Request:
+        """The scheduler's request for sample `index` of n."""
+        return Request(
+            self.sample_id(index),
+            self.prompt_ids,
+            self.params,
+            seed=sample_seed(self.seed, index),
+            max_len=self.max_len,
+            arrival_s=arrival_s,
+            stop_ids=self.stop_ids,
+            bad_word_ids=self.bad_word_ids,
+            deadline_s=self.deadline_s,
+            proposer=self.proposer,
+            depth=self.depth,
+        )
+
+
+class FrontDoor:
+    """Checks requests against one engine's models and limits."""
+
+    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+        self._config = EngineConfig.from_settings(facts.settings)
+        self._facts = facts
+        self._tokenizer = tokenizer
+        self._num_seedless = 0
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> PreparedRequest:
+        text, ids = self._prompt(prompt)
+        self._check_prompt(ids)
+        self._check_token_ids(params)
+        if params.echo and params.logprobs is not None and params.prompt_logprobs is None:
+            params = replace(params, prompt_logprobs=params.logprobs)
+        proposer, depth = self._speculation(params)
+        room = self._facts.max_model_len - len(ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        ends = () if params.ignore_eos else self._facts.eos_ids
+        return PreparedRequest(
+            request_id=request_id,
+            prompt=text,
+            prompt_ids=ids,
+            params=params,
+            seed=self._seed(params),
+            stop_ids=tuple({*ends, *params.stop_token_ids}),
+            bad_word_ids=self._bad_word_ids(params),
+            max_len=len(ids) + max_tokens,
+            proposer=proposer,
+            depth=depth,
+            priority=priority,
+            deadline_s=deadline_s,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._tokenizer is not None and bool(self._tokenizer.chat_template)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> dict[str, list[int]]:
+        """A conversation as the prompt that the model's template, or the one given, makes of it."""
+        if self._tokenizer is None or (chat_template is None and not self.has_chat_template):
+            raise RequestError("the model has no chat template; give one or use generate().")
+        if not messages:
+            raise RequestError("the conversation is empty; give at least one message.")
+        try:
+            encoded = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                return_dict=True,
+            )
+        # A template is a program of the checkpoint's author, who may raise or trip over anything.
+        except Exception as error:
+            raise RequestError(
+                f"the chat template refuses the conversation ({error}); "
+                "give messages as {'role': ..., 'content': ...} in an order it accepts."
+            ) from error
+        return {"prompt_token_ids": list(encoded["input_ids"])}
+
+    def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            known = {"prompt", "prompt_token_ids"}
+            if len(prompt) != 1 or not known.issuperset(prompt):
+                raise RequestError(
+                    f"a prompt given as a mapping has the keys {sorted(prompt)}; it must have "
+                    "either 'prompt' or 'prompt_token_ids'."
+                )
+            return self._prompt(next(iter(prompt.values())))
+        if not isinstance(prompt, Sequence):
+            raise RequestError(f"the prompt is {prompt!r}; it must be text or a list of token ids.")
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise RequestError(
+                    "the prompt is text but the model has no tokenizer; "
+                    "give {'prompt_token_ids': [...]} instead."
+                )
+            return prompt, list(self._tokenizer(prompt)["input_ids"])
+        return None, list(prompt)
+
+    def _check_prompt(self, ids: list[int]) -> None:
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token.")
+        vocab_size = self._facts.vocab_size
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+                raise RequestError(
+                    f"the prompt holds {token!r}; token ids must be from 0 to {vocab_size - 1}."
+                )
+        if len(ids) >= self._facts.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; prompt and output together may have "
+                f"{self._facts.max_model_len} (max_model_len), so shorten it to "
+                f"{self._facts.max_model_len - 1} or fewer."
+            )
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        vocab_size = self._facts.vocab_size
+        for name, ids in (
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            for token in ids:
+                if token >= vocab_size:
+                    raise RequestError(
+                        f"{name} names token {token}; ids must be under {vocab_size}."
+                    )
+        for name, words in (("bad_words", params.bad_words), ("stop", params.stop)):
+            if words and self._tokenizer is None:
+                raise RequestError(f"{name} needs a tokenizer; the model has none, leave it out.")
+
+    def _speculation(self, params: SamplingParams) -> tuple[ProposerKind, int]:
+        method = params.speculation or self._config.method or "off"
+        depth = params.num_speculative_tokens
+        if depth is None:
+            depth = self._facts.depth
+        if method == "draft" and not self._facts.has_draft:
+            raise RequestError(
+                "speculation is 'draft' but the engine has no draft model; "
+                "start it with draft_model or choose 'ngram' or 'off'."
+            )
+        kinds = {
+            "draft": ProposerKind.DRAFT,
+            "ngram": ProposerKind.NGRAM,
+            "off": ProposerKind.NONE,
+        }
+        return kinds[method], depth
+
+    def _seed(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed % 2**64
+        if self._config.seed is None:
+            return secrets.randbits(64)
+        self._num_seedless += 1
+        return sample_seed(self._config.seed % 2**64, self._num_seedless)
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word at the start of a line and inside one: tokenizers spell these differently."""
+        if not params.bad_words or self._tokenizer is None:
+            return ()
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            for spelling in (word, " " + word.lstrip()):
+                ids = self._tokenizer(spelling, add_special_tokens=False)["input_ids"]
+                found[tuple(ids)] = None
+        return tuple(found)

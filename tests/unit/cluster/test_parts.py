@@ -1,0 +1,170 @@
+"""The parts of cluster/ that need no cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from outrider.cluster.events import Bookmark, Event, Journal, Kind
+from outrider.cluster.postmortem import LAST_LINES, End, OwnLog, last_lines, root_cause
+from outrider.cluster.sweeper import Warden
+from outrider.cluster.tasks import first_of
+from outrider.engine.launch.backoff import LONGEST_PAUSE_S, Backoff
+
+# -- pauses -----------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    backoff = Backoff(lambda: 0.0)
+    pauses = [backoff.next_pause_s() for _ in range(8)]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_what_has_worked_a_while_is_started_quickly_again() -> None:
+    now_s = 0.0
+    backoff = Backoff(lambda: now_s)
+    for _ in range(5):
+        backoff.next_pause_s()
+    backoff.started()
+    now_s += LONGEST_PAUSE_S - 1
+    assert backoff.next_pause_s() == 16.0
+    now_s += 2
+    assert backoff.next_pause_s() == 0.5
+
+
+# -- the journal ------------------------------------------------------------------------------
+
+
+def _line(text: str) -> Event:
+    return Event(Kind.STAGE, text)
+
+
+def test_a_reader_gets_what_it_has_not_read_in_order() -> None:
+    async def run() -> list[list[Event]]:
+        journal = Journal()
+        journal.say(_line("a"))
+        journal.say(_line("b"))
+        first = await journal.read(Bookmark(), 1.0)
+        journal.say(_line("c"))
+        second = await journal.read(first.bookmark, 1.0)
+        return [first.events, second.events]
+
+    assert asyncio.run(run()) == [[_line("a"), _line("b")], [_line("c")]]
+
+
+def test_a_reader_waits_for_the_next_line_but_not_for_ever() -> None:
+    async def run() -> tuple[list[Event], list[Event]]:
+        journal = Journal()
+        nothing = await journal.read(Bookmark(), 0.01)
+        reading = asyncio.create_task(journal.read(nothing.bookmark, 10.0))
+        await asyncio.sleep(0)
+        journal.say(_line("late"))
+        return nothing.events, (await reading).events
+
+    assert asyncio.run(run()) == ([], [_line("late")])
+
+
+def test_a_bookmark_of_another_journal_means_the_beginning() -> None:
+    async def run() -> list[Event]:
+        journal = Journal()
+        journal.say(_line("a"))
+        return (await journal.read(Bookmark("another", 7), 0.0)).events
+
+    assert asyncio.run(run()) == [_line("a")]
+
+
+# -- logs and ends ----------------------------------------------------------------------------
+
+
+def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "rank.log"
+    before = "of an earlier process\n"
+    path.write_text(before + "".join(f"line {i}\n" for i in range(LAST_LINES + 5)))
+    lines = last_lines(OwnLog(str(path), len(before)))
+    assert lines == [f"line {i}" for i in range(5, LAST_LINES + 5)]
+    path.write_text(before + "its only line\n")
+    assert last_lines(OwnLog(str(path), len(before))) == ["its only line"]
+
+
+def test_a_log_that_is_gone_is_told() -> None:
+    assert last_lines(OwnLog("/no/such/log", 0)) == [
+        "/no/such/log cannot be read: No such file or directory"
+    ]
+
+
+def test_who_vanished_is_to_blame_before_those_who_miss_it() -> None:
+    told = End("target rank 0", 1.0, None, False)
+    missed = End("target rank 1", 1.1, "connection closed by peer", False)
+    vanished = End("target rank 2", 1.2, "killed", True)
+    assert root_cause([told, missed, vanished]) is vanished
+    assert root_cause([told, missed]) is missed
+    assert root_cause([told]) is None
+
+
+def test_whoever_is_not_first_is_cancelled_and_failures_are_raised() -> None:
+    cancelled: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append("wait")
+            raise
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        asyncio.run(first_of(wait(), fail()))
+    assert cancelled == ["wait"]
+
+
+# -- the warden -------------------------------------------------------------------------------
+
+SERVER = """
+import subprocess, sys, time
+from pathlib import Path
+from outrider.cluster.sweeper import Warden
+folder = Path(sys.argv[1])
+warden = Warden(folder)
+child = subprocess.Popen(["sleep", "60"], stdout=(folder / "log").open("w"), start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_processes_of_a_killed_server_are_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SERVER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        child = int(server.stdout.readline())
+        assert not _has_ended(child)
+        os.kill(server.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 10
+    while not _has_ended(child):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_a_warden_spares_others_and_the_server_itself(tmp_path: Path) -> None:
+    with (tmp_path / "own").open("w"), subprocess.Popen(["sleep", "60"]) as other:
+        with Warden(tmp_path):
+            pass
+        assert not _has_ended(other.pid)
+        other.kill()

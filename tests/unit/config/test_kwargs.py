@@ -1,0 +1,212 @@
+"""The flat names of `LLM(...)`, and the code a vLLM user brings along."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.config import EngineConfig, settings
+from outrider.config.kwargs import PATHS
+from outrider.errors import ConfigError
+
+
+def test_nothing_given_is_the_default_configuration():
+    assert EngineConfig.from_kwargs() == EngineConfig()
+
+
+def test_none_keeps_the_default_of_any_name():
+    assert EngineConfig.from_kwargs(**dict.fromkeys(PATHS)) == EngineConfig()
+
+
+def test_every_setting_has_a_flat_name_and_every_flat_name_a_setting():
+    assert set(PATHS.values()) == set(settings())
+
+
+SAMPLES = {
+    "model": "big",
+    "revision": "v1",
+    "dtype": "bfloat16",
+    "quantization": "fp8",
+    "device": "cuda:1",
+    "tensor_parallel_size": 2,
+    "max_model_len": 128,
+    "draft_model": "small",
+    "speculative_model": "small",
+    "draft_dtype": "float16",
+    "draft_quantization": "int8",
+    "draft_device": "cpu",
+    "draft_tensor_parallel_size": 3,
+    "speculative_draft_tensor_parallel_size": 3,
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "verification": "rejection",
+    "ngram_min": 3,
+    "ngram_max": 7,
+    "ngram_prompt_lookup_min": 3,
+    "ngram_prompt_lookup_max": 7,
+    "block_size": 32,
+    "kv_cache_gb": 1.5,
+    "gpu_memory_utilization": 0.5,
+    "enable_prefix_caching": False,
+    "max_num_seqs": 7,
+    "max_num_batched_tokens": 99,
+    "lag": 1,
+    "priority_aging_s": 2.5,
+    "max_waiting": 5,
+    "host": "0.0.0.0",
+    "port": 50052,
+    "served_model_name": "mine",
+    "ray_address": "auto",
+    "placement_timeout_s": 5.0,
+    "start_timeout_s": 6.0,
+    "colocate": True,
+    "workers": "processes",
+    "deterministic": True,
+    "seed": 42,
+    "cpu_kernels": "torch",
+    "num_threads": 1,
+    "log_level": "debug",
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_flat_name_sets_its_setting_and_no_other(name):
+    config = EngineConfig.from_kwargs(**{name: SAMPLES[name]})
+    changed = {p: v for p, v in config.to_settings().items() if v != settings()[p].default}
+    assert changed == {PATHS[name]: SAMPLES[name]}
+
+
+def test_vllms_draft_model_snippet_is_understood():
+    config = EngineConfig.from_kwargs(
+        model="facebook/opt-6.7b",
+        tensor_parallel_size=1,
+        speculative_model="facebook/opt-125m",
+        num_speculative_tokens=5,
+        use_v2_block_manager=True,
+    )
+    assert (config.target.model, config.draft.model) == ("facebook/opt-6.7b", "facebook/opt-125m")
+    assert config.method == "draft"
+
+
+def test_vllms_ngram_snippet_is_understood():
+    config = EngineConfig.from_kwargs(
+        model="facebook/opt-6.7b",
+        tensor_parallel_size=1,
+        speculative_model="[ngram]",
+        num_speculative_tokens=5,
+        ngram_prompt_lookup_max=4,
+        use_v2_block_manager=True,
+    )
+    assert config.method == "ngram"
+    assert config.draft.model is None
+    assert config.speculation.ngram_max == 4
+
+
+def test_vllms_snippet_with_a_smaller_draft_group_is_understood():
+    config = EngineConfig.from_kwargs(
+        model="meta-llama/Meta-Llama-3.1-70B-Instruct",
+        tensor_parallel_size=4,
+        speculative_model="ibm-fms/llama3-70b-accelerator",
+        speculative_draft_tensor_parallel_size=1,
+        gpu_memory_utilization=0.8,
+        seed=42,
+    )
+    assert (config.target.tensor_parallel, config.draft.tensor_parallel) == (4, 1)
+
+
+def test_vllms_speculative_config_is_understood():
+    config = EngineConfig.from_kwargs(
+        model="facebook/opt-6.7b",
+        speculative_config={
+            "model": "facebook/opt-125m",
+            "method": "draft_model",
+            "num_speculative_tokens": 3,
+            "draft_tensor_parallel_size": 2,
+        },
+    )
+    assert config.draft.model == "facebook/opt-125m"
+    assert config.draft.tensor_parallel == 2
+    assert config.speculation.num_speculative_tokens == 3
+    assert config.method == "draft"
+
+
+def test_vllms_speculative_config_for_ngram_is_understood():
+    config = EngineConfig.from_kwargs(
+        model="facebook/opt-6.7b",
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": 4,
+            "prompt_lookup_min": 3,
+            "prompt_lookup_max": 6,
+        },
+    )
+    assert config.method == "ngram"
+    assert (config.speculation.ngram_min, config.speculation.ngram_max) == (3, 6)
+
+
+@pytest.mark.parametrize("name", ["use_v2_block_manager", "trust_remote_code", "enforce_eager"])
+def test_a_vllm_switch_without_counterpart_changes_nothing(name):
+    assert EngineConfig.from_kwargs(**{name: True}) == EngineConfig()
+
+
+@pytest.mark.parametrize(("word", "dtype"), [("half", "float16"), ("float", "float32")])
+def test_vllms_words_for_dtypes_are_understood(word, dtype):
+    config = EngineConfig.from_kwargs(dtype=word, draft_dtype=word)
+    assert (config.target.dtype, config.draft.dtype) == (dtype, dtype)
+
+
+def test_torch_dtypes_and_devices_become_their_names():
+    torch = pytest.importorskip("torch")
+    config = EngineConfig.from_kwargs(dtype=torch.bfloat16, device=torch.device("cuda", 1))
+    assert (config.target.dtype, config.target.device) == ("bfloat16", "cuda:1")
+
+
+def test_a_path_object_may_name_a_model():
+    assert EngineConfig.from_kwargs(model=Path("models/big")).target.model == "models/big"
+
+
+def test_two_names_of_one_setting_may_agree():
+    config = EngineConfig.from_kwargs(draft_model="small", speculative_model="small")
+    assert config.draft.model == "small"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"modle": "x"}, "modle is no argument of LLM. Did you mean 'model'?"),
+        ({"zzz": None}, "zzz is no argument of LLM."),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be a whole number >= 1."),
+        (
+            {"draft_model": "a", "speculative_model": "b"},
+            "draft_model is 'a' and speculative_model is 'b', but both set draft.model; "
+            "give only one of them.",
+        ),
+        (
+            {"speculative_config": "small"},
+            "speculative_config is 'small'; it must be a dict such as "
+            '{"model": ..., "num_speculative_tokens": 5}.',
+        ),
+        (
+            {"speculative_config": {"modl": "small"}},
+            "speculative_config has the unknown key 'modl'. Did you mean 'model'?",
+        ),
+        (
+            {"speculative_config": {"num_speculative_tokens": 99}},
+            "speculative_config['num_speculative_tokens'] is 99; "
+            "it must be a whole number from 0 to 32, or unset.",
+        ),
+        (
+            {"method": "draft"},
+            "method is 'draft' but there is no draft; set draft.model (draft_model in LLM) "
+            "or choose 'ngram'.",
+        ),
+        (
+            {"max_num_seqs": 1000},
+            "scheduler.max_num_batched_tokens is 512, below scheduler.max_num_seqs (1000); "
+            "raise the first or lower the second.",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_as_the_caller_wrote_it(kwargs, message):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(**kwargs)
+    assert str(caught.value) == message

@@ -1,0 +1,228 @@
+"""The configuration itself: defaults, rules, checks across fields."""
+
+import dataclasses
+
+import pytest
+
+from outrider.config import (
+    SECTIONS,
+    CacheConfig,
+    DraftConfig,
+    EngineConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+    TargetConfig,
+    find_setting,
+    settings,
+)
+from outrider.config.rules import FieldError, Rule, choice, whole
+from outrider.errors import ConfigError
+
+MODEL = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
+DTYPE = "'auto', 'float32', 'bfloat16' or 'float16'"
+QUANTIZATION = "'fp8' or 'int8', or unset"
+DEVICE = "'auto', 'cpu', 'cuda' or 'cuda:N'"
+
+WRONG_VALUES = [
+    ("target.model", "", MODEL),
+    ("target.revision", "", "a branch, tag or commit of the hub, or unset"),
+    ("target.dtype", "int8", DTYPE),
+    ("target.quantization", "int4", QUANTIZATION),
+    ("target.device", "tpu", DEVICE),
+    ("target.device", "cuda:x", DEVICE),
+    ("target.tensor_parallel", 0, "a whole number >= 1"),
+    ("target.max_model_len", 0, "a whole number >= 1, or unset"),
+    ("draft.model", 7, f"{MODEL}, or unset"),
+    ("draft.dtype", None, DTYPE),
+    ("draft.quantization", "", QUANTIZATION),
+    ("draft.device", "cpu:0", DEVICE),
+    ("draft.tensor_parallel", 1.0, "a whole number >= 1"),
+    ("speculation.method", "eagle", "'draft' or 'ngram', or unset"),
+    ("speculation.num_speculative_tokens", 33, "a whole number from 0 to 32, or unset"),
+    ("speculation.num_speculative_tokens", True, "a whole number from 0 to 32, or unset"),
+    ("speculation.verification", "typical", "'shared' or 'rejection'"),
+    ("speculation.ngram_min", 0, "a whole number >= 1"),
+    ("speculation.ngram_max", "4", "a whole number >= 1"),
+    ("cache.block_size", 48, "a power of two from 1 to 256"),
+    ("cache.kv_cache_gb", 0, "a number > 0, or unset"),
+    ("cache.kv_cache_gb", float("inf"), "a number > 0, or unset"),
+    ("cache.gpu_memory_utilization", 1.1, "a number in (0, 1]"),
+    ("cache.prefix_caching", 1, "true or false"),
+    ("scheduler.max_num_seqs", -1, "a whole number >= 1"),
+    ("scheduler.max_num_batched_tokens", 0, "a whole number >= 1"),
+    ("scheduler.lag", 2, "a whole number from 0 to 1, or unset"),
+    ("scheduler.priority_aging_s", float("nan"), "a number > 0"),
+    ("scheduler.max_waiting", 0, "a whole number >= 1, or unset"),
+    ("server.host", " ", "an address to listen on"),
+    ("server.port", 65536, "a whole number from 0 to 65535"),
+    ("server.model_name", "", "a name, or unset"),
+    ("cluster.address", "", "the address of a Ray cluster, or unset"),
+    ("cluster.placement_timeout_s", 0, "a number > 0"),
+    ("cluster.start_timeout_s", -1.0, "a number > 0"),
+    ("cluster.colocate", "both", "true or false, or unset"),
+    ("workers", "threads", "'auto', 'inline' or 'processes'"),
+    ("deterministic", "yes", "true or false"),
+    ("seed", 2**64, "a 64-bit whole number, or unset"),
+    ("cpu_kernels", "mkl", "'auto', 'c' or 'torch'"),
+    ("num_threads", 0, "a whole number >= 1, or unset"),
+    ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "wanted"), WRONG_VALUES)
+def test_a_wrong_value_is_refused_with_setting_value_and_rule(path, value, wanted):
+    with pytest.raises(FieldError) as caught:
+        EngineConfig.from_settings({path: value})
+    assert str(caught.value) == f"{path} is {value!r}; it must be {wanted}."
+    assert caught.value.paths == (path,)
+    assert caught.value.exit_code == 2
+
+
+def test_every_setting_has_a_wrong_value_in_the_table_above():
+    assert {path for path, _, _ in WRONG_VALUES} == set(settings())
+
+
+@pytest.mark.parametrize("path", settings())
+def test_every_setting_has_one_sentence_of_documentation(path):
+    doc = settings()[path].doc
+    assert doc.endswith(".") and len(doc) > 15 and "\n" not in doc
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:11"])
+def test_known_devices_are_accepted(device):
+    assert TargetConfig(device=device).device == device
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
+def test_every_power_of_two_up_to_256_is_a_block_size(size):
+    assert CacheConfig(block_size=size).block_size == size
+
+
+def test_a_whole_number_serves_where_a_number_is_wanted():
+    assert CacheConfig(kv_cache_gb=4).kv_cache_gb == 4
+
+
+@pytest.mark.parametrize("depth", [0, 32])
+def test_both_ends_of_the_depth_range_are_accepted(depth):
+    assert SpeculationConfig(num_speculative_tokens=depth).num_speculative_tokens == depth
+
+
+def test_a_config_cannot_be_changed_after_construction():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig().seed = 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TargetConfig().model = "other"
+
+
+def test_replacing_a_field_checks_it_again():
+    with pytest.raises(ConfigError, match=r"cache\.block_size is 3;"):
+        dataclasses.replace(CacheConfig(), block_size=3)
+
+
+def test_sections_are_told_apart_in_messages_though_their_fields_share_names():
+    with pytest.raises(ConfigError, match=r"^draft\.dtype is 'int8'"):
+        DraftConfig(dtype="int8")
+
+
+def test_a_section_of_the_wrong_type_is_refused():
+    with pytest.raises(ConfigError, match=r"^cache is 'big'; it must be a CacheConfig\.$"):
+        EngineConfig(cache="big")
+
+
+def test_an_ngram_minimum_above_the_maximum_is_refused():
+    with pytest.raises(
+        FieldError,
+        match=r"^speculation\.ngram_min is 5, above speculation\.ngram_max \(3\); "
+        r"lower the first or raise the second\.$",
+    ):
+        SpeculationConfig(ngram_min=5, ngram_max=3)
+
+
+def test_a_token_budget_below_the_number_of_requests_is_refused():
+    with pytest.raises(
+        FieldError,
+        match=r"^scheduler\.max_num_batched_tokens is 8, below scheduler\.max_num_seqs \(9\); "
+        r"raise the first or lower the second\.$",
+    ):
+        SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9)
+
+
+def test_a_token_budget_equal_to_the_number_of_requests_is_accepted():
+    SchedulerConfig(max_num_batched_tokens=9, max_num_seqs=9)
+
+
+def test_method_draft_without_a_draft_says_what_to_set():
+    with pytest.raises(
+        FieldError,
+        match=r"^speculation\.method is 'draft' but there is no draft; set draft\.model "
+        r"\(draft_model in LLM\) or choose 'ngram'\.$",
+    ):
+        EngineConfig(speculation=SpeculationConfig(method="draft"))
+
+
+@pytest.mark.parametrize(
+    ("method", "draft", "settled"),
+    [
+        (None, None, None),
+        (None, "small", "draft"),
+        ("draft", "small", "draft"),
+        ("ngram", None, "ngram"),
+        ("ngram", "small", "ngram"),
+    ],
+)
+def test_the_method_in_force_follows_from_method_and_draft(method, draft, settled):
+    config = EngineConfig(
+        draft=DraftConfig(model=draft), speculation=SpeculationConfig(method=method)
+    )
+    assert config.method == settled
+
+
+def test_settings_cover_every_field_of_every_section():
+    for section, kind in SECTIONS.items():
+        for item in dataclasses.fields(kind):
+            assert f"{section}.{item.name}" in settings()
+
+
+def test_a_config_survives_the_way_to_settings_and_back():
+    config = EngineConfig(
+        target=TargetConfig(model="m", max_model_len=9), cache=CacheConfig(block_size=8), seed=3
+    )
+    assert EngineConfig.from_settings(config.to_settings()) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("target.modle", " Did you mean 'target.model'?"),
+        ("targt.model", " Did you mean 'target.model'?"),
+        ("scheduler.block_size", " Did you mean 'cache.block_size'?"),
+        ("sed", " Did you mean 'seed'?"),
+        ("targe", " Did you mean 'target'?"),
+        ("zzz", ""),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_the_nearest_known(path, hint):
+    with pytest.raises(ConfigError) as caught:
+        find_setting(path)
+    assert str(caught.value) == f"{path} is no setting.{hint}"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "value"),
+    [
+        (whole(0), " 7 ", 7),
+        (whole(0), "seven", "seven"),
+        (whole(0), "none", "none"),
+        (whole(0, optional=True), "none", None),
+        (whole(0, optional=True), "NULL", None),
+        (whole(0, optional=True), "", None),
+        (Rule(float, "a number", lambda v: True), "0.5", 0.5),
+        (Rule(bool, "true or false", lambda v: True), "Yes", True),
+        (Rule(bool, "true or false", lambda v: True), "off", False),
+        (Rule(bool, "true or false", lambda v: True), "maybe", "maybe"),
+        (choice("a", "b"), "a", "a"),
+    ],
+)
+def test_text_is_parsed_by_the_rule_of_its_setting(rule, text, value):
+    parsed = rule.parse(text)
+    assert parsed == value and type(parsed) is type(value)

@@ -1,0 +1,86 @@
+"""Parameters, results and status, to protobuf and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.errors import RequestError
+from outrider.gateway.convert import (
+    engine_from_proto,
+    engine_to_proto,
+    logprobs_from_proto,
+    logprobs_to_proto,
+    params_from_request,
+    put_params,
+    stats_to_proto,
+)
+from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
+from outrider.proto import generation_pb2
+from outrider.scheduler.params import SamplingParams
+from outrider.text.outputs import Logprob, Speculation
+
+
+def _round_trip(params: SamplingParams) -> SamplingParams:
+    request = generation_pb2.GenerateRequest()
+    put_params(request, params)
+    sent = generation_pb2.GenerateRequest.FromString(request.SerializeToString())
+    return params_from_request(sent)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.0, seed=0, max_tokens=1, logprobs=0),
+        SamplingParams(max_tokens=None, min_tokens=3, n=128),
+        SamplingParams(top_p=0.9, min_p=1e-9, presence_penalty=-2.0, repetition_penalty=0.1),
+        SamplingParams(logit_bias={0: -100.0, 49151: 0.1}, allowed_token_ids=[0]),
+        SamplingParams(stop="a", bad_words=["b", "c"], stop_token_ids=[0, 1]),
+        SamplingParams(ignore_eos=True, echo=True, skip_special_tokens=False),
+        SamplingParams(include_stop_str_in_output=True, prompt_logprobs=50, seed=2**64 - 1),
+        *(SamplingParams(speculation=method) for method in ("draft", "ngram", "off")),
+        SamplingParams(num_speculative_tokens=0),
+    ],
+)
+def test_parameters_survive_the_wire_exactly(params: SamplingParams) -> None:
+    assert _round_trip(params) == params
+
+
+def test_a_negative_seed_arrives_as_the_seed_the_engine_makes_of_it() -> None:
+    assert _round_trip(SamplingParams(seed=-1)).seed == 2**64 - 1
+
+
+def test_defaults_are_left_out_of_the_message() -> None:
+    request = generation_pb2.GenerateRequest()
+    put_params(request, SamplingParams())
+    assert request.sampling.ListFields() == request.speculation.ListFields() == []
+
+
+def test_a_request_without_parameters_has_the_defaults() -> None:
+    assert params_from_request(generation_pb2.GenerateRequest()) == SamplingParams()
+
+
+def test_a_number_too_large_for_the_wire_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match=r"^top_k is 4294967296, which is beyond 32 bits"):
+        _round_trip(SamplingParams(top_k=2**32))
+
+
+def test_logprobs_survive_in_order() -> None:
+    positions = [None, {7: Logprob(-0.5, 1, "a"), 3: Logprob(-9.25, 812, "\ufffd")}]
+    back = logprobs_from_proto(logprobs_to_proto(positions))
+    assert back == positions
+    assert list(back[1] or ()) == [7, 3]
+
+
+def test_statistics_are_summed_over_samples() -> None:
+    records = [Speculation(2, 6, 3, [True] * 3 + [False] * 2), Speculation(3, 9, 1, [False] * 4)]
+    stats = stats_to_proto(records)
+    assert (stats.rounds, stats.drafted_tokens, stats.accepted_tokens) == (5, 15, 4)
+    assert stats.block_efficiency == 9 / 5
+
+
+def test_an_engines_status_survives() -> None:
+    ranks = (RankStatus("draft", 1, 4_000_000, "far", "cuda:1", "lost"),)
+    models = (ModelStatus("target", 4_000_001, "near", "cuda"),)
+    status = EngineStatus(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12, models)
+    assert engine_from_proto(engine_to_proto(status)) == status

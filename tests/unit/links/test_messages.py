@@ -1,0 +1,174 @@
+"""The codec: what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import types
+from dataclasses import dataclass
+
+import msgpack
+import pytest
+
+from outrider.links import rank_messages as messages
+from outrider.links.codec import RANK_CODEC, Codec
+from outrider.links.frames import LinkError
+from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import (
+    ProposerKind,
+    RowInit,
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    TokenLogprobs,
+    Verdict,
+)
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import outrider.links as links
+names = [module.name for module in pkgutil.iter_modules(links.__path__)]
+for name in names:
+    importlib.import_module("outrider.links." + name)
+assert "channel" in names
+print(*sorted({"torch", "ray", "grpc", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_links_load_neither_torch_nor_ray_nor_grpc() -> None:
+    command = [sys.executable, "-c", IMPORT_ALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
+
+
+def test_a_plan_comes_back_with_its_rows_and_enums() -> None:
+    row = RowPlan(3, 1, 1, 5, True, ProposerKind.NGRAM, 4, (7, 8), 4, (), 2)
+    admitted = RowInit(
+        3,
+        1,
+        "r1",
+        token_ids=(1, 2, 3),
+        prompt_len=3,
+        params=SamplingParams(logit_bias={5: -1.5}, stop="end"),
+        seed=2**64 - 1,
+        bad_word_ids=((1,), (2, 3)),
+    )
+    sent = Verify(StepPlan(1, 2, (row,), (admitted,), (9,)), round=None, draft_s=0.0)
+    got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
+    assert got == sent
+    assert isinstance(got.plan.rows[0], RowPlan)
+    assert got.plan.rows[0].proposer is ProposerKind.NGRAM
+    assert got.plan.admitted[0].params.logit_bias == {5: -1.5}
+
+
+def test_an_impossible_token_keeps_its_infinite_logprob() -> None:
+    position = TokenLogprobs(4, -math.inf, 9, ((4, -math.inf), (5, -0.25)))
+    sent = Judged(Verdict(1, 2, (RowVerdict(0, 1, 5, 2, 1, (4,), (position,)),)), False)
+    got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
+    assert got == sent
+    assert isinstance(got.verdict.rows[0].logprobs[0], TokenLogprobs)
+
+
+def test_a_message_without_fields_is_a_message() -> None:
+    assert RANK_CODEC.decode(RANK_CODEC.encode(Stop())) == Stop()
+
+
+def refusal(payload: object) -> str:
+    with pytest.raises(LinkError) as caught:
+        RANK_CODEC.decode(msgpack.packb(payload))
+    return str(caught.value)
+
+
+def test_an_unknown_message_is_named() -> None:
+    sentence = refusal(["Sing", 1])
+    assert "'Sing'" in sentence and "same release" in sentence
+
+
+def test_a_newer_message_with_more_fields_is_refused() -> None:
+    assert refusal(["Load", 4096, True]).startswith("a Load came with 2 fields, this process knows")
+
+
+def test_a_nested_class_with_fewer_fields_is_refused() -> None:
+    assert "a Verdict came with 2 fields" in refusal(["Judged", [1, 2], False])
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    rows = [[0, 1, 5, 2, 1, [4], [], [], "new"]]
+    assert "a RowVerdict came with 9 fields" in refusal(["Judged", [1, 2, rows, 0.0, 0.0], False])
+
+
+def test_a_field_of_another_type_is_named() -> None:
+    assert refusal(["Load", "4096"]).startswith("Load.max_position came as '4096'")
+
+
+def test_an_unknown_number_of_an_enum_is_refused() -> None:
+    row = [3, 1, 1, 5, True, 77, 4, [], 4, [], 2]
+    assert "a Verify cannot be decoded" in refusal(["Verify", [1, 2, [row], [], []], None, 0.0])
+
+
+def test_parameters_that_are_not_allowed_are_refused() -> None:
+    params = RANK_CODEC.encode(_adopting(SamplingParams(top_p=0.5)))
+    broken = params.replace(msgpack.packb(0.5), msgpack.packb(7.5))
+    with pytest.raises(LinkError, match="top_p is 7.5"):
+        RANK_CODEC.decode(broken)
+
+
+def _adopting(params: SamplingParams) -> messages.Adopt:
+    return messages.Adopt(1, (RowInit(0, 1, "r", (1,), 1, params, 3),))
+
+
+@pytest.mark.parametrize("payload", [{}, [], 7, "Load", [7, "Load"], None])
+def test_what_is_no_message_is_refused(payload: object) -> None:
+    assert "name of a message" in refusal(payload)
+
+
+def test_a_payload_that_is_cut_off_is_refused() -> None:
+    with pytest.raises(LinkError, match="not msgpack"):
+        RANK_CODEC.decode(RANK_CODEC.encode(Failed("out of memory"))[:-3])
+
+
+def test_a_whole_number_may_stand_for_a_float() -> None:
+    ready = RANK_CODEC.decode(RANK_CODEC.encode(messages.Ready(seconds=2)))
+    assert ready.seconds == 2
+
+
+def test_a_message_of_another_link_cannot_be_sent() -> None:
+    with pytest.raises(LinkError, match="Joined is no message of this link; it carries Load"):
+        Codec(Load).encode(Joined(1, "gloo"))
+
+
+def test_a_value_that_msgpack_does_not_know_is_told_by_name() -> None:
+    with pytest.raises(LinkError, match="a Failed cannot be encoded.*object"):
+        RANK_CODEC.encode(Failed(object()))  # type: ignore[arg-type]
+
+
+def test_a_number_over_64_bits_is_told_when_it_is_sent() -> None:
+    with pytest.raises(LinkError, match="a Load cannot be encoded"):
+        RANK_CODEC.encode(Load(2**64))
+
+
+@dataclass(frozen=True)
+class Either:
+    """Two classes that the wire could not tell apart."""
+
+    value: Load | Stop
+
+
+@dataclass(frozen=True)
+class Unclear:
+    value: types.SimpleNamespace
+
+
+@pytest.mark.parametrize(("cls", "reason"), [(Either, "ambiguous"), (Unclear, "SimpleNamespace")])
+def test_a_class_that_cannot_travel_is_refused_when_the_codec_is_built(
+    cls: type, reason: str
+) -> None:
+    with pytest.raises(TypeError, match=reason):
+        Codec(cls)
+
+
+def test_two_messages_of_one_name_are_refused_when_the_codec_is_built() -> None:
+    with pytest.raises(TypeError, match="two message classes are named Load"):
+        Codec(Load, dataclass(type("Load", (), {})))

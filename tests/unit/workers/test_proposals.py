@@ -1,0 +1,154 @@
+"""Rounds of proposals as messages of a size the plan tells, and what becomes of a lost one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from rank_threads import run_ranks, same_on_all
+
+from outrider.scheduler.types import ProposerKind, RowPlan, StepPlan
+from outrider.workers.groups.collective import Alone
+from outrider.workers.groups.process_group import join_store, open_store
+from outrider.workers.proposers.base import Proposal
+from outrider.workers.ranks.proposal_link import (
+    ProposalInbox,
+    ProposalLink,
+    pack_round,
+    unpack_round,
+)
+
+CPU = torch.device("cpu")
+LOCALHOST = "127.0.0.1"
+
+
+def planned(row: int, depth: int, proposer: ProposerKind = ProposerKind.DRAFT) -> RowPlan:
+    return RowPlan(row, 1, 1, depth, True, proposer, 0, (), 0, (), 1)
+
+
+PLAN = StepPlan(2, 7, (planned(0, 3), planned(4, 2), planned(5, 4, ProposerKind.NGRAM)))
+ROUND = {
+    0: Proposal(1, 20, [5, 6, 7], [0.5, 0.25, 1e-9]),
+    4: Proposal(1, 2**40, [9], [1.0]),
+}
+
+
+def content(proposals: dict[int, Proposal] | None) -> dict[int, tuple[object, ...]] | None:
+    if proposals is None:
+        return None
+    return {row: tuple(map(_plain, proposal)) for row, proposal in proposals.items()}
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def test_a_round_comes_out_as_it_went_in() -> None:
+    assert content(unpack_round(PLAN, pack_round(PLAN, ROUND), None)) == content(ROUND)
+
+
+def test_the_size_of_a_message_depends_on_the_plan_alone() -> None:
+    sizes = {pack_round(PLAN, part).shape for part in (ROUND, {4: ROUND[4]}, {})}
+    assert len(sizes) == 1
+
+
+def test_rows_the_draft_had_nothing_for_are_left_out() -> None:
+    assert unpack_round(PLAN, pack_round(PLAN, {}), None) == {}
+
+
+@pytest.mark.parametrize("other", [StepPlan(2, 8, PLAN.rows), StepPlan(3, 7, PLAN.rows)])
+def test_a_message_of_another_round_is_dropped(other: StepPlan) -> None:
+    assert unpack_round(PLAN, pack_round(other, ROUND), None) is None
+
+
+def test_an_empty_message_is_a_lost_round() -> None:
+    message = torch.zeros_like(pack_round(PLAN, ROUND))
+    assert unpack_round(PLAN, message, None) is None
+
+
+def linked_pair() -> tuple[ProposalLink, ProposalLink]:
+    """Both ends of a proposal group, met through a store."""
+    own_store, address = open_store(LOCALHOST)
+    made: dict[bool, ProposalLink] = {}
+
+    def make(is_target: bool) -> None:
+        store = own_store if is_target else join_store(address)
+        made[is_target] = ProposalLink(store, 1, CPU, is_target=is_target)
+
+    threads = [threading.Thread(target=make, args=(side,)) for side in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return made[True], made[False]
+
+
+def test_a_round_travels_with_the_distributions_it_was_sampled_from() -> None:
+    target, draft = linked_pair()
+    greeting = threading.Thread(target=draft.greet)
+    greeting.start()
+    target.await_greeting()
+    greeting.join(30)
+    q = torch.rand(3, 11)
+    proposals = {0: ROUND[0]._replace(q=q), 4: ROUND[4]}
+    draft.send(PLAN, proposals)
+    inbox = ProposalInbox(Alone(), CPU)
+    inbox.connect(target)
+    received = inbox.take(PLAN)
+    assert received is not None and received[0].q is not None
+    assert torch.equal(received[0].q, q)
+    assert received[4].q is None
+    assert (draft.backend, draft.num_sends) == ("gloo", 1)
+
+
+def test_every_rank_gets_what_the_first_received() -> None:
+    target, draft = linked_pair()
+    draft.send(PLAN, {0: ROUND[0]._replace(q=torch.ones(3, 5)), 4: ROUND[4]})
+
+    def take(group: object) -> object:
+        inbox = ProposalInbox(group, CPU)  # type: ignore[arg-type]
+        if group.rank == 0:  # type: ignore[attr-defined]
+            inbox.connect(target)
+        return content(inbox.take(PLAN))
+
+    received = same_on_all(run_ranks(3, take))
+    assert received is not None
+    assert received[0][2] == [5, 6, 7]  # type: ignore[index]
+
+
+def test_ranks_agree_that_a_round_is_lost() -> None:
+    def take(group: object) -> object:
+        return ProposalInbox(group, CPU).take(PLAN)  # type: ignore[arg-type]
+
+    assert run_ranks(2, take) == [None, None]
+
+
+# Meets the test in a proposal group, then dies where a draft would send.
+DYING_DRAFT = """
+import os, signal, sys, torch
+from outrider.workers.groups.process_group import join_store
+from outrider.workers.ranks.proposal_link import ProposalLink
+link = ProposalLink(join_store(sys.argv[1]), 1, torch.device("cpu"), is_target=False)
+link.greet()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.model
+def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -> None:
+    store, address = open_store(LOCALHOST)
+    process = subprocess.Popen([sys.executable, "-c", DYING_DRAFT, address], env=dict(os.environ))
+    try:
+        link = ProposalLink(store, 1, CPU, is_target=True)
+        link.await_greeting()
+        inbox = ProposalInbox(Alone(), CPU)
+        inbox.connect(link)
+        assert inbox.take(PLAN) is None
+        assert inbox.take(PLAN) is None, "a lost link stays lost"
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,1 @@
+"""How the ranks of a model sum and share tensors."""

@@ -1,0 +1,160 @@
+"""Process groups made from a store and a name, without torch's global state.
+
+A process may be in several at once (its tensor-parallel group, the group its proposals travel in),
+leave one when the other side dies, and meet a successor under a new name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, distributed
+
+from outrider.kernels.cpu.ops import CpuOps
+from outrider.workers.device import Placement
+from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.shared_memory import SharedMemoryGroup, meet_in_memory
+from outrider.workers.models.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+dist: Any = distributed  # which does not declare what it exports
+
+Store: TypeAlias = Any
+"""A `torch.distributed.TCPStore`."""
+Group: TypeAlias = Any
+"""A `torch.distributed.ProcessGroupNCCL` or `ProcessGroupGloo`."""
+
+GROUP_TIMEOUT_S = 60.0
+_ANY_PORT = 0
+# A failed communicator is aborted and raises; by default NCCL's watchdog ends the whole process.
+_NCCL_ABORTS_ONLY_ITSELF = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+
+
+def open_store(host: str) -> tuple[Store, str]:
+    """A rendezvous on a free port of `host`, and its address as "host:port"."""
+    listener = socket.create_server((host, _ANY_PORT))
+    port: int = listener.getsockname()[1]
+    store = dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+        master_listen_fd=listener.detach(),
+    )
+    return store, f"{host}:{port}"
+
+
+def join_store(address: str) -> Store:
+    host, _, port = address.rpartition(":")
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+
+
+def make_group(store: Store, name: str, rank: int, size: int, device: torch.device) -> Group:
+    """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs."""
+    meeting = dist.PrefixStore(name, store)
+    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+    if device.type == "cuda":
+        os.environ.update(_NCCL_ABORTS_ONLY_ITSELF)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(meeting, rank, size, options)
+    gloo = dist.ProcessGroupGloo._Options()
+    gloo._timeout = timeout
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(store.host))]
+    return dist.ProcessGroupGloo(meeting, rank, size, gloo)
+
+
+def _own_address(peer: str) -> str:
+    """This host's address on the way to `peer`; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 1))
+        address: str = probe.getsockname()[0]
+    return address
+
+
+class TensorParallelGroup:
+    """The collectives of one model's ranks; see `outrider.workers.groups.collective.Collective`."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        deterministic: bool,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = make_group(store, name, rank, size, device)
+        self.backend: str = self._group.name()
+        # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers
+        # have one sum.
+        self._in_rank_order = deterministic and size > 2
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self._in_rank_order:
+            parts = self.all_gather(tensor)
+            total = parts[0]
+            for part in parts[1:]:
+                total = total + part
+            return total
+        self._group.allreduce([tensor]).wait()
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """[size, *tensor.shape], in rank order."""
+        gathered = tensor.new_empty((self.size, *tensor.shape))
+        self._group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]).wait()
+        return gathered
+
+    def broadcast(self, tensor: Tensor, root: int) -> None:
+        """Overwrite `tensor` on every rank by that of `root`."""
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        options.rootTensor = 0
+        self._group.broadcast([tensor], options).wait()
+
+
+def tensor_parallel_group(
+    store: Store, rank: int, size: int, placement: Placement, deterministic: bool
+) -> Collective:
+    """The fastest group these ranks can form; all of them come to the same answer.
+
+    NCCL on GPUs. On CPUs shared memory where all ranks are on one host and have the C kernels,
+    Gloo elsewhere.
+    """
+    name, device = "tensor-parallel", placement.device
+    if device.type == "cpu":
+        board = dist.PrefixStore(f"{name}/memory", store)
+        ops = placement.ops if isinstance(placement.ops, CpuOps) else None
+        group = meet_in_memory(board, rank, size, ops, GROUP_TIMEOUT_S)
+        logger.info("tensor-parallel sums go through %s", "Gloo" if group is None else "memory")
+        if group is not None:
+            return group
+    return TensorParallelGroup(store, name, rank, size, device, deterministic)
+
+
+def shard_of(group: Collective) -> Shard:
+    """The part of a model that this end of a group holds."""
+    if group.size == 1:
+        return Shard()
+    is_kernel = isinstance(group, SharedMemoryGroup)
+    return Shard(group.rank, group.size, group.all_reduce, is_repeatable=is_kernel)
+
+
+def can_record(group: Collective) -> bool:
+    """Whether a CUDA graph can hold this group's sums, as it can hold NCCL's: they are kernels on
+    the device, where Gloo's and those in shared memory happen on the host."""
+    if isinstance(group, TensorParallelGroup):
+        return group.backend == "nccl"
+    return isinstance(group, Alone)

@@ -1,0 +1,1 @@
+"""Who drafts: one file a proposer."""

@@ -1,0 +1,145 @@
+"""The draft model: catches up with the committed text, then drafts token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.ops import Ops
+from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan, Verdict
+from outrider.workers.proposers.base import Proposal
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Chunk, Runner
+from outrider.workers.sampling.draft import draft_sample
+from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.verify import VerificationMode
+
+
+class _Drafting(NamedTuple):
+    """A row that drafts in this round."""
+
+    row: int
+    depth: int
+    generation: int
+    span: Span
+    confidences: list[float]
+    q: list[Tensor]
+
+
+class DraftProposer:
+    """Proposes the draft model's own guesses of the target's samples.
+
+    `computed[row]` counts tokens of the row with valid draft KV. It follows the verdicts by the
+    rule the scheduler uses (`draft_computed_after`), so both always agree on who is how far.
+    """
+
+    def __init__(
+        self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
+    ) -> None:
+        self._rows = rows
+        self.runner = runner
+        self._ops = ops
+        self._verification = verification
+        self.computed: dict[int, int] = {}
+        self._samplers: dict[int, RowSampler] = {}
+        self._drafted: dict[int, int] = {}  # rows drafted for in this round, and how far
+
+    def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
+        self._begin(plan)
+        drafting, logits = self._catch_up(plan)
+        active = drafting
+        while active:
+            self._draft_one(active, logits)
+            active = [each for each in active if len(each.span.drafts) < each.depth]
+            if active:
+                logits = self._feed_drafts(active)
+        self._drafted = {each.row: len(each.span.drafts) for each in drafting}
+        return {each.row: _proposal(each) for each in drafting}
+
+    def observe(self, verdict: Verdict) -> None:
+        self._rows.commit(verdict)
+        for row in verdict.rows:
+            if self._rows.is_current(row.row, row.generation) and row.row in self._drafted:
+                self.computed[row.row] += min(row.num_accepted, max(row.num_drafted - 1, 0))
+        self._drafted = {}
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        """Start anew with these rows; no KV of before is valid."""
+        self._rows.adopt(epoch, rows)
+        self.computed = {init.row: init.draft_cached for init in rows}
+        self._samplers, self._drafted = {}, {}
+
+    def follow(self, plan: StepPlan) -> None:
+        """Take note of a plan that has nothing to draft."""
+        self._begin(plan)
+
+    def _begin(self, plan: StepPlan) -> None:
+        self._rows.begin(plan)
+        for init in plan.admitted:
+            self.computed[init.row] = init.draft_cached
+            self._samplers.pop(init.row, None)
+
+    def _catch_up(self, plan: StepPlan) -> tuple[list[_Drafting], Tensor]:
+        """One ragged pass over what the draft has not seen; logits of the rows that then draft."""
+        chunks: list[Chunk] = []
+        drafting: list[_Drafting] = []
+        last_of: list[int] = []
+        total = 0
+        for planned in plan.rows:
+            if not planned.draft_tokens:
+                continue
+            row = planned.row
+            self.runner.extend_table(row, planned.draft_start, planned.draft_blocks)
+            tokens = self._rows[row].tokens
+            start = self.computed[row]
+            end = min(start + planned.draft_tokens, len(tokens))
+            if end == start:
+                continue
+            chunks.append(Chunk(row, start, tokens[start:end]))
+            self.computed[row] = end
+            total += end - start
+            if planned.proposer is ProposerKind.DRAFT and planned.depth and end == len(tokens):
+                drafting.append(self._start_drafting(planned, tokens))
+                last_of.append(total - 1)
+        if not chunks:
+            return [], torch.empty(0)
+        hidden = self.runner.forward(chunks)
+        return drafting, self.runner.logits(hidden, last_of) if drafting else torch.empty(0)
+
+    def _start_drafting(self, planned: RowPlan, tokens: list[int]) -> _Drafting:
+        sampler = self._samplers.get(planned.row)
+        if sampler is None:
+            init = self._rows[planned.row].init
+            sampler = RowSampler.from_init(
+                init, self.runner.vocab_size, self.runner.device, self.runner.vocab.held
+            )
+            self._samplers[planned.row] = sampler
+        span = Span(sampler, tokens, drafts=[])
+        return _Drafting(planned.row, planned.depth, planned.generation, span, [], [])
+
+    def _draft_one(self, active: list[_Drafting], logits: Tensor) -> None:
+        spans = [each.span for each in active]
+        step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
+        tokens, confidences = step.tokens.tolist(), step.confidence.tolist()
+        for index, each in enumerate(active):
+            assert isinstance(each.span.drafts, list)
+            each.span.drafts.append(tokens[index])
+            each.confidences.append(confidences[index])
+            if step.q is not None:
+                each.q.append(step.q[index])
+
+    def _feed_drafts(self, active: list[_Drafting]) -> Tensor:
+        chunks = [
+            Chunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
+            for each in active
+        ]
+        return self.runner.logits(self.runner.forward(chunks), range(len(chunks)))
+
+
+def _proposal(drafting: _Drafting) -> Proposal:
+    span = drafting.span
+    q = torch.stack(drafting.q) if drafting.q else None
+    return Proposal(drafting.generation, span.base_len, span.drafts, drafting.confidences, q)

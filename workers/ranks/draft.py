@@ -1,0 +1,71 @@
+"""A draft rank at work: follows the text, drafts, and the first sends and announces the round."""
+
+from __future__ import annotations
+
+import time
+
+from outrider.errors import OutriderError
+from outrider.kernels.ops import Ops
+from outrider.links.channel import Channel
+from outrider.links.rank_messages import Adopt, Drafted, Join, Joined, Propose, RankSettings
+from outrider.workers.groups.collective import Collective
+from outrider.workers.groups.process_group import join_store
+from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.ranks.proposal_link import ProposalLink, has_round
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Runner
+from outrider.workers.sampling.verify import verification_mode
+
+
+class DraftRank:
+    """Knows rows only from `Adopt` and the plans since, texts only from these and the verdicts."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        group: Collective,
+        runner: Runner,
+        ops: Ops,
+        settings: RankSettings,
+    ) -> None:
+        rows = RowTable(settings.num_rows)
+        self._channel = channel
+        self._is_first = group.rank == 0
+        self._device = runner.device
+        self._draft = DraftProposer(rows, runner, ops, verification_mode(settings.verification))
+        self._link: ProposalLink | None = None
+
+    def handle(self, message: object) -> None:
+        if isinstance(message, Propose):
+            self._propose(message)
+        elif isinstance(message, Adopt):
+            self._draft.adopt(message.epoch, message.rows)
+        elif isinstance(message, Join):
+            self._join(message)
+        else:
+            raise OutriderError(f"a draft rank cannot handle {type(message).__name__}")
+
+    def _propose(self, message: Propose) -> None:
+        start_s = time.perf_counter()
+        for past in message.past:
+            if past.plan is not None:
+                self._draft.follow(past.plan)
+            if past.verdict is not None:
+                self._draft.observe(past.verdict)
+        plan = message.plan
+        if plan is None:
+            return
+        proposals = self._draft.propose(plan)
+        if self._is_first and has_round(plan):
+            assert self._link is not None, "a round is wanted before the proposal group stands"
+            # Posted before it is announced: whoever is woken by the word may take this very core.
+            self._link.send(plan, proposals)
+            draft_s = time.perf_counter() - start_s
+            self._channel.send(Drafted(plan.epoch, plan.step, draft_s, self._link.num_sends))
+
+    def _join(self, message: Join) -> None:
+        self._link = ProposalLink(
+            join_store(message.store), message.number, self._device, is_target=False
+        )
+        self._link.greet()
+        self._channel.send(Joined(message.number, self._link.backend))

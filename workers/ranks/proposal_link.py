@@ -1,0 +1,227 @@
+"""Proposals on their way from the first draft rank to the first target rank.
+
+They travel through a process group of two, in messages whose size both sides know from the plan:
+an int64 tensor with a header and one record a drafted row, and in rejection mode the distributions
+the drafts were sampled from. The draft posts its sends and announces the round on its control link;
+only then does the target post its receives, so nobody ever waits for what nobody has promised. If
+the other side dies in between, the receive fails and the round counts as lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.scheduler.types import ProposerKind, StepPlan
+from outrider.workers.groups.collective import Collective
+from outrider.workers.groups.process_group import Group, Store, make_group
+from outrider.workers.proposers.base import Proposal
+
+logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
+_RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
+_TARGET, _DRAFT = 0, 1  # ranks in the group of two
+_TRANSFER_TIMEOUT_S = 10.0
+_POLL_S = 20e-6
+
+
+class _Shape(NamedTuple):
+    """How many rows a round of this plan can have, and how deep they can be."""
+
+    rows: int
+    depth: int
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> _Shape:
+        depths = [row.depth for row in plan.rows if row.proposer is ProposerKind.DRAFT]
+        return cls(len(depths), max(depths, default=0))
+
+    @property
+    def record(self) -> int:
+        return _RECORD + 2 * self.depth
+
+    @property
+    def size(self) -> int:
+        return _HEADER + self.rows * self.record
+
+
+def has_round(plan: StepPlan) -> bool:
+    """Whether the draft model drafts for any row of the plan."""
+    return any(row.proposer is ProposerKind.DRAFT for row in plan.rows)
+
+
+def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
+    """int64 message of the plan's size; rows the draft had nothing for are left out."""
+    shape = _Shape.of(plan)
+    message = np.zeros(shape.size, dtype=np.int64)
+    q_shape = _q_of(proposals).shape
+    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, len(proposals), *q_shape)
+    records = message[_HEADER:].reshape(shape.rows, shape.record)
+    for record, (row, proposal) in zip(records, proposals.items(), strict=False):
+        count = len(proposal.tokens)
+        num_q = 0 if proposal.q is None else proposal.q.shape[0]
+        record[:_RECORD] = (row, proposal.generation, proposal.base_len, count, num_q)
+        record[_RECORD : _RECORD + count] = proposal.tokens
+        confidences = record[_RECORD + shape.depth :].view(np.float64)
+        confidences[:count] = proposal.confidences
+    return torch.from_numpy(message)
+
+
+def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int, Proposal] | None:
+    """The proposals by row; None if the message is another round's."""
+    shape = _Shape.of(plan)
+    values = message.numpy()
+    version, epoch, step, num_rows, _, _ = values[:_HEADER].tolist()
+    if (version, epoch, step) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
+        return None
+    records = values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
+    confidences = records[:, _RECORD + shape.depth :].view(np.float64).tolist()
+    proposals: dict[int, Proposal] = {}
+    first_q = 0
+    for record, confidence in zip(records.tolist(), confidences, strict=True):
+        row, generation, base_len, count, num_q = record[:_RECORD]
+        own_q = None
+        if q is not None and num_q:
+            own_q = q[first_q : first_q + num_q]
+            first_q += num_q
+        tokens = record[_RECORD : _RECORD + count]
+        proposals[row] = Proposal(generation, base_len, tokens, confidence[:count], own_q)
+    return proposals
+
+
+class ProposalLink:
+    """One side of the group of two. A link that failed once is of no further use."""
+
+    def __init__(self, store: Store, number: int, device: torch.device, *, is_target: bool) -> None:
+        rank = _TARGET if is_target else _DRAFT
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self.num_sends = 0
+        self._peer = 1 - rank
+        self._device = device
+        self._group: Group = make_group(store, f"proposals/{number}", rank, 2, device)
+        self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
+
+    def greet(self) -> None:
+        """The draft's first message; it is out once the target is there to receive.
+
+        NCCL connects at the first transfer of a direction, and blocks until both sides are there:
+        in a step that would be a deadlock, because rounds are sent before they are awaited.
+        """
+        self._finish(self._send(torch.zeros(1, dtype=torch.int64, device=self._device)))
+
+    def await_greeting(self) -> None:
+        self._receive(torch.zeros(1, dtype=torch.int64))
+
+    def send(self, plan: StepPlan, proposals: Mapping[int, Proposal]) -> None:
+        """Post a round. Returns at once; the target takes it when it gets there."""
+        self._pending.clear()
+        self._post(pack_round(plan, proposals))
+        q = _q_of(proposals)
+        if q.numel():
+            self._post(q)
+        self.num_sends += 1
+
+    def receive(self, plan: StepPlan) -> tuple[Tensor, Tensor | None]:
+        """The announced round, as `unpack_round` takes it; RuntimeError if it is lost."""
+        message = self._receive(torch.zeros(_Shape.of(plan).size, dtype=torch.int64))
+        empty_q = _empty_q(message)
+        return message, None if empty_q is None else self._receive(empty_q)
+
+    def close(self) -> None:
+        """Give up the group; the other side may be dead, so nothing is waited for."""
+        if self.backend == "nccl":
+            self._group.abort()
+        self._pending.clear()
+
+    def _post(self, tensor: Tensor) -> None:
+        tensor = tensor.to(self._device)
+        self._pending.append((tensor, self._send(tensor)))
+
+    def _send(self, tensor: Tensor) -> object:
+        return self._group.send([tensor], self._peer, 0)
+
+    def _receive(self, tensor: Tensor) -> Tensor:
+        on_device = tensor.to(self._device)
+        self._finish(self._group.recv([on_device], self._peer, 0))
+        return on_device.cpu()
+
+    def _finish(self, work: object) -> None:
+        """Wait on the host, with a limit: NCCL's own `wait` only queues behind the transfer."""
+        if self.backend == "gloo":
+            work.wait(timedelta(seconds=_TRANSFER_TIMEOUT_S))  # type: ignore[attr-defined]
+            return
+        deadline_s = time.monotonic() + _TRANSFER_TIMEOUT_S
+        while not work.is_completed():  # type: ignore[attr-defined]
+            if time.monotonic() > deadline_s:
+                self._group.abort()
+                raise RuntimeError(f"no proposals within {_TRANSFER_TIMEOUT_S} s")
+            time.sleep(_POLL_S)
+        work.wait()  # type: ignore[attr-defined]
+
+
+class ProposalInbox:
+    """How all target ranks come by the same round: the first receives it and passes it on.
+
+    The first rank says with it whether it arrived at all, so the ranks never disagree.
+    """
+
+    def __init__(self, group: Collective, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self._link: ProposalLink | None = None
+
+    def connect(self, link: ProposalLink) -> None:
+        """From the next round on (first rank only)."""
+        if self._link is not None:
+            self._link.close()
+        self._link = link
+
+    def take(self, plan: StepPlan) -> dict[int, Proposal] | None:
+        """The announced round, or None if it was lost."""
+        message, q = self._receive(plan)
+        if self._group.size > 1:
+            message, q = self._share(message, q)
+        return unpack_round(plan, message, q)
+
+    def _receive(self, plan: StepPlan) -> tuple[Tensor, Tensor | None]:
+        nothing = torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
+        if self._link is None:
+            return nothing, None
+        try:
+            return self._link.receive(plan)
+        except RuntimeError as error:
+            logger.warning("round %d did not arrive: %s", plan.step, error)
+            self._link.close()
+            self._link = None
+            return nothing, None
+
+    def _share(self, message: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        on_device = message.to(self._device)
+        self._group.broadcast(on_device, 0)
+        message = on_device.cpu()
+        empty_q = _empty_q(message)
+        if empty_q is None:
+            return message, None
+        shared_q = (empty_q if q is None else q).to(self._device)
+        self._group.broadcast(shared_q, 0)
+        return message, shared_q
+
+
+def _q_of(proposals: Mapping[int, Proposal]) -> Tensor:
+    """float32 [drafts, vocab]: all distributions of a round, one row's after the other's."""
+    parts = [proposal.q for proposal in proposals.values() if proposal.q is not None]
+    return torch.cat(parts).float().contiguous() if parts else torch.empty((0, 0))
+
+
+def _empty_q(message: Tensor) -> Tensor | None:
+    num_rows, width = message[_HEADER - 2 : _HEADER].tolist()
+    return torch.empty((num_rows, width), dtype=torch.float32) if num_rows else None

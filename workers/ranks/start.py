@@ -1,0 +1,241 @@
+"""One rank of a target or draft group as a process: dials in to the engine, loads, serves plans.
+
+However it was started (by hand, spawned, as a Ray actor), all it is told is where the engine is,
+the secret, and which rank it is; the rest comes over the link.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from outrider.errors import OutriderError
+from outrider.links.address import dial
+from outrider.links.channel import Channel
+from outrider.links.codec import RANK_CODEC
+from outrider.links.frames import LinkClosedError, LinkError
+from outrider.links.handshake import greet
+from outrider.links.rank_messages import (
+    DRAFT,
+    TARGET,
+    Allocate,
+    Described,
+    Failed,
+    Hello,
+    Load,
+    Loaded,
+    RankSettings,
+    Ready,
+    Setup,
+    Stop,
+)
+from outrider.logs import setup_logging
+from outrider.workers.device import Placement, free_kv_bytes, place, take_cores
+from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.process_group import (
+    Store,
+    can_record,
+    join_store,
+    open_store,
+    shard_of,
+    tensor_parallel_group,
+)
+from outrider.workers.models.decoder import Decoder
+from outrider.workers.models.kv import KVCache, bytes_per_block
+from outrider.workers.ranks.draft import DraftRank
+from outrider.workers.ranks.target import TargetRank
+from outrider.workers.recorded.runner_passes import recording_bytes
+from outrider.workers.runner import Runner
+from outrider.workers.weights.loader import load_model, load_spec
+
+logger = logging.getLogger(__name__)
+
+DIAL_TIMEOUT_S = 60.0
+LOOPBACK = "127.0.0.1"
+# Tokens a row usually has in a pass: a span verified at the default depth, and what a draft that
+# guessed all of it right has to catch up on.
+_QUERY_LENS = {TARGET: 6, DRAFT: 2}
+
+M = TypeVar("M")
+
+
+class RankServer(Protocol):
+    """What a loaded rank does with the engine's messages."""
+
+    def handle(self, message: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Which rank of which group, and where its engine is."""
+
+    engine: str  # "unix:/path" or "tcp:host:port"
+    role: str
+    rank: int
+    size: int
+
+
+def run_rank(where: RankPlace, secret: str) -> None:
+    """Serve until the engine says stop or ends the link. Raises what went wrong, after telling the
+    engine."""
+    sock = dial(where.engine, DIAL_TIMEOUT_S)
+    hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
+    greet(sock, secret, hello, DIAL_TIMEOUT_S)
+    own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
+    with Channel(sock, RANK_CODEC, peer="the engine") as channel:
+        start = _Start(channel, where, own_host)
+        try:
+            server = start.run()
+            while not isinstance(message := channel.receive(), Stop):
+                server.handle(message)
+        except LinkClosedError:
+            logger.info("the engine has ended the link")
+        except Exception as error:
+            _tell(channel, error)
+            raise
+        finally:
+            if start.runner is not None:
+                start.runner.forget_recordings()
+
+
+def _tell(channel: Channel, error: Exception) -> None:
+    text = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+    try:
+        channel.send(Failed(text))
+    except LinkError as link_error:
+        logger.warning("the engine cannot be told: %s", link_error)
+
+
+class _Start:
+    """The exchanges of a start, in order; see `outrider.links.rank_messages`."""
+
+    def __init__(self, channel: Channel, where: RankPlace, own_host: str) -> None:
+        self._channel = channel
+        self._where = where
+        self._own_host = own_host
+        self.runner: Runner | None = None
+
+    def run(self) -> RankServer:
+        setup = self._expect(Setup)
+        settings = setup.settings
+        setup_logging(settings.log_level, self._where.role, self._where.rank)
+        take_cores(settings.num_threads, setup.host_share, setup.host_index)
+        placement = place(
+            settings.device,
+            settings.dtype,
+            settings.cpu_kernels,
+            settings.deterministic,
+            self._where.role,
+        )
+        store = self._describe(setup, placement)
+        group = self._meet(store, placement, settings.deterministic)
+        decoder = self._load(settings, placement, group)
+        runner = self._allocate(settings, placement, decoder, group)
+        server: RankServer
+        if self._where.role == TARGET:
+            server = TargetRank(self._channel, group, store, runner, placement.ops, settings)
+        else:
+            server = DraftRank(self._channel, group, runner, placement.ops, settings)
+        return server
+
+    def _describe(self, setup: Setup, placement: Placement) -> Store:
+        """The first rank opens the store the group meets at; the others are told of it."""
+        spec = load_spec(setup.settings.model, revision=setup.settings.revision)
+        address = ""
+        if self._where.rank == 0:
+            store, address = open_store(self._own_host)
+        else:
+            store = join_store(setup.store)
+        self._channel.send(
+            Described(
+                store=address,
+                device=str(placement.device),
+                dtype=str(placement.dtype).removeprefix("torch."),
+                vocab_size=spec.vocab_size,
+                eos_ids=spec.eos_ids,
+                max_position=spec.max_position,
+                is_extendable=spec.rope is not None,
+            )
+        )
+        return store
+
+    def _meet(self, store: Store, placement: Placement, deterministic: bool) -> Collective:
+        rank, size = self._where.rank, self._where.size
+        if size == 1:
+            return Alone()
+        return tensor_parallel_group(store, rank, size, placement, deterministic)
+
+    def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> Decoder:
+        wanted = self._expect(Load)
+        start_s = time.monotonic()
+        shard = shard_of(group)
+        decoder = load_model(
+            settings.model,
+            dtype=placement.dtype,
+            device=placement.device,
+            ops=placement.ops,
+            shard=shard,
+            max_position=wanted.max_position or None,
+            revision=settings.revision,
+            quantization=settings.quantization,
+        )
+        self._channel.send(
+            Loaded(
+                bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard),
+                _kv_bytes(settings, placement, decoder, group),
+                placement.ops.name,
+                time.monotonic() - start_s,
+            )
+        )
+        return decoder
+
+    def _allocate(
+        self, settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
+    ) -> Runner:
+        wanted = self._expect(Allocate)
+        start_s = time.monotonic()
+        kv = KVCache(
+            decoder.spec,
+            wanted.num_blocks,
+            settings.block_size,
+            placement.dtype,
+            placement.device,
+            decoder.shard,
+        )
+        runner = Runner(
+            decoder, kv, settings.num_rows, wanted.max_model_len, wanted.vocab_size, group
+        )
+        self.runner = runner
+        if can_record(group):
+            runner.record(_QUERY_LENS[self._where.role])
+        self._channel.send(Ready(time.monotonic() - start_s))
+        return runner
+
+    def _expect(self, kind: type[M]) -> M:
+        message = self._channel.receive()
+        if isinstance(message, Stop):
+            raise LinkClosedError("the engine stopped while this rank was starting.")
+        if not isinstance(message, kind):
+            raise LinkError(
+                f"the engine sent {type(message).__name__} where {kind.__name__} was due; "
+                "run the same release on both sides."
+            )
+        return message
+
+
+def _kv_bytes(
+    settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
+) -> int | None:
+    """What the device has left for KV beside the passes; None where nothing but the configuration
+    limits it."""
+    if placement.device.type != "cuda" or settings.has_fixed_kv:
+        return None
+    free = free_kv_bytes(placement.device, settings.gpu_memory_utilization)
+    return max(free - recording_bytes(decoder), 0) if can_record(group) else free
+
+
+ROLES = (TARGET, DRAFT)

@@ -1,0 +1,83 @@
+"""A target rank at work: takes the drafts of a plan, verifies, and the first says the verdict."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from outrider.errors import OutriderError
+from outrider.kernels.ops import Ops
+from outrider.links.channel import Channel
+from outrider.links.rank_messages import Join, Judged, RankSettings, Verify
+from outrider.scheduler.types import ProposerKind, StepPlan
+from outrider.workers.groups.collective import Collective
+from outrider.workers.groups.process_group import Store
+from outrider.workers.proposers.base import Proposal, Ticket
+from outrider.workers.proposers.ngram import NgramProposer
+from outrider.workers.ranks.proposal_link import ProposalInbox, ProposalLink
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Runner
+from outrider.workers.sampling.verify import verification_mode
+from outrider.workers.target import TargetWorker
+
+logger = logging.getLogger(__name__)
+
+
+class TargetRank:
+    """All ranks of the group do this in step; they agree because each decides from the same data.
+
+    n-gram proposals are made here, by every rank for itself: they depend on the text alone.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        group: Collective,
+        store: Store,
+        runner: Runner,
+        ops: Ops,
+        settings: RankSettings,
+    ) -> None:
+        rows = RowTable(settings.num_rows)
+        self._channel = channel
+        self._is_first = group.rank == 0
+        self._store = store
+        self._device = runner.device
+        self._worker = TargetWorker(rows, runner, ops, verification_mode(settings.verification))
+        self._ngram = NgramProposer(rows, settings.ngram_min, settings.ngram_max)
+        self._inbox = ProposalInbox(group, runner.device)
+
+    def handle(self, message: object) -> None:
+        if isinstance(message, Verify):
+            self._verify(message)
+        elif isinstance(message, Join):
+            # Beside the steps: meeting a new draft takes a while, and it may die again.
+            threading.Thread(target=self._join, args=(message.number,), daemon=True).start()
+        else:
+            raise OutriderError(f"a target rank cannot handle {type(message).__name__}")
+
+    def _verify(self, message: Verify) -> None:
+        proposals = self._ngram_proposals(message.plan)
+        drafted = None
+        if message.round is not None:
+            drafted = self._inbox.take(message.plan)
+            proposals |= drafted or {}
+        ticket = Ticket(message.plan.step, proposals, message.draft_s)
+        verdict = self._worker.verify(message.plan, ticket)
+        self._ngram.observe(verdict)
+        if self._is_first:
+            is_lost = message.round is not None and drafted is None
+            self._channel.send(Judged(verdict, is_lost))
+
+    def _ngram_proposals(self, plan: StepPlan) -> dict[int, Proposal]:
+        if any(row.proposer is ProposerKind.NGRAM for row in plan.rows):
+            return dict(self._ngram.propose(plan))
+        return {}
+
+    def _join(self, number: int) -> None:
+        try:
+            link = ProposalLink(self._store, number, self._device, is_target=True)
+            self._inbox.connect(link)  # before the greeting: after it the draft announces rounds
+            link.await_greeting()
+        except RuntimeError as error:  # the draft died again: the engine hears it from its link
+            logger.warning("proposal group %d did not come about: %s", number, error)

@@ -1,0 +1,1 @@
+"""Passes recorded once and replayed, on any device."""
