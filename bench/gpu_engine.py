@@ -18,8 +18,9 @@ from outrider.engine.step import StepLoop
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
-from outrider.scheduler.types import ProposerKind
+from outrider.scheduler.types import NOBODY
 from outrider.workers.models.decoder import Decoder
+from outrider.workers.proposers.registry import DRAFT
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 BLOCK_SIZE = 16
@@ -139,7 +140,7 @@ class BenchEngine:
             seed=seed,
             max_len=min(len(prompt) + num_tokens, self._max_len),
             arrival_s=0.0,
-            proposer=ProposerKind.DRAFT if drafted else ProposerKind.NONE,
+            proposer=DRAFT if drafted else NOBODY,
             depth=self._depth,
         )
         self.loop.scheduler.add(request)

@@ -29,7 +29,8 @@ from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.request import Request
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import ProposerKind, RowPlan, RowVerdict, StepPlan, Verdict
+from outrider.scheduler.types import RowPlan, RowVerdict, StepPlan, Verdict
+from outrider.workers.proposers.registry import DRAFT, traits
 
 DEPTH = 5
 BLOCK_SIZE = 16
@@ -73,11 +74,12 @@ class ScriptedTarget:
     def _row(self, planned: RowPlan) -> RowVerdict:
         row, base_len = planned.row, self._lengths[planned.row]
         if not planned.samples:
-            return RowVerdict(row, planned.generation, base_len, 0, 0, ())
+            return RowVerdict(row, planned.generation, base_len, 0, 0, 0, ())
         accepted = min(next(self._script), planned.depth)
         self._lengths[row] += accepted + 1
         tokens = tuple(range(base_len, base_len + accepted + 1))
-        return RowVerdict(row, planned.generation, base_len, planned.depth, accepted, tokens)
+        depth = planned.depth
+        return RowVerdict(row, planned.generation, base_len, depth, depth, accepted, tokens)
 
 
 def _request(index: int, max_tokens: int) -> Request:
@@ -91,7 +93,7 @@ def _request(index: int, max_tokens: int) -> Request:
         arrival_s=0.0,
         stop_ids=[_END],
         deadline_s=_FAR_S,
-        proposer=ProposerKind.DRAFT,
+        proposer=DRAFT,
         depth=DEPTH,
     )
 
@@ -101,9 +103,11 @@ class Bench:
 
     def __init__(self, running: int, max_tokens: int, lag: int) -> None:
         blocks_each = -(-(PROMPT_LEN + max_tokens) // BLOCK_SIZE) + 1
-        pools = [BlockPool(running * blocks_each, BLOCK_SIZE) for _ in range(2)]
+        target, draft = (BlockPool(running * blocks_each, BLOCK_SIZE) for _ in range(2))
         budget = running * (PROMPT_LEN + DEPTH + 1)
-        self.scheduler = Scheduler(SchedulerLimits(running, budget, lag), *pools)
+        self.scheduler = Scheduler(
+            SchedulerLimits(running, budget, lag), target, draft, traits(has_draft_model=True)
+        )
         self._running = running
         self._target = ScriptedTarget()
         self._unapplied: deque[Verdict] = deque()

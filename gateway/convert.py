@@ -10,28 +10,18 @@ from outrider.errors import RequestError
 from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import FinishReason, ProposerKind
+from outrider.scheduler.types import FinishReason
 from outrider.text.outputs import Logprob, PositionLogprobs, Speculation
 
-_METHODS = {
-    generation_pb2.SPECULATION_METHOD_UNSPECIFIED: None,
-    generation_pb2.SPECULATION_METHOD_OFF: "off",
-    generation_pb2.SPECULATION_METHOD_DRAFT: "draft",
-    generation_pb2.SPECULATION_METHOD_NGRAM: "ngram",
-}
-_METHOD_NUMBERS = {name: number for number, name in _METHODS.items()}
+TARGET_ORIGIN = generation_pb2.TOKEN_ORIGIN_TARGET
+PROPOSER_ORIGIN = generation_pb2.TOKEN_ORIGIN_PROPOSER
+TARGET_NAME = "target"
 
-ORIGINS = {
-    ProposerKind.NONE: generation_pb2.TOKEN_ORIGIN_TARGET,
-    ProposerKind.DRAFT: generation_pb2.TOKEN_ORIGIN_DRAFT,
-    ProposerKind.NGRAM: generation_pb2.TOKEN_ORIGIN_NGRAM,
-}
-"""The origin of a token by who drafted it, NONE being the target itself."""
-ORIGIN_NAMES = {
-    generation_pb2.TOKEN_ORIGIN_TARGET: "target",
-    generation_pb2.TOKEN_ORIGIN_DRAFT: "draft",
-    generation_pb2.TOKEN_ORIGIN_NGRAM: "ngram",
-}
+
+def origin_name(origin: int, proposer: str) -> str:
+    """Whose a token of a message is: "target", or the name of who drafted it."""
+    return TARGET_NAME if origin == TARGET_ORIGIN else proposer
+
 
 FINISH_REASONS = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -71,12 +61,7 @@ def params_from_request(request: generation_pb2.GenerateRequest) -> SamplingPara
         values["allowed_token_ids"] = tuple(given.allowed_token_ids.ids)
     if values.get("max_tokens") == 0:
         values["max_tokens"] = None
-    if control.method not in _METHODS:
-        raise RequestError(
-            f"speculation.method is {control.method}, which this server does not know; "
-            f"it must be one of {', '.join(generation_pb2.SpeculationMethod.keys())}."
-        )
-    values["speculation"] = _METHODS[control.method]
+    values["speculation"] = control.method or None
     if control.HasField("depth"):
         values["num_speculative_tokens"] = control.depth
     return SamplingParams(**values)
@@ -98,7 +83,7 @@ def put_params(request: generation_pb2.GenerateRequest, params: SamplingParams) 
     given.logit_bias.update(params.logit_bias)
     if params.allowed_token_ids is not None:
         given.allowed_token_ids.ids.extend(params.allowed_token_ids)
-    request.speculation.method = _METHOD_NUMBERS[params.speculation]
+    request.speculation.method = params.speculation or ""
     if params.num_speculative_tokens is not None:
         request.speculation.depth = params.num_speculative_tokens
 

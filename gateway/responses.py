@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from outrider.gateway.convert import FINISH_REASONS, ORIGINS, logprobs_to_proto, stats_to_proto
+from outrider.gateway.convert import (
+    FINISH_REASONS,
+    PROPOSER_ORIGIN,
+    TARGET_ORIGIN,
+    logprobs_to_proto,
+    stats_to_proto,
+)
 from outrider.gateway.session import Session
 from outrider.proto import generation_pb2
-from outrider.scheduler.types import ProposerKind
 from outrider.text.detokenize import Detokenizer
 from outrider.text.outputs import CompletionOutput, OutputDelta
 from outrider.text.spans import TextSpans
-
-_OWN = ORIGINS[ProposerKind.NONE]
+from outrider.workers.proposers.registry import mark_of
 
 
 class Responses:
@@ -19,7 +23,7 @@ class Responses:
     def __init__(self, session: Session, model: str, want_spans: bool) -> None:
         self._session = session
         self._model = model
-        self._accepted = ORIGINS[session.prepared.proposer]
+        self._mark = mark_of(session.prepared.proposer)
         self._has_started = False
         self._num_prompt_logprobs = 0
         self._spans: dict[int, TextSpans] = {}
@@ -39,13 +43,15 @@ class Responses:
             index=delta.index,
             text=delta.text,
             token_ids=delta.token_ids,
-            origins=[self._accepted] * delta.num_accepted + [_OWN] * num_own,
+            origins=[PROPOSER_ORIGIN] * delta.num_accepted + [TARGET_ORIGIN] * num_own,
         )
+        if delta.num_accepted or delta.index in self._spans:
+            response.proposer = self._mark
         if output.logprobs is not None and delta.token_ids:
             response.logprobs.extend(logprobs_to_proto(output.logprobs[-len(delta.token_ids) :]))
         if delta.index in self._spans:
             for num_chars, is_draft in self._spans[delta.index].take(delta):
-                origin = self._accepted if is_draft else _OWN
+                origin = PROPOSER_ORIGIN if is_draft else TARGET_ORIGIN
                 response.text_spans.add(num_chars=num_chars, origin=origin)
         self._put_prompt_logprobs(response)
         if not self._has_started:
@@ -82,7 +88,8 @@ class Responses:
 
 def _put_end(response: generation_pb2.GenerateResponse, output: CompletionOutput) -> None:
     end = response.end
-    end.reason = FINISH_REASONS[str(output.finish_reason)]
+    assert output.finish_reason is not None
+    end.reason = FINISH_REASONS[output.finish_reason]
     if isinstance(output.stop_reason, str):
         end.stop_string = output.stop_reason
     elif output.stop_reason is not None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from outrider.gateway.cluster_view import ClusterView, cluster_from_proto
 from outrider.gateway.convert import (
     FINISH_REASON_NAMES,
-    ORIGIN_NAMES,
     STATE_NAMES,
     engine_from_proto,
     logprobs_from_proto,
+    origin_name,
 )
 from outrider.links.gateway_messages import EngineStatus
 from outrider.proto import control_pb2, generation_pb2
@@ -57,7 +57,7 @@ class Chunk:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    origins: tuple[str, ...]  # of each token: "target", "draft" or "ngram"
+    origins: tuple[str, ...]  # of each token: "target", or who drafted it
     spans: tuple[tuple[int, str], ...]  # (characters, origin) of the text, if asked for
     finish_reason: str | None  # "stop" or "length", in the last chunk of a sample
 
@@ -102,7 +102,8 @@ class Completion:
         if response.HasField("start"):
             self.model, self.seed = response.start.model, response.start.seed
         sample = self._sample(response.index)
-        origins = [ORIGIN_NAMES.get(origin, _UNKNOWN) for origin in response.origins]
+        proposer = response.proposer or _UNKNOWN
+        origins = [origin_name(origin, proposer) for origin in response.origins]
         sample.text += response.text
         sample.token_ids += response.token_ids
         sample.origins += origins
@@ -118,8 +119,7 @@ class Completion:
             token_ids=tuple(response.token_ids),
             origins=tuple(origins),
             spans=tuple(
-                (span.num_chars, ORIGIN_NAMES.get(span.origin, _UNKNOWN))
-                for span in response.text_spans
+                (span.num_chars, origin_name(span.origin, proposer)) for span in response.text_spans
             ),
             finish_reason=sample.finish_reason,
         )

@@ -202,7 +202,7 @@ class Session:
             max_len=prepared.max_len,
             stop_ids=prepared.stop_ids,
             bad_word_ids=prepared.bad_word_ids,
-            proposer=int(prepared.proposer),
+            proposer=prepared.proposer,
             depth=prepared.depth,
             priority=prepared.priority,
             timeout_s=None if deadline_s is None else max(deadline_s - now_s, 0.0),

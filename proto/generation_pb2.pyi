@@ -7,33 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class SpeculationMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    SPECULATION_METHOD_UNSPECIFIED: _ClassVar[SpeculationMethod]
-    SPECULATION_METHOD_OFF: _ClassVar[SpeculationMethod]
-    SPECULATION_METHOD_DRAFT: _ClassVar[SpeculationMethod]
-    SPECULATION_METHOD_NGRAM: _ClassVar[SpeculationMethod]
-
 class TokenOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOKEN_ORIGIN_UNSPECIFIED: _ClassVar[TokenOrigin]
     TOKEN_ORIGIN_TARGET: _ClassVar[TokenOrigin]
-    TOKEN_ORIGIN_DRAFT: _ClassVar[TokenOrigin]
-    TOKEN_ORIGIN_NGRAM: _ClassVar[TokenOrigin]
+    TOKEN_ORIGIN_PROPOSER: _ClassVar[TokenOrigin]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
-SPECULATION_METHOD_UNSPECIFIED: SpeculationMethod
-SPECULATION_METHOD_OFF: SpeculationMethod
-SPECULATION_METHOD_DRAFT: SpeculationMethod
-SPECULATION_METHOD_NGRAM: SpeculationMethod
 TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin
 TOKEN_ORIGIN_TARGET: TokenOrigin
-TOKEN_ORIGIN_DRAFT: TokenOrigin
-TOKEN_ORIGIN_NGRAM: TokenOrigin
+TOKEN_ORIGIN_PROPOSER: TokenOrigin
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -143,12 +130,12 @@ class SpeculationParameters(_message.Message):
     __slots__ = ("method", "depth")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
-    method: SpeculationMethod
+    method: str
     depth: int
-    def __init__(self, method: _Optional[_Union[SpeculationMethod, str]] = ..., depth: _Optional[int] = ...) -> None: ...
+    def __init__(self, method: _Optional[str] = ..., depth: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "text", "token_ids", "origins", "logprobs", "text_spans", "prompt_logprobs", "start", "end", "summary")
+    __slots__ = ("request_id", "index", "text", "token_ids", "origins", "logprobs", "text_spans", "proposer", "prompt_logprobs", "start", "end", "summary")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +143,7 @@ class GenerateResponse(_message.Message):
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_SPANS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -167,11 +155,12 @@ class GenerateResponse(_message.Message):
     origins: _containers.RepeatedScalarFieldContainer[TokenOrigin]
     logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     text_spans: _containers.RepeatedCompositeFieldContainer[TextSpan]
+    proposer: str
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     start: RequestStart
     end: SampleEnd
     summary: RequestSummary
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., text_spans: _Optional[_Iterable[_Union[TextSpan, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., end: _Optional[_Union[SampleEnd, _Mapping]] = ..., summary: _Optional[_Union[RequestSummary, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., text_spans: _Optional[_Iterable[_Union[TextSpan, _Mapping]]] = ..., proposer: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., end: _Optional[_Union[SampleEnd, _Mapping]] = ..., summary: _Optional[_Union[RequestSummary, _Mapping]] = ...) -> None: ...
 
 class TextSpan(_message.Message):
     __slots__ = ("num_chars", "origin")

@@ -11,7 +11,8 @@ from typing import Any
 from outrider.errors import RequestError
 
 MAX_LOGPROBS = 50
-SPECULATION_METHODS = ("draft", "ngram", "off")
+OFF = "off"
+"""What a request says that wants no speculation; any other name is a proposer's."""
 
 
 def _ints(name: str, value: Any) -> tuple[int, ...]:
@@ -177,6 +178,6 @@ _RULES: dict[str, _Rule] = {
         lambda v: 0 <= v <= MAX_LOGPROBS,
         f"from 0 to {MAX_LOGPROBS}, or None",
     ),
-    "speculation": (str, lambda v: v in SPECULATION_METHODS, "'draft', 'ngram', 'off' or None"),
+    "speculation": (str, str.isidentifier, "a proposer's name, 'off' or None"),
     "num_speculative_tokens": (int, lambda v: 0 <= v <= 32, "a whole number from 0 to 32, or None"),
 }

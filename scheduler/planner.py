@@ -1,16 +1,22 @@
-"""What one pass computes: every decode row, its lookahead, then as many prompt tokens as fit."""
+"""What one pass computes: a token for every decode row, prompts, and drafts in what is left.
+
+In this order: whoever decodes keeps one token; prompts and new requests take their share; then the
+policy says how far each row is drafted, and lookahead is reserved for that.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError
+from outrider.scheduler.depths import ChooseDepths, DepthSnapshot
+from outrider.scheduler.proposers import MOST_BEHIND, Place, ProposerTraits
 from outrider.scheduler.request import NO_BLOCKS, Request, State
 from outrider.scheduler.residents import Residents
-from outrider.scheduler.types import ProposerKind, RowInit, RowPlan
+from outrider.scheduler.types import NOBODY, RowInit, RowPlan
 from outrider.scheduler.waiting import WaitingQueue
-
-_NO_PROPOSER = ProposerKind.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,7 @@ class SchedulerLimits:
     lag: int = 0  # plans in flight beyond the first
     priority_aging_s: float = 10.0  # waiting so long is worth one priority level
     max_waiting: int | None = None
+    max_depth: int | None = None  # of proposers on the device; a request may want more
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -34,78 +41,144 @@ class SchedulerLimits:
 class Step:
     """The plan being made: its rows so far and what is left of its budgets."""
 
-    __slots__ = ("admitted", "draft_tokens", "requests", "rows", "tokens")
+    __slots__ = ("admitted", "catch_up", "requests", "rows", "tokens")
 
     def __init__(self, budget: int) -> None:
         self.tokens = budget
-        self.draft_tokens = budget
+        self.catch_up = budget  # known tokens the draft computes before it can guess
         self.rows: list[RowPlan] = []
         self.requests: list[Request] = []  # behind the rows
         self.admitted: list[RowInit] = []
+
+
+class _Decoding:
+    """The decode rows of a step and what each could use; lists by row."""
+
+    __slots__ = ("behind", "proposers", "requests", "total", "wanted")
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.proposers: list[str] = []
+        self.wanted: list[int] = []
+        self.behind: list[int] = []
+        self.total = 0  # wanted in all
 
 
 class Planner:
     """Fills one step after another; the scheduler turns them into plans."""
 
     def __init__(
-        self, limits: SchedulerLimits, residents: Residents, waiting: WaitingQueue
+        self,
+        limits: SchedulerLimits,
+        residents: Residents,
+        waiting: WaitingQueue,
+        proposers: Mapping[str, ProposerTraits],
+        choose_depths: ChooseDepths,
     ) -> None:
         self._budget = limits.max_num_batched_tokens
+        self._max_depth = sys.maxsize if limits.max_depth is None else limits.max_depth
+        self._on_device = {n for n, each in proposers.items() if each.place is Place.DEVICE}
         self._residents = residents
         self._waiting = waiting
+        self._choose_depths = choose_depths
+        # Ahead of the verdict nobody on the host knows what a row has come to.
+        self._without_lag = {
+            name for name, each in proposers.items() if limits.lag and each.place is Place.HOST
+        }
+        self._with_kv = {name for name, each in proposers.items() if each.keeps_kv}
         self._block_size = residents.target_pool.block_size
         self.has_draft = True  # or its rows are planned as if nobody drafted for them
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
 
-    def make_step(self) -> Step:
+    def make_step(self, number: int) -> Step:
         step = Step(self._budget)
-        self._residents.count_spare_blocks()
-        prompts = self._plan_decodes(step)
+        decoding, prompts = self._decode_rows(step)
+        own_share = max(step.tokens - decoding.total, step.tokens // 2)
+        for_drafts, step.tokens = step.tokens - own_share, own_share
         self._plan_prompts(step, prompts)
         self._admit(step)
+        num_prompt_tokens = own_share - step.tokens
+        step.tokens += for_drafts
+        snapshot = DepthSnapshot(
+            number,
+            step.tokens,
+            num_prompt_tokens,
+            len(self._waiting),
+            decoding.proposers,
+            decoding.wanted,
+            decoding.behind,
+        )
+        depths = self._choose_depths(snapshot) if decoding.total else decoding.wanted
+        self._plan_decodes(step, decoding, depths)
         return step
 
-    def _plan_decodes(self, step: Step) -> list[Request]:
-        """One token and its drafts for every request past its prompt; returns the others.
+    def _decode_rows(self, step: Step) -> tuple[_Decoding, list[Request]]:
+        """Every request past its prompt, with room for its next token; and the others.
 
-        The order is by key, so a request that must make room takes it from requests that come
-        later in this step.
+        The order is by key, so a request that must make room takes it from later ones.
         """
-        prompts: list[Request] = []
-        residents = self._residents
-        running, draft_model = State.RUNNING, ProposerKind.DRAFT  # looking these up is slow
-        undecided = len(residents.running)  # each of them keeps one token of the budget
-        for request in list(residents.running):
-            undecided -= 1
+        decoding, prompts = _Decoding(), list[Request]()
+        requests, proposers = decoding.requests, decoding.proposers
+        wanted, behind = decoding.wanted, decoding.behind
+        running, reserve = State.RUNNING, self._residents.reserve  # looking these up is slow
+        total = 0
+        for request in list(self._residents.running):
             if request.state is not running:
                 continue
             if request.in_prompt:
                 prompts.append(request)
                 continue
-            upper = request.upper
-            room = request.max_len - upper
+            room = request.max_len - request.upper
             if room <= 0:
                 continue  # plans in flight may already reach its limit: wait for their verdict
-            depth = draft_tokens = 0
-            if request.depth:
-                depth = request.depth
-                if depth >= room:
-                    depth = room - 1
-                if depth >= step.tokens - undecided:
-                    depth = step.tokens - undecided - 1
-                if request.proposer is draft_model and not self.has_draft:
+            proposer = request.proposer
+            if request.in_flight and proposer in self._without_lag:
+                continue
+            if not reserve(request, request.upper):
+                continue
+            depth = request.depth
+            if depth:
+                depth = min(depth, room - 1)
+                if depth > self._max_depth and proposer in self._on_device:
+                    depth = self._max_depth
+                if not self.has_draft and proposer in self._with_kv:
                     depth = 0
-                elif depth and request.proposer is draft_model:
-                    draft_tokens = upper - request.draft.computed
-                    if draft_tokens > step.draft_tokens:  # too far behind: it catches up first
-                        draft_tokens, depth = step.draft_tokens, 0
-            if not residents.reserve_lookahead(request, upper + depth):
-                depth = min(depth, -upper % self._block_size)  # what is left of the last block
-                if not residents.reserve(request, upper):
-                    continue
+                total += depth
+            requests.append(request)
+            proposers.append(proposer)
+            wanted.append(depth)
+            behind.append(request.behind)
+        decoding.total = total
+        step.tokens -= len(requests)
+        return decoding, prompts
+
+    def _plan_decodes(self, step: Step, decoding: _Decoding, depths: Sequence[int]) -> None:
+        residents, with_kv, running = self._residents, self._with_kv, State.RUNNING
+        residents.count_spare_blocks()
+        for request, most, depth in zip(decoding.requests, decoding.wanted, depths, strict=True):
+            if request.state is not running:
+                continue  # a prompt before it needed its memory
+            draft_tokens = 0
+            if depth:
+                depth = min(depth, most, step.tokens)  # whatever a policy may say
+                keeps_kv = request.proposer in with_kv
+                if keeps_kv and request.behind > MOST_BEHIND:
+                    depth, draft_tokens = 0, self._catch_up(step, request)
+                elif not residents.reserve_lookahead(request, request.upper + depth):
+                    # What is left of the last block.
+                    depth = min(depth, -request.upper % self._block_size)
+                if depth and keeps_kv:
+                    draft_tokens = request.behind
             self._append(step, request, 1, depth, draft_tokens, True)
-        return prompts
+
+    def _catch_up(self, step: Step, request: Request) -> int:
+        """Applied tokens that the draft is to compute now, which the workers therefore know."""
+        if request.drafts_in_flight:
+            return 0  # nobody knows yet where it stands
+        count = min(len(request.tokens) - request.draft.planned, step.catch_up)
+        step.catch_up -= count
+        return count
 
     def _plan_prompts(self, step: Step, prompts: list[Request]) -> None:
         for request in prompts:
@@ -121,10 +194,11 @@ class Planner:
         if not self._residents.reserve(request, holding.planned + chunk):
             return
         draft_tokens = 0
-        if request.proposer is ProposerKind.DRAFT and self.has_draft:
-            draft_tokens = min(length - request.draft.planned, step.draft_tokens)
+        if request.proposer in self._with_kv and self.has_draft:
+            draft_tokens = self._catch_up(step, request)
         holding.planned += chunk
         request.in_prompt = holding.planned < length
+        step.tokens -= chunk
         self._append(step, request, chunk, 0, draft_tokens, not request.in_prompt)
 
     def _append(
@@ -149,8 +223,9 @@ class Planner:
                 request.generation,
                 num_tokens,
                 depth,
+                depth,
                 samples,
-                request.proposer if depth else _NO_PROPOSER,
+                request.proposer if depth else NOBODY,
                 target_start,
                 target_blocks,
                 draft_start,
@@ -159,11 +234,16 @@ class Planner:
             )
         )
         step.requests.append(request)
-        step.tokens -= num_tokens + depth
-        step.draft_tokens -= draft_tokens
         request.in_flight += 1
         if samples:
             request.upper += depth + 1
+        if depth:
+            step.tokens -= depth
+            if draft_tokens:
+                request.drafts_in_flight += 1
+                request.behind = MOST_BEHIND
+                return
+        request.behind += samples - draft_tokens
 
     def _admit(self, step: Step) -> None:
         """Start waiting requests in order while rows, budget and memory last.

@@ -30,6 +30,11 @@ class BlockPool:
         self._next_node = ROOT + 1
 
     @property
+    def num_published(self) -> int:
+        """Blocks published so far, whether they still are or not."""
+        return self._next_node - ROOT - 1
+
+    @property
     def num_free(self) -> int:
         return len(self._unused) + len(self._idle)
 

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.pool import ROOT
-from outrider.scheduler.types import FinishReason, ProposerKind, RowInit
+from outrider.scheduler.types import NOBODY, FinishReason, RowInit
 
 NO_BLOCKS: tuple[int, ...] = ()
 
@@ -63,15 +63,19 @@ class Request:
     __slots__ = (
         "arrival_s",
         "bad_word_ids",
+        "behind",
         "deadline_s",
         "depth",
         "draft",
+        "drafts_in_flight",
         "followers",
         "generation",
         "in_flight",
         "in_prompt",
+        "is_watched",
         "key",
         "max_len",
+        "missing_blocks",
         "num_cached",
         "num_preemptions",
         "params",
@@ -101,7 +105,7 @@ class Request:
         stop_ids: Sequence[int] = (),
         bad_word_ids: Sequence[Sequence[int]] = (),
         deadline_s: float | None = None,
-        proposer: ProposerKind = ProposerKind.NONE,
+        proposer: str = NOBODY,
         depth: int = 0,
     ) -> None:
         """`max_len` bounds prompt plus output; `output_ids` resume a request that has some."""
@@ -116,15 +120,19 @@ class Request:
         self.bad_word_ids = tuple(tuple(word) for word in bad_word_ids)
         self.key = (arrival_s, 0)  # the place in the queue, set when it is added
         self.deadline_s = deadline_s
-        self.proposer = proposer if depth > 0 else ProposerKind.NONE
-        self.depth = depth if proposer is not ProposerKind.NONE else 0
+        self.is_watched = False  # by those who mind deadlines
+        self.proposer = proposer if depth > 0 else NOBODY
+        self.depth = depth if proposer else 0
         self.followers: list[Request] = []
         self.state = State.WAITING
         self.num_preemptions = 0
         self.num_cached = 0
+        self.missing_blocks = (0, 0)  # when it was last refused a row, and how much was cached then
         self.row = -1
         self.generation = 0
         self.in_flight = 0  # plans under way that name it
+        self.drafts_in_flight = 0  # of these: those that use the draft's KV to draft
+        self.behind = 0  # at most so many tokens without draft KV once all of these are back
         self.in_prompt = True  # until the chunk with its last known token is planned
         self.prompt_logprobs_sent = 0
         self.target = Holding()
@@ -137,6 +145,7 @@ class Request:
         self.generation = generation
         self.in_prompt = True
         self.upper = len(self.tokens)
+        self.behind = self.upper - self.draft.computed
 
     @property
     def may_reuse_prefix(self) -> bool:
@@ -144,7 +153,7 @@ class Request:
         wanted = self.params.prompt_logprobs is not None
         return not wanted or self.prompt_logprobs_sent >= self.prompt_len - 1
 
-    def until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+    def until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """The part of newly committed `tokens` that belongs to the text, and why it ends there."""
         room = self.max_len - len(self.tokens)
         if self.stop_ids and not self.stop_ids.isdisjoint(tokens):

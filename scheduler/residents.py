@@ -7,10 +7,10 @@ until that plan has returned, so that no pass in flight ever writes into somebod
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Set
 
 from outrider.scheduler.pool import ROOT, BlockPool
 from outrider.scheduler.request import Holding, Request, State
-from outrider.scheduler.types import ProposerKind
 from outrider.scheduler.waiting import WaitingQueue
 
 
@@ -18,8 +18,14 @@ class Residents:
     """Rows, both pools, and who is in them."""
 
     def __init__(
-        self, num_rows: int, target_pool: BlockPool, draft_pool: BlockPool, waiting: WaitingQueue
+        self,
+        num_rows: int,
+        target_pool: BlockPool,
+        draft_pool: BlockPool,
+        waiting: WaitingQueue,
+        with_kv: Set[str],
     ) -> None:
+        """`with_kv` names the proposers that have KV in the draft pool."""
         self.num_rows = num_rows
         self.target_pool = target_pool
         self.draft_pool = draft_pool
@@ -30,6 +36,7 @@ class Residents:
         self.spare_blocks = 0  # for drafts, in the step being planned
         self._block_size = target_pool.block_size
         self._waiting = waiting
+        self._with_kv = with_kv
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._generations = [0] * num_rows
 
@@ -42,16 +49,19 @@ class Residents:
         preempted at once is not worth computing.
         """
         pool = self.target_pool
-        if not self._free_rows:
+        if not self._free_rows or self._still_lacks_blocks(request):
             return False
+        num_free = pool.num_free
         blocks, node = pool.match(request.tokens) if request.may_reuse_prefix else ([], ROOT)
         needed = pool.blocks_for(len(request.tokens) + 1) - len(blocks)
         if needed + len(self.running) > pool.num_free:
+            num_idle = num_free - pool.num_free  # cached, and held by nobody else
             pool.release(blocks)
+            request.missing_blocks = (needed + num_idle, pool.num_published)
             return False
         request.target.take_prefix(blocks, node, pool.block_size)
         request.num_cached = request.target.computed
-        if request.proposer is ProposerKind.DRAFT:
+        if request.proposer in self._with_kv:
             request.draft.take_prefix(*self.draft_pool.match(request.tokens), pool.block_size)
         row = self._free_rows.pop()
         self._generations[row] += 1
@@ -59,11 +69,17 @@ class Residents:
         insort(self.running, request, key=_key)
         return True
 
-    def end(self, request: Request) -> None:
-        """A request finishes that is running or leaving."""
-        if request.state is State.RUNNING:
+    def _still_lacks_blocks(self, request: Request) -> bool:
+        """Whether the blocks a request lacked when it was last tried are still lacking, told
+        without looking through its text again: it can have gained no more than was published."""
+        needed, num_published = request.missing_blocks
+        gained = self.target_pool.num_published - num_published
+        return needed - gained + len(self.running) > self.target_pool.num_free
+
+    def end(self, request: Request, *, was_running: bool) -> None:
+        """A request has finished that was running or leaving."""
+        if was_running:
             self.running.remove(request)
-        request.state = State.FINISHED
         self.leave(request)
 
     def preempt(self, request: Request) -> None:
@@ -134,18 +150,16 @@ class Residents:
     def reserve_draft(self, request: Request, num_tokens: int, depth: int) -> bool:
         """Draft blocks for `num_tokens` more known tokens and the drafts, from what is free."""
         holding = request.draft
-        reach = holding.planned + num_tokens
-        if reach > request.upper:
-            reach = request.upper
-        if depth:
-            reach += depth - 1
+        planned = holding.planned + num_tokens
+        reach = request.upper + depth - 1 if depth else planned
         missing = -(-reach // self._block_size) - len(holding.blocks)
         if missing > 0:
             blocks = self.draft_pool.allocate(missing)
             if blocks is None:
                 return False
             holding.blocks += blocks
-        holding.planned = reach
+        if not depth:
+            holding.planned = planned
         return True
 
     def return_lookahead(self, request: Request) -> None:
@@ -163,6 +177,7 @@ class Residents:
         for request in (*self.running, *self.leaving):
             self.draft_pool.release(request.draft.blocks)
             request.draft = Holding()
+            request.behind = request.upper
         self.draft_pool.forget_published()
 
     def publish(self, request: Request) -> None:

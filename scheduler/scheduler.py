@@ -9,16 +9,18 @@ request that ends meanwhile keeps its blocks and its row until the last plan nam
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError, OutriderError
+from outrider.scheduler.depths import ChooseDepths, fixed_depths
 from outrider.scheduler.planner import Planner, SchedulerLimits
 from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request, State
 from outrider.scheduler.residents import Residents
 from outrider.scheduler.types import (
     FinishReason,
-    ProposerKind,
     RequestUpdate,
     RowInit,
     RowPlan,
@@ -37,6 +39,7 @@ class SchedulerStats:
     steps: int = 0
     committed_tokens: int = 0
     drafted_tokens: int = 0
+    verified_tokens: int = 0
     accepted_tokens: int = 0
     finished: int = 0
 
@@ -56,8 +59,14 @@ class Scheduler:
     """Owns requests, rows and both block pools; see the module's text for the contract."""
 
     def __init__(
-        self, limits: SchedulerLimits, target_pool: BlockPool, draft_pool: BlockPool | None = None
+        self,
+        limits: SchedulerLimits,
+        target_pool: BlockPool,
+        draft_pool: BlockPool | None = None,
+        proposers: Iterable[ProposerTraits] = (),
+        choose_depths: ChooseDepths = fixed_depths,
     ) -> None:
+        """Requests may name any of `proposers`; `choose_depths` says how far they draft."""
         self.limits = limits
         self.target_pool = target_pool
         self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
@@ -66,13 +75,24 @@ class Scheduler:
         self._draft_life = 0  # counts drafts lost: what an earlier one computed is gone
         self._step = 0
         self._arrivals = 0
+        self._num_parked = 0
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
+        self._proposers = {each.name: each for each in proposers}
+        self._kv_rules = {
+            each.name: each.kv_rule for each in self._proposers.values() if each.kv_rule is not None
+        }
         self._residents = Residents(
-            limits.max_num_seqs, self.target_pool, self.draft_pool, self._waiting
+            limits.max_num_seqs,
+            self.target_pool,
+            self.draft_pool,
+            self._waiting,
+            self._kv_rules.keys(),
         )
-        self._planner = Planner(limits, self._residents, self._waiting)
+        self._planner = Planner(
+            limits, self._residents, self._waiting, self._proposers, choose_depths
+        )
         self._in_flight: deque[_InFlight] = deque()
         self._updates: list[RequestUpdate] = []
 
@@ -80,7 +100,18 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        """Without a row, be it for lack of one or for a sibling's prompt."""
+        return len(self._waiting) + self._num_parked
+
+    @property
+    def num_queue_entries(self) -> int:
+        """What the queue holds in memory, requests included that were cancelled in it."""
+        return self._waiting.num_entries
+
+    @property
+    def num_watched(self) -> int:
+        """Requests held in memory for their deadlines."""
+        return self._deadlines.num_entries
 
     @property
     def num_running(self) -> int:
@@ -98,9 +129,17 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._requests or self._in_flight)
 
-    def add(self, request: Request, *, priority: int = 0, after: str | None = None) -> None:
+    def add(
+        self,
+        request: Request,
+        *,
+        priority: int = 0,
+        after: str | None = None,
+        is_resumed: bool = False,
+    ) -> None:
         """Queue a request. `after` names a sibling with the same prompt: this one waits until the
-        sibling's prompt is computed, then finds it in the prefix cache."""
+        sibling's prompt is computed, then finds it in the prefix cache. One that is resumed was
+        let in before, and has a reader who waits for the rest: no limit turns it away."""
         if request.request_id in self._requests:
             raise OutriderError(f"request id {request.request_id!r} is in use; choose another.")
         if len(request.tokens) >= request.max_len:  # resumed when all but its end had been told
@@ -111,7 +150,7 @@ class Scheduler:
             return
         self._refuse_what_cannot_fit(request)
         limit = self.limits.max_waiting
-        if limit is not None and len(self._waiting) >= limit:
+        if limit is not None and not is_resumed and self.num_waiting >= limit:
             raise CapacityError(f"{limit} requests are waiting already (max_waiting); retry later.")
         self._arrivals += 1
         aged = priority * self.limits.priority_aging_s + request.arrival_s
@@ -121,6 +160,7 @@ class Scheduler:
         sibling = self._requests.get(after) if after is not None else None
         if sibling is not None and sibling.in_prompt and self.target_pool.prefix_caching:
             request.state = State.PARKED
+            self._num_parked += 1
             sibling.followers.append(request)
         else:
             self._waiting.push(request)
@@ -135,7 +175,7 @@ class Scheduler:
                 "raise kv_cache_gb or lower max_tokens."
             )
 
-    def cancel(self, request_id: str, reason: str = FinishReason.CANCELLED) -> None:
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at any moment; an unknown or finished id is no error (it may race)."""
         request = self._requests.get(request_id)
         if request is not None:
@@ -161,7 +201,7 @@ class Scheduler:
         return tuple(
             request.row_init()
             for request in self._residents.running
-            if request.proposer is ProposerKind.DRAFT
+            if request.proposer in self._kv_rules
         )
 
     def take_updates(self) -> list[RequestUpdate]:
@@ -177,7 +217,7 @@ class Scheduler:
             self.cancel(late.request_id, FinishReason.DEADLINE)
         if len(self._in_flight) > self.limits.lag:
             return None
-        step = self._planner.make_step()
+        step = self._planner.make_step(self._step)
         if not step.rows:
             return None
         self._step += 1
@@ -211,6 +251,8 @@ class Scheduler:
             flight.requests, flight.plan.rows, verdict.rows, strict=True
         ):
             request.in_flight -= 1
+            if row_plan.depth and row_plan.draft_tokens:
+                request.drafts_in_flight -= 1
             if request.state is finished:
                 self._residents.leave(request)
                 continue
@@ -219,7 +261,7 @@ class Scheduler:
                 self._residents.leave(request)
 
     def _commit(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
-        _, generation, base_len, _, _, new, _, prompt_logprobs = row
+        _, generation, base_len, _, _, _, new, _, prompt_logprobs = row
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
                 f"request {request.request_id}: verdict for generation {generation} at "
@@ -228,11 +270,13 @@ class Scheduler:
         if prompt_logprobs:
             prompt_logprobs = _unsent(request, row)
         self._advance(request, plan, row, knows_draft)
-        finish: str | None = None
+        finish: FinishReason | None = None
         if new:
             request.upper += len(new) - plan.depth - 1
             new, finish = request.until_end(new)
             request.tokens += new
+        if not request.in_flight:
+            request.behind = len(request.tokens) - request.draft.computed
         self._residents.publish(request)
         if new or prompt_logprobs:
             self._report(request, row, new, prompt_logprobs, finish)
@@ -249,7 +293,7 @@ class Scheduler:
         row: RowVerdict,
         new: tuple[int, ...],
         prompt_logprobs: tuple[TokenLogprobs, ...],
-        finish: str | None,
+        finish: FinishReason | None,
     ) -> None:
         num_new, num_drafted, num_accepted = len(new), row.num_drafted, row.num_accepted
         if num_accepted > num_new:
@@ -257,6 +301,7 @@ class Scheduler:
         stats = self.stats
         stats.committed_tokens += num_new
         stats.drafted_tokens += num_drafted
+        stats.verified_tokens += row.num_verified
         stats.accepted_tokens += num_accepted
         self._updates.append(
             RequestUpdate(
@@ -264,6 +309,7 @@ class Scheduler:
                 new,
                 num_accepted,
                 num_drafted,
+                row.num_verified,
                 row.logprobs[:num_new],
                 prompt_logprobs,
                 finish,
@@ -273,31 +319,36 @@ class Scheduler:
         )
 
     def _advance(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
-        """KV that is true now. The workers apply the same rule to the same numbers."""
+        """KV that is true now. The workers apply the same rules to the same numbers."""
         if plan.samples:
             request.target.computed = row.base_len + row.num_accepted
         else:
             request.target.computed += plan.num_tokens
-        draft_tokens = plan.draft_tokens
-        if draft_tokens and knows_draft:
+        if plan.draft_tokens and knows_draft:
             draft = request.draft
-            draft.computed = draft_computed_after(draft.computed, draft_tokens, row)
-            if request.in_flight == 0:
-                draft.planned = draft.computed
+            if plan.depth:  # it has caught up with the text, then drafted behind it
+                kept = self._kv_rules[plan.proposer](row.num_drafted, row.num_accepted)
+                draft.computed = draft.planned = row.base_len + kept
+            else:
+                draft.computed += plan.draft_tokens
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.request_id]
         self.stats.finished += 1
         self._release_followers(request)
-        if request.state in (State.RUNNING, State.PREEMPTED):
-            self._residents.end(request)
-        elif request.state is State.WAITING:
+        before, request.state = request.state, State.FINISHED
+        if before in (State.RUNNING, State.PREEMPTED):
+            self._residents.end(request, was_running=before is State.RUNNING)
+        elif before is State.WAITING:
             self._waiting.forget_one()
-        request.state = State.FINISHED
+        elif before is State.PARKED:
+            self._num_parked -= 1
+        self._deadlines.forget(request)
 
     def _release_followers(self, request: Request) -> None:
         for follower in request.followers:
             if follower.state is State.PARKED:
+                self._num_parked -= 1
                 follower.state = State.WAITING
                 self._waiting.push(follower)
         request.followers = []
@@ -310,21 +361,6 @@ class Scheduler:
             for request, row in zip(flight.requests, flight.plan.rows, strict=True):
                 assert request in holders, f"{request.request_id} is in flight but holds nothing"
                 assert (request.row, request.generation) == (row.row, row.generation)
-
-
-def draft_computed_after(computed: int, draft_tokens: int, row: RowVerdict) -> int:
-    """Draft KV that is valid after a round: what it caught up on, then its accepted drafts.
-
-    The draft never computes KV of the last token it proposes, so after full acceptance it is one
-    token further behind.
-    """
-    computed += draft_tokens
-    if computed > row.base_len:
-        computed = row.base_len
-    accepted, drafted = row.num_accepted, row.num_drafted
-    if accepted < drafted:
-        return computed + accepted
-    return computed + drafted - 1 if drafted else computed
 
 
 def _unsent(request: Request, row: RowVerdict) -> tuple[TokenLogprobs, ...]:

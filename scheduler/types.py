@@ -1,5 +1,9 @@
 """Everything that crosses between the scheduler and the workers, and who owns the truth of it.
 
+One step: a `StepPlan` goes out, a `Ticket` with a `Proposal` a row comes back from who drafts,
+both go to the target, and its `Outcome` becomes a `Verdict`. What happens to a draft meanwhile is
+told in `DraftEvent`s.
+
 The scheduler owns blocks, rows and what has been *applied*. The target owns the committed text:
 only a verdict makes a token true. A proposer only guesses. Up to two plans may be in flight, so a
 plan holds upper bounds and counts, never token values or absolute positions; the workers know the
@@ -10,19 +14,15 @@ Rows are reused, so everything carries (epoch, row, generation); a receiver drop
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import NamedTuple, Protocol
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol
 
 from outrider.scheduler.params import SamplingParams
 
-
-class ProposerKind(IntEnum):
-    """Who drafts for a row. NONE rows run no speculative code at all."""
-
-    NONE = 0
-    DRAFT = 1
-    NGRAM = 2
+NOBODY = ""
+"""The proposer of a row that is not drafted for; such rows run no speculative code at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class RowPlan(NamedTuple):
     """One row's share of one pass. A tuple, because a step may hold a thousand of them.
 
     A prompt row has `num_tokens` known tokens to process; it samples only if `samples`. A decode
-    row has `num_tokens == 1` (its last committed token) plus up to `depth` drafts.
+    row has `num_tokens == 1` (its last committed token) plus its drafts: its proposal reaches at
+    most `depth` tokens beyond the text, and at most `num_verified` of its tokens are verified.
     Block lists extend the row's table from index `*_start` on (lookahead blocks returned after a
     rejection are overwritten, hence the index).
     """
@@ -60,13 +61,19 @@ class RowPlan(NamedTuple):
     generation: int
     num_tokens: int
     depth: int
+    num_verified: int
     samples: bool
-    proposer: ProposerKind
+    proposer: str  # its name in the registry; `NOBODY` if depth is 0
     target_start: int
     target_blocks: tuple[int, ...]
     draft_start: int
     draft_blocks: tuple[int, ...]
     draft_tokens: int  # at most so many known tokens are prefilled or caught up on by the draft
+
+    @property
+    def pass_tokens(self) -> int:
+        """Its share of the target's pass."""
+        return self.num_tokens + self.num_verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,39 @@ class StepPlan:
     rows: tuple[RowPlan, ...]
     admitted: tuple[RowInit, ...] = ()
     released: tuple[int, ...] = ()  # rows whose state the workers may forget
+
+
+class Proposal(NamedTuple):
+    """Drafted tokens of one row, at most as many as planned.
+
+    The target owns the text: a proposal whose generation or `base_len` is no longer that of the
+    row is dropped. `q` are the distributions the tokens were sampled from, a tensor
+    [len(tokens), vocab]; None means the proposer was certain (or sampled with the shared noise,
+    which needs none).
+    """
+
+    generation: int
+    base_len: int
+    tokens: Sequence[int]
+    confidences: Sequence[float]
+    q: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One round of proposals, by row; or, where they are made elsewhere, the `round` in which they
+    were announced, and the target comes by them itself."""
+
+    step: int
+    proposals: Mapping[int, Proposal] = field(default_factory=dict)
+    draft_s: float = 0.0
+    round: int | None = None
+
+    def drafts_for(self, row: int, generation: int, base_len: int) -> Proposal | None:
+        found = self.proposals.get(row)
+        if found is None or (found.generation, found.base_len) != (generation, base_len):
+            return None
+        return found
 
 
 class TokenLogprobs(NamedTuple):
@@ -93,13 +133,16 @@ class RowVerdict(NamedTuple):
     """What the target commits for one row: accepted drafts, then one token of its own.
 
     `base_len` is the committed length before. `tokens` is empty for a prompt chunk that does not
-    sample. `num_drafted` may be under the planned depth: a proposer may have had less to offer.
+    sample. `num_drafted` is how far the proposal reached, `num_verified` how many of its tokens the
+    target looked at: either may be under what was planned, as a proposer may have had less to
+    offer.
     """
 
     row: int
     generation: int
     base_len: int
     num_drafted: int
+    num_verified: int
     num_accepted: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -126,7 +169,35 @@ class Outcome(Protocol):
     def wait(self) -> Verdict: ...
 
 
-class FinishReason:
+class PendingVerdict:
+    """The outcome of a step under way; `read` waits for it, and is called once."""
+
+    __slots__ = ("_read", "_verdict")
+
+    def __init__(self, read: Callable[[], Verdict]) -> None:
+        self._read: Callable[[], Verdict] | None = read
+        self._verdict: Verdict | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._verdict is not None
+
+    def wait(self) -> Verdict:
+        if self._read is not None:
+            self._verdict = self._read()
+            self._read = None  # and with it the memory it was written to
+        assert self._verdict is not None
+        return self._verdict
+
+
+class DraftEvent(StrEnum):
+    """What became of a draft model; told by who runs it, applied by the loop."""
+
+    LOST = "lost"  # and its KV with it
+    JOINED = "joined"  # with nothing computed: it has to be told which rows there are
+
+
+class FinishReason(StrEnum):
     """Why a request ended; the strings are those of the OpenAI API where it has one."""
 
     STOP = "stop"
@@ -144,8 +215,9 @@ class RequestUpdate:
     token_ids: tuple[int, ...] = ()
     num_accepted: int = 0  # the first so many of token_ids were drafted
     num_drafted: int = 0
+    num_verified: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = field(default=0)

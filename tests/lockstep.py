@@ -22,13 +22,14 @@ from outrider.engine.step import StepLoop
 from outrider.kernels.ops import select_ops
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
+from outrider.scheduler.types import Proposal, StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.proposers.base import Proposal, Proposer, Proposers, Ticket
+from outrider.workers.proposers.base import Proposer, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.proposers.ngram import NgramProposer
+from outrider.workers.proposers.registry import DRAFT, NGRAM
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.target import TargetWorker
@@ -54,6 +55,9 @@ class Ranks:
 
 
 class LockstepTarget(Ranks):
+    lag = 0
+    max_depth: int | None = None
+
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         verdicts = self.call(lambda worker: worker.verify(plan, ticket))
         same_on_all([verdict.rows for verdict in verdicts])
@@ -63,6 +67,9 @@ class LockstepTarget(Ranks):
 class LockstepDraft(Ranks):
     """As a draft group does, follows plans it has no part in."""
 
+    def follow(self, plan: StepPlan) -> None:
+        self.call(lambda worker: worker.follow(plan))
+
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         proposals = self.call(lambda worker: worker.propose(plan))
         tokens = [{row: p.tokens for row, p in each.items()} for each in proposals]
@@ -71,14 +78,6 @@ class LockstepDraft(Ranks):
 
     def observe(self, verdict: Verdict) -> None:
         self.call(lambda worker: worker.observe(verdict))
-
-
-class FollowingProposers(Proposers):
-    def propose(self, plan: StepPlan) -> Ticket:
-        draft = self._proposers.get(ProposerKind.DRAFT)
-        if draft is not None:
-            draft.call(lambda worker: worker.follow(plan))  # type: ignore[attr-defined]
-        return super().propose(plan)
 
 
 def lockstep_engine(
@@ -105,16 +104,14 @@ def lockstep_engine(
         rows,
     )
     # n-gram proposals are made from the first rank's rows: they depend on the text alone.
-    proposers: dict[ProposerKind, Proposer] = {
-        ProposerKind.NGRAM: NgramProposer(targets.tables[0], 1, 4)
-    }
+    proposers: dict[str, Proposer] = {NGRAM: NgramProposer(targets.tables[0], 1, 4)}
     if draft is not None:
-        proposers[ProposerKind.DRAFT] = LockstepDraft(
+        proposers[DRAFT] = LockstepDraft(
             lambda group, table: DraftProposer(table, runner(draft, group), ops, "shared"),
             draft_size,
             rows,
         )
-    scheduler = make_scheduler(config, NUM_BLOCKS, draft is not None, "cpu")
+    scheduler = make_scheduler(config, NUM_BLOCKS, draft is not None, targets.lag)
     facts = EngineFacts(
         config.to_settings(),
         spec.vocab_size,
@@ -125,7 +122,7 @@ def lockstep_engine(
         ops.name,
         NUM_BLOCKS,
     )
-    loop = StepLoop(scheduler, FollowingProposers(proposers), targets)
+    loop = StepLoop(scheduler, Proposers(proposers, DRAFT if draft is not None else None), targets)
     return Engine(BuiltEngine(config, loop, None, spec, None, facts))
 
 

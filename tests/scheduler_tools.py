@@ -11,15 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engine.step import StepLoop
+from outrider.scheduler.depths import ChooseDepths, fixed_depths
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.request import Request, State
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import FinishReason, RequestUpdate, StepPlan, TokenLogprobs, Verdict
+from outrider.scheduler.types import (
+    DraftEvent,
+    FinishReason,
+    RequestUpdate,
+    RowInit,
+    StepPlan,
+    Ticket,
+    TokenLogprobs,
+    Verdict,
+)
 from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import text_hashes
-from outrider.workers.proposers.base import Ticket
+from outrider.workers.proposers.registry import traits
 
 PLAIN = SamplingParams(max_tokens=None)
 
@@ -71,11 +81,18 @@ class Simulation:
         acceptance: float | Sequence[int] = 0.7,
         priority_aging_s: float = 10.0,
         max_waiting: int | None = None,
+        choose_depths: ChooseDepths = fixed_depths,
     ) -> None:
         limits = SchedulerLimits(max_num_seqs, budget, lag, priority_aging_s, max_waiting)
         self.target_pool = BlockPool(num_blocks, block_size, prefix_caching)
         self.draft_pool = BlockPool(draft_blocks, block_size, prefix_caching)
-        self.scheduler = Scheduler(limits, self.target_pool, self.draft_pool)
+        self.scheduler = Scheduler(
+            limits,
+            self.target_pool,
+            self.draft_pool,
+            traits(has_draft_model=True),
+            choose_depths,
+        )
         self.workers = FakeWorkers(
             num_blocks,
             draft_blocks,
@@ -94,9 +111,16 @@ class Simulation:
 
     # -- what a user does -------------------------------------------------------------------
 
-    def add(self, request: Request, *, priority: int = 0, after: str | None = None) -> Record:
+    def add(
+        self,
+        request: Request,
+        *,
+        priority: int = 0,
+        after: str | None = None,
+        is_resumed: bool = False,
+    ) -> Record:
         expected, ends_with = self._plain_decoding(request)
-        self.scheduler.add(request, priority=priority, after=after)
+        self.scheduler.add(request, priority=priority, after=after, is_resumed=is_resumed)
         record = Record(request, expected, ends_with)
         self.records[request.request_id] = self.live[request.request_id] = record
         return record
@@ -135,13 +159,18 @@ class Simulation:
 
     # -- between scheduler and workers ------------------------------------------------------
 
-    def sync(self, scheduler: Scheduler) -> None:
-        """As a remote draft does it, one piece of news a step."""
+    def events(self) -> list[DraftEvent]:
+        """As a remote draft tells them, one piece of news a step."""
         news = self._news.pop(0) if self._news else ""
-        if news == "lost" and scheduler.has_draft:
-            scheduler.lose_draft()
-        elif news == "back":
-            self.workers.adopt(scheduler.regain_draft())
+        if news == "lost" and self.scheduler.has_draft:
+            return [DraftEvent.LOST]
+        return [DraftEvent.JOINED] if news == "back" else []
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        self.workers.adopt(epoch, rows)
+
+    def needs_verdicts(self, plan: StepPlan) -> bool:
+        return self.workers.needs_verdicts(plan)
 
     def propose(self, plan: StepPlan) -> Ticket:
         self.plans.append(plan)

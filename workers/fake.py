@@ -11,17 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from outrider.scheduler.proposers import MOST_BEHIND, own_guesses_kept
 from outrider.scheduler.types import (
-    ProposerKind,
+    NOBODY,
+    DraftEvent,
+    Proposal,
     RowInit,
     RowPlan,
     RowVerdict,
     StepPlan,
+    Ticket,
     TokenLogprobs,
     Verdict,
 )
 from outrider.workers.fake_kv import FakeKV, require, text_hashes
-from outrider.workers.proposers.base import Proposal, Ticket
+from outrider.workers.proposers.registry import DRAFT, NGRAM
 
 
 class FakeModel:
@@ -91,6 +95,21 @@ class FakeWorkers:
 
     # -- the protocols of the step loop -----------------------------------------------------
 
+    @property
+    def lag(self) -> int:
+        return 1
+
+    @property
+    def max_depth(self) -> int | None:
+        return None
+
+    def events(self) -> Sequence[DraftEvent]:
+        return ()
+
+    def needs_verdicts(self, plan: StepPlan) -> bool:
+        """A round works on the texts as they are, whatever was observed."""
+        return False
+
     def propose(self, plan: StepPlan) -> Ticket:
         self._begin(plan)
         proposals: dict[int, Proposal] = {}
@@ -116,11 +135,7 @@ class FakeWorkers:
         return Verdict(plan.epoch, plan.step, rows, ticket.draft_s, self._verify_s)
 
     def observe(self, verdict: Verdict) -> None:
-        for row in verdict.rows:
-            drafted = self._rows[row.row].drafted
-            if drafted:
-                self.draft_kv.computed[row.row] += min(row.num_accepted, drafted - 1)
-            self._rows[row.row].drafted = 0
+        """Everything is known here when a pass has run."""
 
     def lose_draft(self) -> None:
         """The draft dies: its KV is gone, and rows planned for it find no proposals."""
@@ -130,7 +145,7 @@ class FakeWorkers:
             self.draft_kv.open(row, 0)
             self._rows[row].drafted = 0
 
-    def adopt(self, rows: Sequence[RowInit]) -> None:
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """A new draft is told what rows there are; it must agree with the target about them."""
         self._has_draft = True
         for init in rows:
@@ -179,8 +194,8 @@ class FakeWorkers:
     def _check_plan(self, plan: StepPlan) -> None:
         named = {planned.row for planned in plan.rows}
         require(len(named) == len(plan.rows) > 0, f"plan {plan.step} is empty or repeats a row")
-        target = sum(planned.num_tokens + planned.depth for planned in plan.rows)
-        draft = sum(planned.draft_tokens for planned in plan.rows)
+        target = sum(planned.pass_tokens for planned in plan.rows)
+        draft = sum(planned.draft_tokens for planned in plan.rows if not planned.depth)
         require(
             max(target, draft) <= self._budget,
             f"plan {plan.step} has {target} tokens, {draft} for the draft; {self._budget} may be",
@@ -199,10 +214,11 @@ class FakeWorkers:
         require(planned.samples == (end == length), f"{where} samples at {end} of {length}")
         is_decode = planned.samples and planned.num_tokens == 1
         require(planned.depth == 0 or is_decode, f"{where} is a prompt chunk with drafts")
-        has_proposer = planned.proposer is not ProposerKind.NONE
+        has_proposer = planned.proposer != NOBODY
         require(has_proposer == (planned.depth > 0), f"{where}: depth and proposer disagree")
-        drafts = planned.proposer is ProposerKind.DRAFT
-        require(not drafts or planned.draft_tokens > 0, f"{where} drafts from no token")
+        drafts = planned.proposer == DRAFT
+        caught_up = 0 < planned.draft_tokens <= MOST_BEHIND
+        require(not drafts or caught_up, f"{where} drafts from {planned.draft_tokens} tokens")
         require(planned.draft_tokens > 0 or not planned.draft_blocks, f"{where}: idle draft grows")
 
     # -- drafting ---------------------------------------------------------------------------
@@ -212,6 +228,9 @@ class FakeWorkers:
         kv.extend_table(planned.row, planned.draft_start, planned.draft_blocks)
         start = kv.computed[planned.row]
         end = min(start + planned.draft_tokens, len(row.tokens))
+        if not planned.depth:
+            exact = end == start + planned.draft_tokens
+            require(exact, f"row {planned.row} is to catch up beyond its text")
         kv.write(planned.row, start, row.hashes[start:end])
         kv.read(planned.row, row.hashes[:end])
         kv.computed[planned.row] = end
@@ -219,12 +238,12 @@ class FakeWorkers:
     def _drafts(self, planned: RowPlan, row: _Row) -> list[int]:
         """As many of the target's own tokens as the script says, then wrong ones."""
         depth = planned.depth
-        if planned.proposer is ProposerKind.NGRAM:
+        if planned.proposer == NGRAM:
             depth = hash((row.hashes[-1], 2)) % (depth + 1)
         drafts = self.model.continuation(row.hashes[-1], row.init.seed, depth)
         for index in range(self._num_agreeing(row.hashes[-1], depth), depth):
             drafts[index] = (drafts[index] + 1) % self.model.vocab_size
-        if planned.proposer is ProposerKind.DRAFT:
+        if planned.proposer == DRAFT:
             self._draft_passes(planned.row, row, drafts)
         return drafts
 
@@ -255,22 +274,29 @@ class FakeWorkers:
         kv.extend_table(number, planned.target_start, planned.target_blocks)
         start, base_len = kv.computed[number], len(row.tokens)
         prompt_logprobs = _prompt_logprobs(row, start, planned.num_tokens)
-        drafts: list[int] = []
+        offered: list[int] = []
         if planned.depth:
             proposal = ticket.drafts_for(number, planned.generation, base_len)
-            drafts = [] if proposal is None else list(proposal.tokens[: planned.depth])
+            offered = [] if proposal is None else list(proposal.tokens)
+        drafts = offered[: planned.num_verified]
         known = row.hashes[: start + planned.num_tokens]
         computed = known + text_hashes(drafts, known[-1])
         kv.write(number, start, computed[start:])
         kv.read(number, computed)
         if not planned.samples:
             kv.computed[number] += planned.num_tokens
-            return RowVerdict(number, planned.generation, base_len, 0, 0, (), (), prompt_logprobs)
+            return RowVerdict(
+                number, planned.generation, base_len, 0, 0, 0, (), (), prompt_logprobs
+            )
         own = self.model.continuation(row.hashes[-1], row.init.seed, len(drafts) + 1)
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == own[accepted]:
             accepted += 1
         kv.computed[number] = base_len + accepted
+        if row.drafted:
+            kept = own_guesses_kept(row.drafted, accepted)
+            self.draft_kv.computed[number] = base_len + kept
+            row.drafted = 0
         tokens = tuple(own[: accepted + 1])
         row.extend(tokens)
         wants_logprobs = row.init.params.logprobs is not None
@@ -279,6 +305,7 @@ class FakeWorkers:
             number,
             planned.generation,
             base_len,
+            len(offered),
             len(drafts),
             accepted,
             tokens,

@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
-from outrider.scheduler.types import RowPlan, RowVerdict, StepPlan, TokenLogprobs, Verdict
-from outrider.workers.proposers.base import Ticket
+from outrider.scheduler.types import (
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    Ticket,
+    TokenLogprobs,
+    Verdict,
+)
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.logprobs import token_logprobs
@@ -29,12 +35,16 @@ class _Work(NamedTuple):
     chunk: Chunk
     base_len: int
     span: Span | None  # None: a prompt chunk that does not sample
+    num_drafted: int  # how far its proposal reaches, of which the span verifies a part
     prompt_tokens: range  # tokens of the pass whose logprobs are wanted: their successor is known
     sample_tokens: range  # tokens of the pass that the span samples from
 
 
 class TargetWorker:
     """Owns the target's weights and KV, and with them the truth of every row's text."""
+
+    lag = 0  # a pass is over when `verify` returns
+    max_depth: int | None = None
 
     def __init__(
         self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
@@ -76,9 +86,9 @@ class TargetWorker:
             self.runner.extend_table(planned.row, planned.target_start, planned.target_blocks)
             start = self.computed[planned.row]
             chunk_tokens = row.tokens[start : start + planned.num_tokens]
-            span = None
+            span, num_drafted = None, 0
             if planned.samples:
-                span = self._span(planned, row.tokens, ticket)
+                span, num_drafted = self._span(planned, row.tokens, ticket)
                 chunk_tokens += span.drafts
             end = first + len(chunk_tokens)
             prompt_tokens = range(0)
@@ -88,19 +98,30 @@ class TargetWorker:
             num_sampled = span.num_rows if span is not None else 0
             sample_tokens = range(end - num_sampled, end)
             chunk = Chunk(planned.row, start, chunk_tokens)
-            works.append(_Work(planned, chunk, len(row.tokens), span, prompt_tokens, sample_tokens))
+            works.append(
+                _Work(
+                    planned,
+                    chunk,
+                    len(row.tokens),
+                    span,
+                    num_drafted,
+                    prompt_tokens,
+                    sample_tokens,
+                )
+            )
             first = end
         return works
 
-    def _span(self, planned: RowPlan, tokens: list[int], ticket: Ticket) -> Span:
+    def _span(self, planned: RowPlan, tokens: list[int], ticket: Ticket) -> tuple[Span, int]:
+        """What is sampled for the row, and how far its proposal reaches."""
         sampler = self.samplers[planned.row]
         if planned.depth:
             proposal = ticket.drafts_for(planned.row, planned.generation, len(tokens))
             if proposal is not None:
-                depth = planned.depth
-                q = None if proposal.q is None else proposal.q[:depth]
-                return Span(sampler, tokens, proposal.tokens[:depth], q)
-        return Span(sampler, tokens)
+                drafts = proposal.tokens[: planned.num_verified]
+                q = None if proposal.q is None else proposal.q[: len(drafts)]
+                return Span(sampler, tokens, drafts, q), len(proposal.tokens)
+        return Span(sampler, tokens), 0
 
     def _judge(self, works: list[_Work], hidden: Tensor) -> list[RowVerdict]:
         """What is decided for some of the rows."""
@@ -127,7 +148,7 @@ class TargetWorker:
         prompt_logprobs = tuple(self._prompt_logprobs(work, hidden))
         if judged is None or work.span is None:
             self.computed[row] += planned.num_tokens
-            return RowVerdict(row, generation, work.base_len, 0, 0, (), (), prompt_logprobs)
+            return RowVerdict(row, generation, work.base_len, 0, 0, 0, (), (), prompt_logprobs)
         self.computed[row] = work.base_len + judged.num_accepted
         logprobs: Sequence[TokenLogprobs] = ()
         num_top = work.span.sampler.params.logprobs
@@ -138,6 +159,7 @@ class TargetWorker:
             row,
             generation,
             work.base_len,
+            work.num_drafted,
             len(work.span.drafts),
             judged.num_accepted,
             tuple(judged.tokens),

@@ -18,12 +18,10 @@ from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
 from outrider.kernels.gpu.ops import GpuOps
-from outrider.scheduler.types import StepPlan, Verdict
+from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
 from outrider.workers.gpu.colocated import ColocatedWorker
-from outrider.workers.gpu.passes import DraftPasses
-from outrider.workers.proposers.base import Ticket
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -165,15 +163,10 @@ def test_drafted_texts_are_the_plain_ones(
     colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the host, also where a request whose end seemed near goes on to draft."""
-    catch_up, num_caught_up = DraftPasses.catch_up, []
-    monkeypatch.setattr(
-        DraftPasses, "catch_up", lambda *a: num_caught_up.append(a[1]) or catch_up(*a)
-    )
     llm = colocated()
     on_host = _host_steps(llm, monkeypatch)
     outputs = _check(llm, models, expected, *_requests())
     assert not on_host
-    assert num_caught_up
     stats = llm.engine.built.loop.scheduler.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
     worker = llm.engine.built.loop._target
@@ -187,8 +180,7 @@ def test_passes_before_the_first_plan_change_no_text(colocated: Callable[..., LL
     worker = colocated().engine.built.loop._target
     assert isinstance(worker, ColocatedWorker)
     worker._passes.run(1, 1, 1)
-    assert worker._drafting is not None
-    worker._drafting.round.run(1)
+    worker._device_proposers["draft"].draft(1)
     text = worker._state.text
     assert not any(bool(part.any()) for part in (text.lengths, text.tokens, text.draft_computed))
 
@@ -197,7 +189,7 @@ def test_passes_before_the_first_plan_change_no_text(colocated: Callable[..., LL
 @pytest.mark.parametrize(
     "options",
     [{"draft_model": None}, {"lag": 0}, {"max_num_batched_tokens": 9}],
-    ids=["no draft", "no lag", "passes too small to catch up in"],
+    ids=["no draft", "no lag", "small passes"],
 )
 def test_other_ways_to_run(
     colocated: Callable[..., LLM], models: Pair, expected: Any, options: dict[str, Any]

@@ -86,8 +86,9 @@ def generate(service: FakeService) -> Iterator[Any]:
             "num_speculative_tokens is 33; it must be a whole number from 0 to 32, or None.",
         ),
         (
-            Request(text="a", speculation=Speculation(method=99)),
-            "speculation.method is 99, which this server does not know",
+            Request(text="a", speculation=Speculation(method="tree")),
+            "speculation is 'tree', which this engine does not offer; choose 'draft' or 'ngram' "
+            "or 'off'.",
         ),
         (Request(text="a", request_id="a/b"), "request_id is 'a/b'; it must be at most 128"),
         (Request(text="a", request_id="a" * 129), "it must be at most 128 letters"),

@@ -14,7 +14,8 @@ from scheduler_tools import PLAIN, Simulation, make_request
 
 from outrider.errors import CapacityError
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import ProposerKind
+from outrider.scheduler.types import NOBODY
+from outrider.workers.proposers.registry import DRAFT, NGRAM
 
 WITH_PROMPT_LOGPROBS = SamplingParams(max_tokens=None, prompt_logprobs=1)
 WITH_MIN_TOKENS = SamplingParams(max_tokens=None, min_tokens=4)
@@ -58,7 +59,7 @@ class Crowd:
         max_len = rng.randint(length + 1, max(longest, length + 1))
         priority = rng.choice([0, 0, 0, -1, 2])
         siblings = rng.choice([1, 1, 1, 3])
-        proposer, depth = rng.choice(list(ProposerKind)), rng.randint(0, 6)
+        proposer, depth = rng.choice([NOBODY, DRAFT, NGRAM]), rng.randint(0, 6)
         for index in range(siblings):
             request = make_request(
                 f"r{self._num_added}.{index}",

@@ -46,16 +46,18 @@ DIRECTIONS = {
     "src/outrider/links": ("outrider.scheduler.types", "outrider.scheduler.params"),
     "workers": (
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
-        *("outrider.links", "outrider.logs"),
+        *("outrider.scheduler.proposers", "outrider.links", "outrider.logs"),
     ),
     "src/outrider/text": (
         *("outrider.config", "outrider.links.gateway_messages", "outrider.kernels.seeds"),
         *("outrider.scheduler", "outrider.workers.weights"),
+        "outrider.workers.proposers.registry",  # names, no tensors
     ),
     "gateway": (
         *("outrider.proto", "outrider.config", "outrider.logs", "outrider.__version__"),
         *("outrider.text", "outrider.links"),
         *("outrider.scheduler.params", "outrider.scheduler.types"),
+        "outrider.workers.proposers.registry",
     ),
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),

@@ -8,33 +8,31 @@ the workers of other devices, on the host's copy of the texts; the device is tol
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from outrider.kernels.gpu.accept import OutcomeColumn
-from outrider.kernels.gpu.layout import FIRST_TOKENS
+from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import (
+    DraftEvent,
     Outcome,
-    ProposerKind,
+    PendingVerdict,
     RowInit,
-    RowPlan,
     RowVerdict,
     StepPlan,
+    Ticket,
     Verdict,
 )
 from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
-from outrider.workers.gpu.passes import (
-    MAX_BEHIND,
-    DraftPasses,
-    StepPlanBuffers,
-    StepSizes,
-    TargetPasses,
-)
+from outrider.workers.gpu.passes import TargetPasses
+from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes
+from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.readback import Readback
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.proposers.base import Proposers, Ticket
+from outrider.workers.proposers.base import Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.registry import ProposerEntry
 from outrider.workers.recorded.recording import RecordedPasses
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk
@@ -43,25 +41,6 @@ from outrider.workers.target import TargetWorker
 
 _BASE_LEN, _NUM_ACCEPTED = OutcomeColumn.BASE_LEN, OutcomeColumn.NUM_ACCEPTED
 _TOKENS = OutcomeColumn.TOKENS
-
-
-class PendingVerdict:
-    """The outcome of a step under way; `wait` returns once the device has written it."""
-
-    def __init__(self, read: Callable[[], Verdict]) -> None:
-        self._read: Callable[[], Verdict] | None = read
-        self._verdict: Verdict | None = None
-
-    @property
-    def is_known(self) -> bool:
-        return self._verdict is not None
-
-    def wait(self) -> Verdict:
-        if self._read is not None:
-            self._verdict = self._read()
-            self._read = None  # and with it the memory the device wrote to
-        assert self._verdict is not None
-        return self._verdict
 
 
 class ColocatedWorker:
@@ -73,9 +52,12 @@ class ColocatedWorker:
         target: TargetWorker,
         draft: DraftProposer | None,
         proposers: Proposers,
+        on_device: Iterable[ProposerEntry],
         sizes: StepSizes,
         is_shared_noise: bool,
     ) -> None:
+        """`proposers` draft from the host's texts, in steps that run there; those in `on_device`
+        in all others."""
         self._rows = rows
         self._target = target
         self._draft = draft
@@ -92,22 +74,43 @@ class ColocatedWorker:
             runner.vocab_size,
             self._device,
         )
-        self._plan = StepPlanBuffers(sizes.rows, self._device)
-        self._passes = TargetPasses(runner, self._state, self._plan, sizes)
-        self._drafting = (
-            DraftPasses(draft.runner, self._state, self._plan, sizes)
-            if draft is not None and sizes.depth
-            else None
-        )
+        building = [
+            (entry.traits.name, entry.build_on_device)
+            for entry in on_device
+            if entry.build_on_device is not None and sizes.depth
+        ]
+        self._plan = StepPlanBuffers(sizes.rows, len(building), self._device)
+        self._passes = TargetPasses(runner, self._state, self._plan.target, sizes)
+        draft_runner = None if draft is None else draft.runner
+        self._device_proposers = {
+            name: build(DeviceContext(self._state, entries, sizes, draft_runner))
+            for (name, build), entries in zip(building, self._plan.drafting, strict=True)
+        }
         self._is_recordable = [False] * sizes.rows
-        self._behind = [0] * sizes.rows  # at most so many tokens the draft has not seen
         self._pending: deque[PendingVerdict] = deque()
         self._is_on_device = False  # the step under way
 
     # -- the step ---------------------------------------------------------------------------
 
-    def sync(self, scheduler: object) -> None:
+    @property
+    def lag(self) -> int:
+        """On a GPU the next step is enqueued while this one runs."""
+        return int(self._device.type == "cuda")
+
+    @property
+    def max_depth(self) -> int | None:
+        return self._sizes.depth
+
+    def events(self) -> Sequence[DraftEvent]:
         """Both models live as long as this process."""
+        return ()
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        raise AssertionError("nobody joined")
+
+    def needs_verdicts(self, plan: StepPlan) -> bool:
+        """The device knows every text; a step on the host waits for it by itself."""
+        return False
 
     def propose(self, plan: StepPlan) -> Ticket:
         self._begin(plan)
@@ -122,13 +125,12 @@ class ColocatedWorker:
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         if not self._is_on_device:
-            return self._target.verify(plan, ticket)
+            return self._verify_on_host(plan, ticket)
         outcomes = Readback(self._passes.outcomes)
         drafting, totals = self._upload(plan)
-        if drafting and self._drafting is not None:
-            if any(row.depth and self._behind[row.row] > FIRST_TOKENS for row in plan.rows):
-                self._drafting.catch_up(drafting)
-            self._drafting.round.run(drafting)
+        for proposer, num_rows in zip(self._device_proposers.values(), drafting, strict=True):
+            if num_rows:
+                proposer.draft(num_rows)
         outcomes.mark_drafted()
         self._passes.run(*totals)
         outcomes.enqueue(len(plan.rows))
@@ -136,14 +138,17 @@ class ColocatedWorker:
         while self._pending and self._pending[0].is_known:
             self._pending.popleft()
         self._pending.append(pending)
-        self._look_ahead(plan)
         return pending
 
-    def observe(self, outcome: Outcome) -> None:
-        """After a step on the host: its proposers learn from it, and the device is told."""
-        if not self._is_on_device:
-            self._proposers.observe(outcome)
-            self._tell_device(outcome.wait())
+    def _verify_on_host(self, plan: StepPlan, ticket: Ticket) -> Verdict:
+        """The next step may be enqueued before this one is applied, so the device is told now."""
+        verdict = self._target.verify(plan, ticket)
+        self._proposers.observe(verdict)
+        self._tell_device(verdict)
+        return verdict
+
+    def observe(self, verdict: Verdict) -> None:
+        """What there was to learn was learned when the step ran."""
 
     def record(self, on_size: Callable[[], None]) -> None:
         """Record every pass; `on_size` is called after each of `num_recordings`."""
@@ -156,44 +161,26 @@ class ColocatedWorker:
         return sum(len(passes.sizes) for passes in self._recordings())
 
     def _recordings(self) -> Sequence[RecordedPasses]:
-        drafting = [] if self._drafting is None else [self._drafting.round]
+        drafting = [each for own in self._device_proposers.values() for each in own.recordings]
         return [self._passes.body, self._passes.head, *drafting]
 
     # -- what can run as recorded ------------------------------------------------------------
 
     def _can_run(self, plan: StepPlan) -> bool:
-        drafting, is_behind = 0, False
-        for row in plan.rows:
-            if not self._is_recordable[row.row]:
-                return False
-            if row.depth:
-                if row.proposer is not ProposerKind.DRAFT or row.depth > self._sizes.depth:
-                    return False
-                if self._behind[row.row] > MAX_BEHIND:
-                    return False
-                drafting += 1
-                is_behind |= self._behind[row.row] > FIRST_TOKENS
-            elif row.draft_tokens and not self._knows_text(row):
-                return False
-        # Catching up must take no more memory than the largest pass, which was measured.
-        return not is_behind or MAX_BEHIND * drafting <= self._sizes.tokens
-
-    def _knows_text(self, row: RowPlan) -> bool:
-        """Whether what the draft shall catch up on is prompt, which the host has."""
-        assert self._draft is not None
-        end = self._draft.computed[row.row] + row.draft_tokens
-        return end <= len(self._rows[row.row].init.token_ids)
+        return all(
+            self._is_recordable[row.row]
+            and (not row.depth or row.proposer in self._device_proposers)
+            for row in plan.rows
+        )
 
     def _begin(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         self._target.begin(plan)
-        if self._draft is not None:
-            self._draft.follow(plan)
+        self._proposers.follow(plan)
         for init in plan.admitted:
             sampler = self._target.samplers[init.row]
             is_recordable = self._can_record(init, sampler)
             self._is_recordable[init.row] = is_recordable
-            self._behind[init.row] = len(init.token_ids)
             self._state.set_text(init.row, init.token_ids, init.draft_cached)
             self._state.set_sampling(init.row, sampler)
             is_adjusted = is_recordable and sampler.changes_logits
@@ -223,7 +210,8 @@ class ColocatedWorker:
         self._state.flush_tables()
 
     def _prefill_draft(self, plan: StepPlan) -> None:
-        """Prompts go through the draft too, before it has anything to guess."""
+        """Prompts, and what a row fell behind by, go through the draft before it guesses. They are
+        applied text, which the host has."""
         if self._draft is None:
             return
         chunks = []
@@ -236,44 +224,37 @@ class ColocatedWorker:
                 chunks.append(Chunk(row.row, start, tokens[start:end]))
                 self._draft.computed[row.row] = end
                 self._state.set_draft_computed(row.row, end)
-            self._behind[row.row] = len(tokens) - end
         if chunks:
             self._draft.runner.forward(chunks)
 
-    def _upload(self, plan: StepPlan) -> tuple[int, tuple[int, int, int]]:
-        """The plan as the device reads it; how many rows draft, and the totals of the pass."""
-        total = sum(row.num_tokens + row.depth for row in plan.rows)
+    def _upload(self, plan: StepPlan) -> tuple[list[int], tuple[int, int, int]]:
+        """The plan as the device reads it; how many rows each proposer drafts for, and the totals
+        of the pass."""
+        total = sum(row.pass_tokens for row in plan.rows)
         tile_tokens = self._passes.tile_tokens(total)
         computed = self._target.computed
         entries: list[tuple[int, ...]] = []
-        drafting: list[tuple[int, ...]] = []
+        drafting: dict[str, list[tuple[int, ...]]] = {name: [] for name in self._device_proposers}
         first = tile = logit = 0
         for row in plan.rows:
-            number, count = row.row, row.num_tokens + row.depth
+            number, count = row.row, row.pass_tokens
             start = -1  # its last token, wherever the text has got by then
             if self._is_prompt(number):
                 start = computed[number]
                 computed[number] = start + row.num_tokens
-            depth = row.depth if row.samples else -1
-            entries.append((number, count, start, depth, first, tile, logit))
+            verified = row.num_verified if row.samples else -1
+            entries.append((number, count, start, verified, first, tile, logit))
             if row.depth:
-                drafting.append((number, 0, 0, row.depth, 0, 0, 0))
+                drafting[row.proposer].append((number, 0, 0, row.depth, 0, 0, 0))
             first += count
             tile += -(-count // tile_tokens)
-            logit += depth + 1
-        self._plan.fill(entries, drafting, (first, tile, logit))
-        return len(drafting), (first, tile, logit)
+            logit += verified + 1
+        self._plan.fill(entries, list(drafting.values()), (first, tile, logit))
+        return [len(rows) for rows in drafting.values()], (first, tile, logit)
 
     def _is_prompt(self, row: int) -> bool:
         """Text that the row came with, and which the host therefore knows, is still to compute."""
         return self._target.computed[row] < len(self._rows[row].init.token_ids)
-
-    def _look_ahead(self, plan: StepPlan) -> None:
-        for row in plan.rows:
-            if row.depth:
-                self._behind[row.row] = FIRST_TOKENS
-            elif row.samples:
-                self._behind[row.row] += 1
 
     # -- outcomes ----------------------------------------------------------------------------
 
@@ -284,14 +265,18 @@ class ColocatedWorker:
         for row, outcome in zip(plan.rows, found, strict=True):
             if not row.samples:
                 base_len = len(self._rows[row.row].tokens)
-                rows.append(RowVerdict(row.row, row.generation, base_len, 0, 0, ()))
+                rows.append(RowVerdict(row.row, row.generation, base_len, 0, 0, 0, ()))
                 continue
             base_len, accepted = outcome[_BASE_LEN], outcome[_NUM_ACCEPTED]
             tokens = tuple(outcome[_TOKENS : _TOKENS + accepted + 1])
-            rows.append(RowVerdict(row.row, row.generation, base_len, row.depth, accepted, tokens))
+            reach, verified = row.depth, row.num_verified
+            rows.append(
+                RowVerdict(row.row, row.generation, base_len, reach, verified, accepted, tokens)
+            )
             self._target.computed[row.row] = base_len + accepted
-            if row.depth and self._draft is not None:
-                self._draft.computed[row.row] = base_len + min(accepted, row.depth - 1)
+            if row.draft_tokens and reach and self._draft is not None:
+                kept = own_guesses_kept(reach, accepted)
+                self._draft.computed[row.row] = base_len + kept
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
         self._rows.commit(verdict)
         return verdict
@@ -307,4 +292,3 @@ class ColocatedWorker:
             number = row.row
             computed = 0 if self._draft is None else self._draft.computed[number]
             self._state.extend_text(number, row.base_len, row.tokens, computed)
-            self._behind[number] = row.base_len + len(row.tokens) - computed

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from outrider.errors import CapacityError
 from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
-from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan
-from outrider.workers.proposers.base import Proposal, Proposers, Ticket
+from outrider.scheduler.types import NOBODY, Proposal, RowInit, RowPlan, StepPlan, Ticket
+from outrider.workers.proposers.base import Proposers
+from outrider.workers.proposers.registry import DRAFT, NGRAM
 from outrider.workers.runner import Runner
 from outrider.workers.target import LOGIT_ROWS, TargetWorker
 
@@ -151,8 +152,7 @@ def run_step(workers: Workers, step: CostlyStep) -> None:
     if step.guesses:
         ticket = Ticket(step.plan.step, step.guesses)
     outcome = target.verify(step.plan, ticket)
-    proposers.observe(outcome)
-    outcome.wait()
+    proposers.observe(outcome.wait())
 
 
 # -- steps --------------------------------------------------------------------------------------
@@ -186,15 +186,16 @@ class _Rows:
                 draft_cached=text_len - num_tokens,
             )
         )
-        proposer = ProposerKind.NONE
+        proposer = NOBODY
         if depth:
-            proposer = ProposerKind.DRAFT if has_draft else ProposerKind.NGRAM
+            proposer = DRAFT if has_draft else NGRAM
         self._plans.append(
             RowPlan(
                 row=row,
                 generation=0,
                 num_tokens=num_tokens,
                 depth=depth,
+                num_verified=depth,
                 samples=True,
                 proposer=proposer,
                 target_start=0,

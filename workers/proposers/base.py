@@ -4,82 +4,96 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from outrider.scheduler.types import Outcome, ProposerKind, StepPlan, Verdict
+from outrider.scheduler.types import DraftEvent, Proposal, RowInit, StepPlan, Ticket, Verdict
 
-if TYPE_CHECKING:  # an engine whose models are elsewhere has tickets but no tensors
-    from torch import Tensor
-
-
-class Proposal(NamedTuple):
-    """Drafted tokens of one row, at most as many as planned.
-
-    The target owns the text: a proposal whose generation or `base_len` is no longer that of the
-    row is dropped. `q` are the distributions the tokens were sampled from, [len(tokens), vocab];
-    None means the proposer was certain (or sampled with the shared noise, which needs none).
-    """
-
-    generation: int
-    base_len: int
-    tokens: Sequence[int]
-    confidences: Sequence[float]
-    q: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """One round of proposals, by row; or, where they are made elsewhere, the `round` in which they
-    were announced, and the target comes by them itself."""
-
-    step: int
-    proposals: Mapping[int, Proposal] = field(default_factory=dict)
-    draft_s: float = 0.0
-    round: int | None = None
-
-    def drafts_for(self, row: int, generation: int, base_len: int) -> Proposal | None:
-        found = self.proposals.get(row)
-        if found is None or (found.generation, found.base_len) != (generation, base_len):
-            return None
-        return found
+if TYPE_CHECKING:  # the registry, which names all proposers, needs no tensors
+    from outrider.kernels.ops import Ops
+    from outrider.workers.rows import RowTable
+    from outrider.workers.runner import Runner
+    from outrider.workers.sampling.verify import VerificationMode
 
 
 class Proposer(Protocol):
     """Guesses what the target will say next."""
+
+    def follow(self, plan: StepPlan) -> None:
+        """Every plan, first of all: take note of rows that come and go."""
+        ...
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Proposals by row for the rows of the plan that are this proposer's; may be fewer."""
         ...
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn what became of the last round."""
+        """Learn what became of a round."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """What proposers can be told by the configuration."""
+
+    ngram_min: int
+    ngram_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerContext:
+    """What a proposer may be built from. `draft` is there where a draft model is."""
+
+    rows: RowTable
+    settings: ProposerSettings
+    ops: Ops
+    verification: VerificationMode
+    draft: Runner | None = None
+
+
 class Proposers:
-    """The proposers of one engine; every row of a plan names its own."""
+    """The proposers of one process, by name; every row of a plan names its own."""
 
-    def __init__(self, proposers: Mapping[ProposerKind, Proposer]) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer], with_kv: str | None = None) -> None:
+        """`with_kv` names the one whose KV is in the draft pool."""
         self._proposers = proposers
+        self._with_kv = with_kv
 
-    def sync(self, scheduler: object) -> None:
+    def __contains__(self, name: str) -> bool:
+        return name in self._proposers
+
+    def of(self, name: str) -> Proposer | None:
+        return self._proposers.get(name)
+
+    def events(self) -> Sequence[DraftEvent]:
         """Proposers of this process live as long as it does."""
+        return ()
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        raise AssertionError("nobody joined")
+
+    def needs_verdicts(self, plan: StepPlan) -> bool:
+        """They read the texts, which end with the last verdict."""
+        return True
+
+    def follow(self, plan: StepPlan) -> None:
+        for proposer in self._proposers.values():
+            proposer.follow(plan)
 
     def propose(self, plan: StepPlan) -> Ticket:
-        """A plan without depth or draft work runs nothing here."""
-        wanted = {row.proposer for row in plan.rows if row.depth}
-        if any(row.draft_tokens for row in plan.rows):
-            wanted.add(ProposerKind.DRAFT)
+        """Those that have nothing to do for a plan only follow it."""
+        start_s = time.perf_counter()
+        wanted = {row.proposer for row in plan.rows if row.depth and row.proposer in self}
+        if self._with_kv is not None and any(row.draft_tokens for row in plan.rows):
+            wanted.add(self._with_kv)
+        self.follow(plan)
         if not wanted:
             return Ticket(plan.step)
-        start_s = time.perf_counter()
         proposals: dict[int, Proposal] = {}
-        for kind in sorted(wanted):
-            proposals |= self._proposers[kind].propose(plan)
+        for name in sorted(wanted):
+            proposals |= self._proposers[name].propose(plan)
         return Ticket(plan.step, proposals, time.perf_counter() - start_s)
 
-    def observe(self, outcome: Outcome) -> None:
-        verdict = outcome.wait()
+    def observe(self, verdict: Verdict) -> None:
         for proposer in self._proposers.values():
             proposer.observe(verdict)

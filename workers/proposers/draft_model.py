@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
-from outrider.scheduler.types import ProposerKind, RowInit, RowPlan, StepPlan, Verdict
-from outrider.workers.proposers.base import Proposal
+from outrider.scheduler.proposers import own_guesses_kept
+from outrider.scheduler.types import Proposal, RowInit, RowPlan, StepPlan, Verdict
+from outrider.workers.proposers.registry import DRAFT
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample
@@ -33,7 +34,7 @@ class DraftProposer:
     """Proposes the draft model's own guesses of the target's samples.
 
     `computed[row]` counts tokens of the row with valid draft KV. It follows the verdicts by the
-    rule the scheduler uses (`draft_computed_after`), so both always agree on who is how far.
+    rule the scheduler uses (`own_guesses_kept`), so both always agree on who is how far.
     """
 
     def __init__(
@@ -47,8 +48,13 @@ class DraftProposer:
         self._samplers: dict[int, RowSampler] = {}
         self._drafted: dict[int, int] = {}  # rows drafted for in this round, and how far
 
+    def follow(self, plan: StepPlan) -> None:
+        self._rows.begin(plan)
+        for init in plan.admitted:
+            self.computed[init.row] = init.draft_cached
+            self._samplers.pop(init.row, None)
+
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
-        self._begin(plan)
         drafting, logits = self._catch_up(plan)
         active = drafting
         while active:
@@ -63,7 +69,8 @@ class DraftProposer:
         self._rows.commit(verdict)
         for row in verdict.rows:
             if self._rows.is_current(row.row, row.generation) and row.row in self._drafted:
-                self.computed[row.row] += min(row.num_accepted, max(row.num_drafted - 1, 0))
+                kept = own_guesses_kept(self._drafted[row.row], row.num_accepted)
+                self.computed[row.row] = row.base_len + kept
         self._drafted = {}
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
@@ -71,16 +78,6 @@ class DraftProposer:
         self._rows.adopt(epoch, rows)
         self.computed = {init.row: init.draft_cached for init in rows}
         self._samplers, self._drafted = {}, {}
-
-    def follow(self, plan: StepPlan) -> None:
-        """Take note of a plan that has nothing to draft."""
-        self._begin(plan)
-
-    def _begin(self, plan: StepPlan) -> None:
-        self._rows.begin(plan)
-        for init in plan.admitted:
-            self.computed[init.row] = init.draft_cached
-            self._samplers.pop(init.row, None)
 
     def _catch_up(self, plan: StepPlan) -> tuple[list[_Drafting], Tensor]:
         """One ragged pass over what the draft has not seen; logits of the rows that then draft."""
@@ -101,7 +98,7 @@ class DraftProposer:
             chunks.append(Chunk(row, start, tokens[start:end]))
             self.computed[row] = end
             total += end - start
-            if planned.proposer is ProposerKind.DRAFT and planned.depth and end == len(tokens):
+            if planned.proposer == DRAFT and planned.depth and end == len(tokens):
                 drafting.append(self._start_drafting(planned, tokens))
                 last_of.append(total - 1)
         if not chunks:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.scheduler.types import ProposerKind, StepPlan, Verdict
-from outrider.workers.proposers.base import Proposal
+from outrider.scheduler.types import Proposal, StepPlan, Verdict
+from outrider.workers.proposers.registry import NGRAM
 from outrider.workers.rows import RowTable
 
 _FIRST_TRUST = 1
@@ -70,13 +70,15 @@ class NgramProposer:
         self._max_n = max_n
         self._states: dict[int, _RowState] = {}
 
-    def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
+    def follow(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         for row in plan.released:
             self._states.pop(row, None)
+
+    def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         proposals: dict[int, Proposal] = {}
         for planned in plan.rows:
-            if planned.proposer is not ProposerKind.NGRAM:
+            if planned.proposer != NGRAM:
                 continue
             tokens = self._rows[planned.row].tokens
             state = self._state(planned.row, planned.generation)
@@ -94,10 +96,10 @@ class NgramProposer:
         self._rows.commit(verdict)
         for row in verdict.rows:
             state = self._states.get(row.row)
-            if state is None or state.generation != row.generation or not row.num_drafted:
+            if state is None or state.generation != row.generation or not row.num_verified:
                 continue
-            if row.num_accepted == row.num_drafted:
-                state.trust = max(state.trust, 2 * row.num_drafted)
+            if row.num_accepted == row.num_verified:
+                state.trust = max(state.trust, 2 * row.num_verified)
             else:
                 state.trust = row.num_accepted + 1
 

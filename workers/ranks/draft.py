@@ -11,7 +11,8 @@ from outrider.links.rank_messages import Adopt, Drafted, Join, Joined, Propose, 
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.process_group import join_store
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.ranks.proposal_link import ProposalLink, has_round
+from outrider.workers.proposers.registry import has_round
+from outrider.workers.ranks.proposal_link import ProposalLink
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
@@ -55,6 +56,7 @@ class DraftRank:
         plan = message.plan
         if plan is None:
             return
+        self._draft.follow(plan)
         proposals = self._draft.propose(plan)
         if self._is_first and has_round(plan):
             assert self._link is not None, "a round is wanted before the proposal group stands"

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.scheduler.types import ProposerKind, StepPlan
+from outrider.scheduler.types import Proposal, StepPlan
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.process_group import Group, Store, make_group
-from outrider.workers.proposers.base import Proposal
+from outrider.workers.proposers.registry import DRAFT
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Shape(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan) -> _Shape:
-        depths = [row.depth for row in plan.rows if row.proposer is ProposerKind.DRAFT]
+        depths = [row.depth for row in plan.rows if row.proposer == DRAFT]
         return cls(len(depths), max(depths, default=0))
 
     @property
@@ -52,11 +52,6 @@ class _Shape(NamedTuple):
     @property
     def size(self) -> int:
         return _HEADER + self.rows * self.record
-
-
-def has_round(plan: StepPlan) -> bool:
-    """Whether the draft model drafts for any row of the plan."""
-    return any(row.proposer is ProposerKind.DRAFT for row in plan.rows)
 
 
 def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:

@@ -9,11 +9,11 @@ from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
 from outrider.links.rank_messages import Join, Judged, RankSettings, Verify
-from outrider.scheduler.types import ProposerKind, StepPlan
+from outrider.scheduler.types import Ticket
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.process_group import Store
-from outrider.workers.proposers.base import Proposal, Ticket
-from outrider.workers.proposers.ngram import NgramProposer
+from outrider.workers.proposers.base import ProposerContext, ProposerSettings
+from outrider.workers.proposers.registry import build_proposers
 from outrider.workers.ranks.proposal_link import ProposalInbox, ProposalLink
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 class TargetRank:
     """All ranks of the group do this in step; they agree because each decides from the same data.
 
-    n-gram proposals are made here, by every rank for itself: they depend on the text alone.
+    Proposers that need no model of their own run here, in every rank for itself: they depend on the
+    text alone.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class TargetRank:
         self._is_first = group.rank == 0
         self._store = store
         self._device = runner.device
-        self._worker = TargetWorker(rows, runner, ops, verification_mode(settings.verification))
-        self._ngram = NgramProposer(rows, settings.ngram_min, settings.ngram_max)
+        verification = verification_mode(settings.verification)
+        self._worker = TargetWorker(rows, runner, ops, verification)
+        own = ProposerSettings(settings.ngram_min, settings.ngram_max)
+        self._proposers = build_proposers(ProposerContext(rows, own, ops, verification))
         self._inbox = ProposalInbox(group, runner.device)
 
     def handle(self, message: object) -> None:
@@ -57,22 +60,17 @@ class TargetRank:
             raise OutriderError(f"a target rank cannot handle {type(message).__name__}")
 
     def _verify(self, message: Verify) -> None:
-        proposals = self._ngram_proposals(message.plan)
+        proposals = dict(self._proposers.propose(message.plan).proposals)
         drafted = None
         if message.round is not None:
             drafted = self._inbox.take(message.plan)
             proposals |= drafted or {}
         ticket = Ticket(message.plan.step, proposals, message.draft_s)
         verdict = self._worker.verify(message.plan, ticket)
-        self._ngram.observe(verdict)
+        self._proposers.observe(verdict)
         if self._is_first:
             is_lost = message.round is not None and drafted is None
             self._channel.send(Judged(verdict, is_lost))
-
-    def _ngram_proposals(self, plan: StepPlan) -> dict[int, Proposal]:
-        if any(row.proposer is ProposerKind.NGRAM for row in plan.rows):
-            return dict(self._ngram.propose(plan))
-        return {}
 
     def _join(self, number: int) -> None:
         try:

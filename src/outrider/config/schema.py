@@ -26,6 +26,7 @@ from outrider.config.rules import (
     text_rule,
     whole,
 )
+from outrider.workers.proposers.registry import proposer_names
 
 MAX_SPECULATIVE_TOKENS = 32
 
@@ -108,7 +109,12 @@ class SpeculationConfig(Checked):
 
     method: str | None = setting(
         None,
-        choice("draft", "ngram", optional=True),
+        Rule(
+            str,
+            " or ".join(map(repr, proposer_names())) + ", or unset",
+            lambda v: v in proposer_names(),
+            optional=True,
+        ),
         "Who proposes: draft or ngram; unset is draft if draft.model is set, else nobody.",
     )
     num_speculative_tokens: int | None = setting(

@@ -23,7 +23,6 @@ from outrider.engine.spawned import build_spawned
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts
-from outrider.scheduler.types import ProposerKind
 from outrider.workers.device import Placement, place
 from outrider.workers.gpu.memory import (
     FlatRunner,
@@ -36,9 +35,9 @@ from outrider.workers.gpu.memory import (
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.proposers.base import Proposer, Proposers
+from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.ngram import NgramProposer
+from outrider.workers.proposers.registry import DRAFT, build_proposers, entries
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
@@ -192,8 +191,9 @@ def wire(
     max_model_len: int,
 ) -> StepLoop:
     """Scheduler and workers of loaded models."""
-    scheduler = make_scheduler(config, num_blocks, draft is not None, placement.device.type)
     workers = _workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
+    _, worker = workers
+    scheduler = make_scheduler(config, num_blocks, draft is not None, worker.lag, worker.max_depth)
     return StepLoop(scheduler, *workers)
 
 
@@ -215,20 +215,19 @@ def _workers(
         return runner_type(decoder, kv, num_rows, max_model_len, target.spec.vocab_size)
 
     verification = verification_mode(config.speculation.verification)
-    proposers: dict[ProposerKind, Proposer] = {
-        ProposerKind.NGRAM: NgramProposer(
-            rows, config.speculation.ngram_min, config.speculation.ngram_max
-        )
-    }
     ops = placement.ops
-    drafter = None
-    if draft is not None:
-        drafter = DraftProposer(rows, runner(draft), ops, verification)
-        proposers[ProposerKind.DRAFT] = drafter
+    context = ProposerContext(
+        rows,
+        ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max),
+        ops,
+        verification,
+        None if draft is None else runner(draft),
+    )
+    proposers = build_proposers(context)
     worker = TargetWorker(rows, runner(target), ops, verification)
     if ops.fused is None:
-        return Proposers(proposers), worker
-    colocated = _colocate(config, rows, worker, drafter, Proposers(proposers), max_model_len)
+        return proposers, worker
+    colocated = _colocate(config, rows, worker, proposers, max_model_len)
     return colocated, colocated
 
 
@@ -236,23 +235,26 @@ def _colocate(
     config: EngineConfig,
     rows: RowTable,
     target: TargetWorker,
-    draft: DraftProposer | None,
     proposers: Proposers,
     max_model_len: int,
 ) -> ColocatedWorker:
     """Both models on one GPU, every pass recorded."""
     # Triton, which these need, is not there on every machine.
     from outrider.workers.gpu.colocated import ColocatedWorker
-    from outrider.workers.gpu.passes import StepSizes
+    from outrider.workers.gpu.plan_buffers import StepSizes
 
+    has_draft = DRAFT in proposers
+    on_device = [e for e in entries(has_draft_model=has_draft) if e.build_on_device is not None]
     sizes = StepSizes(
         rows=config.scheduler.max_num_seqs,
         tokens=config.scheduler.max_num_batched_tokens,
-        depth=depth_of(config, target.runner.device.type) if draft is not None else 0,
+        depth=depth_of(config, target.runner.device.type) if on_device else 0,
         max_len=max_model_len,
     )
     is_shared = config.speculation.verification == "shared"
-    worker = ColocatedWorker(rows, target, draft, proposers, sizes, is_shared)
+    draft = proposers.of(DRAFT)
+    assert draft is None or isinstance(draft, DraftProposer)
+    worker = ColocatedWorker(rows, target, draft, proposers, on_device, sizes, is_shared)
     with progress("recording passes", worker.num_recordings) as advance:
         worker.record(advance)
     return worker

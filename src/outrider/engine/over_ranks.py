@@ -86,12 +86,12 @@ class RemoteEngine:
             for group in self._groups:
                 group.close()
             raise
-        worker = RemoteTarget(self._target, self.draft.give_up)
+        worker = RemoteTarget(self._target, self.draft.give_up, self._lag)
         self.loop = StepLoop(self._scheduler, self.draft, worker)
         if first_draft is not None:
             self._connect(first_draft)
             self.draft.join(first_draft)
-            self.draft.sync(self._scheduler)
+            self.loop.follow_draft()
             threading.Thread(target=self._keep_draft, name="draft keeper", daemon=True).start()
 
     # -- starting -----------------------------------------------------------------------------
@@ -111,7 +111,8 @@ class RemoteEngine:
             self._sizes = _Sizes(num_blocks, max_model_len, described[0].vocab_size, length)
             list(pool.map(self._allocate, groups))
         device = described[0].device.partition(":")[0]
-        self._scheduler = make_scheduler(config, num_blocks, len(groups) > 1, device)
+        self._lag = int(device == "cuda")
+        self._scheduler = make_scheduler(config, num_blocks, len(groups) > 1, self._lag)
         self.facts = EngineFacts(
             settings=config.to_settings(),
             vocab_size=described[0].vocab_size,

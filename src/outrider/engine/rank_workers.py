@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from outrider.engine.rank_group import RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.links.rank_messages import Adopt, Drafted, Judged, Past, Propose, Verify
-from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import Outcome, ProposerKind, StepPlan, Verdict
-from outrider.workers.proposers.base import Ticket
+from outrider.scheduler.types import (
+    DraftEvent,
+    Outcome,
+    PendingVerdict,
+    RowInit,
+    StepPlan,
+    Ticket,
+    Verdict,
+)
+from outrider.workers.proposers.registry import has_round
 
 logger = logging.getLogger(__name__)
 
-_MOST_IN_FLIGHT = 2
 _MOST_PAST = 64  # plans and verdicts kept back from an idle draft before it is told of them
 
 
@@ -24,13 +30,24 @@ class RemoteTarget:
     """Sends a plan to all target ranks; the first one's verdict counts. Without it nothing goes on,
     so a lost rank ends the engine."""
 
-    def __init__(self, group: RankGroup, on_lost_round: Callable[[], None]) -> None:
+    max_depth: int | None = None
+
+    def __init__(self, group: RankGroup, on_lost_round: Callable[[], None], lag: int) -> None:
         self.group = group
+        self.lag = lag
         self._on_lost_round = on_lost_round
 
-    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
+        """The ranks take plans in order, so another may be sent before the first one's verdict is
+        read."""
         try:
             self.group.send(Verify(plan, ticket.round, ticket.draft_s))
+        except RankError as error:
+            raise EngineDeadError(str(error)) from error
+        return PendingVerdict(self._read)
+
+    def _read(self) -> Verdict:
+        try:
             judged = self.group.answer()
         except RankError as error:
             raise EngineDeadError(str(error)) from error
@@ -55,32 +72,37 @@ class RemoteDraft:
         self.group: RankGroup | None = None
         self._on_lost = on_lost
         self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
+        self._is_told = True  # whether the loop takes it to be there, as it does at first
         self._past: list[Past] = []
-        self._last_verdicts: deque[Verdict] = deque(maxlen=_MOST_IN_FLIGHT)
 
     def join(self, group: RankGroup) -> None:
         """A started group, its proposal link standing, takes part from the next plan on."""
         self._arrivals.put(group)
 
-    def sync(self, scheduler: Scheduler) -> None:
-        try:
-            group = self._arrivals.get_nowait()
-        except queue.Empty:
-            if self.group is None and scheduler.has_draft:
-                scheduler.lose_draft()
-            return
-        self._welcome(group, scheduler)
+    def events(self) -> Sequence[DraftEvent]:
+        arrival = None
+        with contextlib.suppress(queue.Empty):
+            arrival = self._arrivals.get_nowait()
+        events = []
+        if self._is_told and (arrival is not None or self.group is None):
+            self._is_told = False
+            events.append(DraftEvent.LOST)
+        if arrival is not None:
+            self.num_sends = 0
+            self.group = arrival
+            self._is_told = True
+            events.append(DraftEvent.JOINED)
+        return events
 
-    def _welcome(self, group: RankGroup, scheduler: Scheduler) -> None:
-        if scheduler.has_draft:
-            scheduler.lose_draft()
-        self.num_sends = 0
-        self.group = group
-        rows = scheduler.regain_draft()
-        # The rows' texts are as applied; verdicts that are known but not applied come after them.
-        first = len(self._last_verdicts) - scheduler.num_in_flight
-        self._past = [Past(None, verdict) for verdict in list(self._last_verdicts)[first:]]
-        self._tell(Adopt(scheduler.epoch, rows))
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        """The rows' texts are as applied; every verdict that is applied later is told then."""
+        self._past = []
+        if self.group is not None:
+            self._tell(Adopt(epoch, tuple(rows)))
+
+    def needs_verdicts(self, plan: StepPlan) -> bool:
+        """To draft it must know where each text ends; what it only catches up on is applied."""
+        return self.group is not None and has_round(plan)
 
     def check(self) -> None:
         """Notice a loss while nothing is drafted."""
@@ -103,13 +125,11 @@ class RemoteDraft:
             return Ticket(plan.step)
         past, self._past = tuple(self._past), []
         self._tell(Propose(past, plan))
-        if any(row.proposer is ProposerKind.DRAFT for row in plan.rows):
+        if has_round(plan):
             return self._await_round(plan)
         return Ticket(plan.step)  # it only catches up, beside the target's own pass
 
-    def observe(self, outcome: Outcome) -> None:
-        verdict = outcome.wait()
-        self._last_verdicts.append(verdict)
+    def observe(self, verdict: Verdict) -> None:
         if self.group is not None:
             self._note(Past(None, verdict))
 

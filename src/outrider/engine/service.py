@@ -17,7 +17,7 @@ from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import Cancel, Refused, StatusQuery, Submit, Updates
 from outrider.scheduler.request import Request
-from outrider.scheduler.types import ProposerKind, RequestUpdate
+from outrider.scheduler.types import RequestUpdate
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ def as_request(submit: Submit, request_id: str, now_s: float) -> Request:
         stop_ids=submit.stop_ids,
         bad_word_ids=submit.bad_word_ids,
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        proposer=ProposerKind(submit.proposer),
+        proposer=submit.proposer,
         depth=submit.depth,
     )
     request.prompt_logprobs_sent = submit.prompt_logprobs_sent

@@ -11,6 +11,7 @@ from outrider.errors import CapacityError, ConfigError
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
+from outrider.workers.proposers.registry import traits
 
 if TYPE_CHECKING:  # an engine whose models are elsewhere has no tensors
     from outrider.workers.gpu.memory import GpuMemory
@@ -81,19 +82,26 @@ def size_pools(
 
 
 def make_scheduler(
-    config: EngineConfig, num_blocks: int, has_draft: bool, device: str
+    config: EngineConfig,
+    num_blocks: int,
+    has_draft: bool,
+    lag: int,
+    max_depth: int | None = None,
 ) -> Scheduler:
-    lag = config.scheduler.lag
+    """`lag` is what the workers can make use of, `max_depth` the most they can draft."""
+    wanted_lag = config.scheduler.lag
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        lag=lag if lag is not None else int(device == "cuda"),
+        lag=lag if wanted_lag is None else wanted_lag,
         priority_aging_s=config.scheduler.priority_aging_s,
         max_waiting=config.scheduler.max_waiting,
+        max_depth=max_depth,
     )
     size, caching = config.cache.block_size, config.cache.prefix_caching
     draft_pool = BlockPool(num_blocks, size, caching) if has_draft else None
-    return Scheduler(limits, BlockPool(num_blocks, size, caching), draft_pool)
+    proposers = traits(has_draft_model=has_draft)
+    return Scheduler(limits, BlockPool(num_blocks, size, caching), draft_pool, proposers)
 
 
 def depth_of(config: EngineConfig, device: str) -> int:

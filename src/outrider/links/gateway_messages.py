@@ -44,7 +44,7 @@ class Submit:
     max_len: int
     stop_ids: tuple[int, ...]
     bad_word_ids: tuple[tuple[int, ...], ...]
-    proposer: int  # a ProposerKind
+    proposer: str
     depth: int
     priority: int
     timeout_s: float | None  # from the moment the engine receives it

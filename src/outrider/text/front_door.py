@@ -12,10 +12,11 @@ from outrider.config import EngineConfig
 from outrider.errors import RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.gateway_messages import EngineFacts
-from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.params import OFF, SamplingParams
 from outrider.scheduler.request import Request
-from outrider.scheduler.types import ProposerKind
+from outrider.scheduler.types import NOBODY
 from outrider.text.tokenizer import Tokenizer
+from outrider.workers.proposers.registry import traits
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
@@ -33,7 +34,7 @@ class PreparedRequest:
     stop_ids: tuple[int, ...]
     bad_word_ids: tuple[tuple[int, ...], ...]
     max_len: int
-    proposer: ProposerKind
+    proposer: str
     depth: int
     priority: int = 0
     deadline_s: float | None = None
@@ -182,22 +183,23 @@ class FrontDoor:
             if words and self._tokenizer is None:
                 raise RequestError(f"{name} needs a tokenizer; the model has none, leave it out.")
 
-    def _speculation(self, params: SamplingParams) -> tuple[ProposerKind, int]:
-        method = params.speculation or self._config.method or "off"
+    def _speculation(self, params: SamplingParams) -> tuple[str, int]:
+        """Who drafts for the request, and how far."""
+        method = params.speculation or self._config.method or OFF
         depth = params.num_speculative_tokens
         if depth is None:
             depth = self._facts.depth
-        if method == "draft" and not self._facts.has_draft:
+        if method == OFF:
+            return NOBODY, 0
+        available = [each.name for each in traits(has_draft_model=self._facts.has_draft)]
+        if method not in available:
+            choices = " or ".join(map(repr, [*available, OFF]))
+            has_model = "" if self._facts.has_draft else ", which has no draft model"
             raise RequestError(
-                "speculation is 'draft' but the engine has no draft model; "
-                "start it with draft_model or choose 'ngram' or 'off'."
+                f"speculation is {method!r}, which this engine{has_model} does not offer; "
+                f"choose {choices}."
             )
-        kinds = {
-            "draft": ProposerKind.DRAFT,
-            "ngram": ProposerKind.NGRAM,
-            "off": ProposerKind.NONE,
-        }
-        return kinds[method], depth
+        return method, depth
 
     def _seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

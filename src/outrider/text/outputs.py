@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.scheduler.types import FinishReason
+
 
 class Logprob(NamedTuple):
     """Log-probability of one token under the target's own distribution; rank 1 is the likeliest."""
@@ -48,7 +50,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string, if one ended it
     speculation: Speculation = field(default_factory=Speculation)
 
@@ -100,5 +102,5 @@ class OutputDelta:
     text: str
     token_ids: tuple[int, ...]
     num_accepted: int  # the first so many of token_ids were drafted
-    finish_reason: str | None
+    finish_reason: FinishReason | None
     output: RequestOutput  # everything so far

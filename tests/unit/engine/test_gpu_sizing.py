@@ -14,7 +14,7 @@ from outrider.config import EngineConfig
 from outrider.engine import build
 from outrider.engine.sizing import size_pools
 from outrider.errors import CapacityError
-from outrider.scheduler.types import StepPlan, Verdict
+from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.workers.gpu.memory import (
     MARGIN_BYTES,
     SEGMENT_BYTES,
@@ -27,7 +27,6 @@ from outrider.workers.gpu.memory import (
     measure,
     run_step,
 )
-from outrider.workers.proposers.base import Ticket
 from outrider.workers.weights.loader import load_spec
 
 GB = 2**30

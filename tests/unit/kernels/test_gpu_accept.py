@@ -8,6 +8,7 @@ from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import OutcomeColumn, TextTable, accept_drafts, outcome_width
+from outrider.scheduler.proposers import own_guesses_kept
 
 pytestmark = GPU_MARKS
 
@@ -56,7 +57,7 @@ def accept_by_hand(
                 text.tokens[row, length + i] = token
         text.lengths[row] = length + len(new)
         if depth > 0:
-            text.draft_computed[row] = length + min(num_accepted, depth - 1)
+            text.draft_computed[row] = length + own_guesses_kept(depth, num_accepted)
         out[index] = -1
         out[index, : OutcomeColumn.TOKENS] = torch.tensor([length, depth, num_accepted])
         for i, token in enumerate(new):

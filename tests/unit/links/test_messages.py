@@ -12,12 +12,11 @@ import msgpack
 import pytest
 
 from outrider.links import rank_messages as messages
-from outrider.links.codec import RANK_CODEC, Codec
+from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, Codec
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
-    ProposerKind,
     RowInit,
     RowPlan,
     RowVerdict,
@@ -43,8 +42,8 @@ def test_links_load_neither_torch_nor_ray_nor_grpc() -> None:
     assert done.stdout.split() == []
 
 
-def test_a_plan_comes_back_with_its_rows_and_enums() -> None:
-    row = RowPlan(3, 1, 1, 5, True, ProposerKind.NGRAM, 4, (7, 8), 4, (), 2)
+def test_a_plan_comes_back_with_its_rows_and_requests() -> None:
+    row = RowPlan(3, 1, 1, 5, 4, True, "ngram", 4, (7, 8), 4, (), 2)
     admitted = RowInit(
         3,
         1,
@@ -59,13 +58,12 @@ def test_a_plan_comes_back_with_its_rows_and_enums() -> None:
     got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
     assert got == sent
     assert isinstance(got.plan.rows[0], RowPlan)
-    assert got.plan.rows[0].proposer is ProposerKind.NGRAM
     assert got.plan.admitted[0].params.logit_bias == {5: -1.5}
 
 
 def test_an_impossible_token_keeps_its_infinite_logprob() -> None:
     position = TokenLogprobs(4, -math.inf, 9, ((4, -math.inf), (5, -0.25)))
-    sent = Judged(Verdict(1, 2, (RowVerdict(0, 1, 5, 2, 1, (4,), (position,)),)), False)
+    sent = Judged(Verdict(1, 2, (RowVerdict(0, 1, 5, 2, 2, 1, (4,), (position,)),)), False)
     got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
     assert got == sent
     assert isinstance(got.verdict.rows[0].logprobs[0], TokenLogprobs)
@@ -95,17 +93,18 @@ def test_a_nested_class_with_fewer_fields_is_refused() -> None:
 
 
 def test_a_row_of_another_length_is_refused() -> None:
-    rows = [[0, 1, 5, 2, 1, [4], [], [], "new"]]
-    assert "a RowVerdict came with 9 fields" in refusal(["Judged", [1, 2, rows, 0.0, 0.0], False])
+    rows = [[0, 1, 5, 2, 2, 1, [4], [], [], "new"]]
+    assert "a RowVerdict came with 10 fields" in refusal(["Judged", [1, 2, rows, 0.0, 0.0], False])
 
 
 def test_a_field_of_another_type_is_named() -> None:
     assert refusal(["Load", "4096"]).startswith("Load.max_position came as '4096'")
 
 
-def test_an_unknown_number_of_an_enum_is_refused() -> None:
-    row = [3, 1, 1, 5, True, 77, 4, [], 4, [], 2]
-    assert "a Verify cannot be decoded" in refusal(["Verify", [1, 2, [row], [], []], None, 0.0])
+def test_an_unknown_word_of_an_enum_is_refused() -> None:
+    update = ["r", [1], 0, 0, 0, [], [], "bored", None, 0]
+    with pytest.raises(LinkError, match="Updates cannot be decoded"):
+        GATEWAY_CODEC.decode(msgpack.packb(["Updates", [update]]))
 
 
 def test_parameters_that_are_not_allowed_are_refused() -> None:

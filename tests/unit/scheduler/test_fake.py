@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from scheduler_tools import Simulation, make_request
 
-from outrider.scheduler.types import ProposerKind, StepPlan
+from outrider.scheduler.types import StepPlan
 from outrider.workers.fake_kv import BrokenPlan, FakeKV, text_hashes
+from outrider.workers.proposers.registry import DRAFT
 
 HASHES = text_hashes([1, 2, 3, 4])
 
@@ -87,7 +88,7 @@ def test_replacing_valid_kv_is_noticed() -> None:
 
 def plan_to_break() -> tuple[Simulation, StepPlan]:
     simulation = Simulation(budget=8)
-    simulation.add(make_request("a", [1, 2, 3], 20, proposer=ProposerKind.DRAFT, depth=2))
+    simulation.add(make_request("a", [1, 2, 3], 20, proposer=DRAFT, depth=2))
     simulation.step()
     plan = simulation.scheduler.plan(0.0)
     assert plan is not None
@@ -101,10 +102,11 @@ def plan_to_break() -> tuple[Simulation, StepPlan]:
         ({"row": 3}, "never admitted"),
         ({"num_tokens": 2}, "5 of 4 computed"),
         ({"samples": False}, "samples at 4 of 4"),
-        ({"depth": 8}, "8 may be"),
+        ({"num_verified": 8}, "8 may be"),
         ({"depth": 0}, "depth and proposer disagree"),
-        ({"draft_tokens": 0}, "drafts from no token"),
-        ({"draft_tokens": 9}, "9 for the draft; 8 may be"),
+        ({"draft_tokens": 0}, "drafts from 0 tokens"),
+        ({"draft_tokens": 9}, "drafts from 9 tokens"),
+        ({"depth": 0, "proposer": "", "draft_tokens": 9}, "9 for the draft; 8 may be"),
         ({"target_blocks": (0,), "target_start": 1}, "already|valid KV|holds KV"),
     ],
 )
@@ -150,7 +152,7 @@ def test_a_new_epoch_drops_all_rows() -> None:
 @pytest.mark.parametrize("num_accepted", range(5))
 def test_the_script_decides_how_many_drafts_are_accepted(num_accepted: int) -> None:
     simulation = Simulation(acceptance=[num_accepted])
-    simulation.add(make_request("a", [1, 2], 40, proposer=ProposerKind.DRAFT, depth=4))
+    simulation.add(make_request("a", [1, 2], 40, proposer=DRAFT, depth=4))
     simulation.step()
     simulation.step()
     assert simulation.scheduler.stats.accepted_tokens == num_accepted
@@ -158,6 +160,6 @@ def test_the_script_decides_how_many_drafts_are_accepted(num_accepted: int) -> N
 
 def test_an_acceptance_rate_is_met_on_average() -> None:
     simulation = Simulation(acceptance=0.5, num_blocks=150, draft_blocks=150)
-    record = simulation.add(make_request("a", [1, 2], 400, proposer=ProposerKind.DRAFT, depth=1))
+    record = simulation.add(make_request("a", [1, 2], 400, proposer=DRAFT, depth=1))
     simulation.drain()
     assert 0.4 < record.num_accepted / record.num_drafted < 0.6

@@ -45,7 +45,8 @@ WRONG: list[tuple[str, Any]] = [
     ("prompt_logprobs", -1),
     ("echo", None),
     ("skip_special_tokens", 0),
-    ("speculation", "tree"),
+    ("speculation", "no name"),
+    ("speculation", 1),
     ("num_speculative_tokens", 33),
 ]
 

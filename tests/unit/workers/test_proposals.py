@@ -11,10 +11,10 @@ import pytest
 import torch
 from rank_threads import run_ranks, same_on_all
 
-from outrider.scheduler.types import ProposerKind, RowPlan, StepPlan
+from outrider.scheduler.types import Proposal, RowPlan, StepPlan
 from outrider.workers.groups.collective import Alone
 from outrider.workers.groups.process_group import join_store, open_store
-from outrider.workers.proposers.base import Proposal
+from outrider.workers.proposers.registry import DRAFT, NGRAM
 from outrider.workers.ranks.proposal_link import (
     ProposalInbox,
     ProposalLink,
@@ -26,11 +26,11 @@ CPU = torch.device("cpu")
 LOCALHOST = "127.0.0.1"
 
 
-def planned(row: int, depth: int, proposer: ProposerKind = ProposerKind.DRAFT) -> RowPlan:
-    return RowPlan(row, 1, 1, depth, True, proposer, 0, (), 0, (), 1)
+def planned(row: int, depth: int, proposer: str = DRAFT) -> RowPlan:
+    return RowPlan(row, 1, 1, depth, depth, True, proposer, 0, (), 0, (), 1)
 
 
-PLAN = StepPlan(2, 7, (planned(0, 3), planned(4, 2), planned(5, 4, ProposerKind.NGRAM)))
+PLAN = StepPlan(2, 7, (planned(0, 3), planned(4, 2), planned(5, 4, NGRAM)))
 ROUND = {
     0: Proposal(1, 20, [5, 6, 7], [0.5, 0.25, 1e-9]),
     4: Proposal(1, 2**40, [9], [1.0]),
