@@ -270,7 +270,7 @@ FILTERS = [
 def test_tokens_are_those_of_the_host(vocab: int, spread: float, rounds: int) -> None:
     params = FILTERS * rounds
     logits = torch.randn(len(params), vocab, generator=a_generator(vocab)) * spread
-    a_case(logits, params).assert_same()
+    a_case(logits, params).assert_same(most_close_calls=1)
 
 
 @pytest.mark.parametrize("list_slots", [2, 64], ids=["searched", "listed"])
