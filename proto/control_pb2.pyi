@@ -70,7 +70,7 @@ class EngineSettings(_message.Message):
     max_model_len: int
     vocab_size: int
     kernels: str
-    def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., target_tensor_parallel: _Optional[int] = ..., draft_tensor_parallel: _Optional[int] = ..., method: _Optional[str] = ..., depth: _Optional[int] = ..., depth_reason: _Optional[str] = ..., verification: _Optional[str] = ..., deterministic: _Optional[bool] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., target_tensor_parallel: _Optional[int] = ..., draft_tensor_parallel: _Optional[int] = ..., method: _Optional[str] = ..., depth: _Optional[int] = ..., depth_reason: _Optional[str] = ..., verification: _Optional[str] = ..., deterministic: bool = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "models", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions")

@@ -5,7 +5,7 @@ import warnings
 
 from outrider.proto import control_pb2 as outrider_dot_proto_dot_control__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.73.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in outrider/proto/control_pb2_grpc.py depends on'
+        + f' but the generated code in outrider/proto/control_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class ControlStub:
+class ControlStub(object):
     """Never blocks on the models.
     """
 
@@ -42,7 +42,7 @@ class ControlStub:
                 _registered_method=True)
 
 
-class ControlServicer:
+class ControlServicer(object):
     """Never blocks on the models.
     """
 
@@ -70,7 +70,7 @@ def add_ControlServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Control:
+class Control(object):
     """Never blocks on the models.
     """
 

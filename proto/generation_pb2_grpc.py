@@ -5,7 +5,7 @@ import warnings
 
 from outrider.proto import generation_pb2 as outrider_dot_proto_dot_generation__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.73.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in outrider/proto/generation_pb2_grpc.py depends on'
+        + f' but the generated code in outrider/proto/generation_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class GenerationStub:
+class GenerationStub(object):
     """Requests for text.
     """
 
@@ -42,7 +42,7 @@ class GenerationStub:
                 _registered_method=True)
 
 
-class GenerationServicer:
+class GenerationServicer(object):
     """Requests for text.
     """
 
@@ -78,7 +78,7 @@ def add_GenerationServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Generation:
+class Generation(object):
     """Requests for text.
     """
 

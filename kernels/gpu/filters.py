@@ -9,8 +9,8 @@ From the best score of each part of the vocabulary follows a score below which n
 Those above are few as a rule: each part lists its own, and only where one has more than its list
 holds is the row searched as a whole.
 
-The rule is that of `outrider.workers.sampling.filters`, but for the mass: that is summed in float32
-here, in integers there, so a token right at the edge of top_p may fall on the other side.
+The rule is that of `outrider.workers.sampling.filters`, to the last unit of mass: from equal logits
+both keep the same tokens. Kernels that count mass are launched with `enable_fp_fusion=False`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,25 @@ import triton.language as tl
 
 from outrider.kernels.gpu.launch import let_next_start, wait_for_inputs
 from outrider.kernels.gpu.noise import gumbel
+from outrider.kernels.mass import (
+    FLOAT32_BIAS,
+    FLOAT32_MANTISSA_BITS,
+    LEAST_POWER,
+    LOG2_E,
+    POWER_OF_TWO,
+    UNIT_BITS,
+)
 
 LIST_SLOTS = 64
 """How many tokens a part of the vocabulary may list."""
 
 _NEG_INF = tl.constexpr(float("-inf"))
 _INF = tl.constexpr(float("inf"))
+_LOG2_E = tl.constexpr(LOG2_E)
+_LEAST_POWER = tl.constexpr(LEAST_POWER)
+_C0, _C1, _C2, _C3, _C4 = (tl.constexpr(factor) for factor in POWER_OF_TWO)
+_EXPONENT_OF_UNIT = tl.constexpr(FLOAT32_BIAS + UNIT_BITS)
+_MANTISSA_BITS = tl.constexpr(FLOAT32_MANTISSA_BITS)
 
 
 @triton.jit
@@ -44,6 +57,22 @@ def tempered_at(row_ptr, ids, is_token, temperature):
     divisor = tl.where(temperature > 0, temperature, 1.0)
     # A plain division is an approximation on GPUs.
     return tl.div_rn(scores_at(row_ptr, ids, is_token), divisor)
+
+
+@triton.jit
+def units_of(scores, highest):
+    """int64: the mass of each score, as `outrider.kernels.mass.mass_in_units` counts it."""
+    below = tl.where(scores > _NEG_INF, scores - highest, _NEG_INF)
+    powers = tl.maximum(below * _LOG2_E, _LEAST_POWER)
+    whole = tl.floor(powers + 0.5)
+    fraction = powers - whole
+    mass = fraction * _C4
+    mass = (mass + _C3) * fraction
+    mass = (mass + _C2) * fraction
+    mass = (mass + _C1) * fraction
+    mass = (mass + _C0) * fraction
+    exponents = (whole.to(tl.int32) + _EXPONENT_OF_UNIT) << _MANTISSA_BITS
+    return ((mass + 1.0) * exponents.to(tl.float32, bitcast=True)).to(tl.int64)
 
 
 @triton.jit
@@ -109,11 +138,12 @@ def least_needed(of_parts, highest, of_winner, top_k, top_p, log_min_p):
 @triton.jit
 def list_tokens_kernel(
     logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr,
-    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr, units_ptr,
     stride, vocab, num_parts,
     PART: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each part of a row with filters lists its tokens that matter; empty slots hold `vocab`."""
+    """Each part of a row with filters lists its tokens that matter; empty slots hold `vocab`. It
+    also counts the units of its mass, now that the highest score of the row is known."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
@@ -143,6 +173,7 @@ def list_tokens_kernel(
             slots = tl.arange(0, SLOTS)
             tl.store(own_list + slots, tl.zeros((SLOTS,), tl.int32) + vocab, mask=slots >= count)
             tl.store(count_ptr + own, count)
+            tl.store(units_ptr + own, tl.sum(units_of(scores, highest), axis=0))
 
 
 @triton.jit
@@ -190,12 +221,12 @@ def _score_of_last(
 
 
 @triton.jit
-def _mass_left(
+def _units_left(
     row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, least, edge, top_k,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The mass of the tokens that min_p (`least`) and top_k (`edge`) leave."""
-    num_above, mass = 0, 0.0
+    """The units of the tokens that min_p (`least`) and top_k (`edge`) leave."""
+    num_above, units = 0, tl.zeros((), tl.int64)
     for start in range(0, length, BLOCK):
         _, scores = _token_block(
             row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK
@@ -203,9 +234,9 @@ def _mass_left(
         is_above = scores > edge
         num_above += tl.sum(is_above.to(tl.int32), axis=0)
         is_left = is_above & (scores >= least)
-        mass += tl.sum(tl.where(is_left, tl.exp(scores - highest), 0.0), axis=0)
+        units += tl.sum(tl.where(is_left, units_of(scores, highest), 0), axis=0)
     num_at_edge = tl.where((top_k > 0) & (edge >= least), top_k - num_above, 0)
-    return mass + num_at_edge.to(tl.float32) * tl.exp(edge - highest)
+    return units + num_at_edge.to(tl.int64) * units_of(edge, highest)
 
 
 @triton.jit
@@ -213,8 +244,8 @@ def _best_before(
     row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, winner, of_winner, state,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many tokens stand before the winner, their mass, and the best of them with its noise."""
-    num_before, mass_before = 0, 0.0
+    """How many tokens stand before the winner, their units, and the best of them with its noise."""
+    num_before, units_before = 0, tl.zeros((), tl.int64)
     best, best_id = _NEG_INF, 0
     for start in range(0, length, BLOCK):
         ids, scores = _token_block(
@@ -224,47 +255,48 @@ def _best_before(
         count = tl.sum(is_before.to(tl.int32), axis=0)
         if count > 0:  # in few blocks of a whole row, and noise is dear
             num_before += count
-            mass_before += tl.sum(tl.where(is_before, tl.exp(scores - highest), 0.0), axis=0)
+            units_before += tl.sum(tl.where(is_before, units_of(scores, highest), 0), axis=0)
             noisy = tl.where(is_before, scores + gumbel(state, ids), _NEG_INF)
             block_best = tl.max(noisy, axis=0)
             block_id = tl.min(tl.where(noisy == block_best, ids, vocab), axis=0)
             best_id = tl.where(block_best > best, block_id, best_id)
             best = tl.maximum(best, block_best)
-    return num_before, mass_before, best_id
+    return num_before, units_before, best_id
 
 
 @triton.jit
 def choose_filtered(
     row_ptr, list_ptr, is_listed, length, vocab, temperature, state,
-    winner, highest, mass, of_parts, top_k, top_p, log_min_p,
+    winner, highest, units, of_parts, top_k, top_p, log_min_p,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The token that a row's filters leave, starting from the winner without them; `highest` and
-    `mass` are those of the whole row."""
+    `units` are those of the whole row."""
     least = highest + log_min_p
-    enough = _INF
+    enough = tl.full((), _INF, tl.float64)
     if top_p < 1:
         if (top_k > 0) | (log_min_p > _NEG_INF):
-            edge = _NEG_INF
+            edge = tl.full((), _NEG_INF, tl.float32)
             if top_k > 0:
                 edge = _score_of_last(
                     row_ptr, list_ptr, is_listed, length, vocab, temperature, highest,
                     _score_reached_by(top_k, of_parts), top_k, BLOCK,
                 )  # fmt: skip
-            mass = _mass_left(
+            units = _units_left(
                 row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, least, edge,
                 top_k, BLOCK,
             )  # fmt: skip
-        enough = mass * top_p
+        enough = units.to(tl.float64) * top_p
     of_winner = tempered_at(row_ptr, winner, True, temperature)
     most_before = tl.where(top_k > 0, top_k, vocab)
     is_open = 1
     while is_open > 0:
-        num_before, mass_before, next_winner = _best_before(
+        num_before, units_before, next_winner = _best_before(
             row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, winner, of_winner,
             state, BLOCK,
         )  # fmt: skip
-        passes = (of_winner >= least) & (num_before < most_before) & (mass_before < enough)
+        passes = (of_winner >= least) & (num_before < most_before)
+        passes = passes & (units_before.to(tl.float64) < enough)
         passes = passes | (num_before == 0)
         is_open = tl.where(passes, 0, 1)
         winner = tl.where(passes, winner, next_winner)

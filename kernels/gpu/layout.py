@@ -179,17 +179,19 @@ def target_layout_kernel(
             token = tl.load(tokens_ptr + row * max_len + position, mask=known, other=0)
             guess = drafts_ptr + row * max_drafts + index - 1
             token += tl.load(guess, mask=drafted, other=0)
-            stored = inside & (position < max_blocks * BLOCK)
-            slot = _block_slot(tables_ptr, row, position, stored, max_blocks, BLOCK)
+            slot = _block_slot(
+                tables_ptr, row, position, inside & (position < max_len), max_blocks, BLOCK
+            )
             tl.store(ids_ptr + first + index, token, mask=inside)
-            tl.store(positions_ptr + first + index, position, mask=inside)
+            tl.store(positions_ptr + first + index, tl.minimum(position, max_len - 1), mask=inside)
             tl.store(slots_ptr + first + index, slot, mask=inside)
         for at in range(0, count, WIDTH * TILE):
             offset = at + lane * TILE
             inside = offset < count
             tile = tiles_ptr + (first_tile + offset // TILE) * 4
             tl.store(tile, first + offset, mask=inside)
-            tl.store(tile + 1, tl.minimum(count - offset, TILE), mask=inside)
+            held = tl.minimum(tl.minimum(count, max_len - start) - offset, TILE)
+            tl.store(tile + 1, tl.maximum(held, 0), mask=inside)
             tl.store(tile + 2, start + offset, mask=inside)
             tl.store(tile + 3, row.to(tl.int32), mask=inside)
         for at in range(0, depth + 1, WIDTH):
@@ -228,7 +230,8 @@ def draft_layout_kernel(
     PDL: tl.constexpr,
 ):
     """Program e lays out the tokens of one row that drafts: so many COMMITTED ones, of which those
-    the draft has seen are not stored again, or else the last draft."""
+    the draft has seen are not stored again, or else the last draft. A row that has its drafts, or
+    would look past the longest text, is padding."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -236,28 +239,30 @@ def draft_layout_kernel(
     row = tl.load(entries_ptr + entry, mask=is_real, other=0).to(tl.int64)
     depth = tl.load(entries_ptr + 3 * entries_stride + entry, mask=is_real, other=0)
     length = tl.load(lengths_ptr + row)
+    drafted = 0 if COMMITTED > 0 else round_index
+    # Lookahead was reserved for so many drafts; others would never be verified.
+    is_real = is_real & (drafted < depth) & (length + drafted <= max_len)
     count: tl.constexpr = COMMITTED if COMMITTED > 0 else 1
     index = tl.arange(0, count)
     if COMMITTED > 0:
         position = length - COMMITTED + index
-        known = position >= 0
+        known = (position >= 0) & (position < max_len)
         token = tl.load(tokens_ptr + row * max_len + position, mask=known, other=0)
         least = tl.load(computed_ptr + row)
         skipped = tl.minimum(tl.maximum(COMMITTED - length, 0), COMMITTED - 1)
     else:
         position = length - 1 + round_index + index
         token = tl.load(drafts_ptr + row * max_drafts + round_index - 1 + index)
-        # Lookahead was reserved for so many drafts; the others are never verified.
-        least = tl.where(round_index < depth, 0, max_blocks * BLOCK)
+        least = 0
         skipped = 0
-    least = tl.maximum(tl.where(is_real, least, max_blocks * BLOCK), 0)
-    stored = (position >= least) & (position < max_blocks * BLOCK)
-    slot = _block_slot(tables_ptr, row, tl.maximum(position, 0), stored, max_blocks, BLOCK)
+    least = tl.maximum(tl.where(is_real, least, max_len), 0)
+    stored = (position >= least) & (position < max_len)
+    position = tl.minimum(tl.maximum(position, 0), max_len - 1)
+    slot = _block_slot(tables_ptr, row, position, stored, max_blocks, BLOCK)
     first = entry * count
     tl.store(ids_ptr + first + index, token)
-    tl.store(positions_ptr + first + index, tl.maximum(position, 0))
+    tl.store(positions_ptr + first + index, position)
     tl.store(slots_ptr + first + index, slot)
-    drafted = 0 if COMMITTED > 0 else round_index
     num_tiles: tl.constexpr = (count + TILE - 1) // TILE
     for number in tl.static_range(num_tiles):
         begin = tl.maximum(number * TILE, skipped)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -49,7 +50,7 @@ class SamplingTable:
     temperature: Tensor  # float32 [num_rows]
     seed: Tensor  # int64 [num_rows]
     top_k: Tensor  # int32 [num_rows]
-    top_p: Tensor  # float32 [num_rows]
+    top_p: Tensor  # float64 [num_rows], as the host compares it
     log_min_p: Tensor  # float32 [num_rows]
 
     @classmethod
@@ -59,7 +60,7 @@ class SamplingTable:
             temperature=torch.zeros(num_rows, dtype=torch.float32, device=device),
             seed=torch.zeros(num_rows, dtype=torch.int64, device=device),
             top_k=torch.zeros(num_rows, dtype=torch.int32, device=device),
-            top_p=torch.ones(num_rows, dtype=torch.float32, device=device),
+            top_p=torch.ones(num_rows, dtype=torch.float64, device=device),
             log_min_p=torch.full((num_rows,), -math.inf, dtype=torch.float32, device=device),
         )
 
@@ -100,11 +101,11 @@ def gumbel_max(
     _noisy_parts_kernel[(num_rows, parts.count)](
         scores, seeds.contiguous(), streams.contiguous(), positions.contiguous(),
         parts.noisy, parts.winner, scores.stride(0), vocab, first_id,
-        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
+        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **_options(pdl),
     )  # fmt: skip
     _best_part_kernel[(num_rows,)](
         parts.noisy, parts.winner, best, columns, parts.count,
-        PARTS=parts.padded_count, PDL=pdl, **launch_options(pdl),
+        PARTS=parts.padded_count, PDL=pdl, **_options(pdl),
     )  # fmt: skip
     return best, columns
 
@@ -120,11 +121,11 @@ def probability_of(scores: Tensor, tokens: Tensor) -> Tensor:
     pdl = pdl_enabled(scores.device)
     _mass_parts_kernel[(num_rows, parts.count)](
         scores, parts.highest, parts.mass, scores.stride(0), vocab,
-        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
+        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **_options(pdl),
     )  # fmt: skip
     _probability_kernel[(num_rows,)](
         scores, tokens.contiguous(), parts.highest, parts.mass, out, scores.stride(0), parts.count,
-        PARTS=parts.padded_count, PDL=pdl, **launch_options(pdl),
+        PARTS=parts.padded_count, PDL=pdl, **_options(pdl),
     )  # fmt: skip
     return out
 
@@ -152,27 +153,28 @@ def choose_tokens(
     parts = _Parts.empty(logits)
     lists = logits.new_empty(num_rows, parts.count * LIST_SLOTS, dtype=torch.int32)
     counts = logits.new_empty(num_rows, parts.count, dtype=torch.int32)
+    units = logits.new_empty(num_rows, parts.count, dtype=torch.int64)
     filters = (settings.top_k, settings.top_p, settings.log_min_p)
     found = (parts.noisy, parts.winner, parts.highest, parts.mass)
     pdl = pdl_enabled(logits.device)
     _contest_kernel[(num_rows, parts.count)](
         logits, rows, positions, settings.temperature, settings.seed, *found,
         logits.stride(0), vocab,
-        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
+        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **_options(pdl),
     )  # fmt: skip
     list_tokens_kernel[(num_rows, parts.count)](
-        logits, rows, settings.temperature, *filters, *found, lists, counts,
+        logits, rows, settings.temperature, *filters, *found, lists, counts, units,
         logits.stride(0), vocab, parts.count,
         PART=_PART_TOKENS, PARTS=parts.padded_count, SLOTS=LIST_SLOTS, PDL=pdl,
-        num_warps=_PART_WARPS, **launch_options(pdl),
+        num_warps=_PART_WARPS, **_options(pdl),
     )  # fmt: skip
     _settle_kernel[(num_rows,)](
         logits, rows, positions, settings.temperature, settings.seed, *filters, *found,
-        lists, counts, out_tokens, out_confidence, logits.stride(0), vocab, parts.count,
+        lists, counts, units, out_tokens, out_confidence, logits.stride(0), vocab, parts.count,
         out_tokens.stride(0), BY_ROW=by_row,
         PARTS=parts.padded_count, SLOTS=LIST_SLOTS, BLOCK=_SEARCH_BLOCK,
         HAS_CONFIDENCE=out_confidence is not None, PDL=pdl, num_warps=_SEARCH_WARPS,
-        **launch_options(pdl),
+        **_options(pdl),
     )  # fmt: skip
 
 
@@ -199,6 +201,11 @@ class _Parts:
     def padded_count(self) -> int:
         """Blocks of a kernel are powers of two."""
         return max(2, 1 << (self.count - 1).bit_length())
+
+
+def _options(pdl: bool) -> dict[str, Any]:
+    # Every kernel must find the same noise for a token, and the mass that the host finds.
+    return {"enable_fp_fusion": False, **launch_options(pdl)}
 
 
 def _with_dense_rows(scores: Tensor) -> Tensor:
@@ -313,7 +320,7 @@ def _contest_kernel(
 def _settle_kernel(
     logits_ptr, rows_ptr, positions_ptr, temperature_ptr, seed_ptr,
     top_k_ptr, top_p_ptr, log_min_p_ptr,
-    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr, units_ptr,
     token_ptr, confidence_ptr,
     stride, vocab, num_parts, token_stride,
     BY_ROW: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -340,13 +347,14 @@ def _settle_kernel(
         if has_filters:
             longest = tl.max(tl.load(count_ptr + at, mask=is_part, other=0), axis=0)
             is_listed = longest <= SLOTS
+            units = tl.sum(tl.load(units_ptr + at, mask=is_part, other=0), axis=0)
             state = row_state(
                 tl.load(seed_ptr + row), _SHARED_STREAM, tl.load(positions_ptr + index)
             )
             winner = choose_filtered(
                 row_ptr, list_ptr + index * num_parts * SLOTS, is_listed,
                 tl.where(is_listed, num_parts * SLOTS, vocab), vocab, temperature, state,
-                winner, highest, mass, of_parts, top_k, top_p, log_min_p, BLOCK,
+                winner, highest, units, of_parts, top_k, top_p, log_min_p, BLOCK,
             )  # fmt: skip
         place = row if BY_ROW else index
         tl.store(token_ptr + place.to(tl.int64) * token_stride, winner)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import random_model, random_prompt
+from process_tools import pids_of
 from same_text import acceptance_rate, contents
 
 from outrider import LLM, SamplingParams
@@ -123,6 +124,46 @@ def test_padded_vocabularies_of_one_tokenizer_write_the_same_text(
     assert acceptance_rate(outputs) > 0
     ids = {token for output in outputs for token in output.outputs[0].token_ids}
     assert (max(ids) >= UNPADDED) == (padded == "target")
+
+
+# Ids of the target's padding, which the draft has not: alone, and beside some that it has.
+BEYOND: dict[str, dict[str, Any]] = {
+    "allowed": {"allowed_token_ids": [330, 350, 383]},
+    "some allowed": {"allowed_token_ids": [5, 9, 350], "top_k": 2},
+    "biased": {"logit_bias": {350: 30.0, 7: 2.0}, "top_p": 0.9},
+    "penalised": {"logit_bias": {330: 30.0, 350: 30.0}, "frequency_penalty": 2.0},
+    "not yet": {"stop_token_ids": [350], "logit_bias": {350: 30.0}, "min_tokens": 4},
+    "not yet allowed": {"stop_token_ids": [5], "allowed_token_ids": [5, 350], "min_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("workers", ("inline", "processes"))
+def test_ids_that_only_the_target_has_cost_the_draft_its_guesses_and_nothing_more(
+    workers: str, pair: Any, tmp_path: Path, tokenizer: Any
+) -> None:
+    target = save_padded(pair.reference, tmp_path, tokenizer)
+    options: dict[str, Any] = {"kv_cache_gb": 0.01, "deterministic": True, "log_level": "error"}
+    llm = LLM(str(target), draft_model=str(pair.draft), workers=workers, num_threads=1, **options)
+    asked = [{"temperature": t, **own} for own in BEYOND.values() for t in (0.0, 0.8)]
+    prompts = [random_prompt(6, seed=i) for i in range(len(asked))]
+    drafts = pids_of(llm, "draft") if workers == "processes" else []
+    try:
+        texts = [
+            contents(
+                llm.generate(
+                    prompts,
+                    [SamplingParams(seed=3, max_tokens=8, **each, **how) for each in asked],
+                    use_tqdm=False,
+                )
+            )
+            for how in ({"speculation": "off"}, {})
+        ]
+        assert texts[0] == texts[1]
+        assert drafts == (pids_of(llm, "draft") if workers == "processes" else [])
+        after = llm.generate(PROMPTS, SPECULATED, use_tqdm=False)
+        assert acceptance_rate(after) > 0, "the draft goes on drafting for others"
+    finally:
+        llm.close()
 
 
 def test_rejection_sampling_takes_padded_vocabularies(

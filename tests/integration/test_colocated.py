@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import transformers
-from checkpoints import damp, random_model, random_prompt, shorten
+from checkpoints import VOCAB_SIZE, damp, random_model, random_prompt, shorten
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from same_text import assert_same_texts, texts_of
 
@@ -68,7 +68,7 @@ def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LL
     """Engines whose passes are GPU kernels, wherever they run."""
     monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
 
-    def build(**options: Any) -> LLM:
+    def build(target: str = str(models.target), **options: Any) -> LLM:
         defaults = {
             "draft_model": str(models.draft),
             "num_speculative_tokens": DEPTH,
@@ -76,7 +76,7 @@ def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LL
             "dtype": "float32",
             "device": DEVICE.type,
         }
-        llm = LLM(str(models.target), **(_COMMON | defaults | options))
+        llm = LLM(target, **(_COMMON | defaults | options))
         assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
         return llm
 
@@ -219,6 +219,47 @@ def test_penalties_bias_and_bans_run_on_the_device(
     speculation = outputs[3].outputs[0].speculation
     assert speculation.accepted == speculation.drafted, "the draft's logits are adjusted alike"
     assert (speculation.drafted > 0) == ("draft_model" not in options)
+
+
+def test_ids_that_only_the_target_has_are_written_on_the_device_too(
+    colocated: Callable[..., LLM],
+    tmp_path: Path,
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The target's vocabulary is padded further than the draft's. A neighbour with
+    log-probabilities moves the rows between device and host."""
+    target = random_model("llama", num_hidden_layers=2, vocab_size=VOCAB_SIZE + 64, **SIZES)
+    folders = {"target": tmp_path / "target", "draft": tmp_path / "draft"}
+    target.save_pretrained(folders["target"])
+    random_model("llama", num_hidden_layers=1, **SIZES).save_pretrained(folders["draft"])
+    for folder in folders.values():
+        tokenizer.save_pretrained(folder)
+    beyond: list[dict[str, Any]] = [
+        {"allowed_token_ids": [330, 350, 383], "temperature": 0.8, "top_k": 2, "top_p": 0.9},
+        {"allowed_token_ids": [5, 9, 350], "temperature": 0},
+        {"logit_bias": {330: 30.0, 350: 30.0}, "frequency_penalty": 2.0, "temperature": 0},
+        {"stop_token_ids": [350], "logit_bias": {350: 30.0}, "min_tokens": 3, "temperature": 0.5},
+    ]
+    params = [SamplingParams(seed=1, max_tokens=4, **each) for each in beyond]
+    short = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+    prompts = [random_prompt(4 + i, seed=i) for i in range(len(beyond))]
+    plain = LLM(str(folders["target"]), device="cpu", dtype="float32", **_COMMON)
+    expected = plain.generate(prompts, params)
+    llm = colocated(
+        str(folders["target"]), draft_model=str(folders["draft"]), max_num_seqs=len(prompts) + 1
+    )
+    on_host = _host_steps(llm, monkeypatch)
+    outputs = llm.generate([*prompts, random_prompt(3)], [*params, short])
+    assert_same_texts(
+        zip(
+            texts_of(plain, target, expected, params),
+            texts_of(llm, target, outputs[:-1], params),
+            strict=True,
+        )
+    )
+    assert 0 < len(on_host) < llm.engine.built.loop.scheduler.stats.steps
+    assert set(outputs[0].outputs[0].token_ids) <= {330, 350, 383}
 
 
 def test_requests_the_recorded_passes_cannot_serve_share_steps_with_those_they_can(

@@ -99,23 +99,24 @@ class DraftProposer:
             self.computed[row] = end
             total += end - start
             if planned.proposer == DRAFT and planned.depth and end == len(tokens):
-                drafting.append(self._start_drafting(planned, tokens))
-                last_of.append(total - 1)
+                sampler = self._sampler(row)
+                if sampler.can_choose:
+                    drafting.append(_start_drafting(planned, Span(sampler, tokens, drafts=[])))
+                    last_of.append(total - 1)
         if not chunks:
             return [], torch.empty(0)
         hidden = self.runner.forward(chunks)
         return drafting, self.runner.logits(hidden, last_of) if drafting else torch.empty(0)
 
-    def _start_drafting(self, planned: RowPlan, tokens: list[int]) -> _Drafting:
-        sampler = self._samplers.get(planned.row)
+    def _sampler(self, row: int) -> RowSampler:
+        sampler = self._samplers.get(row)
         if sampler is None:
-            init = self._rows[planned.row].init
+            runner = self.runner
             sampler = RowSampler.from_init(
-                init, self.runner.vocab_size, self.runner.device, self.runner.vocab.held
+                self._rows[row].init, runner.vocab_size, runner.device, runner.vocab.held
             )
-            self._samplers[planned.row] = sampler
-        span = Span(sampler, tokens, drafts=[])
-        return _Drafting(planned.row, planned.depth, planned.generation, span, [], [])
+            self._samplers[row] = sampler
+        return sampler
 
     def _draft_one(self, active: list[_Drafting], logits: Tensor) -> None:
         spans = [each.span for each in active]
@@ -134,6 +135,10 @@ class DraftProposer:
             for each in active
         ]
         return self.runner.logits(self.runner.forward(chunks), range(len(chunks)))
+
+
+def _start_drafting(planned: RowPlan, span: Span) -> _Drafting:
+    return _Drafting(planned.row, planned.depth, planned.generation, span, [], [])
 
 
 def _proposal(drafting: _Drafting) -> Proposal:

@@ -4,9 +4,9 @@ Each of the three keeps a prefix of the tokens sorted by (score, then lowest id)
 come down to one number per row: how many of the best to keep. The number is found on the best few
 candidates, and by sorting only in rows so flat that those do not settle it.
 
-Probability mass is summed in integers (units of 2^-44 of the most likely token): integer sums do
-not depend on their order, so neither the number of candidates nor the shape of the batch can
-change a result.
+Probability mass is summed in integers, see `outrider.kernels.mass`: neither the number of
+candidates nor the shape of the batch nor the device can change a result, and recorded passes
+(`outrider.kernels.gpu.filters`) keep the same tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.kernels.mass import mass_in_units
 from outrider.workers.sampling.rows import RowSampler
 
 _NEG_INF = float("-inf")
 _LEAST_CANDIDATES = 128
 _MORE_CANDIDATES = 2048  # for rows which the first few do not settle
 _MOST_CANDIDATES = 4096  # finding more takes longer than sorting
-_MASS_UNIT = 2.0**44  # 2^18 tokens as likely as the best still fit an int64
 
 
 def apply_filters(scores: Tensor, samplers: Sequence[RowSampler]) -> Tensor:
@@ -41,11 +41,6 @@ def apply_filters(scores: Tensor, samplers: Sequence[RowSampler]) -> Tensor:
     if len(unsettled):
         _settle(scores, samplers, whole_mass, unsettled, out, num_candidates=None)
     return out
-
-
-def mass_in_units(scores: Tensor, best: Tensor) -> Tensor:
-    """int64, shaped as `scores`: the probability mass of each, `best` being their row's highest."""
-    return (scores - best).exp_().mul_(_MASS_UNIT).to(torch.int64)
 
 
 def _settle(
@@ -161,10 +156,7 @@ def _whole_mass(scores: Tensor, samplers: Sequence[RowSampler]) -> NDArray[np.in
 
 
 def _candidate_mass(values: Tensor, samplers: Sequence[RowSampler]) -> NDArray[np.int64] | None:
-    """The mass of sorted candidates [n, m]; None where no row has a top_p.
-
-    By the same kernel as every other mass: two libraries' exp may differ in the last bit.
-    """
+    """The mass of sorted candidates [n, m]; None where no row has a top_p."""
     if all(sampler.top_p >= 1 for sampler in samplers):
         return None
     mass: NDArray[np.int64] = mass_in_units(values, values[:, :1]).cpu().numpy()

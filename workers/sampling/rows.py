@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import RequestError
 from outrider.kernels.seeds import signed64
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import RowInit
@@ -58,13 +57,16 @@ class RowSampler:
         )
         self.has_bias = bool(params.logit_bias)
         self.has_penalties = params.has_penalties
-        self._allowed = self._checked_allowed()
+        allowed = params.allowed_token_ids
+        self._allowed = None if allowed is None else frozenset(self._in_vocabulary(allowed))
         self._stop_ids = self._in_vocabulary(stop_ids) if params.min_tokens else ()
         self._bad_words = tuple(
             (tuple(word[:-1]), word[-1]) for word in bad_word_ids if word and word[-1] < vocab_size
         )
         self._longest_bad_prefix = max((len(prefix) for prefix, _ in self._bad_words), default=0)
         self.has_allowed = self._allowed is not None
+        # A draft's vocabulary may lack every id that the target may choose.
+        self.can_choose = self._allowed is None or bool(self._allowed)
         # Some token may be banned at some position, beside those not allowed.
         self.has_bans = bool(self._stop_ids or self._bad_words)
         self.changes_logits = (
@@ -127,17 +129,6 @@ class RowSampler:
 
     def _in_vocabulary(self, ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(token for token in ids if token < self.vocab_size)
-
-    def _checked_allowed(self) -> frozenset[int] | None:
-        if self.params.allowed_token_ids is None:
-            return None
-        allowed = frozenset(self._in_vocabulary(self.params.allowed_token_ids))
-        if not allowed:
-            raise RequestError(
-                f"allowed_token_ids holds only ids of {self.vocab_size} or more; "
-                f"name at least one id from 0 to {self.vocab_size - 1}."
-            )
-        return allowed
 
 
 @dataclass(slots=True)

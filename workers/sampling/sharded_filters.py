@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from outrider.kernels.mass import mass_in_units
 from outrider.workers.sampling.contest import Draw, Winners, contest
 from outrider.workers.sampling.draw import choose
-from outrider.workers.sampling.filters import apply_filters, mass_in_units
+from outrider.workers.sampling.filters import apply_filters
 from outrider.workers.sampling.rows import LogitRow, RowSampler
 from outrider.workers.sampling.vocab import VocabPart
 

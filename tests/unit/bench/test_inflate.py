@@ -270,6 +270,17 @@ def test_what_would_change_the_function_is_refused(
         inflate_spec(load_spec(small[0]), dataclasses.replace(OLD, **changes))
 
 
+@pytest.mark.parametrize("name", ("llama-3.1-8b", "70b-slice", "llama-3.1-70b"))
+def test_the_bundled_target_can_be_enlarged_to_every_shape_the_benchmark_decodes(
+    name: str, small: tuple[Path, Any]
+) -> None:
+    bundled = Shape(576, 30, 9, 3, 64, 1536, tied=True)
+    spec = dataclasses.replace(
+        load_spec(small[0]), **dataclasses.asdict(bundled), embed_size=576, windows=(0,) * 30
+    )
+    assert inflate_spec(spec, SHAPES[name]).num_layers == SHAPES[name].num_layers
+
+
 def test_other_families_are_refused(small: tuple[Path, Any]) -> None:
     spec = dataclasses.replace(load_spec(small[0]), family="qwen3")
     with pytest.raises(ModelError, match="a qwen3 model cannot be enlarged"):

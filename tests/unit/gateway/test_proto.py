@@ -4,8 +4,10 @@ that mirror our own types by name."""
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,25 @@ def test_the_generated_code_is_that_of_the_protocol(tmp_path: Path) -> None:
     for path in made:
         committed = ROOT / "proto" / path.name
         assert committed.read_text() == path.read_text(), f"run protoc again: {path.name}"
+
+
+def _least(package: str) -> tuple[int, ...]:
+    """The lower bound of a dependency."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = [re.match(rf"{package}>=([0-9.]+)", each) for each in project["dependencies"]]
+    (found,) = (bound.group(1) for bound in bounds if bound is not None)
+    return tuple(int(part) for part in found.split("."))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stubs_demand_no_more_than_the_oldest_packages_we_take(name: str) -> None:
+    messages = (ROOT / f"proto/{name}_pb2.py").read_text()
+    services = (ROOT / f"proto/{name}_pb2_grpc.py").read_text()
+    protobuf = re.search(r"# Protobuf Python Version: (\d+)\.(\d+)\.(\d+)", messages)
+    grpcio = re.search(r"GRPC_GENERATED_VERSION = '(\d+)\.(\d+)\.(\d+)'", services)
+    assert protobuf is not None and grpcio is not None
+    assert tuple(map(int, protobuf.groups())) <= _least("protobuf")
+    assert tuple(map(int, grpcio.groups())) <= _least("grpcio")
 
 
 def test_every_message_field_and_value_is_documented(tmp_path: Path) -> None:

@@ -113,12 +113,16 @@ def test_drafting_rounds(seed: int, committed: int, tile_tokens: int) -> None:
             length = int(state.text.lengths[row])
             own = slice(at * count, (at + 1) * count)
             tiles = buffers.tiles[at * num_tiles : (at + 1) * num_tiles].tolist()
+            if index >= depth:  # it has its drafts, and is padding
+                assert buffers.slots[own].tolist() == [-1]
+                assert [tile[1] for tile in tiles] == [0]
+                assert int(buffers.logit_rows[at]) == -1
+                continue
             if index:
                 position = length - 1 + index
-                slot = _slot(state, row, position) if index < depth else -1
                 assert buffers.ids[own].tolist() == [int(state.text.drafts[row, index - 1])]
                 assert buffers.positions[own].tolist() == [position]
-                assert buffers.slots[own].tolist() == [slot]
+                assert buffers.slots[own].tolist() == [_slot(state, row, position)]
                 assert tiles == [[at, 1, position, row]]
             else:
                 _check_first_pass(buffers, own, state, row, tiles, tile_tokens)
@@ -155,6 +159,64 @@ def _check_first_pass(
         slot = _slot(state, row, position) if position >= computed else -1
         assert int(buffers.slots[at]) == slot
     assert seen == list(range(own.start - min(first, 0), own.stop))
+
+
+# Lengths about the end of the longest text; one that ended in a step under way is beyond it.
+NEAR_THE_END = (MAX_LEN - 2, MAX_LEN - 1, MAX_LEN, MAX_LEN + 2)
+
+
+def _near_the_end() -> tuple[State, torch.Tensor, torch.Tensor]:
+    """Rows there, as the draft and the target are told of them."""
+    state = _state(random.Random(5))
+    num_rows = len(NEAR_THE_END)
+    columns = (getattr(state.text, name)[:num_rows] for name in TextTable.__slots__)
+    text = TextTable(*columns)
+    text.lengths.copy_(torch.tensor(NEAR_THE_END))
+    text.draft_computed.copy_(text.lengths - 2)
+    count = DRAFTS + 1
+    entries = [
+        (row, count, -1, DRAFTS, row * count, row * 2, row * count) for row in range(num_rows)
+    ]
+    plan = torch.tensor(entries, dtype=torch.int32, device=DEVICE).T.contiguous()
+    sums = (num_rows * count, num_rows * 2, num_rows * count, num_rows)
+    totals = torch.tensor(sums, dtype=torch.int32, device=DEVICE)
+    return State(text, state.tables[:num_rows]), plan, totals
+
+
+def _assert_inside(buffers: PassBuffers, state: State) -> None:
+    """Nothing is looked up at or behind MAX_LEN, and each row stores in blocks of its own."""
+    assert int(buffers.positions.min()) >= 0
+    assert int(buffers.positions.max()) < MAX_LEN
+    for first, count, position, row in buffers.tiles.tolist():
+        assert count >= 0
+        assert count == 0 or position + count <= MAX_LEN
+        own = {-1, *(int(block) for block in state.tables[row])}
+        slots = buffers.slots[first : first + count].tolist() if count else []
+        assert {slot // BLOCK for slot in slots} <= own
+
+
+@pytest.mark.parametrize("index", range(DRAFTS))
+def test_no_round_drafts_past_the_longest_text(index: int) -> None:
+    state, plan, totals = _near_the_end()
+    count = 1 if index else 2
+    buffers = _poisoned(count * len(NEAR_THE_END), len(NEAR_THE_END), len(NEAR_THE_END))
+    lay_out_draft(plan, totals, *state, buffers, BLOCK, 2, index, 2)
+    _assert_inside(buffers, state)
+    goes_on = [length + index <= MAX_LEN for length in NEAR_THE_END]
+    assert [row >= 0 for row in buffers.logit_rows.tolist()] == goes_on
+    assert [slot >= 0 for slot in buffers.slots[count - 1 :: count].tolist()] == goes_on
+
+
+def test_no_pass_verifies_past_the_longest_text() -> None:
+    state, plan, totals = _near_the_end()
+    tokens, tiles, logits, _ = totals.tolist()
+    buffers = _poisoned(tokens, tiles, logits)
+    lay_out_target(plan, totals, *state, buffers, BLOCK, TILE)
+    _assert_inside(buffers, state)
+    stored = (buffers.slots.view(len(NEAR_THE_END), -1) >= 0).sum(1).tolist()
+    assert stored == [3, 2, 1, 0]
+    seen = buffers.tiles[:, 1].view(len(NEAR_THE_END), -1).sum(1).tolist()
+    assert seen == stored
 
 
 def test_table_updates_reach_the_table_they_name() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.kernels import noise
 from outrider.kernels.gpu import sampling
+from outrider.kernels.gpu.filters import units_of
 from outrider.kernels.gpu.noise import gumbel_of_bits, row_state, token_bits
 from outrider.kernels.gpu.sampling import (
     SamplingTable,
@@ -24,6 +25,7 @@ from outrider.kernels.gpu.sampling import (
     gumbel_max,
     probability_of,
 )
+from outrider.kernels.mass import UNIT_BITS, mass_in_units
 from outrider.kernels.noise import Stream
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.sampling.choose import sample
@@ -286,6 +288,50 @@ def test_tokens_with_equal_scores_keep_their_order() -> None:
     params = FILTERS * 2
     logits = (torch.randn(len(params), 1100, generator=a_generator(3)) * 2).round()
     a_case(logits, params).assert_same()
+
+
+def _at_the_edge(num_rows: int, vocab: int, **params: float) -> Case:
+    """Rows whose top_p is, as nearly as can be said, the share of the first so many tokens. Many
+    scores are equal, and those with the noise to win stand around the edge."""
+    generator = a_generator(num_rows)
+    logits = (torch.randn(num_rows, vocab, generator=generator) * 1.5).round() / 2
+    settings = []
+    for row in logits:
+        scores = (row / float(params.get("temperature", 1.0))).sort(descending=True).values
+        left = scores[: int(params.get("top_k", vocab))].double().softmax(-1)
+        num_kept = int(torch.randint(1, 9, (1,), generator=generator))
+        settings.append(params | {"top_p": float(left[:num_kept].sum())})
+    return a_case(logits, settings)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.7}, {"top_k": 15, "min_p": 1e-4}], ids=str)
+def test_at_the_very_edge_of_top_p_device_and_host_keep_the_same_tokens(
+    params: dict[str, float],
+) -> None:
+    case = _at_the_edge(120, 40, **params)
+    assert case.on_device()[0] == case.on_host()
+
+
+@triton.jit
+def units_kernel(scores_ptr, highest, out_ptr, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    scores = tl.load(scores_ptr + at, mask=at < count, other=0.0)
+    tl.store(out_ptr + at, units_of(scores, highest), mask=at < count)
+
+
+def test_mass_has_the_same_units_in_kernels_and_on_the_host() -> None:
+    chance = torch.randn(20_000, generator=a_generator(5)) * 12
+    special = torch.tensor([-math.inf, 40.0, 39.99999, -20.0, 8.0, 9.0, 0.0, -0.0, 1e-40])
+    scores = torch.cat([special, chance.clamp(max=40.0)]).to(DEVICE)
+    out = torch.full((len(scores),), -1, dtype=torch.int64, device=DEVICE)
+    units_kernel[(triton.cdiv(len(scores), 4096),)](
+        scores, 40.0, out, len(scores), BLOCK=4096, enable_fp_fusion=False
+    )
+    best = torch.tensor(40.0)
+    assert torch.equal(out.cpu(), mass_in_units(scores.cpu(), best))
+    assert torch.equal(out, mass_in_units(scores, best.to(DEVICE)))
+    exact = (scores.cpu().double() - 40.0).exp() * 2.0**UNIT_BITS
+    assert ((out.cpu() - exact).abs() <= 1 + 1e-6 * exact).all()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_tools import make_sampler
 
-from outrider.errors import RequestError
 from outrider.workers.sampling import filters
 from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.rows import Span
@@ -298,9 +297,10 @@ def test_ids_beyond_a_smaller_vocabulary_are_left_out() -> None:
     assert torch.equal(scores[:, 3], (logits[:, 3] + 1.0) / 2.0)
 
 
-def test_allowed_ids_outside_the_vocabulary_are_refused() -> None:
-    with pytest.raises(RequestError, match="allowed_token_ids holds only ids of 10 or more"):
-        make_sampler(10, allowed_token_ids=[10, 99])
+def test_a_vocabulary_without_any_allowed_id_leaves_nothing_to_choose() -> None:
+    assert not make_sampler(10, allowed_token_ids=[10, 99]).can_choose
+    assert make_sampler(10, allowed_token_ids=[9, 99]).can_choose
+    assert make_sampler(10).can_choose
 
 
 def test_tokens_may_be_given_as_a_buffer() -> None:
