@@ -9,7 +9,14 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, FakeService, fake_service, running_server
+from fake_engine import (
+    FakeEngine,
+    FakeService,
+    fake_facts,
+    fake_service,
+    running_server,
+    tokenizer,
+)
 
 from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.errors import CapacityError, OutriderError, RequestError
@@ -174,14 +181,36 @@ def test_a_request_that_is_too_large_is_refused_unread(service: FakeService) -> 
         service.client.generate("a " * 60_000)
 
 
-def test_a_template_that_fails_is_the_requests_fault(generate: Any) -> None:
-    chat = Chat(
-        messages=[generation_pb2.ChatMessage(role="user", content="a")],
-        template="{{ raise_exception('no users here') }}",
-    )
-    code, details = generate(Request(chat=chat))
+def _templated(template: str) -> Request:
+    user = generation_pb2.ChatMessage(role="user", content="a")
+    return Request(chat=Chat(messages=[user], template=template))
+
+
+def test_a_clients_template_is_refused_unless_the_server_allows_it(generate: Any) -> None:
+    code, details = generate(_templated("{{ messages[0]['content'] }}"))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no users here" in details
+    assert "server.allow_client_templates" in details
+
+
+def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Path) -> None:
+    facts = fake_facts(allow_client_templates=True)
+    with (
+        fake_service(tmp_path, facts=facts) as service,
+        grpc.insecure_channel(service.server.address) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        endless = [stub.Generate(_templated(loop), timeout=60) for _ in range(2)]
+        assert len(service.client.generate("a", max_tokens=3).samples[0].token_ids) == 3
+        for call in endless:
+            with pytest.raises(grpc.RpcError) as failure:
+                list(call)
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "it ran for more than 2 s" in failure.value.details()
+        with pytest.raises(grpc.RpcError, match="no users here"):
+            list(stub.Generate(_templated("{{ raise_exception('no users here') }}"), timeout=60))
+        list(stub.Generate(_templated("<{{ messages[0]['content'] }}>"), timeout=60))
+        assert list(service.engine.submitted[-1].prompt_ids) == tokenizer().encode("<a>")
 
 
 def test_a_defect_is_internal_and_its_traceback_is_in_the_log(

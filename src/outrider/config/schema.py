@@ -202,6 +202,12 @@ class ServerConfig(Checked):
         text_rule("a name", optional=True),
         "Name the model is served under; unset is that of target.model.",
     )
+    allow_client_templates: bool = setting(
+        False,
+        _FLAG,
+        "Let clients bring chat templates of their own; these are programs, and run in a process "
+        "with limits.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

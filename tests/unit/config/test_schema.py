@@ -56,6 +56,7 @@ WRONG_VALUES = [
     ("server.host", " ", "an address to listen on"),
     ("server.port", 65536, "a whole number from 0 to 65535"),
     ("server.model_name", "", "a name, or unset"),
+    ("server.allow_client_templates", "yes", "true or false"),
     ("cluster.address", "", "the address of a Ray cluster, or unset"),
     ("cluster.placement_timeout_s", 0, "a number > 0"),
     ("cluster.start_timeout_s", -1.0, "a number > 0"),
