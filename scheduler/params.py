@@ -11,6 +11,11 @@ from typing import Any
 from outrider.errors import RequestError
 
 MAX_LOGPROBS = 50
+# Far more than anybody needs, and few enough that a request costs its neighbours nothing.
+MAX_STOPS, MAX_STOP_CHARS = 64, 256
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 1024
 SPECULATION_METHODS = ("draft", "ngram", "off")
 
 
@@ -23,13 +28,24 @@ def _ints(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise RequestError(f"{name} has {count} entries; it may have {most}, so leave some out.")
+
+
+def _strings(name: str, value: Any, most: int, most_chars: int) -> tuple[str, ...]:
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else tuple(value)
+    _check_count(name, len(items), most)
     for item in items:
         if not isinstance(item, str) or not item:
             raise RequestError(f"{name} holds {item!r}; every entry must be a non-empty string.")
+        if len(item) > most_chars:
+            raise RequestError(
+                f"{name} holds {item[:40]!r}... of {len(item)} characters; an entry may have "
+                f"{most_chars}, so shorten it."
+            )
     return items
 
 
@@ -70,9 +86,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the one place where a frozen instance is normalised
-        put(self, "stop", _strings("stop", self.stop))
-        put(self, "bad_words", _strings("bad_words", self.bad_words))
+        put(self, "stop", _strings("stop", self.stop, MAX_STOPS, MAX_STOP_CHARS))
+        bad_words = _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+        put(self, "bad_words", bad_words)
         put(self, "stop_token_ids", _ints("stop_token_ids", self.stop_token_ids or ()))
+        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ints("allowed_token_ids", self.allowed_token_ids))
         put(self, "logit_bias", self._checked_bias())
@@ -90,6 +108,7 @@ class SamplingParams:
 
     def _checked_bias(self) -> dict[int, float]:
         checked: dict[int, float] = {}
+        _check_count("logit_bias", len(self.logit_bias or {}), MAX_LOGIT_BIASES)
         for token, bias in (self.logit_bias or {}).items():
             try:
                 token_id = int(token)

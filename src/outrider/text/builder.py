@@ -34,7 +34,7 @@ class TextBuilder:
             self._detokenizer = Detokenizer(
                 tokenizer, prepared.prompt_ids, params.skip_special_tokens
             )
-        self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
+        self._stops = StopStrings(prepared.stops, params.include_stop_str_in_output)
         self.output = CompletionOutput(index, prepared.seed)
         if params.logprobs is not None:
             self.output.logprobs = []

@@ -15,6 +15,7 @@ from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind
+from outrider.text.stop_automaton import StopAutomaton
 from outrider.text.templates import TemplateProcesses
 from outrider.text.token_sizes import token_sizes
 from outrider.text.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ class PreparedRequest:
     seed: int
     stop_ids: tuple[int, ...]
     bad_word_ids: tuple[tuple[int, ...], ...]
+    stops: StopAutomaton
     max_len: int
     proposer: ProposerKind
     depth: int
@@ -113,6 +115,7 @@ class FrontDoor:
             seed=self.settle_seed(params) if seed is None else seed,
             stop_ids=tuple({*ends, *params.stop_token_ids}),
             bad_word_ids=self._bad_word_ids(params),
+            stops=StopAutomaton(params.stop or ()),
             max_len=len(ids) + max_tokens,
             proposer=proposer,
             depth=depth,
@@ -225,6 +228,12 @@ class FrontDoor:
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         vocab_size = self._facts.vocab_size
+        num_allowed = len(params.allowed_token_ids or ())
+        if num_allowed > vocab_size:
+            raise RequestError(
+                f"allowed_token_ids has {num_allowed} entries; there are {vocab_size} tokens, "
+                "so name each once."
+            )
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),

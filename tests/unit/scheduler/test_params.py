@@ -27,17 +27,23 @@ WRONG: list[tuple[str, Any]] = [
     ("repetition_penalty", 0.0),
     ("logit_bias", {"x": 1.0}),
     ("logit_bias", {3: 101.0}),
+    ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [-1]),
     ("bad_words", [""]),
+    ("bad_words", ["a"] * 257),
+    ("bad_words", ["a" * 257]),
     ("min_tokens", -1),
     ("max_tokens", 0),
     ("max_tokens", 2.5),
     ("max_tokens", True),
     ("stop", [""]),
     ("stop", [3]),
+    ("stop", ["a"] * 65),
+    ("stop", "a" * 257),
     ("stop_token_ids", "12"),
     ("stop_token_ids", [-4]),
+    ("stop_token_ids", [1] * 1025),
     ("include_stop_str_in_output", 1),
     ("ignore_eos", "yes"),
     ("seed", 2**64),
@@ -56,6 +62,15 @@ def test_a_wrong_value_is_refused_in_one_sentence(name: str, value: Any) -> None
         SamplingParams(**{name: value})
     message = str(caught.value)
     assert name in message and "\n" not in message and message.endswith(".")
+
+
+def test_as_many_as_allowed_are_accepted() -> None:
+    SamplingParams(
+        stop=["a" * 256] * 64,
+        bad_words=["a" * 256] * 256,
+        stop_token_ids=[1] * 1024,
+        logit_bias=dict.fromkeys(range(1024), 1.0),
+    )
 
 
 def test_every_field_has_a_wrong_value_above() -> None:
@@ -147,6 +162,12 @@ def test_a_dict_in_place_of_parameters_is_refused(intact: LLM) -> None:
 def test_a_token_beyond_the_vocabulary_is_refused(intact: LLM, name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} names token 49152"):
         intact.generate("a", SamplingParams(**{name: [49152]}))
+
+
+@pytest.mark.model
+def test_more_allowed_tokens_than_there_are_is_refused(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="allowed_token_ids has 49153 entries"):
+        intact.generate("a", SamplingParams(allowed_token_ids=[1] * 49153), use_tqdm=False)
 
 
 @pytest.mark.model
