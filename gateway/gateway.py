@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from outrider.config import EngineConfig
-from outrider.errors import ModelError, RequestError
+from outrider.errors import CapacityError, ModelError, RequestError
 from outrider.gateway.engine_link import EngineLink, Locate
 from outrider.gateway.errors import RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.gateway.preparing import Preparing
@@ -148,6 +148,11 @@ class Gateway:
     async def session(self, call: Call) -> AsyncIterator[Session]:
         """A checked request, ready to run; its id is taken until the context is left."""
         served = self._serving(call.model)
+        most = served.config.server.max_requests
+        if len(self._active) >= most:
+            raise CapacityError(
+                f"{most} requests are in hand already (server.max_requests); retry later."
+            )
         request_id = self._claim_id(call.request_id)
         try:
             prepared = await self._prepared(served, request_id, call)

@@ -28,6 +28,7 @@ from outrider.config.rules import (
 )
 
 MAX_SPECULATIVE_TOKENS = 32
+MAX_WAITING_OF_SERVERS = 4096
 
 _FLAG = Rule(bool, "true or false", lambda v: True)
 _POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
@@ -177,7 +178,10 @@ class SchedulerConfig(Checked):
         10.0, _POSITIVE, "Seconds of waiting that lift a request by one priority."
     )
     max_waiting: int | None = setting(
-        None, whole(1, optional=True), "Most requests that may wait; unset is no limit."
+        None,
+        whole(1, optional=True),
+        "Most requests that may wait, each sample counting; unset is 4096 for a server and no "
+        "limit for LLM.",
     )
 
     def _check_together(self) -> None:
@@ -207,6 +211,9 @@ class ServerConfig(Checked):
         _FLAG,
         "Let clients bring chat templates of their own; these are programs, and run in a process "
         "with limits.",
+    )
+    max_requests: int = setting(
+        1024, whole(1), "Most requests in hand at once; more are refused until some have ended."
     )
 
 
@@ -324,6 +331,12 @@ class EngineConfig(Checked):
         """Whether the models run in processes of their own once the default is settled."""
         several = max(self.target.tensor_parallel, self.draft.tensor_parallel) > 1
         return self.workers == "processes" or several
+
+    def for_server(self) -> EngineConfig:
+        """With what is settled for the engine of a server, where strangers queue."""
+        waiting = self.scheduler.max_waiting or MAX_WAITING_OF_SERVERS
+        scheduler = dataclasses.replace(self.scheduler, max_waiting=waiting)
+        return dataclasses.replace(self, scheduler=scheduler)
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> EngineConfig:
