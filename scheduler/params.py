@@ -16,6 +16,8 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 256
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+# Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
+SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
 SPECULATION_METHODS = ("draft", "ngram", "off")
 
 
@@ -151,6 +153,15 @@ class SamplingParams:
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
+        )
+
+
+def check_priority(priority: Any) -> None:
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_whole or not SOONEST_PRIORITY <= priority <= LATEST_PRIORITY:
+        raise RequestError(
+            f"priority is {priority!r}; it must be a whole number from {SOONEST_PRIORITY} to "
+            f"{LATEST_PRIORITY}, lower ones running sooner."
         )
 
 

@@ -103,7 +103,8 @@ class Client:
     """A connection to a server; may be shared by threads.
 
     Every method that generates takes, besides the parameters of `SamplingParams` by name: `model`,
-    `request_id`, `priority`, and `timeout_s`, the deadline of the whole request.
+    `request_id`, `priority` (-100 to 100, lower ones run sooner), and `timeout_s`, the deadline of
+    the whole request.
     """
 
     def __init__(self, address: str = DEFAULT_SERVER) -> None:

@@ -76,6 +76,10 @@ def generate(service: FakeService) -> Iterator[Any]:
         (Request(text="a", sampling=Sampling(top_p=0)), "top_p is 0.0; it must be"),
         (Request(text="a", sampling=Sampling(n=0)), "n is 0; it must be"),
         (
+            Request(text="a", priority=-101),
+            "priority is -101; it must be a whole number from -100 to 100, lower ones running",
+        ),
+        (
             Request(text="a", sampling=Sampling(min_tokens=9, max_tokens=3)),
             "min_tokens is 9 but max_tokens is 3",
         ),

@@ -12,7 +12,7 @@ from outrider.config import EngineConfig
 from outrider.errors import OutriderError, RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.gateway_messages import EngineFacts
-from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.params import SamplingParams, check_priority
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import ProposerKind
 from outrider.text.stop_automaton import StopAutomaton
@@ -98,6 +98,7 @@ class FrontDoor:
         seed: int | None = None,
     ) -> PreparedRequest:
         """`seed` is one that `settle_seed` gave; left out, it is settled here."""
+        check_priority(priority)
         text, ids = self._prompt(prompt)
         self._check_prompt(ids)
         self._check_token_ids(params)

@@ -171,6 +171,13 @@ def test_more_allowed_tokens_than_there_are_is_refused(intact: LLM) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("priority", [-101, 101, -(10**400), 0.5, True, None])
+def test_a_priority_beyond_the_bounds_is_refused(intact: LLM, priority: Any) -> None:
+    with pytest.raises(RequestError, match="priority is .*; it must be a whole number from -100"):
+        intact.generate("a", priority=priority)
+
+
+@pytest.mark.model
 def test_a_draft_is_refused_where_there_is_none(intact: LLM) -> None:
     with pytest.raises(RequestError, match="no draft model"):
         intact.generate("a", SamplingParams(speculation="draft"))
