@@ -17,7 +17,7 @@ from outrider.errors import CapacityError, ModelError, RequestError
 from outrider.gateway.engine_link import EngineLink, Locate
 from outrider.gateway.errors import RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.gateway.preparing import Preparing
-from outrider.gateway.session import RESUBMIT_TIMEOUT_S, Session
+from outrider.gateway.session import Session
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import FrontDoor, Message, PreparedRequest, Prompt
@@ -78,6 +78,7 @@ class Gateway:
     """Keeps the link to the engine and turns calls into sessions.
 
     `served_name` is what clients call the model; the target as configured if it is not given.
+    Streams wait `resubmit_timeout_s` for a lost engine; not given, as long as its restart may take.
     `on_state` hears of every change of state.
     """
 
@@ -87,7 +88,7 @@ class Gateway:
         on_state: Callable[[State], Awaitable[None]],
         *,
         served_name: str | None = None,
-        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
+        resubmit_timeout_s: float | None = None,
     ) -> None:
         self.link = EngineLink(locate, self._meet, self._tell_state)
         self._on_state = on_state
@@ -161,7 +162,7 @@ class Gateway:
                 served.facts,
                 served.tokenizer,
                 self.link,
-                resubmit_timeout_s=self._resubmit_timeout_s,
+                self._patience_s(served),
             )
         finally:
             self._active.discard(request_id)
@@ -196,6 +197,11 @@ class Gateway:
             case State.STARTING, _:
                 raise UnavailableError("the engine is starting; try again in a moment.")
         raise UnavailableError("the engine is away and being restarted; try again in a moment.")
+
+    def _patience_s(self, served: _Served) -> float:
+        if self._resubmit_timeout_s is not None:
+            return self._resubmit_timeout_s
+        return served.config.cluster.restart_timeout_s
 
     def _claim_id(self, wanted: str) -> str:
         request_id = wanted or secrets.token_hex(8)

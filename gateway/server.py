@@ -20,7 +20,6 @@ from outrider.gateway.errors import MARK
 from outrider.gateway.errors import status_of as code_of
 from outrider.gateway.gateway import Call, Conversation, Gateway, State
 from outrider.gateway.responses import Responses
-from outrider.gateway.session import RESUBMIT_TIMEOUT_S
 from outrider.gateway.status import status_of
 from outrider.logs import request_context
 from outrider.proto import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -39,7 +38,8 @@ class ServerOptions:
 
     address: str = DEFAULT_ADDRESS  # port 0 takes a free one
     served_name: str | None = None  # what clients call the model; None: the target as configured
-    resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
+    # How long streams wait for a lost engine; None: as long as its restart may take.
+    resubmit_timeout_s: float | None = None
     max_request_bytes: int = 4 * 2**20
     drain_s: float = 30.0  # what running requests get to finish when the server stops
 

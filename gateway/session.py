@@ -26,7 +26,6 @@ from outrider.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-RESUBMIT_TIMEOUT_S = 60.0
 # Tokens, each as often as it has log-probabilities, that may wait for a reader who lags behind.
 MAX_UNREAD = 65_536
 # A request that takes every engine down with it must not do so for ever.
@@ -44,7 +43,8 @@ class Session:
     """Runs a prepared request of `n` samples; `output` grows as `deltas` are read, but for
     log-probabilities, of which it has those of the last delta only.
 
-    `facts` are those the request was prepared for. `prepared.deadline_s` is on the clock of
+    `facts` are those the request was prepared for. An engine that is lost may be away for
+    `resubmit_timeout_s`. `prepared.deadline_s` is on the clock of
     `time.monotonic`.
     """
 
@@ -54,8 +54,7 @@ class Session:
         facts: EngineFacts,
         tokenizer: Tokenizer | None,
         link: EngineLink,
-        *,
-        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
+        resubmit_timeout_s: float,
     ) -> None:
         self.prepared = prepared
         self.tokenizer = tokenizer

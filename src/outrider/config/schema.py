@@ -232,7 +232,10 @@ class ClusterConfig(Checked):
         60.0, _POSITIVE, "Seconds to wait for the cluster to have room for a model."
     )
     start_timeout_s: float = setting(
-        600.0, _POSITIVE, "Seconds until all ranks must have their weights."
+        600.0,
+        _POSITIVE,
+        "Seconds until all ranks must have their weights; streams wait as long for an engine that "
+        "is started anew, besides its placement.",
     )
     colocate: bool | None = setting(
         None,
@@ -240,6 +243,11 @@ class ClusterConfig(Checked):
         "Hold target and draft in the engine's process, without ranks; unset is true for models "
         "of one rank on the only GPU there is.",
     )
+
+    @property
+    def restart_timeout_s(self) -> float:
+        """The longest that placing and starting everything anew may take."""
+        return self.placement_timeout_s + self.start_timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
