@@ -61,7 +61,7 @@ class Call:
     model: str = ""
     request_id: str = ""
     priority: int = 0
-    timeout_s: float | None = None
+    deadline_s: float | None = None  # on the clock of time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Gateway:
         self._is_draining = False
         self._started_s = time.monotonic()
         self._active: set[str] = set()  # request ids
-        self._preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
+        self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
         self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
         self._templates = TemplateProcesses()
         self._keeping: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class Gateway:
             self._keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeping
-        self._preparing.close()
+        self.preparing.close()
         self._templating.close()
         self._templates.close()
 
@@ -168,7 +168,7 @@ class Gateway:
             self._active.discard(request_id)
 
     async def _prepared(self, served: _Served, request_id: str, call: Call) -> PreparedRequest:
-        preparing = self._preparing
+        preparing = self.preparing
         if isinstance(call.prompt, Conversation) and call.prompt.template is not None:
             if not served.config.server.allow_client_templates:
                 raise RequestError(
@@ -178,9 +178,8 @@ class Gateway:
             preparing = self._templating
         # Settled here and now: preparations may overtake each other, arrivals do not.
         seed = served.front_door.settle_seed(call.params)
-        deadline_s = None if call.timeout_s is None else time.monotonic() + call.timeout_s
         return await preparing.run(
-            deadline_s, _prepare, served.front_door, request_id, call, seed, deadline_s
+            call.deadline_s, _prepare, served.front_door, request_id, call, seed
         )
 
     def _serving(self, model: str) -> _Served:
@@ -246,9 +245,7 @@ def _tokenizer_of(facts: EngineFacts) -> Tokenizer | None:
         return None
 
 
-def _prepare(
-    front_door: FrontDoor, request_id: str, call: Call, seed: int, deadline_s: float | None
-) -> PreparedRequest:
+def _prepare(front_door: FrontDoor, request_id: str, call: Call, seed: int) -> PreparedRequest:
     prompt = call.prompt
     if isinstance(prompt, Conversation):
         prompt = front_door.chat_prompt(
@@ -259,6 +256,6 @@ def _prepare(
         prompt,
         call.params,
         priority=call.priority,
-        deadline_s=deadline_s,
+        deadline_s=call.deadline_s,
         seed=seed,
     )

@@ -16,6 +16,7 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 256
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_OF_ALL_SAMPLES = 2**21  # each sample carries the list with it
 # Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
 SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
 SPECULATION_METHODS = ("draft", "ngram", "off")
@@ -129,6 +130,11 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids is empty; name at least one token or leave it out."
+            )
+        if self.n * len(self.allowed_token_ids or ()) > MAX_ALLOWED_OF_ALL_SAMPLES:
+            raise RequestError(
+                f"allowed_token_ids has {len(self.allowed_token_ids or ())} entries and n is "
+                f"{self.n}; multiplied they may be {MAX_ALLOWED_OF_ALL_SAMPLES}, so lower one."
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(

@@ -301,8 +301,14 @@ def _request(
         request = generation_pb2.GenerateRequest(**own)
     except (TypeError, ValueError) as error:
         raise RequestError(f"the request has a wrong {', '.join(own)}: {error}.") from None
-    put(request)
-    put_params(request, checked)
+    try:
+        put(request)
+        put_params(request, checked)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise RequestError(
+            f"the request holds half a character ({half!r}); give whole ones."
+        ) from None
     return request
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fake_engine import (
 
 from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.gateway.convert import params_from_request
 from outrider.links.gateway_messages import Refused
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
@@ -183,6 +185,56 @@ def test_a_refusal_of_the_engine_names_the_clients_id(
 def test_a_request_that_is_too_large_is_refused_unread(service: FakeService) -> None:
     with pytest.raises(CapacityError, match="larger than max"):
         service.client.generate("a " * 60_000)
+
+
+@pytest.mark.parametrize("model", ["x" * 30_000, "é" * 30_000, "🙂" * 10_000])
+def test_a_long_sentence_is_shortened_so_that_it_arrives(generate: Any, model: str) -> None:
+    code, details = generate(Request(text="a", model=model))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert details.startswith("model is 'x" if model[0] == "x" else "model is '")
+    assert details.endswith("or leave it out.") and len(details) < 600
+
+
+def test_a_large_request_is_read_off_the_event_loop(
+    service: FakeService, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+
+    def note(request: Request) -> Any:
+        readers.append(threading.current_thread().name)
+        return params_from_request(request)
+
+    monkeypatch.setattr("outrider.gateway.server.params_from_request", note)
+    code, details = generate(Request(token_ids=Ids(ids=[1] * 90_000)))
+    assert (code, details[:31]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the prompt has 90000 tokens; pr",
+    )
+    service.client.generate("a", max_tokens=1)
+    assert [name.startswith("outrider-prepare") for name in readers] == [True, False]
+
+
+def test_more_messages_than_a_conversation_has_are_refused(generate: Any) -> None:
+    chat = Chat(messages=[generation_pb2.ChatMessage()] * 10_001)
+    code, details = generate(Request(chat=chat))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the conversation has 10001 messages; it may have 10000" in details
+
+
+def test_text_that_is_not_utf_8_harms_nobody(service: FakeService) -> None:
+    broken = Request(text="aaaa").SerializeToString().replace(b"aaaa", b"\xff\xfe\xfd\xfc")
+    with grpc.insecure_channel(service.server.address) as channel:
+        call = channel.unary_stream("/outrider.v1.Generation/Generate")
+        with pytest.raises(grpc.RpcError):
+            list(call(broken, timeout=10))
+    assert len(service.client.generate("a", max_tokens=2).samples[0].token_ids) == 2
+    assert service.client.status().active_requests == 0
+
+
+@pytest.mark.parametrize("given", [{"prompt": "a\ud800"}, {"prompt": "a", "stop": ["\ud800"]}])
+def test_half_a_character_is_refused_by_the_client(service: FakeService, given: Any) -> None:
+    with pytest.raises(RequestError, match="half a character"):
+        service.client.generate(**given)
 
 
 def _templated(template: str) -> Request:

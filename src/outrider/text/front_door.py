@@ -23,6 +23,8 @@ from outrider.text.tokenizer import Tokenizer
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
 
+MAX_MESSAGES = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
@@ -36,6 +38,7 @@ class PreparedRequest:
     stop_ids: tuple[int, ...]
     bad_word_ids: tuple[tuple[int, ...], ...]
     stops: StopAutomaton
+    echo: str  # what each text begins with
     max_len: int
     proposer: ProposerKind
     depth: int
@@ -100,7 +103,7 @@ class FrontDoor:
         """`seed` is one that `settle_seed` gave; left out, it is settled here."""
         check_priority(priority)
         text, ids = self._prompt(prompt)
-        self._check_prompt(ids)
+        self._check_tokens(ids)
         self._check_token_ids(params)
         if params.echo and params.logprobs is not None and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=params.logprobs)
@@ -117,6 +120,7 @@ class FrontDoor:
             stop_ids=tuple({*ends, *params.stop_token_ids}),
             bad_word_ids=self._bad_word_ids(params),
             stops=StopAutomaton(params.stop or ()),
+            echo=self._echo(text, ids) if params.echo else "",
             max_len=len(ids) + max_tokens,
             proposer=proposer,
             depth=depth,
@@ -139,6 +143,11 @@ class FrontDoor:
             raise RequestError("the model has no chat template; give one or use generate().")
         if not messages:
             raise RequestError("the conversation is empty; give at least one message.")
+        if len(messages) > MAX_MESSAGES:
+            raise RequestError(
+                f"the conversation has {len(messages)} messages; it may have {MAX_MESSAGES}, so "
+                "leave out the oldest."
+            )
         try:
             text = self._render(
                 [dict(message) for message in messages], chat_template, add_generation_prompt
@@ -189,6 +198,13 @@ class FrontDoor:
                 f"prompt and output together may have {most + 1} (max_model_len), so shorten it "
                 f"to {most} tokens or fewer."
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt holds half a character ({text[error.start]!r}) at {error.start}; "
+                "give whole ones."
+            ) from None
         return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
@@ -209,20 +225,30 @@ class FrontDoor:
                     "give {'prompt_token_ids': [...]} instead."
                 )
             return prompt, self._encode(prompt)
+        self._check_length(len(prompt))  # before anything is done with each of them
         return None, list(prompt)
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def _echo(self, text: str | None, ids: list[int]) -> str:
+        if text is not None or self._tokenizer is None:
+            return text or ""
+        decoded: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return decoded
+
+    def _check_tokens(self, ids: list[int]) -> None:
         if not ids:
             raise RequestError("the prompt is empty; give at least one token.")
+        self._check_length(len(ids))
         vocab_size = self._facts.vocab_size
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise RequestError(
                     f"the prompt holds {token!r}; token ids must be from 0 to {vocab_size - 1}."
                 )
-        if len(ids) >= self._facts.max_model_len:
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens >= self._facts.max_model_len:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens; prompt and output together may have "
+                f"the prompt has {num_tokens} tokens; prompt and output together may have "
                 f"{self._facts.max_model_len} (max_model_len), so shorten it to "
                 f"{self._facts.max_model_len - 1} or fewer."
             )

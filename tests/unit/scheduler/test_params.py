@@ -82,6 +82,12 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
         SamplingParams(min_tokens=9, max_tokens=8)
 
 
+def test_every_sample_carries_the_allowed_tokens_so_their_product_is_limited() -> None:
+    SamplingParams(n=8, allowed_token_ids=[1] * 2**18)
+    with pytest.raises(RequestError, match="allowed_token_ids has 262144 entries and n is 9"):
+        SamplingParams(n=9, allowed_token_ids=[1] * 2**18)
+
+
 def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
     with pytest.raises(RequestError, match="unknown sampling parameter 'best_of'.*temperature"):
         SamplingParams.from_mapping({"best_of": 2})
@@ -175,6 +181,12 @@ def test_more_allowed_tokens_than_there_are_is_refused(intact: LLM) -> None:
 def test_a_priority_beyond_the_bounds_is_refused(intact: LLM, priority: Any) -> None:
     with pytest.raises(RequestError, match="priority is .*; it must be a whole number from -100"):
         intact.generate("a", priority=priority)
+
+
+@pytest.mark.model
+def test_half_a_character_is_refused(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="the prompt holds half a character .* at 1; give whole"):
+        intact.generate("a\ud800")
 
 
 @pytest.mark.model
