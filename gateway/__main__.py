@@ -20,11 +20,20 @@ def main() -> None:
     parser.add_argument("--listen", default=DEFAULT_ADDRESS, help="host:port; port 0 takes any")
     parser.add_argument("--served-name", help="what clients call the model")
     parser.add_argument("--drain-s", type=float, default=ServerOptions().drain_s)
+    parser.add_argument(
+        "--engine-away-s",
+        type=float,
+        help="seconds that streams wait for a lost engine; as long as its settings allow a restart "
+        "to take if not given",
+    )
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     given = parser.parse_args()
     setup_logging(given.log_level, role="gateway")
     options = ServerOptions(
-        address=given.listen, served_name=given.served_name, drain_s=given.drain_s
+        address=given.listen,
+        served_name=given.served_name,
+        resubmit_timeout_s=given.engine_away_s,
+        drain_s=given.drain_s,
     )
     try:
         asyncio.run(_serve(EngineAddress(given.engine, secret_from_environment()), options))

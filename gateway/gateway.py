@@ -9,22 +9,28 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.errors import ModelError, RequestError
+from outrider.config import EngineConfig
+from outrider.errors import CapacityError, ModelError, RequestError
 from outrider.gateway.engine_link import EngineLink, Locate
 from outrider.gateway.errors import RequestIdInUseError, UnavailableError, UnknownModelError
-from outrider.gateway.session import RESUBMIT_TIMEOUT_S, Session
+from outrider.gateway.preparing import Preparing
+from outrider.gateway.session import Session
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import FrontDoor, Message, PreparedRequest, Prompt
+from outrider.text.templates import TemplateProcesses
 from outrider.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 128
+# A prompt of ordinary length takes milliseconds, so the queue is seconds long at most.
+PREPARING_THREADS, MAX_PREPARING = 4, 512
+# Templates of clients take seconds if they mean harm, and then only hold up each other.
+TEMPLATE_THREADS, MAX_TEMPLATES = 2, 16
 _ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_CHARS}}}")
 
 
@@ -55,7 +61,7 @@ class Call:
     model: str = ""
     request_id: str = ""
     priority: int = 0
-    timeout_s: float | None = None
+    deadline_s: float | None = None  # on the clock of time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class _Served:
     """An engine's models from the gateway's side."""
 
     facts: EngineFacts
+    config: EngineConfig
     tokenizer: Tokenizer | None
     front_door: FrontDoor
 
@@ -71,6 +78,7 @@ class Gateway:
     """Keeps the link to the engine and turns calls into sessions.
 
     `served_name` is what clients call the model; the target as configured if it is not given.
+    Streams wait `resubmit_timeout_s` for a lost engine; not given, as long as its restart may take.
     `on_state` hears of every change of state.
     """
 
@@ -80,7 +88,7 @@ class Gateway:
         on_state: Callable[[State], Awaitable[None]],
         *,
         served_name: str | None = None,
-        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
+        resubmit_timeout_s: float | None = None,
     ) -> None:
         self.link = EngineLink(locate, self._meet, self._tell_state)
         self._on_state = on_state
@@ -90,9 +98,9 @@ class Gateway:
         self._is_draining = False
         self._started_s = time.monotonic()
         self._active: set[str] = set()  # request ids
-        # One thread: a long prompt does not hold up the streams, and requests take the seeds of a
-        # seeded engine in the order of their arrival.
-        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="outrider-prepare")
+        self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
+        self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
+        self._templates = TemplateProcesses()
         self._keeping: asyncio.Task[None] | None = None
 
     # -- life ---------------------------------------------------------------------------------
@@ -118,7 +126,9 @@ class Gateway:
             self._keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeping
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        self.preparing.close()
+        self._templating.close()
+        self._templates.close()
 
     async def _tell_state(self) -> None:
         await self._on_state(self.state)
@@ -126,9 +136,12 @@ class Gateway:
     async def _meet(self, facts: EngineFacts) -> None:
         """Learn what the engine serves, unless it is what the last one did."""
         if self._served is None or self._served.facts != facts:
-            loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(self._preparing, _tokenizer_of, facts)
-            self._served = _Served(facts, tokenizer, FrontDoor(facts, tokenizer))
+            self._served = await asyncio.to_thread(self._learn, facts)
+
+    def _learn(self, facts: EngineFacts) -> _Served:
+        tokenizer = _tokenizer_of(facts)
+        front_door = FrontDoor(facts, tokenizer, self._templates)
+        return _Served(facts, EngineConfig.from_settings(facts.settings), tokenizer, front_door)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -136,21 +149,38 @@ class Gateway:
     async def session(self, call: Call) -> AsyncIterator[Session]:
         """A checked request, ready to run; its id is taken until the context is left."""
         served = self._serving(call.model)
+        most = served.config.server.max_requests
+        if len(self._active) >= most:
+            raise CapacityError(
+                f"{most} requests are in hand already (server.max_requests); retry later."
+            )
         request_id = self._claim_id(call.request_id)
         try:
-            deadline_s = None if call.timeout_s is None else time.monotonic() + call.timeout_s
-            prepared = await asyncio.get_running_loop().run_in_executor(
-                self._preparing, _prepare, served.front_door, request_id, call, deadline_s
-            )
+            prepared = await self._prepared(served, request_id, call)
             yield Session(
                 prepared,
                 served.facts,
                 served.tokenizer,
                 self.link,
-                resubmit_timeout_s=self._resubmit_timeout_s,
+                self._patience_s(served),
             )
         finally:
             self._active.discard(request_id)
+
+    async def _prepared(self, served: _Served, request_id: str, call: Call) -> PreparedRequest:
+        preparing = self.preparing
+        if isinstance(call.prompt, Conversation) and call.prompt.template is not None:
+            if not served.config.server.allow_client_templates:
+                raise RequestError(
+                    "the conversation brings a template, which this server does not run; leave "
+                    "it out, or have the server set server.allow_client_templates to true."
+                )
+            preparing = self._templating
+        # Settled here and now: preparations may overtake each other, arrivals do not.
+        seed = served.front_door.settle_seed(call.params)
+        return await preparing.run(
+            call.deadline_s, _prepare, served.front_door, request_id, call, seed
+        )
 
     def _serving(self, model: str) -> _Served:
         match self.state, self._served:
@@ -166,6 +196,11 @@ class Gateway:
             case State.STARTING, _:
                 raise UnavailableError("the engine is starting; try again in a moment.")
         raise UnavailableError("the engine is away and being restarted; try again in a moment.")
+
+    def _patience_s(self, served: _Served) -> float:
+        if self._resubmit_timeout_s is not None:
+            return self._resubmit_timeout_s
+        return served.config.cluster.restart_timeout_s
 
     def _claim_id(self, wanted: str) -> str:
         request_id = wanted or secrets.token_hex(8)
@@ -210,14 +245,17 @@ def _tokenizer_of(facts: EngineFacts) -> Tokenizer | None:
         return None
 
 
-def _prepare(
-    front_door: FrontDoor, request_id: str, call: Call, deadline_s: float | None
-) -> PreparedRequest:
+def _prepare(front_door: FrontDoor, request_id: str, call: Call, seed: int) -> PreparedRequest:
     prompt = call.prompt
     if isinstance(prompt, Conversation):
         prompt = front_door.chat_prompt(
             prompt.messages, prompt.template, prompt.add_generation_prompt
         )
     return front_door.prepare(
-        request_id, prompt, call.params, priority=call.priority, deadline_s=deadline_s
+        request_id,
+        prompt,
+        call.params,
+        priority=call.priority,
+        deadline_s=call.deadline_s,
+        seed=seed,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -20,13 +21,16 @@ from outrider.gateway.errors import MARK
 from outrider.gateway.errors import status_of as code_of
 from outrider.gateway.gateway import Call, Conversation, Gateway, State
 from outrider.gateway.responses import Responses
-from outrider.gateway.session import RESUBMIT_TIMEOUT_S
 from outrider.gateway.status import status_of
 from outrider.logs import request_context
 from outrider.proto import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
+from outrider.text.front_door import Prompt
 
 logger = logging.getLogger(__name__)
 
+MAX_INLINE_BYTES = 64 * 2**10
+# A status travels in a header, of which 8 KiB are sure to arrive, each byte of a letter as three.
+MAX_SENTENCE_CHARS = 500
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
@@ -39,7 +43,8 @@ class ServerOptions:
 
     address: str = DEFAULT_ADDRESS  # port 0 takes a free one
     served_name: str | None = None  # what clients call the model; None: the target as configured
-    resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S
+    # How long streams wait for a lost engine; None: as long as its restart may take.
+    resubmit_timeout_s: float | None = None
     max_request_bytes: int = 4 * 2**20
     drain_s: float = 30.0  # what running requests get to finish when the server stops
 
@@ -140,7 +145,12 @@ class _Generation(generation_pb2_grpc.GenerationServicer):
             )
 
     async def _stream(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
-        call = _call(request, context.time_remaining())
+        left_s = context.time_remaining()
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        if request.ByteSize() <= MAX_INLINE_BYTES:
+            call = _call(request, deadline_s)
+        else:  # reading millions of entries would hold up every stream
+            call = await self._gateway.preparing.run(deadline_s, _call, request, deadline_s)
         async with self._gateway.session(call) as session:
             with request_context(session.prepared.request_id):
                 responses = Responses(session, self._gateway.model, request.want_text_spans)
@@ -150,23 +160,23 @@ class _Generation(generation_pb2_grpc.GenerationServicer):
                         await context.write(responses.make(delta))
 
 
-def _call(request: generation_pb2.GenerateRequest, timeout_s: float | None) -> Call:
+def _call(request: generation_pb2.GenerateRequest, deadline_s: float | None) -> Call:
     return Call(
         prompt=_prompt(request),
         params=params_from_request(request),
         model=request.model,
         request_id=request.request_id,
         priority=request.priority,
-        timeout_s=timeout_s,
+        deadline_s=deadline_s,
     )
 
 
-def _prompt(request: generation_pb2.GenerateRequest) -> str | list[int] | Conversation:
+def _prompt(request: generation_pb2.GenerateRequest) -> Prompt | Conversation:
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
-            return list(request.token_ids.ids)
+            return request.token_ids.ids
         case "chat":
             chat = request.chat
             has_choice = chat.HasField("add_generation_prompt")
@@ -190,5 +200,8 @@ class _Control(control_pb2_grpc.ControlServicer):
 
 
 async def _abort(context: Any, code: grpc.StatusCode, sentence: str) -> NoReturn:
+    if len(sentence) > MAX_SENTENCE_CHARS:
+        half = MAX_SENTENCE_CHARS // 2  # the end is the remedy
+        sentence = f"{sentence[:half]} ... {sentence[-half:]}"
     await context.abort(code, sentence, (MARK,))
     raise AssertionError("abort returned")

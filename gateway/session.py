@@ -26,7 +26,8 @@ from outrider.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-RESUBMIT_TIMEOUT_S = 60.0
+# Tokens, each as often as it has log-probabilities, that may wait for a reader who lags behind.
+MAX_UNREAD = 65_536
 # A request that takes every engine down with it must not do so for ever.
 MAX_FRUITLESS_LOSSES = 3
 
@@ -39,9 +40,11 @@ _LATE: Final = _DeadlinePassed()
 
 
 class Session:
-    """Runs a prepared request of `n` samples; `output` grows as `deltas` are read.
+    """Runs a prepared request of `n` samples; `output` grows as `deltas` are read, but for
+    log-probabilities, of which it has those of the last delta only.
 
-    `facts` are those the request was prepared for. `prepared.deadline_s` is on the clock of
+    `facts` are those the request was prepared for. An engine that is lost may be away for
+    `resubmit_timeout_s`. `prepared.deadline_s` is on the clock of
     `time.monotonic`.
     """
 
@@ -51,8 +54,7 @@ class Session:
         facts: EngineFacts,
         tokenizer: Tokenizer | None,
         link: EngineLink,
-        *,
-        resubmit_timeout_s: float = RESUBMIT_TIMEOUT_S,
+        resubmit_timeout_s: float,
     ) -> None:
         self.prepared = prepared
         self.tokenizer = tokenizer
@@ -77,6 +79,8 @@ class Session:
         self._has_progressed = False  # since they were
         self._fruitless_losses = 0
         self._events: asyncio.Queue[Event | _DeadlinePassed] = asyncio.Queue()
+        self._num_unread = 0  # in the queue, in the measure of MAX_UNREAD
+        self._is_held_up = False  # nothing runs until the reader has caught up
 
     async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
         """What each step adds to each sample. Closing the iterator early cancels the request."""
@@ -84,11 +88,15 @@ class Session:
             try:
                 await self._submit_unfinished()
                 while not self.output.finished:
+                    if self._is_held_up and self._events.empty():
+                        await self._go_on()
                     event = await self._events.get()
                     if isinstance(event, RequestUpdate):
+                        self._num_unread -= _size_of(event)
                         text = self._running.get(event.request_id)
                         if text is not None:
                             yield self._take(text, event)
+                            self._let_go(text, event)
                     else:
                         await self._handle(event)
             finally:
@@ -119,6 +127,14 @@ class Session:
                 self._link.forget(update.request_id)
         return delta
 
+    def _let_go(self, text: TextBuilder, update: RequestUpdate) -> None:
+        """The reader has it now; no resumption needs more of it than how much it was."""
+        if text.output.logprobs is not None:
+            text.output.logprobs.clear()
+        known = self.output.prompt_logprobs
+        if known is not None and update.prompt_logprobs:
+            known[:] = [None] * len(known)
+
     def _raise_unless_finished_well(self, reason: str | None) -> None:
         match reason:
             case None | FinishReason.STOP | FinishReason.LENGTH:
@@ -144,6 +160,7 @@ class Session:
 
     async def _resume(self) -> None:
         self._running.clear()
+        self._is_held_up = False
         self._fruitless_losses = 0 if self._has_progressed else self._fruitless_losses + 1
         self._has_progressed = False
         if self._fruitless_losses >= MAX_FRUITLESS_LOSSES:
@@ -154,6 +171,17 @@ class Session:
         await self._submit_unfinished()
         self.resubmissions += 1
         logger.info("resubmitted after the loss of the engine")
+
+    def _hold_up(self) -> None:
+        """The reader lags behind: stop computing what would only be kept here for it."""
+        self._is_held_up = True
+        for sample_id in self._running:
+            self._link.cancel(sample_id)
+
+    async def _go_on(self) -> None:
+        self._is_held_up = False
+        self._running.clear()
+        await self._submit_unfinished()
 
     async def _submit_unfinished(self) -> None:
         await self._wait_for_engine()
@@ -221,6 +249,10 @@ class Session:
 
     def _events_sink(self, event: Event) -> None:
         self._events.put_nowait(event)
+        if isinstance(event, RequestUpdate):
+            self._num_unread += _size_of(event)
+            if self._num_unread > MAX_UNREAD and not self._is_held_up:
+                self._hold_up()
 
     @contextlib.contextmanager
     def _deadline_timer(self) -> Iterator[None]:
@@ -234,6 +266,11 @@ class Session:
             yield
         finally:
             timer.cancel()
+
+
+def _size_of(update: RequestUpdate) -> int:
+    tops = (len(found.top) for found in (*update.logprobs, *update.prompt_logprobs))
+    return len(update.token_ids) + sum(tops)
 
 
 def _model_of(facts: EngineFacts) -> tuple[object, ...]:

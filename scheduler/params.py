@@ -13,6 +13,14 @@ from outrider.errors import RequestError
 MAX_LOGPROBS = 50
 OFF = "off"
 """What a request says that wants no speculation; any other name is a proposer's."""
+# Far more than anybody needs, and few enough that a request costs its neighbours nothing.
+MAX_STOPS, MAX_STOP_CHARS = 64, 256
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGIT_BIASES = 1024
+MAX_ALLOWED_OF_ALL_SAMPLES = 2**21  # each sample carries the list with it
+# Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
+SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
 
 
 def _ints(name: str, value: Any) -> tuple[int, ...]:
@@ -24,13 +32,24 @@ def _ints(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise RequestError(f"{name} has {count} entries; it may have {most}, so leave some out.")
+
+
+def _strings(name: str, value: Any, most: int, most_chars: int) -> tuple[str, ...]:
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else tuple(value)
+    _check_count(name, len(items), most)
     for item in items:
         if not isinstance(item, str) or not item:
             raise RequestError(f"{name} holds {item!r}; every entry must be a non-empty string.")
+        if len(item) > most_chars:
+            raise RequestError(
+                f"{name} holds {item[:40]!r}... of {len(item)} characters; an entry may have "
+                f"{most_chars}, so shorten it."
+            )
     return items
 
 
@@ -71,9 +90,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the one place where a frozen instance is normalised
-        put(self, "stop", _strings("stop", self.stop))
-        put(self, "bad_words", _strings("bad_words", self.bad_words))
+        put(self, "stop", _strings("stop", self.stop, MAX_STOPS, MAX_STOP_CHARS))
+        bad_words = _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+        put(self, "bad_words", bad_words)
         put(self, "stop_token_ids", _ints("stop_token_ids", self.stop_token_ids or ()))
+        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ints("allowed_token_ids", self.allowed_token_ids))
         put(self, "logit_bias", self._checked_bias())
@@ -91,6 +112,7 @@ class SamplingParams:
 
     def _checked_bias(self) -> dict[int, float]:
         checked: dict[int, float] = {}
+        _check_count("logit_bias", len(self.logit_bias or {}), MAX_LOGIT_BIASES)
         for token, bias in (self.logit_bias or {}).items():
             try:
                 token_id = int(token)
@@ -109,6 +131,11 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError(
                 "allowed_token_ids is empty; name at least one token or leave it out."
+            )
+        if self.n * len(self.allowed_token_ids or ()) > MAX_ALLOWED_OF_ALL_SAMPLES:
+            raise RequestError(
+                f"allowed_token_ids has {len(self.allowed_token_ids or ())} entries and n is "
+                f"{self.n}; multiplied they may be {MAX_ALLOWED_OF_ALL_SAMPLES}, so lower one."
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -133,6 +160,15 @@ class SamplingParams:
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
+        )
+
+
+def check_priority(priority: Any) -> None:
+    is_whole = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_whole or not SOONEST_PRIORITY <= priority <= LATEST_PRIORITY:
+        raise RequestError(
+            f"priority is {priority!r}; it must be a whole number from {SOONEST_PRIORITY} to "
+            f"{LATEST_PRIORITY}, lower ones running sooner."
         )
 
 

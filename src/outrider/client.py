@@ -103,7 +103,8 @@ class Client:
     """A connection to a server; may be shared by threads.
 
     Every method that generates takes, besides the parameters of `SamplingParams` by name: `model`,
-    `request_id`, `priority`, and `timeout_s`, the deadline of the whole request.
+    `request_id`, `priority` (-100 to 100, lower ones run sooner), and `timeout_s`, the deadline of
+    the whole request.
     """
 
     def __init__(self, address: str = DEFAULT_SERVER) -> None:
@@ -300,8 +301,14 @@ def _request(
         request = generation_pb2.GenerateRequest(**own)
     except (TypeError, ValueError) as error:
         raise RequestError(f"the request has a wrong {', '.join(own)}: {error}.") from None
-    put(request)
-    put_params(request, checked)
+    try:
+        put(request)
+        put_params(request, checked)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise RequestError(
+            f"the request holds half a character ({half!r}); give whole ones."
+        ) from None
     return request
 
 

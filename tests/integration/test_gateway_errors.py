@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeEngine, FakeService, fake_service, running_server
+from fake_engine import (
+    FakeEngine,
+    FakeService,
+    fake_facts,
+    fake_service,
+    running_server,
+    tokenizer,
+)
 
 from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.gateway.convert import params_from_request
 from outrider.links.gateway_messages import Refused
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
@@ -68,6 +77,10 @@ def generate(service: FakeService) -> Iterator[Any]:
         ),
         (Request(text="a", sampling=Sampling(top_p=0)), "top_p is 0.0; it must be"),
         (Request(text="a", sampling=Sampling(n=0)), "n is 0; it must be"),
+        (
+            Request(text="a", priority=-101),
+            "priority is -101; it must be a whole number from -100 to 100, lower ones running",
+        ),
         (
             Request(text="a", sampling=Sampling(min_tokens=9, max_tokens=3)),
             "min_tokens is 9 but max_tokens is 3",
@@ -175,14 +188,86 @@ def test_a_request_that_is_too_large_is_refused_unread(service: FakeService) -> 
         service.client.generate("a " * 60_000)
 
 
-def test_a_template_that_fails_is_the_requests_fault(generate: Any) -> None:
-    chat = Chat(
-        messages=[generation_pb2.ChatMessage(role="user", content="a")],
-        template="{{ raise_exception('no users here') }}",
+@pytest.mark.parametrize("model", ["x" * 30_000, "é" * 30_000, "🙂" * 10_000])
+def test_a_long_sentence_is_shortened_so_that_it_arrives(generate: Any, model: str) -> None:
+    code, details = generate(Request(text="a", model=model))
+    assert code is grpc.StatusCode.NOT_FOUND
+    assert details.startswith("model is 'x" if model[0] == "x" else "model is '")
+    assert details.endswith("or leave it out.") and len(details) < 600
+
+
+def test_a_large_request_is_read_off_the_event_loop(
+    service: FakeService, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+
+    def note(request: Request) -> Any:
+        readers.append(threading.current_thread().name)
+        return params_from_request(request)
+
+    monkeypatch.setattr("outrider.gateway.server.params_from_request", note)
+    code, details = generate(Request(token_ids=Ids(ids=[1] * 90_000)))
+    assert (code, details[:31]) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the prompt has 90000 tokens; pr",
     )
+    service.client.generate("a", max_tokens=1)
+    assert [name.startswith("outrider-prepare") for name in readers] == [True, False]
+
+
+def test_more_messages_than_a_conversation_has_are_refused(generate: Any) -> None:
+    chat = Chat(messages=[generation_pb2.ChatMessage()] * 10_001)
     code, details = generate(Request(chat=chat))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "no users here" in details
+    assert "the conversation has 10001 messages; it may have 10000" in details
+
+
+def test_text_that_is_not_utf_8_harms_nobody(service: FakeService) -> None:
+    broken = Request(text="aaaa").SerializeToString().replace(b"aaaa", b"\xff\xfe\xfd\xfc")
+    with grpc.insecure_channel(service.server.address) as channel:
+        call = channel.unary_stream("/outrider.v1.Generation/Generate")
+        with pytest.raises(grpc.RpcError):
+            list(call(broken, timeout=10))
+    assert len(service.client.generate("a", max_tokens=2).samples[0].token_ids) == 2
+    assert service.client.status().active_requests == 0
+
+
+@pytest.mark.parametrize("given", [{"prompt": "a\ud800"}, {"prompt": "a", "stop": ["\ud800"]}])
+def test_half_a_character_is_refused_by_the_client(service: FakeService, given: Any) -> None:
+    with pytest.raises(RequestError, match="half a character"):
+        service.client.generate(**given)
+
+
+def _templated(template: str) -> Request:
+    user = generation_pb2.ChatMessage(role="user", content="a")
+    return Request(chat=Chat(messages=[user], template=template))
+
+
+def test_a_clients_template_is_refused_unless_the_server_allows_it(generate: Any) -> None:
+    code, details = generate(_templated("{{ messages[0]['content'] }}"))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "server.allow_client_templates" in details
+
+
+def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Path) -> None:
+    facts = fake_facts(allow_client_templates=True)
+    with (
+        fake_service(tmp_path, facts=facts) as service,
+        grpc.insecure_channel(service.server.address) as channel,
+    ):
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+        endless = [stub.Generate(_templated(loop), timeout=60) for _ in range(2)]
+        assert len(service.client.generate("a", max_tokens=3).samples[0].token_ids) == 3
+        for call in endless:
+            with pytest.raises(grpc.RpcError) as failure:
+                list(call)
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "it ran for more than 2 s" in failure.value.details()
+        with pytest.raises(grpc.RpcError, match="no users here"):
+            list(stub.Generate(_templated("{{ raise_exception('no users here') }}"), timeout=60))
+        list(stub.Generate(_templated("<{{ messages[0]['content'] }}>"), timeout=60))
+        assert list(service.engine.submitted[-1].prompt_ids) == tokenizer().encode("<a>")
 
 
 def test_a_defect_is_internal_and_its_traceback_is_in_the_log(

@@ -125,6 +125,15 @@ def test_an_engine_away_for_too_long_ends_the_stream(tmp_path: Path) -> None:
             list(stream)
 
 
+def test_streams_wait_as_long_as_a_restart_of_the_engine_may_take(tmp_path: Path) -> None:
+    facts = fake_facts(placement_timeout_s=0.1, start_timeout_s=0.3)
+    with fake_service(tmp_path, facts=facts, step_s=0.01) as service:
+        stream = service.client.stream(PROMPT, max_tokens=None)
+        _lose_engine(service)
+        with pytest.raises(UnavailableError, match=r"away for 0\.4 s"):
+            list(stream)
+
+
 def test_a_deadline_runs_on_while_the_engine_is_away(tmp_path: Path) -> None:
     with fake_service(tmp_path, step_s=0.01) as service:
         started_s = time.monotonic()

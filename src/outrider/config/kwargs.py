@@ -43,6 +43,8 @@ PATHS: Mapping[str, str] = {
     "host": "server.host",
     "port": "server.port",
     "served_model_name": "server.model_name",
+    "allow_client_templates": "server.allow_client_templates",
+    "max_requests": "server.max_requests",
     "ray_address": "cluster.address",
     "placement_timeout_s": "cluster.placement_timeout_s",
     "start_timeout_s": "cluster.start_timeout_s",

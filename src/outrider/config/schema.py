@@ -29,6 +29,7 @@ from outrider.config.rules import (
 from outrider.workers.proposers.registry import proposer_names
 
 MAX_SPECULATIVE_TOKENS = 32
+MAX_WAITING_OF_SERVERS = 4096
 
 _FLAG = Rule(bool, "true or false", lambda v: True)
 _POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
@@ -183,7 +184,10 @@ class SchedulerConfig(Checked):
         10.0, _POSITIVE, "Seconds of waiting that lift a request by one priority."
     )
     max_waiting: int | None = setting(
-        None, whole(1, optional=True), "Most requests that may wait; unset is no limit."
+        None,
+        whole(1, optional=True),
+        "Most requests that may wait, each sample counting; unset is 4096 for a server and no "
+        "limit for LLM.",
     )
 
     def _check_together(self) -> None:
@@ -208,6 +212,15 @@ class ServerConfig(Checked):
         text_rule("a name", optional=True),
         "Name the model is served under; unset is that of target.model.",
     )
+    allow_client_templates: bool = setting(
+        False,
+        _FLAG,
+        "Let clients bring chat templates of their own; these are programs, and run in a process "
+        "with limits.",
+    )
+    max_requests: int = setting(
+        1024, whole(1), "Most requests in hand at once; more are refused until some have ended."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +238,10 @@ class ClusterConfig(Checked):
         60.0, _POSITIVE, "Seconds to wait for the cluster to have room for a model."
     )
     start_timeout_s: float = setting(
-        600.0, _POSITIVE, "Seconds until all ranks must have their weights."
+        600.0,
+        _POSITIVE,
+        "Seconds until all ranks must have their weights; streams wait as long for an engine that "
+        "is started anew, besides its placement.",
     )
     colocate: bool | None = setting(
         None,
@@ -233,6 +249,11 @@ class ClusterConfig(Checked):
         "Hold target and draft in the engine's process, without ranks; unset is true for models "
         "of one rank on the only GPU there is.",
     )
+
+    @property
+    def restart_timeout_s(self) -> float:
+        """The longest that placing and starting everything anew may take."""
+        return self.placement_timeout_s + self.start_timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +345,12 @@ class EngineConfig(Checked):
         """Whether the models run in processes of their own once the default is settled."""
         several = max(self.target.tensor_parallel, self.draft.tensor_parallel) > 1
         return self.workers == "processes" or several
+
+    def for_server(self) -> EngineConfig:
+        """With what is settled for the engine of a server, where strangers queue."""
+        waiting = self.scheduler.max_waiting or MAX_WAITING_OF_SERVERS
+        scheduler = dataclasses.replace(self.scheduler, max_waiting=waiting)
+        return dataclasses.replace(self, scheduler=scheduler)
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> EngineConfig:

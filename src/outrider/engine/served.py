@@ -35,6 +35,7 @@ def build_served(
     raise_if_dead: Callable[[], None],
 ) -> ServedEngine:
     """As `cluster.colocate` says; unset is over ranks. See `RemoteEngine` for the last two."""
+    config = config.for_server()
     if config.cluster.colocate:
         from outrider.engine.local_build import LocalEngine  # torch, which ranks have elsewhere
 

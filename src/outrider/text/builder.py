@@ -12,7 +12,7 @@ from outrider.text.outputs import (
     PositionLogprobs,
     RequestOutput,
 )
-from outrider.text.tokenizer import Tokenizer
+from outrider.text.tokenizer import Tokenizer, token_text
 
 
 class TextBuilder:
@@ -34,14 +34,12 @@ class TextBuilder:
             self._detokenizer = Detokenizer(
                 tokenizer, prepared.prompt_ids, params.skip_special_tokens
             )
-        self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
+        self._stops = StopStrings(prepared.stops, params.include_stop_str_in_output)
         self.output = CompletionOutput(index, prepared.seed)
         if params.logprobs is not None:
             self.output.logprobs = []
             self.output.cumulative_logprob = 0.0
-        self._echo = ""
-        if params.echo:
-            self._echo = prepared.prompt or self._decode(prepared.prompt_ids)
+        self._echo = prepared.echo
         request_output.outputs.append(self.output)
 
     def take(self, update: RequestUpdate, now_s: float) -> OutputDelta:
@@ -117,10 +115,10 @@ class TextBuilder:
     def _by_token(self, found: TokenLogprobs) -> PositionLogprobs:
         """The most likely tokens in order, and the chosen one whether among them or not."""
         table = {
-            token: Logprob(logprob, rank, self._decode([token]))
+            token: Logprob(logprob, rank, self._text_of(token))
             for rank, (token, logprob) in enumerate(found.top, start=1)
         }
-        chosen = Logprob(found.logprob, found.rank, self._decode([found.token_id]))
+        chosen = Logprob(found.logprob, found.rank, self._text_of(found.token_id))
         table.setdefault(found.token_id, chosen)
         return table
 
@@ -132,8 +130,5 @@ class TextBuilder:
         if self._request_output.finished:
             metrics.finished_s = now_s
 
-    def _decode(self, ids: list[int]) -> str:
-        if self._tokenizer is None:
-            return ""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
+    def _text_of(self, token: int) -> str:
+        return "" if self._tokenizer is None else token_text(self._tokenizer, token)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider.text.stop_automaton import StopAutomaton
+
 # Enough tokens of context for a tokenizer to decide on spaces and joined bytes.
 _CONTEXT = 6
+# No character has more bytes, and so none more tokens: what is further back is decided.
+_CHARACTER = 4
+_MANY_UNFINISHED = 32
 _UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character yet
 
 
@@ -28,9 +33,23 @@ class Detokenizer:
         known = self._decode(self._ids[self._context : self._read])
         text = self._decode(self._ids[self._context :])
         if len(text) <= len(known) or text.endswith(_UNFINISHED):
+            # No run of these, or of broken bytes, may be decoded again with each that follows.
+            if self._is_left_out(token_id):
+                self._ids.pop()
+            elif len(self._ids) - self._read > _MANY_UNFINISHED:
+                return self._decided(known, text)
             return ""
         self._context, self._read = self._read, len(self._ids)
         return text[len(known) :]
+
+    def _decided(self, known: str, text: str) -> str:
+        """Text of tokens so far back that no later one can make a character of them."""
+        end = len(self._ids) - _CHARACTER
+        decided = self._decode(self._ids[self._context : end])
+        if len(decided) <= len(known) or not text.startswith(decided):
+            return ""
+        self._context, self._read = self._read, end
+        return decided[len(known) :]
 
     def flush(self) -> str:
         """What is left when no token follows, unfinished characters included."""
@@ -38,6 +57,11 @@ class Detokenizer:
         text = self._decode(self._ids[self._context :])
         self._context = self._read = len(self._ids)
         return text[len(known) :]
+
+    def _is_left_out(self, token_id: int) -> bool:
+        if not self._skip or self._decode([token_id]):
+            return False
+        return bool(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def _decode(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip)
@@ -47,38 +71,45 @@ class Detokenizer:
 class StopStrings:
     """Finds the first stop string in a growing text, and holds back what may be part of one."""
 
-    def __init__(self, stops: Sequence[str], include: bool) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: StopAutomaton, include: bool) -> None:
+        self._stops = stops
         self._include = include
-        self._longest = max((len(stop) for stop in self._stops), default=0)
-        self._held = ""
+        self._state = 0
+        self._held = ""  # as many characters as the state stands for
 
     def push(self, text: str) -> tuple[str, str | None]:
         """Text that is safe to show, and the stop string if one is complete.
 
-        Nothing behind a stop string is ever returned, and nothing of it unless `include`.
+        Of several that are, it is the one that begins first, then the shortest. Nothing behind a
+        stop string is ever returned, and nothing of it unless `include`.
         """
-        if not self._stops:
+        if self._stops.is_empty:
             return text, None
-        text = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if found:
-            at, stop = min(found)
-            self._held = ""
-            return text[: at + len(stop) if self._include else at], stop
-        keep = self._possible_start(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], None
+        found = self._find(text)
+        text, self._held = self._held + text, ""
+        if found is not None:
+            start, end = found
+            self._state = 0
+            return text[: end if self._include else start], text[start:end]
+        shown = len(text) - self._stops.depth[self._state]
+        self._held = text[shown:]
+        return text[:shown], None
 
     def flush(self) -> str:
         """What was held back, once it can no longer become a stop string."""
-        text, self._held = self._held, ""
+        text, self._held, self._state = self._held, "", 0
         return text
 
-    def _possible_start(self, text: str) -> int:
-        """Length of the longest suffix of `text` that a stop string begins with."""
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            suffix = text[len(text) - size :]
-            if any(stop.startswith(suffix) for stop in self._stops):
-                return size
-        return 0
+    def _find(self, text: str) -> tuple[int, int] | None:
+        """Where in the held and the new text the first stop string is."""
+        stops, state = self._stops, self._state
+        found: tuple[int, int] | None = None
+        for end, letter in enumerate(text, start=len(self._held) + 1):
+            state = stops.step(state, letter)
+            start = end - stops.matched[state]
+            if start < (found[0] if found else end):
+                found = start, end
+            if found and end - stops.depth[state] >= found[0]:
+                break  # nothing that is still open began earlier
+        self._state = state
+        return found

@@ -9,17 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from outrider.config import EngineConfig
-from outrider.errors import RequestError
+from outrider.errors import OutriderError, RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.gateway_messages import EngineFacts
-from outrider.scheduler.params import OFF, SamplingParams
+from outrider.scheduler.params import OFF, SamplingParams, check_priority
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import NOBODY
+from outrider.text.stop_automaton import StopAutomaton
+from outrider.text.templates import TemplateProcesses
+from outrider.text.token_sizes import token_sizes
 from outrider.text.tokenizer import Tokenizer
 from outrider.workers.proposers.registry import traits
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Message: TypeAlias = Mapping[str, Any]
+
+MAX_MESSAGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,8 @@ class PreparedRequest:
     seed: int
     stop_ids: tuple[int, ...]
     bad_word_ids: tuple[tuple[int, ...], ...]
+    stops: StopAutomaton
+    echo: str  # what each text begins with
     max_len: int
     proposer: str
     depth: int
@@ -60,12 +67,28 @@ class PreparedRequest:
 
 
 class FrontDoor:
-    """Checks requests against one engine's models and limits."""
+    """Checks requests against one engine's models and limits. Several threads may do so at once.
 
-    def __init__(self, facts: EngineFacts, tokenizer: Tokenizer | None) -> None:
+    With `foreign_templates`, templates that come with a request are a stranger's and run there;
+    without, they are the user's own and run here.
+    """
+
+    def __init__(
+        self,
+        facts: EngineFacts,
+        tokenizer: Tokenizer | None,
+        foreign_templates: TemplateProcesses | None = None,
+    ) -> None:
         self._config = EngineConfig.from_settings(facts.settings)
         self._facts = facts
         self._tokenizer = tokenizer
+        self._foreign_templates = foreign_templates
+        self._token_sizes = None
+        if tokenizer is not None:
+            self._token_sizes = token_sizes(tokenizer)
+            # The first call clears truncation and padding that a checkpoint may come with, which
+            # is no change to make while other threads tokenise.
+            tokenizer("")
         self._num_seedless = 0
 
     def prepare(
@@ -76,9 +99,12 @@ class FrontDoor:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
+        seed: int | None = None,
     ) -> PreparedRequest:
+        """`seed` is one that `settle_seed` gave; left out, it is settled here."""
+        check_priority(priority)
         text, ids = self._prompt(prompt)
-        self._check_prompt(ids)
+        self._check_tokens(ids)
         self._check_token_ids(params)
         if params.echo and params.logprobs is not None and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=params.logprobs)
@@ -91,9 +117,11 @@ class FrontDoor:
             prompt=text,
             prompt_ids=ids,
             params=params,
-            seed=self._seed(params),
+            seed=self.settle_seed(params) if seed is None else seed,
             stop_ids=tuple({*ends, *params.stop_token_ids}),
             bad_word_ids=self._bad_word_ids(params),
+            stops=StopAutomaton(params.stop or ()),
+            echo=self._echo(text, ids) if params.echo else "",
             max_len=len(ids) + max_tokens,
             proposer=proposer,
             depth=depth,
@@ -116,20 +144,69 @@ class FrontDoor:
             raise RequestError("the model has no chat template; give one or use generate().")
         if not messages:
             raise RequestError("the conversation is empty; give at least one message.")
-        try:
-            encoded = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                return_dict=True,
+        if len(messages) > MAX_MESSAGES:
+            raise RequestError(
+                f"the conversation has {len(messages)} messages; it may have {MAX_MESSAGES}, so "
+                "leave out the oldest."
             )
+        try:
+            text = self._render(
+                [dict(message) for message in messages], chat_template, add_generation_prompt
+            )
+        except OutriderError:
+            raise
         # A template is a program of the checkpoint's author, who may raise or trip over anything.
         except Exception as error:
             raise RequestError(
                 f"the chat template refuses the conversation ({error}); "
                 "give messages as {'role': ..., 'content': ...} in an order it accepts."
             ) from error
-        return {"prompt_token_ids": list(encoded["input_ids"])}
+        return {"prompt_token_ids": self._encode(text, add_special_tokens=False)}
+
+    def settle_seed(self, params: SamplingParams) -> int:
+        """The seed of a request; those that bring none take the next one of a seeded engine."""
+        if params.seed is not None:
+            return params.seed % 2**64
+        if self._config.seed is None:
+            return secrets.randbits(64)
+        self._num_seedless += 1
+        return sample_seed(self._config.seed % 2**64, self._num_seedless)
+
+    def _render(
+        self, messages: list[dict[str, Any]], template: str | None, add_generation_prompt: bool
+    ) -> str:
+        assert self._tokenizer is not None
+        if template is not None and self._foreign_templates is not None:
+            special_tokens = self._tokenizer.special_tokens_map
+            return self._foreign_templates.render(
+                template, messages, add_generation_prompt, special_tokens
+            )
+        text: str = self._tokenizer.apply_chat_template(
+            messages,
+            chat_template=template,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        return text
+
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt; one that cannot fit is refused without being tokenised."""
+        assert self._tokenizer is not None
+        sizes, most = self._token_sizes, self._facts.max_model_len - 1
+        if sizes is not None and (least := sizes.least_tokens(text)) > most:
+            raise RequestError(
+                f"the prompt has {len(text)} characters, which are at least {least} tokens; "
+                f"prompt and output together may have {most + 1} (max_model_len), so shorten it "
+                f"to {most} tokens or fewer."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt holds half a character ({text[error.start]!r}) at {error.start}; "
+                "give whole ones."
+            ) from None
+        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -148,27 +225,43 @@ class FrontDoor:
                     "the prompt is text but the model has no tokenizer; "
                     "give {'prompt_token_ids': [...]} instead."
                 )
-            return prompt, list(self._tokenizer(prompt)["input_ids"])
+            return prompt, self._encode(prompt)
+        self._check_length(len(prompt))  # before anything is done with each of them
         return None, list(prompt)
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def _echo(self, text: str | None, ids: list[int]) -> str:
+        if text is not None or self._tokenizer is None:
+            return text or ""
+        decoded: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return decoded
+
+    def _check_tokens(self, ids: list[int]) -> None:
         if not ids:
             raise RequestError("the prompt is empty; give at least one token.")
+        self._check_length(len(ids))
         vocab_size = self._facts.vocab_size
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise RequestError(
                     f"the prompt holds {token!r}; token ids must be from 0 to {vocab_size - 1}."
                 )
-        if len(ids) >= self._facts.max_model_len:
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens >= self._facts.max_model_len:
             raise RequestError(
-                f"the prompt has {len(ids)} tokens; prompt and output together may have "
+                f"the prompt has {num_tokens} tokens; prompt and output together may have "
                 f"{self._facts.max_model_len} (max_model_len), so shorten it to "
                 f"{self._facts.max_model_len - 1} or fewer."
             )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         vocab_size = self._facts.vocab_size
+        num_allowed = len(params.allowed_token_ids or ())
+        if num_allowed > vocab_size:
+            raise RequestError(
+                f"allowed_token_ids has {num_allowed} entries; there are {vocab_size} tokens, "
+                "so name each once."
+            )
         for name, ids in (
             ("logit_bias", params.logit_bias),
             ("allowed_token_ids", params.allowed_token_ids or ()),
@@ -200,14 +293,6 @@ class FrontDoor:
                 f"choose {choices}."
             )
         return method, depth
-
-    def _seed(self, params: SamplingParams) -> int:
-        if params.seed is not None:
-            return params.seed % 2**64
-        if self._config.seed is None:
-            return secrets.randbits(64)
-        self._num_seedless += 1
-        return sample_seed(self._config.seed % 2**64, self._num_seedless)
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each word at the start of a line and inside one: tokenizers spell these differently."""

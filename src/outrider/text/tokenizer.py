@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -39,6 +40,13 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
         path.name,
     )
     return _pretrained(path.parent, gguf_file=path.name)
+
+
+@lru_cache(maxsize=2**16)
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """One token by itself. The same few are asked for again and again, by the dozen a step."""
+    text: str = tokenizer.decode([token_id], skip_special_tokens=False)
+    return text
 
 
 def check_same_tokenizer(

@@ -55,6 +55,8 @@ SAMPLES = {
     "host": "0.0.0.0",
     "port": 50052,
     "served_model_name": "mine",
+    "allow_client_templates": True,
+    "max_requests": 7,
     "ray_address": "auto",
     "placement_timeout_s": 5.0,
     "start_timeout_s": 6.0,

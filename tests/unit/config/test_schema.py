@@ -56,6 +56,8 @@ WRONG_VALUES = [
     ("server.host", " ", "an address to listen on"),
     ("server.port", 65536, "a whole number from 0 to 65535"),
     ("server.model_name", "", "a name, or unset"),
+    ("server.allow_client_templates", "yes", "true or false"),
+    ("server.max_requests", 0, "a whole number >= 1"),
     ("cluster.address", "", "the address of a Ray cluster, or unset"),
     ("cluster.placement_timeout_s", 0, "a number > 0"),
     ("cluster.start_timeout_s", -1.0, "a number > 0"),
@@ -226,3 +228,10 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known(path, hint):
 def test_text_is_parsed_by_the_rule_of_its_setting(rule, text, value):
     parsed = rule.parse(text)
     assert parsed == value and type(parsed) is type(value)
+
+
+def test_the_queue_of_a_server_has_an_end_unless_told_otherwise():
+    assert EngineConfig().scheduler.max_waiting is None
+    assert EngineConfig().for_server().scheduler.max_waiting == 4096
+    given = EngineConfig.from_kwargs(max_waiting=7, model="m")
+    assert given.for_server() == given

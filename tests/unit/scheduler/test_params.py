@@ -27,17 +27,23 @@ WRONG: list[tuple[str, Any]] = [
     ("repetition_penalty", 0.0),
     ("logit_bias", {"x": 1.0}),
     ("logit_bias", {3: 101.0}),
+    ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [-1]),
     ("bad_words", [""]),
+    ("bad_words", ["a"] * 257),
+    ("bad_words", ["a" * 257]),
     ("min_tokens", -1),
     ("max_tokens", 0),
     ("max_tokens", 2.5),
     ("max_tokens", True),
     ("stop", [""]),
     ("stop", [3]),
+    ("stop", ["a"] * 65),
+    ("stop", "a" * 257),
     ("stop_token_ids", "12"),
     ("stop_token_ids", [-4]),
+    ("stop_token_ids", [1] * 1025),
     ("include_stop_str_in_output", 1),
     ("ignore_eos", "yes"),
     ("seed", 2**64),
@@ -59,6 +65,15 @@ def test_a_wrong_value_is_refused_in_one_sentence(name: str, value: Any) -> None
     assert name in message and "\n" not in message and message.endswith(".")
 
 
+def test_as_many_as_allowed_are_accepted() -> None:
+    SamplingParams(
+        stop=["a" * 256] * 64,
+        bad_words=["a" * 256] * 256,
+        stop_token_ids=[1] * 1024,
+        logit_bias=dict.fromkeys(range(1024), 1.0),
+    )
+
+
 def test_every_field_has_a_wrong_value_above() -> None:
     assert {name for name, _ in WRONG} == {f.name for f in dataclasses.fields(SamplingParams)}
 
@@ -66,6 +81,12 @@ def test_every_field_has_a_wrong_value_above() -> None:
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(RequestError, match="min_tokens is 9 but max_tokens is 8"):
         SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_every_sample_carries_the_allowed_tokens_so_their_product_is_limited() -> None:
+    SamplingParams(n=8, allowed_token_ids=[1] * 2**18)
+    with pytest.raises(RequestError, match="allowed_token_ids has 262144 entries and n is 9"):
+        SamplingParams(n=9, allowed_token_ids=[1] * 2**18)
 
 
 def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
@@ -148,6 +169,25 @@ def test_a_dict_in_place_of_parameters_is_refused(intact: LLM) -> None:
 def test_a_token_beyond_the_vocabulary_is_refused(intact: LLM, name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} names token 49152"):
         intact.generate("a", SamplingParams(**{name: [49152]}))
+
+
+@pytest.mark.model
+def test_more_allowed_tokens_than_there_are_is_refused(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="allowed_token_ids has 49153 entries"):
+        intact.generate("a", SamplingParams(allowed_token_ids=[1] * 49153), use_tqdm=False)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("priority", [-101, 101, -(10**400), 0.5, True, None])
+def test_a_priority_beyond_the_bounds_is_refused(intact: LLM, priority: Any) -> None:
+    with pytest.raises(RequestError, match="priority is .*; it must be a whole number from -100"):
+        intact.generate("a", priority=priority)
+
+
+@pytest.mark.model
+def test_half_a_character_is_refused(intact: LLM) -> None:
+    with pytest.raises(RequestError, match="the prompt holds half a character .* at 1; give whole"):
+        intact.generate("a\ud800")
 
 
 @pytest.mark.model

@@ -1,0 +1,72 @@
+"""The process that renders strangers' templates: a question in, a text out, until it is killed.
+
+It is run as a file and imports nothing of ours. Questions and answers are JSON behind their length
+in four bytes. The parent limits the time; memory, and time if there is no parent any more, are
+limited here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+MAX_TEXT_CHARS = 16 * 2**20
+
+
+def main(fileno: int, timeout_s: float, memory_bytes: int) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _limit_memory(memory_bytes)
+    with socket.socket(fileno=fileno) as parent, parent.makefile("rwb") as stream:
+        _say(stream, {"ready": True})
+        while head := stream.read(4):
+            question = json.loads(stream.read(int.from_bytes(head, "big")))
+            _limit_time(timeout_s)
+            _say(stream, _answer(render_jinja_template, question))
+
+
+def _answer(render: Any, question: dict[str, Any]) -> dict[str, Any]:
+    try:
+        texts, _ = render(
+            conversations=[question["messages"]],
+            chat_template=question["template"],
+            add_generation_prompt=question["add_generation_prompt"],
+            **question["special_tokens"],
+        )
+    except MemoryError:
+        return {"error": "it takes too much memory"}
+    # A template is a program, and may raise or trip over anything.
+    except Exception as error:
+        return {"error": str(error)[:1000] or type(error).__name__}
+    if len(texts[0]) > MAX_TEXT_CHARS:
+        return {"error": f"it writes {len(texts[0])} characters, above {MAX_TEXT_CHARS}"}
+    return {"text": texts[0]}
+
+
+def _say(stream: Any, answer: dict[str, Any]) -> None:
+    data = json.dumps(answer).encode()
+    stream.write(len(data).to_bytes(4, "big") + data)
+    stream.flush()
+
+
+def _limit_memory(more_bytes: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGESIZE") + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _limit_time(more_s: float) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time() + more_s) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,97 @@
+"""Requests are prepared side by side, in a queue with an end, and not beyond their deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.errors import CapacityError
+from outrider.gateway.errors import DeadlineError
+from outrider.gateway.preparing import Preparing
+
+
+class Slow:
+    """A preparation that takes until it is released."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.released = threading.Event()
+
+    def __call__(self) -> str:
+        self.runs += 1
+        assert self.released.wait(20)
+        return "slow"
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    made = Slow()
+    yield made
+    made.released.set()
+
+
+def test_a_slow_preparation_does_not_stop_another(slow: Slow) -> None:
+    async def both() -> tuple[str, str]:
+        preparing = Preparing("test", num_threads=2, max_pending=8)
+        first = asyncio.create_task(preparing.run(None, slow))
+        quick = await asyncio.wait_for(preparing.run(None, lambda: "quick"), 10)
+        slow.released.set()
+        return await first, quick
+
+    assert asyncio.run(both()) == ("slow", "quick")
+
+
+@pytest.mark.parametrize("num_before", [0, 1])
+def test_a_deadline_passes_while_waiting_and_while_running(slow: Slow, num_before: int) -> None:
+    async def late() -> None:
+        preparing = Preparing("test", num_threads=1, max_pending=8)
+        before = [asyncio.create_task(preparing.run(None, slow)) for _ in range(num_before)]
+        await asyncio.sleep(0)
+        with pytest.raises(DeadlineError, match="while the request was being prepared"):
+            await preparing.run(time.monotonic() + 0.05, slow)
+        slow.released.set()
+        await asyncio.gather(*before)
+        await preparing.run(None, lambda: "the thread is free")
+
+    asyncio.run(late())
+    assert slow.runs == 1, "what was given up while it waited must not run"
+
+
+def test_a_full_queue_refuses_until_there_is_room(slow: Slow) -> None:
+    async def crowd() -> str:
+        preparing = Preparing("test", num_threads=1, max_pending=2)
+        waiting = [asyncio.create_task(preparing.run(None, slow)) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(CapacityError, match="2 requests are being prepared already"):
+            await preparing.run(None, lambda: "")
+        slow.released.set()
+        await asyncio.gather(*waiting)
+        return await preparing.run(None, lambda: "room")
+
+    assert asyncio.run(crowd()) == "room"
+
+
+def test_what_was_given_up_counts_until_its_thread_is_free(slow: Slow) -> None:
+    async def crowd() -> None:
+        preparing = Preparing("test", num_threads=1, max_pending=1)
+        with pytest.raises(DeadlineError):
+            await preparing.run(time.monotonic() + 0.05, slow)
+        with pytest.raises(CapacityError):
+            await preparing.run(None, lambda: "")
+
+    asyncio.run(crowd())
+
+
+def test_an_error_of_the_preparation_is_the_callers() -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    async def run() -> None:
+        await Preparing("test", 1, 1).run(time.monotonic() + 10, fail)
+
+    with pytest.raises(TimeoutError, match="its own"):
+        asyncio.run(run())
