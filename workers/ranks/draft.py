@@ -33,6 +33,7 @@ class DraftRank:
         self._is_first = group.rank == 0
         self._device = runner.device
         self._draft = DraftProposer(rows, runner, ops, verification_mode(settings.verification))
+        self._transfer_timeout_s = settings.transfer_timeout_s
         self._link: ProposalLink | None = None
 
     def handle(self, message: object) -> None:
@@ -65,7 +66,11 @@ class DraftRank:
 
     def _join(self, message: Join) -> None:
         self._link = ProposalLink(
-            join_store(message.store), message.number, self._device, is_target=False
+            join_store(message.store),
+            message.number,
+            self._device,
+            self._transfer_timeout_s,
+            is_target=False,
         )
         self._link.greet()
         self._channel.send(Joined(message.number, self._link.backend))

@@ -43,6 +43,7 @@ class TargetRank:
         self._is_first = group.rank == 0
         self._store = store
         self._device = runner.device
+        self._transfer_timeout_s = settings.transfer_timeout_s
         self._worker = TargetWorker(rows, runner, ops, verification_mode(settings.verification))
         self._ngram = NgramProposer(rows, settings.ngram_min, settings.ngram_max)
         self._inbox = ProposalInbox(group, runner.device)
@@ -76,7 +77,9 @@ class TargetRank:
 
     def _join(self, number: int) -> None:
         try:
-            link = ProposalLink(self._store, number, self._device, is_target=True)
+            link = ProposalLink(
+                self._store, number, self._device, self._transfer_timeout_s, is_target=True
+            )
             self._inbox.connect(link)  # before the greeting: after it the draft announces rounds
             link.await_greeting()
         except RuntimeError as error:  # the draft died again: the engine hears it from its link

@@ -52,6 +52,7 @@ class RankSettings:
     gpu_memory_utilization: float
     has_fixed_kv: bool  # kv_cache_gb is set
     log_level: str
+    transfer_timeout_s: float  # for proposals that were announced
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def linked_pair() -> tuple[ProposalLink, ProposalLink]:
 
     def make(is_target: bool) -> None:
         store = own_store if is_target else join_store(address)
-        made[is_target] = ProposalLink(store, 1, CPU, is_target=is_target)
+        made[is_target] = ProposalLink(store, 1, CPU, 10.0, is_target=is_target)
 
     threads = [threading.Thread(target=make, args=(side,)) for side in (True, False)]
     for thread in threads:
@@ -132,7 +132,7 @@ DYING_DRAFT = """
 import os, signal, sys, torch
 from outrider.workers.groups.process_group import join_store
 from outrider.workers.ranks.proposal_link import ProposalLink
-link = ProposalLink(join_store(sys.argv[1]), 1, torch.device("cpu"), is_target=False)
+link = ProposalLink(join_store(sys.argv[1]), 1, torch.device("cpu"), 10.0, is_target=False)
 link.greet()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -143,7 +143,7 @@ def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -
     store, address = open_store(LOCALHOST)
     process = subprocess.Popen([sys.executable, "-c", DYING_DRAFT, address], env=dict(os.environ))
     try:
-        link = ProposalLink(store, 1, CPU, is_target=True)
+        link = ProposalLink(store, 1, CPU, 10.0, is_target=True)
         link.await_greeting()
         inbox = ProposalInbox(Alone(), CPU)
         inbox.connect(link)
