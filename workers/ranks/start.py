@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.links.address import dial
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
-from outrider.links.handshake import greet
+from outrider.links.handshake import dial_in
 from outrider.links.rank_messages import (
     DRAFT,
     TARGET,
@@ -82,9 +81,8 @@ class RankPlace:
 def run_rank(where: RankPlace, secret: str) -> None:
     """Serve until the engine says stop or ends the link. Raises what went wrong, after telling the
     engine."""
-    sock = dial(where.engine, DIAL_TIMEOUT_S)
     hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
-    greet(sock, secret, hello, DIAL_TIMEOUT_S)
+    sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
     own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
     with Channel(sock, RANK_CODEC, peer="the engine") as channel:
         start = _Start(channel, where, own_host)

@@ -16,11 +16,10 @@ from outrider.config import EngineConfig
 from outrider.engine.doorway import Doorway
 from outrider.engine.over_ranks import RemoteEngine, group_sizes
 from outrider.engine.rank_group import RankGroup
-from outrider.links.address import dial
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
-from outrider.links.handshake import greet
+from outrider.links.handshake import dial_in
 from outrider.links.rank_messages import (
     Allocate,
     Described,
@@ -47,8 +46,8 @@ class ScriptedRank(threading.Thread):
         self._last = last
 
     def run(self) -> None:
-        sock = dial(self._address, 10)
-        greet(sock, SECRET, Hello(self._role, 0, 1, os.getpid(), "here"), 10)
+        hello = Hello(self._role, 0, 1, os.getpid(), "here")
+        sock = dial_in(self._address, SECRET, hello, 10)
         with Channel(sock, RANK_CODEC) as channel, suppress(LinkError):
             while True:
                 message = channel.receive()
