@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.links.rank_messages import proposal_meeting
 from outrider.scheduler.types import ProposerKind, StepPlan
 from outrider.workers.groups.collective import Collective
-from outrider.workers.groups.process_group import GROUP_TIMEOUT_S, Group, Store, make_group
+from outrider.workers.groups.link_store import LinkStore
+from outrider.workers.groups.process_group import GROUP_TIMEOUT_S, Group, make_group
 from outrider.workers.proposers.base import Proposal
 
 logger = logging.getLogger(__name__)
@@ -102,7 +104,7 @@ class ProposalLink:
 
     def __init__(
         self,
-        store: Store,
+        store: LinkStore,
         number: int,
         device: torch.device,
         transfer_timeout_s: float,
@@ -115,7 +117,7 @@ class ProposalLink:
         self._peer = 1 - rank
         self._device = device
         self._transfer_timeout_s = transfer_timeout_s
-        self._group: Group = make_group(store, f"proposals/{number}", rank, 2, device)
+        self._group: Group = make_group(store, proposal_meeting(number), rank, 2, device)
         self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
 
     def greet(self) -> None:

@@ -11,7 +11,7 @@ from outrider.links.channel import Channel
 from outrider.links.rank_messages import Join, Judged, RankSettings, Verify
 from outrider.scheduler.types import ProposerKind, StepPlan
 from outrider.workers.groups.collective import Collective
-from outrider.workers.groups.process_group import Store
+from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.proposers.base import Proposal, Ticket
 from outrider.workers.proposers.ngram import NgramProposer
 from outrider.workers.ranks.proposal_link import ProposalInbox, ProposalLink
@@ -33,7 +33,7 @@ class TargetRank:
         self,
         channel: Channel,
         group: Collective,
-        store: Store,
+        store: LinkStore,
         runner: Runner,
         ops: Ops,
         settings: RankSettings,

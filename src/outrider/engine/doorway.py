@@ -11,17 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from outrider.engine.board import Board
 from outrider.links.address import bound_address, listen
 from outrider.links.channel import Channel
-from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC
+from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, STORE_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
 from outrider.links.handshake import receive_greeting
 from outrider.links.rank_messages import GATEWAY, Hello
+from outrider.links.store_messages import STORE
 
 logger = logging.getLogger(__name__)
 
 GREETING_TIMEOUT_S = 10.0
 RANK_SILENCE_S = 10.0  # a rank that sends not even heartbeats for so long hangs
+_BOARD_SILENCE_S = 60.0
 _MOST_STRANGERS = 64  # handshakes under way at a time
 _ACCEPT_PAUSE_S = 0.1  # after a failure, most likely for want of descriptors
 
@@ -50,6 +53,9 @@ class Doorway:
         self._waiting: dict[str, dict[int, Arrival]] = {role: {} for role in sizes}
         self._untaken: dict[str, list[Arrival]] = {}
         self._is_closed = threading.Event()
+        self.board = Board()
+        # Twice: a rank that is started anew may come before the end of the last was noticed.
+        self._board_seats = threading.Semaphore(2 * sum(sizes.values()))
         self.on_gateway: Callable[[Channel], None] | None = None
         self._listeners = [listen(address) for address in addresses]
         self.addresses = [bound_address(listener) for listener in self._listeners]
@@ -124,6 +130,8 @@ class Doorway:
             hello = receive_greeting(sock, self._secret, GREETING_TIMEOUT_S, welcome)
             if hello.role == GATEWAY:
                 self._admit_gateway(hello, sock)
+            elif hello.role == STORE:
+                self._admit_to_board(hello, sock)
             else:
                 self._admit_rank(hello, sock)
         except LinkError as error:
@@ -135,6 +143,15 @@ class Doorway:
         if self.on_gateway is None:
             raise LinkError("a gateway came before the engine was ready; it will try again.")
         self.on_gateway(Channel(sock, GATEWAY_CODEC, peer=f"the gateway (pid {hello.pid})"))
+
+    def _admit_to_board(self, hello: Hello, sock: socket.socket) -> None:
+        if not self._board_seats.acquire(blocking=False):
+            raise LinkError("more processes want to meet here than this engine has ranks.")
+        try:
+            peer = f"a rank that meets others (pid {hello.pid})"
+            self.board.serve(Channel(sock, STORE_CODEC, peer=peer, silence_s=_BOARD_SILENCE_S))
+        finally:
+            self._board_seats.release()
 
     def _admit_rank(self, hello: Hello, sock: socket.socket) -> None:
         size = self._sizes.get(hello.role)

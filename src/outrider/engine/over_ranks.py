@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from outrider.engine.status import load_of
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, RankStatus
-from outrider.links.rank_messages import DRAFT, TARGET, Described, Join, Joined
+from outrider.links.rank_messages import DRAFT, TARGET, Described, Join, Joined, proposal_meeting
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ def group_sizes(config: EngineConfig) -> dict[str, int]:
     if config.draft.model is not None:
         sizes[DRAFT] = config.draft.tensor_parallel
     return sizes
+
+
+def _meeting(role: str, life: int) -> str:
+    return f"{role}/{life}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,7 @@ class RemoteEngine:
         self.draft = RemoteDraft(on_draft_lost, config.stall_timeout_s)
         self._doorway = doorway
         self._report = report
+        self._lives: Counter[str] = Counter()
         self._proposal_number = 0
         self._proposal_backend = ""
         self._starting: RankGroup | None = None  # a draft on its way back
@@ -140,7 +146,12 @@ class RemoteEngine:
         return self._group(role, arrivals)
 
     def _group(self, role: str, arrivals: list[Arrival]) -> RankGroup:
-        return RankGroup(role, arrivals, self._report, self.config.cluster.start_timeout_s)
+        """In a life of its own: what predecessors wrote to each other does not concern it."""
+        lives = self._lives
+        self._doorway.board.forget(_meeting(role, lives[role]))
+        lives[role] += 1
+        limit_s = self.config.cluster.start_timeout_s
+        return RankGroup(role, _meeting(role, lives[role]), arrivals, self._report, limit_s)
 
     def _describe(self, group: RankGroup) -> Described:
         return group.describe(rank_settings(self.config, group.role), epoch=0)
@@ -169,8 +180,9 @@ class RemoteEngine:
 
     def _connect(self, draft: RankGroup) -> None:
         """Build the proposal group. The draft answers once it has met the target there."""
+        self._doorway.board.forget(proposal_meeting(self._proposal_number))
         self._proposal_number += 1
-        join = Join(self._target.store, self._proposal_number)
+        join = Join(self._proposal_number)
         self._target.send_to_first(join)
         draft.send_to_first(join)
         joined = draft.answer(draft.start_timeout_s)

@@ -64,16 +64,22 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
 class RankGroup:
     """Links to all ranks of one role. Whatever goes wrong with one of them is a `RankError`.
 
-    Each exchange of a start may take `start_timeout_s`.
+    Each exchange of a start may take `start_timeout_s`. The ranks meet under the name `meeting`,
+    which no other group has.
     """
 
     def __init__(
-        self, role: str, arrivals: Sequence[Arrival], report: Report, start_timeout_s: float
+        self,
+        role: str,
+        meeting: str,
+        arrivals: Sequence[Arrival],
+        report: Report,
+        start_timeout_s: float,
     ) -> None:
         self.role = role
+        self.meeting = meeting
         self.channels = [arrival.channel for arrival in arrivals]
         self.start_timeout_s = start_timeout_s
-        self.store = ""
         self.described: list[Described] = []
         self.loaded: list[Loaded] = []
         self.is_ready = False
@@ -81,17 +87,13 @@ class RankGroup:
         self._report = report
 
     def describe(self, settings: RankSettings, epoch: int) -> Described:
-        """Start the first rank, which opens the group's store, then the others."""
         shares = Counter(hello.host for hello in self._hellos)
         seen: Counter[str] = Counter()
         for hello, channel in zip(self._hellos, self.channels, strict=True):
             share, index = shares[hello.host], seen[hello.host]
             seen[hello.host] += 1
-            self._send(channel, Setup(settings, epoch, self.store, share, index))
-            if not self.store:
-                self.described = [self._receive(channel, Described)]
-                self.store = self.described[0].store
-        self.described += [self._receive(channel, Described) for channel in self.channels[1:]]
+            self._send(channel, Setup(settings, epoch, self.meeting, share, index))
+        self.described = [self._receive(channel, Described) for channel in self.channels]
         return self.described[0]
 
     def load(self, max_position: int | None) -> None:

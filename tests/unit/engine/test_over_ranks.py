@@ -71,7 +71,6 @@ class ScriptedRank(threading.Thread):
 
 def described() -> Described:
     return Described(
-        store="127.0.0.1:1",
         device="cpu",
         dtype="float32",
         vocab_size=100,

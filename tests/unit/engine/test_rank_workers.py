@@ -52,7 +52,7 @@ def linked(role: str, size: int = 1) -> Iterator[Ranks]:
         arrivals.append(Arrival(hello, Channel(near, RANK_CODEC, heartbeat_s=0.05, peer=peer)))
         ends.append(Channel(far, RANK_CODEC, heartbeat_s=0.05))
     try:
-        yield Ranks(RankGroup(role, arrivals, print, start_timeout_s=STALL_S), ends)
+        yield Ranks(RankGroup(role, role, arrivals, print, start_timeout_s=STALL_S), ends)
     finally:
         for channel in [*ends, *(arrival.channel for arrival in arrivals)]:
             channel.close()
