@@ -36,7 +36,8 @@ _NCCL_ABORTS_ONLY_ITSELF = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 def make_group(store: LinkStore, name: str, rank: int, size: int, device: torch.device) -> Group:
     """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs.
 
-    The group keeps the store: NCCL asks it again at the first transfer.
+    The store must live as long as the group: NCCL asks it again later, and torch itself keeps only
+    the part of it that is not Python.
     """
     meeting = dist.PrefixStore(name, store)
     timeout = timedelta(seconds=GROUP_TIMEOUT_S)
@@ -65,6 +66,7 @@ class TensorParallelGroup:
     ) -> None:
         self.rank = rank
         self.size = size
+        self._store = store
         self._group = make_group(store, name, rank, size, device)
         self.backend: str = self._group.name()
         # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers

@@ -117,6 +117,7 @@ class ProposalLink:
         self._peer = 1 - rank
         self._device = device
         self._transfer_timeout_s = transfer_timeout_s
+        self._store = store
         self._group: Group = make_group(store, proposal_meeting(number), rank, 2, device)
         self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
 

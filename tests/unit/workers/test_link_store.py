@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -122,3 +124,14 @@ def test_torch_makes_groups_through_it(board: OpenBoard) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(work, range(2))) == [[3.0, 3.0]] * 2
+
+
+def test_a_group_keeps_the_store_it_may_ask_again(board: OpenBoard) -> None:
+    """Torch holds the part of a store that is not Python; alone that part knows no key."""
+    store = LinkStore(board.address, SECRET, 5)
+    seen = weakref.ref(store)
+    group = TensorParallelGroup(store, "alone", 0, 1, CPU, deterministic=False)
+    del store
+    gc.collect()
+    assert seen() is not None
+    del group
