@@ -141,11 +141,11 @@ class RemoteDraft:
         start_s = time.monotonic()
         try:
             drafted = self.group.answer(self._patience.limit_s(self._num_tokens))
+            if not isinstance(drafted, Drafted) or drafted.step != plan.step:
+                raise RankError(f"it sent {drafted!r:.200} where round {plan.step} was due.")
         except RankError as error:
             self._lose(error)
             return Ticket(plan.step)
-        if not isinstance(drafted, Drafted) or drafted.step != plan.step:
-            raise OutriderError(f"the draft sent {drafted!r} where round {plan.step} was due")
         self._patience.learn(self._num_tokens, time.monotonic() - start_s)
         self._num_tokens = 0
         self.num_sends = drafted.num_sends

@@ -16,7 +16,7 @@ from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
 from outrider.errors import EngineDeadError
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Adopt, Drafted, Hello, Judged, Propose, Verify
+from outrider.links.rank_messages import Adopt, Drafted, Failed, Hello, Judged, Propose, Verify
 from outrider.scheduler.types import (
     ProposerKind,
     RowPlan,
@@ -91,6 +91,18 @@ def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
         assert draft.group is None
         [reason] = lost
         assert reason.startswith("draft rank 0 has not answered for 0.3 s") and "hangs" in reason
+
+
+@pytest.mark.parametrize(
+    "answer", [Drafted(1, 4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
+)
+def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: object) -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        ranks.ends[0].send(answer)
+        assert draft.propose(PLAN).round is None
+        assert draft.group is None and len(lost) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2])
