@@ -23,7 +23,7 @@ from outrider.links.rank_messages import proposal_meeting
 from outrider.scheduler.types import ProposerKind, StepPlan
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
-from outrider.workers.groups.process_group import GROUP_TIMEOUT_S, Group, make_group
+from outrider.workers.groups.process_group import Group, make_group
 from outrider.workers.proposers.base import Proposal
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ _VERSION = 1
 _HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
 _RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
 _TARGET, _DRAFT = 0, 1  # ranks in the group of two
+_GREETING_TIMEOUT_S = 10.0
 _POLL_S = 20e-6
 
 
@@ -128,10 +129,10 @@ class ProposalLink:
         in a step that would be a deadlock, because rounds are sent before they are awaited.
         """
         greeting = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._finish(self._send(greeting), GROUP_TIMEOUT_S)
+        self._finish(self._send(greeting), _GREETING_TIMEOUT_S)
 
     def await_greeting(self) -> None:
-        self._receive(torch.zeros(1, dtype=torch.int64), GROUP_TIMEOUT_S)
+        self._receive(torch.zeros(1, dtype=torch.int64), _GREETING_TIMEOUT_S)
 
     def send(self, plan: StepPlan, proposals: Mapping[int, Proposal]) -> None:
         """Post a round. Returns at once; the target takes it when it gets there."""

@@ -82,8 +82,10 @@ def run_rank(where: RankPlace, secret: str) -> None:
     engine."""
     hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
     sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
-    store = LinkStore(where.engine, secret, GROUP_TIMEOUT_S)
-    with Channel(sock, RANK_CODEC, peer="the engine") as channel, contextlib.closing(store):
+    with (
+        Channel(sock, RANK_CODEC, peer="the engine") as channel,
+        contextlib.closing(LinkStore(where.engine, secret, GROUP_TIMEOUT_S)) as store,
+    ):
         start = _Start(channel, where, store)
         try:
             server = start.run()

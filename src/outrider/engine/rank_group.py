@@ -87,6 +87,7 @@ class RankGroup:
         self._report = report
 
     def describe(self, settings: RankSettings, epoch: int) -> Described:
+        """Tell every rank what it is part of; what the first one says of the checkpoint."""
         shares = Counter(hello.host for hello in self._hellos)
         seen: Counter[str] = Counter()
         for hello, channel in zip(self._hellos, self.channels, strict=True):
