@@ -18,7 +18,7 @@ from outrider import LLM, OutriderError, SamplingParams
 
 pytestmark = pytest.mark.model
 
-STALL_S = 1.5
+STALL_S = 2.5
 LIMIT_S = 40.0
 
 
