@@ -7,11 +7,11 @@ that launches kernel by kernel, and nothing is written for padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from boards import OpenBoard
 from checkpoints import VOCAB_SIZE, random_prompt, save_checkpoint
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA, TOLERANCE, relative_error
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.groups.collective import Alone
-from outrider.workers.groups.process_group import TensorParallelGroup, can_record, open_store
+from outrider.workers.groups.process_group import TensorParallelGroup, can_record
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
@@ -245,14 +245,14 @@ def test_forgotten_recordings_are_not_needed(folder: Path) -> None:
 
 
 def test_which_groups_can_be_recorded() -> None:
-    store, _ = open_store("127.0.0.1")
-    store.set_timeout(timedelta(seconds=20))
     cpu = torch.device("cpu")
-    gloo = TensorParallelGroup(store, "gloo", 0, 1, cpu, deterministic=False)
-    assert not can_record(gloo)
-    assert can_record(Alone())
-    if HAS_CUDA:
-        assert can_record(TensorParallelGroup(store, "nccl", 0, 1, DEVICE, deterministic=False))
+    with OpenBoard() as board:
+        store = board.store()
+        gloo = TensorParallelGroup(store, "gloo", 0, 1, cpu, deterministic=False)
+        assert not can_record(gloo)
+        assert can_record(Alone())
+        if HAS_CUDA:
+            assert can_record(TensorParallelGroup(store, "nccl", 0, 1, DEVICE, deterministic=False))
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="nothing is recorded without a GPU")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -18,6 +17,7 @@ from torch import Tensor, distributed
 from outrider.kernels.cpu.ops import CpuOps
 from outrider.workers.device import Placement
 from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.shared_memory import SharedMemoryGroup, meet_in_memory
 from outrider.workers.models.shard import Shard
 
@@ -25,40 +25,20 @@ logger = logging.getLogger(__name__)
 
 dist: Any = distributed  # which does not declare what it exports
 
-Store: TypeAlias = Any
-"""A `torch.distributed.TCPStore`."""
 Group: TypeAlias = Any
 """A `torch.distributed.ProcessGroupNCCL` or `ProcessGroupGloo`."""
 
 GROUP_TIMEOUT_S = 60.0
-_ANY_PORT = 0
 # A failed communicator is aborted and raises; by default NCCL's watchdog ends the whole process.
 _NCCL_ABORTS_ONLY_ITSELF = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 
 
-def open_store(host: str) -> tuple[Store, str]:
-    """A rendezvous on a free port of `host`, and its address as "host:port"."""
-    listener = socket.create_server((host, _ANY_PORT))
-    port: int = listener.getsockname()[1]
-    store = dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=GROUP_TIMEOUT_S),
-        master_listen_fd=listener.detach(),
-    )
-    return store, f"{host}:{port}"
+def make_group(store: LinkStore, name: str, rank: int, size: int, device: torch.device) -> Group:
+    """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs.
 
-
-def join_store(address: str) -> Store:
-    host, _, port = address.rpartition(":")
-    timeout = timedelta(seconds=GROUP_TIMEOUT_S)
-    return dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
-
-
-def make_group(store: Store, name: str, rank: int, size: int, device: torch.device) -> Group:
-    """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs."""
+    The store must live as long as the group: NCCL asks it again later, and torch itself keeps only
+    the part of it that is not Python.
+    """
     meeting = dist.PrefixStore(name, store)
     timeout = timedelta(seconds=GROUP_TIMEOUT_S)
     if device.type == "cuda":
@@ -68,16 +48,8 @@ def make_group(store: Store, name: str, rank: int, size: int, device: torch.devi
         return dist.ProcessGroupNCCL(meeting, rank, size, options)
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = timeout
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=_own_address(store.host))]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=store.own_host)]
     return dist.ProcessGroupGloo(meeting, rank, size, gloo)
-
-
-def _own_address(peer: str) -> str:
-    """This host's address on the way to `peer`; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((peer, 1))
-        address: str = probe.getsockname()[0]
-    return address
 
 
 class TensorParallelGroup:
@@ -85,7 +57,7 @@ class TensorParallelGroup:
 
     def __init__(
         self,
-        store: Store,
+        store: LinkStore,
         name: str,
         rank: int,
         size: int,
@@ -94,6 +66,7 @@ class TensorParallelGroup:
     ) -> None:
         self.rank = rank
         self.size = size
+        self._store = store
         self._group = make_group(store, name, rank, size, device)
         self.backend: str = self._group.name()
         # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers
@@ -126,14 +99,14 @@ class TensorParallelGroup:
 
 
 def tensor_parallel_group(
-    store: Store, rank: int, size: int, placement: Placement, deterministic: bool
+    store: LinkStore, name: str, rank: int, size: int, placement: Placement, deterministic: bool
 ) -> Collective:
     """The fastest group these ranks can form; all of them come to the same answer.
 
     NCCL on GPUs. On CPUs shared memory where all ranks are on one host and have the C kernels,
     Gloo elsewhere.
     """
-    name, device = "tensor-parallel", placement.device
+    device = placement.device
     if device.type == "cpu":
         board = dist.PrefixStore(f"{name}/memory", store)
         ops = placement.ops if isinstance(placement.ops, CpuOps) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from outrider.kernels.cpu.ops import CpuOps
 from outrider.kernels.cpu.shared import NO_PROCESS, SharedEnd, memory_bytes
 
 _DECLINED = ""
+_NAME = "outrider-tensor-parallel"
+_MODE = 0o600
 
 
 class Noticeboard(Protocol):
@@ -85,7 +88,7 @@ def meet_in_memory(
 def _offered_memory(board: Noticeboard, rank: int, size: int) -> Iterator[mmap.mmap | None]:
     """What the first rank offers to all, mapped here, or None where that is not possible."""
     if rank > 0:
-        yield _map_offer(json.loads(board.get("offer")))
+        yield _map_offer(json.loads(board.get("offer")), memory_bytes(size))
         return
     descriptor = _allocate(memory_bytes(size))
     if descriptor is None:
@@ -102,10 +105,11 @@ def _offered_memory(board: Noticeboard, rank: int, size: int) -> Iterator[mmap.m
 def _allocate(num_bytes: int) -> int | None:
     """Memory by its file descriptor; None where the system has none or cannot offer it so."""
     try:
-        descriptor = os.memfd_create("outrider-tensor-parallel")
+        descriptor = os.memfd_create(_NAME)
     except (AttributeError, OSError):
         return None
     try:
+        os.fchmod(descriptor, _MODE)
         os.posix_fallocate(descriptor, 0, num_bytes)  # a lack of memory shows now, not in a pass
     except OSError:
         os.close(descriptor)
@@ -116,25 +120,43 @@ def _allocate(num_bytes: int) -> int | None:
 def _offer(descriptor: int) -> dict[str, Any]:
     return {
         "host": _host(),
-        "path": f"/proc/{os.getpid()}/fd/{descriptor}",
+        "process": os.getpid(),
+        "descriptor": descriptor,
         "file": _identity(descriptor),
     }
 
 
-def _map_offer(offer: dict[str, Any] | None) -> mmap.mmap | None:
+def _map_offer(offer: dict[str, Any] | None, num_bytes: int) -> mmap.mmap | None:
+    """Nothing but memory of this user that was made for this is ever mapped, whatever is offered.
+
+    The offer names a descriptor, not a path.
+    """
     if offer is None or offer["host"] != _host():
         return None
     try:
-        descriptor = os.open(offer["path"], os.O_RDWR)
+        path = f"/proc/{int(offer['process'])}/fd/{int(offer['descriptor'])}"
+        if os.readlink(path) != f"/memfd:{_NAME} (deleted)":
+            return None  # before it is opened: opening some files does something
+        descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
         # Machines started from one snapshot can share even a boot id.
-        return mmap.mmap(descriptor, 0) if _identity(descriptor) == offer["file"] else None
+        is_it = _identity(descriptor) == offer["file"] and _is_ours(descriptor, num_bytes)
+        return mmap.mmap(descriptor, num_bytes) if is_it else None
     except (OSError, ValueError):
         return None
     finally:
         os.close(descriptor)
+
+
+def _is_ours(descriptor: int, num_bytes: int) -> bool:
+    """It may have been replaced by another between the look at its name and its opening."""
+    status = os.fstat(descriptor)
+    is_private = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == _MODE
+    name = os.readlink(f"/proc/self/fd/{descriptor}")
+    is_named = name == f"/memfd:{_NAME} (deleted)"
+    return is_private and is_named and status.st_uid == os.geteuid() and status.st_size == num_bytes
 
 
 def _identity(descriptor: int) -> list[int]:

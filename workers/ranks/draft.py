@@ -9,7 +9,7 @@ from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
 from outrider.links.rank_messages import Adopt, Drafted, Join, Joined, Propose, RankSettings
 from outrider.workers.groups.collective import Collective
-from outrider.workers.groups.process_group import join_store
+from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.proposers.registry import has_round
 from outrider.workers.ranks.proposal_link import ProposalLink
@@ -25,6 +25,7 @@ class DraftRank:
         self,
         channel: Channel,
         group: Collective,
+        store: LinkStore,
         runner: Runner,
         ops: Ops,
         settings: RankSettings,
@@ -32,8 +33,10 @@ class DraftRank:
         rows = RowTable(settings.num_rows)
         self._channel = channel
         self._is_first = group.rank == 0
+        self._store = store
         self._device = runner.device
         self._draft = DraftProposer(rows, runner, ops, verification_mode(settings.verification))
+        self._transfer_timeout_s = settings.transfer_timeout_s
         self._link: ProposalLink | None = None
 
     def handle(self, message: object) -> None:
@@ -67,7 +70,11 @@ class DraftRank:
 
     def _join(self, message: Join) -> None:
         self._link = ProposalLink(
-            join_store(message.store), message.number, self._device, is_target=False
+            self._store,
+            message.number,
+            self._device,
+            self._transfer_timeout_s,
+            is_target=False,
         )
         self._link.greet()
         self._channel.send(Joined(message.number, self._link.backend))

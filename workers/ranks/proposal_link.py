@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.links.rank_messages import proposal_meeting
 from outrider.scheduler.types import Proposal, StepPlan
 from outrider.workers.groups.collective import Collective
-from outrider.workers.groups.process_group import Group, Store, make_group
+from outrider.workers.groups.link_store import LinkStore
+from outrider.workers.groups.process_group import Group, make_group
 from outrider.workers.proposers.registry import DRAFT
 
 logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ _VERSION = 1
 _HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
 _RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
 _TARGET, _DRAFT = 0, 1  # ranks in the group of two
-_TRANSFER_TIMEOUT_S = 10.0
+_GREETING_TIMEOUT_S = 10.0
 _POLL_S = 20e-6
 
 
@@ -96,13 +98,23 @@ def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int,
 class ProposalLink:
     """One side of the group of two. A link that failed once is of no further use."""
 
-    def __init__(self, store: Store, number: int, device: torch.device, *, is_target: bool) -> None:
+    def __init__(
+        self,
+        store: LinkStore,
+        number: int,
+        device: torch.device,
+        transfer_timeout_s: float,
+        *,
+        is_target: bool,
+    ) -> None:
         rank = _TARGET if is_target else _DRAFT
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.num_sends = 0
         self._peer = 1 - rank
         self._device = device
-        self._group: Group = make_group(store, f"proposals/{number}", rank, 2, device)
+        self._transfer_timeout_s = transfer_timeout_s
+        self._store = store
+        self._group: Group = make_group(store, proposal_meeting(number), rank, 2, device)
         self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
 
     def greet(self) -> None:
@@ -111,10 +123,11 @@ class ProposalLink:
         NCCL connects at the first transfer of a direction, and blocks until both sides are there:
         in a step that would be a deadlock, because rounds are sent before they are awaited.
         """
-        self._finish(self._send(torch.zeros(1, dtype=torch.int64, device=self._device)))
+        greeting = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._finish(self._send(greeting), _GREETING_TIMEOUT_S)
 
     def await_greeting(self) -> None:
-        self._receive(torch.zeros(1, dtype=torch.int64))
+        self._receive(torch.zeros(1, dtype=torch.int64), _GREETING_TIMEOUT_S)
 
     def send(self, plan: StepPlan, proposals: Mapping[int, Proposal]) -> None:
         """Post a round. Returns at once; the target takes it when it gets there."""
@@ -127,9 +140,10 @@ class ProposalLink:
 
     def receive(self, plan: StepPlan) -> tuple[Tensor, Tensor | None]:
         """The announced round, as `unpack_round` takes it; RuntimeError if it is lost."""
-        message = self._receive(torch.zeros(_Shape.of(plan).size, dtype=torch.int64))
+        limit_s = self._transfer_timeout_s
+        message = self._receive(torch.zeros(_Shape.of(plan).size, dtype=torch.int64), limit_s)
         empty_q = _empty_q(message)
-        return message, None if empty_q is None else self._receive(empty_q)
+        return message, None if empty_q is None else self._receive(empty_q, limit_s)
 
     def close(self) -> None:
         """Give up the group; the other side may be dead, so nothing is waited for."""
@@ -144,21 +158,21 @@ class ProposalLink:
     def _send(self, tensor: Tensor) -> object:
         return self._group.send([tensor], self._peer, 0)
 
-    def _receive(self, tensor: Tensor) -> Tensor:
+    def _receive(self, tensor: Tensor, limit_s: float) -> Tensor:
         on_device = tensor.to(self._device)
-        self._finish(self._group.recv([on_device], self._peer, 0))
+        self._finish(self._group.recv([on_device], self._peer, 0), limit_s)
         return on_device.cpu()
 
-    def _finish(self, work: object) -> None:
+    def _finish(self, work: object, limit_s: float) -> None:
         """Wait on the host, with a limit: NCCL's own `wait` only queues behind the transfer."""
         if self.backend == "gloo":
-            work.wait(timedelta(seconds=_TRANSFER_TIMEOUT_S))  # type: ignore[attr-defined]
+            work.wait(timedelta(seconds=limit_s))  # type: ignore[attr-defined]
             return
-        deadline_s = time.monotonic() + _TRANSFER_TIMEOUT_S
+        deadline_s = time.monotonic() + limit_s
         while not work.is_completed():  # type: ignore[attr-defined]
             if time.monotonic() > deadline_s:
                 self._group.abort()
-                raise RuntimeError(f"no proposals within {_TRANSFER_TIMEOUT_S} s")
+                raise RuntimeError(f"no proposals within {limit_s:g} s")
             time.sleep(_POLL_S)
         work.wait()  # type: ignore[attr-defined]
 

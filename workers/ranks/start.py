@@ -6,6 +6,7 @@ the secret, and which rank it is; the rest comes over the link.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -14,11 +15,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.links.address import dial
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
-from outrider.links.handshake import greet
+from outrider.links.handshake import dial_in
 from outrider.links.rank_messages import (
     DRAFT,
     TARGET,
@@ -36,11 +36,10 @@ from outrider.links.rank_messages import (
 from outrider.logs import setup_logging
 from outrider.workers.device import Placement, free_kv_bytes, place, take_cores
 from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import (
-    Store,
+    GROUP_TIMEOUT_S,
     can_record,
-    join_store,
-    open_store,
     shard_of,
     tensor_parallel_group,
 )
@@ -55,7 +54,6 @@ from outrider.workers.weights.loader import load_model, load_spec
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 60.0
-LOOPBACK = "127.0.0.1"
 # Tokens a row usually has in a pass: a span verified at the default depth, and what a draft that
 # guessed all of it right has to catch up on.
 _QUERY_LENS = {TARGET: 6, DRAFT: 2}
@@ -82,12 +80,13 @@ class RankPlace:
 def run_rank(where: RankPlace, secret: str) -> None:
     """Serve until the engine says stop or ends the link. Raises what went wrong, after telling the
     engine."""
-    sock = dial(where.engine, DIAL_TIMEOUT_S)
     hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
-    greet(sock, secret, hello, DIAL_TIMEOUT_S)
-    own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
-    with Channel(sock, RANK_CODEC, peer="the engine") as channel:
-        start = _Start(channel, where, own_host)
+    sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
+    with (
+        Channel(sock, RANK_CODEC, peer="the engine") as channel,
+        contextlib.closing(LinkStore(where.engine, secret, GROUP_TIMEOUT_S)) as store,
+    ):
+        start = _Start(channel, where, store)
         try:
             server = start.run()
             while not isinstance(message := channel.receive(), Stop):
@@ -113,10 +112,10 @@ def _tell(channel: Channel, error: Exception) -> None:
 class _Start:
     """The exchanges of a start, in order; see `outrider.links.rank_messages`."""
 
-    def __init__(self, channel: Channel, where: RankPlace, own_host: str) -> None:
+    def __init__(self, channel: Channel, where: RankPlace, store: LinkStore) -> None:
         self._channel = channel
         self._where = where
-        self._own_host = own_host
+        self._store = store
         self.runner: Runner | None = None
 
     def run(self) -> RankServer:
@@ -131,28 +130,21 @@ class _Start:
             settings.deterministic,
             self._where.role,
         )
-        store = self._describe(setup, placement)
-        group = self._meet(store, placement, settings.deterministic)
+        self._describe(settings, placement)
+        group = self._meet(setup, placement)
         decoder = self._load(settings, placement, group)
         runner = self._allocate(settings, placement, decoder, group)
         server: RankServer
         if self._where.role == TARGET:
-            server = TargetRank(self._channel, group, store, runner, placement.ops, settings)
+            server = TargetRank(self._channel, group, self._store, runner, placement.ops, settings)
         else:
-            server = DraftRank(self._channel, group, runner, placement.ops, settings)
+            server = DraftRank(self._channel, group, self._store, runner, placement.ops, settings)
         return server
 
-    def _describe(self, setup: Setup, placement: Placement) -> Store:
-        """The first rank opens the store the group meets at; the others are told of it."""
-        spec = load_spec(setup.settings.model, revision=setup.settings.revision)
-        address = ""
-        if self._where.rank == 0:
-            store, address = open_store(self._own_host)
-        else:
-            store = join_store(setup.store)
+    def _describe(self, settings: RankSettings, placement: Placement) -> None:
+        spec = load_spec(settings.model, revision=settings.revision)
         self._channel.send(
             Described(
-                store=address,
                 device=str(placement.device),
                 dtype=str(placement.dtype).removeprefix("torch."),
                 vocab_size=spec.vocab_size,
@@ -161,13 +153,14 @@ class _Start:
                 is_extendable=spec.rope is not None,
             )
         )
-        return store
 
-    def _meet(self, store: Store, placement: Placement, deterministic: bool) -> Collective:
+    def _meet(self, setup: Setup, placement: Placement) -> Collective:
         rank, size = self._where.rank, self._where.size
         if size == 1:
             return Alone()
-        return tensor_parallel_group(store, rank, size, placement, deterministic)
+        return tensor_parallel_group(
+            self._store, setup.meeting, rank, size, placement, setup.settings.deterministic
+        )
 
     def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> Decoder:
         wanted = self._expect(Load)

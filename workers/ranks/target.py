@@ -11,7 +11,7 @@ from outrider.links.channel import Channel
 from outrider.links.rank_messages import Join, Judged, RankSettings, Verify
 from outrider.scheduler.types import Ticket
 from outrider.workers.groups.collective import Collective
-from outrider.workers.groups.process_group import Store
+from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.proposers.base import ProposerContext, ProposerSettings
 from outrider.workers.proposers.registry import build_proposers
 from outrider.workers.ranks.proposal_link import ProposalInbox, ProposalLink
@@ -34,7 +34,7 @@ class TargetRank:
         self,
         channel: Channel,
         group: Collective,
-        store: Store,
+        store: LinkStore,
         runner: Runner,
         ops: Ops,
         settings: RankSettings,
@@ -44,6 +44,7 @@ class TargetRank:
         self._is_first = group.rank == 0
         self._store = store
         self._device = runner.device
+        self._transfer_timeout_s = settings.transfer_timeout_s
         verification = verification_mode(settings.verification)
         self._worker = TargetWorker(rows, runner, ops, verification)
         own = ProposerSettings(settings.ngram_min, settings.ngram_max)
@@ -74,7 +75,9 @@ class TargetRank:
 
     def _join(self, number: int) -> None:
         try:
-            link = ProposalLink(self._store, number, self._device, is_target=True)
+            link = ProposalLink(
+                self._store, number, self._device, self._transfer_timeout_s, is_target=True
+            )
             self._inbox.connect(link)  # before the greeting: after it the draft announces rounds
             link.await_greeting()
         except RuntimeError as error:  # the draft died again: the engine hears it from its link

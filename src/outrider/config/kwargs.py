@@ -50,6 +50,7 @@ PATHS: Mapping[str, str] = {
     "start_timeout_s": "cluster.start_timeout_s",
     "colocate": "cluster.colocate",
     "workers": "workers",
+    "stall_timeout_s": "stall_timeout_s",
     "deterministic": "deterministic",
     "seed": "seed",
     "cpu_kernels": "cpu_kernels",

@@ -273,6 +273,12 @@ class EngineConfig(Checked):
         "Where LLM runs the models: inline in its own process, or every rank in one; auto is "
         "inline unless a tensor_parallel is above 1.",
     )
+    stall_timeout_s: float = setting(
+        30.0,
+        _POSITIVE,
+        "Seconds a rank in a process of its own may take for a step before it counts as hung; slow "
+        "steps and first ones get more.",
+    )
     deterministic: bool = setting(
         False, _FLAG, "Make a request's text independent of what runs beside it, bit for bit."
     )

@@ -8,6 +8,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from outrider.engine.sizing import (
 )
 from outrider.engine.status import load_of
 from outrider.engine.step import StepLoop
-from outrider.errors import CapacityError
+from outrider.errors import CapacityError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, RankStatus
-from outrider.links.rank_messages import DRAFT, TARGET, Described, Join, Joined
+from outrider.links.rank_messages import DRAFT, TARGET, Described, Join, Joined, proposal_meeting
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,10 @@ def group_sizes(config: EngineConfig) -> dict[str, int]:
     if config.draft.model is not None:
         sizes[DRAFT] = config.draft.tensor_parallel
     return sizes
+
+
+def _meeting(role: str, life: int) -> str:
+    return f"{role}/{life}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,11 @@ class RemoteEngine:
     ) -> None:
         self.config = config
         self._raise_if_dead = raise_if_dead
-        self.draft = RemoteDraft(on_draft_lost)
+        self._on_draft_lost = on_draft_lost
+        self.draft = RemoteDraft(on_draft_lost, config.stall_timeout_s)
         self._doorway = doorway
         self._report = report
+        self._lives: Counter[str] = Counter()
         self._proposal_number = 0
         self._proposal_backend = ""
         self._starting: RankGroup | None = None  # a draft on its way back
@@ -82,14 +89,15 @@ class RemoteEngine:
         self._groups: list[RankGroup] = []  # while they are started for the first time
         try:
             self._target, first_draft = self._first_start()
+            if first_draft is not None:
+                self._connect(first_draft)
         except BaseException:
             for group in self._groups:
                 group.close()
             raise
-        worker = RemoteTarget(self._target, self.draft.give_up, self._lag)
+        worker = RemoteTarget(self._target, self.draft.give_up, self._lag, config.stall_timeout_s)
         self.loop = StepLoop(self._scheduler, self.draft, worker)
         if first_draft is not None:
-            self._connect(first_draft)
             self.draft.join(first_draft)
             self.loop.follow_draft()
             threading.Thread(target=self._keep_draft, name="draft keeper", daemon=True).start()
@@ -136,7 +144,15 @@ class RemoteEngine:
         pids = ", ".join(str(arrival.hello.pid) for arrival in arrivals)
         count = len(arrivals)
         self._report(f"{role}: {count} of {count} ranks up after {waited_s:.1f} s (pid {pids})")
-        return RankGroup(role, arrivals, self._report)
+        return self._group(role, arrivals)
+
+    def _group(self, role: str, arrivals: list[Arrival]) -> RankGroup:
+        """In a life of its own: what predecessors wrote to each other does not concern it."""
+        lives = self._lives
+        self._doorway.board.forget(_meeting(role, lives[role]))
+        lives[role] += 1
+        limit_s = self.config.cluster.start_timeout_s
+        return RankGroup(role, _meeting(role, lives[role]), arrivals, self._report, limit_s)
 
     def _describe(self, group: RankGroup) -> Described:
         return group.describe(rank_settings(self.config, group.role), epoch=0)
@@ -165,11 +181,12 @@ class RemoteEngine:
 
     def _connect(self, draft: RankGroup) -> None:
         """Build the proposal group. The draft answers once it has met the target there."""
+        self._doorway.board.forget(proposal_meeting(self._proposal_number))
         self._proposal_number += 1
-        join = Join(self._target.store, self._proposal_number)
-        self._target.first.send(join)
-        draft.first.send(join)
-        joined = draft.answer()
+        join = Join(self._proposal_number)
+        self._target.send_to_first(join)
+        draft.send_to_first(join)
+        joined = draft.answer(draft.start_timeout_s)
         if not isinstance(joined, Joined):
             raise RankError(f"the draft sent {type(joined).__name__} where Joined was due.")
         self._proposal_backend = joined.backend
@@ -186,16 +203,17 @@ class RemoteEngine:
             self._take_back(arrivals)
 
     def _take_back(self, arrivals: list[Arrival]) -> None:
-        group = RankGroup(DRAFT, arrivals, self._report)
+        group = self._group(DRAFT, arrivals)
         self._starting = group
         try:
             self._describe(group)
             self._load(group, self._sizes.length)
             self._allocate(group)
             self._connect(group)
-        except RankError as error:
+        except OutriderError as error:
             logger.warning("the draft did not come back: %s", error)
             group.close()
+            self._on_draft_lost(str(error))  # it may hang, and then goes on after the link's end
         else:
             self.draft.join(group)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -27,6 +28,7 @@ from outrider.links.rank_messages import (
 )
 
 M = TypeVar("M")
+TRANSFER_SHARE = 1 / 3  # of `stall_timeout_s`, for a transfer of proposals
 Report = Callable[[str], None]
 """Takes a line about how a start is going."""
 
@@ -55,38 +57,44 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         has_fixed_kv=config.cache.kv_cache_gb is not None,
         log_level=config.log_level,
+        transfer_timeout_s=config.stall_timeout_s * TRANSFER_SHARE,
     )
 
 
 class RankGroup:
-    """Links to all ranks of one role. Whatever goes wrong with one of them is a `RankError`."""
+    """Links to all ranks of one role. Whatever goes wrong with one of them is a `RankError`.
 
-    def __init__(self, role: str, arrivals: Sequence[Arrival], report: Report) -> None:
+    Each exchange of a start may take `start_timeout_s`. The ranks meet under the name `meeting`,
+    which no other group has.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        meeting: str,
+        arrivals: Sequence[Arrival],
+        report: Report,
+        start_timeout_s: float,
+    ) -> None:
         self.role = role
+        self.meeting = meeting
         self.channels = [arrival.channel for arrival in arrivals]
-        self.store = ""
+        self.start_timeout_s = start_timeout_s
         self.described: list[Described] = []
         self.loaded: list[Loaded] = []
         self.is_ready = False
         self._hellos = [arrival.hello for arrival in arrivals]
         self._report = report
 
-    @property
-    def first(self) -> Channel:
-        return self.channels[0]
-
     def describe(self, settings: RankSettings, epoch: int) -> Described:
-        """Start the first rank, which opens the group's store, then the others."""
+        """Tell every rank what it is part of; what the first one says of the checkpoint."""
         shares = Counter(hello.host for hello in self._hellos)
         seen: Counter[str] = Counter()
         for hello, channel in zip(self._hellos, self.channels, strict=True):
             share, index = shares[hello.host], seen[hello.host]
             seen[hello.host] += 1
-            self._send(channel, Setup(settings, epoch, self.store, share, index))
-            if not self.store:
-                self.described = [self._receive(channel, Described)]
-                self.store = self.described[0].store
-        self.described += [self._receive(channel, Described) for channel in self.channels[1:]]
+            self._send(channel, Setup(settings, epoch, self.meeting, share, index))
+        self.described = [self._receive(channel, Described) for channel in self.channels]
         return self.described[0]
 
     def load(self, max_position: int | None) -> None:
@@ -111,21 +119,30 @@ class RankGroup:
             except LinkError as error:
                 raise RankError(str(error)) from error
 
-    def answer(self) -> object:
+    def send_to_first(self, message: object) -> None:
+        self._send(self.channels[0], message)
+
+    def answer(self, timeout_s: float) -> object:
         """The next message of the first rank; the others may only fail meanwhile."""
+        first = self.channels[0]
+        deadline_s = time.monotonic() + timeout_s
         while True:
-            if len(self.channels) == 1 or self.first.has_buffered:
-                return self._checked(self.first)
-            for channel in wait_any(self.channels):
-                message = self._checked(channel)
-                if channel is self.first:
+            left_s = max(deadline_s - time.monotonic(), 0.0)
+            if len(self.channels) == 1 or first.has_buffered:
+                return self._checked(first, left_s)
+            ready = wait_any(self.channels, left_s)
+            if not ready:
+                raise self._hung(first, timeout_s)
+            for channel in ready:
+                message = self._checked(channel, left_s)
+                if channel is first:
                     return message
 
     def check(self) -> None:
         """Raise if any rank is gone; does not wait."""
         for channel in wait_any(self.channels, 0.0):
             if not channel.has_buffered:
-                self._checked(channel)
+                self._checked(channel, 0.0)
 
     def close(self) -> None:
         for channel in self.channels:
@@ -155,7 +172,7 @@ class RankGroup:
             raise RankError(str(error)) from error
 
     def _receive(self, channel: Channel, kind: type[M]) -> M:
-        message = self._checked(channel)
+        message = self._checked(channel, self.start_timeout_s)
         if not isinstance(message, kind):
             raise RankError(
                 f"{channel.peer} sent {type(message).__name__} where {kind.__name__} was due; "
@@ -163,11 +180,20 @@ class RankGroup:
             )
         return message
 
-    def _checked(self, channel: Channel) -> object:
+    def _checked(self, channel: Channel, timeout_s: float) -> object:
         try:
-            message: object = channel.receive()
+            message: object = channel.receive(timeout_s)
+        except TimeoutError as error:
+            raise self._hung(channel, timeout_s) from error
         except LinkError as error:
             raise RankError(str(error)) from error
         if isinstance(message, Failed):
             raise RankError(f"{channel.peer} failed: {message.message}")
         return message
+
+    def _hung(self, channel: Channel, timeout_s: float) -> RankError:
+        which = "it hangs" if len(self.channels) == 1 else "a rank of its group hangs"
+        return RankError(
+            f"{channel.peer} has not answered for {timeout_s:.1f} s although its process runs; "
+            f"{which}."
+        )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import queue
+import time
 from collections.abc import Callable, Sequence
 
-from outrider.engine.rank_group import RankError, RankGroup
+from outrider.engine.patience import Patience
+from outrider.engine.rank_group import TRANSFER_SHARE, RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.links.rank_messages import Adopt, Drafted, Judged, Past, Propose, Verify
 from outrider.scheduler.types import (
@@ -28,29 +31,46 @@ _MOST_PAST = 64  # plans and verdicts kept back from an idle draft before it is 
 
 class RemoteTarget:
     """Sends a plan to all target ranks; the first one's verdict counts. Without it nothing goes on,
-    so a lost rank ends the engine."""
+    so a rank that is lost, or hangs, ends the engine."""
 
     max_depth: int | None = None
 
-    def __init__(self, group: RankGroup, on_lost_round: Callable[[], None], lag: int) -> None:
+    def __init__(
+        self,
+        group: RankGroup,
+        on_lost_round: Callable[[], None],
+        lag: int,
+        stall_timeout_s: float,
+    ) -> None:
         self.group = group
         self.lag = lag
         self._on_lost_round = on_lost_round
+        self._patience = Patience(stall_timeout_s)
+        # A round is up to two transfers, and the draft may hang in the middle of it.
+        self._round_s = 2 * TRANSFER_SHARE * stall_timeout_s
+        self._read_s = 0.0  # when the last verdict was
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         """The ranks take plans in order, so another may be sent before the first one's verdict is
         read."""
+        num_tokens = sum(row.pass_tokens for row in plan.rows)
+        round_s = 0.0 if ticket.round is None else self._round_s
+        sent_s = time.monotonic()
         try:
             self.group.send(Verify(plan, ticket.round, ticket.draft_s))
         except RankError as error:
             raise EngineDeadError(str(error)) from error
-        return PendingVerdict(self._read)
+        return PendingVerdict(lambda: self._read(num_tokens, sent_s, round_s))
 
-    def _read(self) -> Verdict:
+    def _read(self, num_tokens: int, sent_s: float, round_s: float) -> Verdict:
+        # The ranks came to it when the plan before it was done.
+        start_s = max(sent_s, self._read_s)
         try:
-            judged = self.group.answer()
+            judged = self.group.answer(self._patience.limit_s(num_tokens) + round_s)
         except RankError as error:
             raise EngineDeadError(str(error)) from error
+        self._read_s = time.monotonic()
+        self._patience.learn(num_tokens, self._read_s - start_s)
         if not isinstance(judged, Judged):
             raise OutriderError(f"the target sent {type(judged).__name__} where a verdict was due")
         if judged.lost_round:
@@ -66,11 +86,14 @@ class RemoteDraft:
     plan without drafts costs it nothing.
     """
 
-    def __init__(self, on_lost: Callable[[str], None]) -> None:
+    def __init__(self, on_lost: Callable[[str], None], stall_timeout_s: float) -> None:
         self.num_losses = 0
         self.num_sends = 0
         self.group: RankGroup | None = None
         self._on_lost = on_lost
+        self._stall_timeout_s = stall_timeout_s
+        self._patience = Patience(stall_timeout_s)  # with the present group
+        self._num_tokens = 0  # it was told to compute since its last answer
         self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
         self._is_told = True  # whether the loop takes it to be there, as it does at first
         self._past: list[Past] = []
@@ -88,8 +111,12 @@ class RemoteDraft:
             self._is_told = False
             events.append(DraftEvent.LOST)
         if arrival is not None:
+            if self.group is not None:  # replaced before its loss was noticed
+                self.group.close()
             self.num_sends = 0
             self.group = arrival
+            self._patience = Patience(self._stall_timeout_s)
+            self._num_tokens = 0
             self._is_told = True
             events.append(DraftEvent.JOINED)
         return events
@@ -124,6 +151,7 @@ class RemoteDraft:
             self._note(Past(plan, None))
             return Ticket(plan.step)
         past, self._past = tuple(self._past), []
+        self._num_tokens += sum(row.draft_tokens + row.depth for row in plan.rows)
         self._tell(Propose(past, plan))
         if has_round(plan):
             return self._await_round(plan)
@@ -131,18 +159,21 @@ class RemoteDraft:
 
     def observe(self, verdict: Verdict) -> None:
         if self.group is not None:
-            self._note(Past(None, verdict))
+            self._note(Past(None, _without_logprobs(verdict)))
 
     def _await_round(self, plan: StepPlan) -> Ticket:
         if self.group is None:
             return Ticket(plan.step)
+        start_s = time.monotonic()
         try:
-            drafted = self.group.answer()
+            drafted = self.group.answer(self._patience.limit_s(self._num_tokens))
+            if not isinstance(drafted, Drafted) or drafted.step != plan.step:
+                raise RankError(f"it sent {drafted!r:.200} where round {plan.step} was due.")
         except RankError as error:
             self._lose(error)
             return Ticket(plan.step)
-        if not isinstance(drafted, Drafted) or drafted.step != plan.step:
-            raise OutriderError(f"the draft sent {drafted!r} where round {plan.step} was due")
+        self._patience.learn(self._num_tokens, time.monotonic() - start_s)
+        self._num_tokens = 0
         self.num_sends = drafted.num_sends
         return Ticket(plan.step, draft_s=drafted.draft_s, round=drafted.step)
 
@@ -167,3 +198,11 @@ class RemoteDraft:
         self.num_losses += 1
         self._past = []
         self._on_lost(str(error))
+
+
+def _without_logprobs(verdict: Verdict) -> Verdict:
+    """What a draft needs of a verdict; log-probabilities are most of one that has them."""
+    if not any(row.logprobs or row.prompt_logprobs for row in verdict.rows):
+        return verdict
+    rows = tuple(row._replace(logprobs=(), prompt_logprobs=()) for row in verdict.rows)
+    return dataclasses.replace(verdict, rows=rows)

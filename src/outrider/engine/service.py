@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -22,6 +23,8 @@ from outrider.scheduler.types import RequestUpdate
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
+_MOST_UNSENT = 4096  # messages for a gateway that does not read, and so hangs
+_MOST_UNHANDLED = 256  # messages of a gateway read ahead; the others wait on their way
 
 _Command: TypeAlias = Callable[[], None]
 
@@ -37,22 +40,42 @@ class _Gateway:
         self.samples: set[str] = set()
         self.updates: list[RequestUpdate] = []  # of the step under way
         self._prefix = f"{number}:"
-        self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._outbox: queue.Queue[object] = queue.Queue(_MOST_UNSENT)
+        self._unhandled = threading.Semaphore(_MOST_UNHANDLED)
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def send(self, message: object) -> None:
-        self._outbox.put(message)
+        try:
+            self._outbox.put_nowait(message)
+        except queue.Full:
+            logger.warning(
+                "%s does not read what is sent to it; it is hung up on", self.channel.peer
+            )
+            self.channel.close()
 
     def hang_up(self) -> None:
         self.channel.close()
-        self._outbox.put(None)
+        with contextlib.suppress(queue.Full):  # then its thread is sending, and notices
+            self._outbox.put_nowait(None)
+
+    def receive(self) -> object:
+        """The next message, once there is room for it here; see `handled`."""
+        while not self._unhandled.acquire(timeout=IDLE_CHECK_S):
+            if self.channel.is_closed:
+                break
+        return self.channel.receive()
+
+    def handled(self) -> None:
+        """A message that was received is done with."""
+        self._unhandled.release()
 
     def _send_all(self) -> None:
         try:
             while (message := self._outbox.get()) is not None:
                 self.channel.send(message)
-        except LinkError as error:  # the thread that reads notices as well, and says goodbye
+        except LinkError as error:
             logger.info("a gateway cannot be told: %s", error)
+            self.channel.close()  # it may still send heartbeats: this ends the reading, too
 
     def inner_id(self, request_id: str) -> str:
         return self._prefix + request_id
@@ -124,7 +147,7 @@ class EngineService:
     def _read(self, gateway: _Gateway) -> None:
         try:
             while True:
-                message = gateway.channel.receive()
+                message = gateway.receive()
                 self._commands.put(partial(self._handle, gateway, message))
         except LinkError as error:
             logger.info("a gateway is gone: %s", error)
@@ -148,6 +171,7 @@ class EngineService:
             may_wait = False
 
     def _handle(self, gateway: _Gateway, message: object) -> None:
+        gateway.handled()
         if isinstance(message, Submit):
             self._submit(gateway, message)
         elif isinstance(message, Cancel):

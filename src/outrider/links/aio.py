@@ -30,6 +30,8 @@ from outrider.links.frames import (
 from outrider.links.handshake import Script, dialler_script, hung_up, timed_out
 from outrider.links.rank_messages import Hello
 
+MOST_UNRECEIVED_BYTES = MAX_FRAME_BYTES  # then nothing more is read from the socket
+
 
 class AsyncChannel(asyncio.Protocol):
     """Messages both ways over a connected socket, all in one event loop.
@@ -47,6 +49,8 @@ class AsyncChannel(asyncio.Protocol):
         self._silence_s = silence_s
         self._decoder = FrameDecoder()
         self._payloads: deque[bytes] = deque()
+        self._num_bytes = 0  # of them
+        self._is_paused = False  # until they have been received
         self._arrival = asyncio.Event()  # of a message, or of the end
         self._failure: LinkError | None = None
         self._transport: asyncio.Transport | None = None
@@ -78,7 +82,12 @@ class AsyncChannel(asyncio.Protocol):
             self._raise_if_ended()
             self._arrival.clear()
             await self._arrival.wait()
-        return self._codec.decode(self._payloads.popleft())
+        payload = self._payloads.popleft()
+        self._num_bytes -= len(payload)
+        if self._is_paused and self._num_bytes <= MOST_UNRECEIVED_BYTES and self._transport:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return self._codec.decode(payload)
 
     def close(self) -> None:
         """End the link; what was sent before still leaves if the peer takes it within `silence_s`.
@@ -109,7 +118,7 @@ class AsyncChannel(asyncio.Protocol):
     def _beat(self) -> None:
         """Beats are counted, not seconds: a loop that was held up for long, and so has not read,
         does not take its own absence for the peer's."""
-        self._quiet_beats += 1
+        self._quiet_beats += not self._is_paused  # what it says then waits to be read
         if self._quiet_beats * self._heartbeat_s > self._silence_s:
             self._end(
                 LinkTimeoutError(
@@ -140,7 +149,11 @@ class AsyncChannel(asyncio.Protocol):
             return
         if payloads:
             self._payloads.extend(payloads)
+            self._num_bytes += sum(map(len, payloads))
             self._arrival.set()
+        if self._num_bytes > MOST_UNRECEIVED_BYTES and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = "" if error is None else f" ({error})"

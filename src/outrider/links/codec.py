@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from outrider.errors import OutriderError
-from outrider.links import gateway_messages, rank_messages
+from outrider.links import gateway_messages, rank_messages, store_messages
 from outrider.links.frames import LinkError
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -247,3 +247,4 @@ def _wrong_count(cls: type, got: int, expected: int) -> LinkError:
 
 RANK_CODEC = Codec.of_module(rank_messages)
 GATEWAY_CODEC = Codec.of_module(gateway_messages)
+STORE_CODEC = Codec.of_module(store_messages)

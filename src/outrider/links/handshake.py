@@ -23,10 +23,11 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from outrider.errors import ConfigError
+from outrider.links.address import RETRY_S, dial
 from outrider.links.codec import Codec
 from outrider.links.frames import (
     MAGIC,
@@ -67,9 +68,33 @@ def greet(sock: socket.socket, secret: str, hello: Hello, timeout_s: float) -> N
     _play(sock, dialler_script(secret, hello), timeout_s)
 
 
-def receive_greeting(sock: socket.socket, secret: str, timeout_s: float) -> Hello:
-    """The listening side: who has dialled in. Raises for whoever was refused; close the socket."""
-    return _play(sock, listener_script(secret), timeout_s)
+def dial_in(address: str, secret: str, hello: Hello, timeout_s: float) -> socket.socket:
+    """A socket to a listener that has accepted this process. Tries until the time is up while
+    nobody listens, or the listener hangs up because too many others are at its door."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        sock = dial(address, max(deadline_s - time.monotonic(), 0.0))
+        try:
+            greet(sock, secret, hello, max(deadline_s - time.monotonic(), RETRY_S))
+            return sock
+        except LinkClosedError:
+            sock.close()
+            if time.monotonic() > deadline_s - RETRY_S:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+        time.sleep(RETRY_S)
+
+
+def receive_greeting(
+    sock: socket.socket, secret: str, timeout_s: float, on_proof: Callable[[], None] | None = None
+) -> Hello:
+    """The listening side: who has dialled in. Raises for whoever was refused; close the socket.
+
+    `on_proof` is called when the dialler has proved itself and does not know it yet; it may raise.
+    """
+    return _play(sock, listener_script(secret, on_proof), timeout_s)
 
 
 # -- the exchange, without a socket -----------------------------------------------------------
@@ -100,7 +125,7 @@ def dialler_script(secret: str, hello: Hello) -> Script[None]:
         )
 
 
-def listener_script(secret: str) -> Script[Hello]:
+def listener_script(secret: str, on_proof: Callable[[], None] | None = None) -> Script[Hello]:
     key = _key(secret)
     ours = _opening()
     theirs = yield Turn(b"", _OPENING.size)
@@ -122,6 +147,8 @@ def listener_script(secret: str) -> Script[Hello]:
     except LinkError:
         yield Turn(_REFUSAL, 0)
         raise
+    if on_proof is not None:
+        on_proof()
     yield Turn(_ANSWER.pack(1, _proof(key, _LISTENER, shared)), 0)
     return hello
 

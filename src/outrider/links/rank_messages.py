@@ -18,6 +18,11 @@ DRAFT = "draft"
 GATEWAY = "gateway"
 
 
+def proposal_meeting(number: int) -> str:
+    """The name under which the first ranks of both groups meet in a proposal group."""
+    return f"proposals/{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Who dials in: a rank of a group of `size`, or a gateway."""
@@ -52,19 +57,21 @@ class RankSettings:
     gpu_memory_utilization: float
     has_fixed_kv: bool  # kv_cache_gb is set
     log_level: str
+    transfer_timeout_s: float  # for proposals that were announced
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Engine to rank: the configuration, and where the group meets.
+    """Engine to rank: the configuration, and under which name the group meets on the engine's
+    board (`outrider.links.store_messages`).
 
-    `store` is "host:port" of the group's rendezvous; rank 0 gets "" and opens it. This rank is
-    number `host_index` of the `host_share` ranks of the group that share its host's cores.
+    This rank is number `host_index` of the `host_share` ranks of the group that share its host's
+    cores.
     """
 
     settings: RankSettings
     epoch: int
-    store: str
+    meeting: str
     host_share: int
     host_index: int
 
@@ -73,7 +80,6 @@ class Setup:
 class Described:
     """Rank to engine: what the checkpoint is, before its weights are read."""
 
-    store: str  # the rendezvous this rank opened, if it is the first
     device: str
     dtype: str
     vocab_size: int
@@ -127,7 +133,6 @@ class Join:
     touched.
     """
 
-    store: str
     number: int
 
 

@@ -66,6 +66,7 @@ SAMPLES = {
     "seed": 42,
     "cpu_kernels": "torch",
     "num_threads": 1,
+    "stall_timeout_s": 2.5,
     "log_level": "debug",
 }
 

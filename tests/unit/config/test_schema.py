@@ -67,6 +67,7 @@ WRONG_VALUES = [
     ("seed", 2**64, "a 64-bit whole number, or unset"),
     ("cpu_kernels", "mkl", "'auto', 'c' or 'torch'"),
     ("num_threads", 0, "a whole number >= 1, or unset"),
+    ("stall_timeout_s", 0.0, "a number > 0"),
     ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
 ]
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from outrider.links import aio
 from outrider.links.address import bound_address, listen
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.channel import Channel
@@ -241,5 +242,31 @@ def test_an_engine_that_starts_later_is_found() -> None:
             listener.settimeout(5)
             with await accept(listener):
                 (await opening).close()
+
+    run(scenario)
+
+
+def test_what_is_not_received_waits_with_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a peer that cannot be heard for that reason is not taken for a silent one."""
+    monkeypatch.setattr(aio, "MOST_UNRECEIVED_BYTES", 100_000)
+    count, silence_s = 2000, 0.4
+
+    async def scenario() -> None:
+        async with linked(silence_s=silence_s) as (channel, far):
+            peer = Channel(far, RANK_CODEC, heartbeat_s=0.05, silence_s=10)
+            text = "x" * 10_000
+
+            def send_all() -> None:
+                for _ in range(count):
+                    peer.send(Failed(text))
+
+            sending = asyncio.create_task(asyncio.to_thread(send_all))
+            await asyncio.sleep(3 * silence_s)
+            assert not sending.done()
+            assert sum(map(len, channel._payloads)) < 1_000_000
+            for _ in range(count):
+                assert await channel.receive() == Failed(text)
+            await sending
+            peer.close()
 
     run(scenario)

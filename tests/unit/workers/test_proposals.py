@@ -9,11 +9,11 @@ import threading
 
 import pytest
 import torch
+from boards import SECRET, OpenBoard
 from rank_threads import run_ranks, same_on_all
 
 from outrider.scheduler.types import Proposal, RowPlan, StepPlan
 from outrider.workers.groups.collective import Alone
-from outrider.workers.groups.process_group import join_store, open_store
 from outrider.workers.proposers.registry import DRAFT, NGRAM
 from outrider.workers.ranks.proposal_link import (
     ProposalInbox,
@@ -23,7 +23,6 @@ from outrider.workers.ranks.proposal_link import (
 )
 
 CPU = torch.device("cpu")
-LOCALHOST = "127.0.0.1"
 
 
 def planned(row: int, depth: int, proposer: str = DRAFT) -> RowPlan:
@@ -71,19 +70,18 @@ def test_an_empty_message_is_a_lost_round() -> None:
 
 
 def linked_pair() -> tuple[ProposalLink, ProposalLink]:
-    """Both ends of a proposal group, met through a store."""
-    own_store, address = open_store(LOCALHOST)
+    """Both ends of a proposal group, met through a board."""
     made: dict[bool, ProposalLink] = {}
+    with OpenBoard() as board:
 
-    def make(is_target: bool) -> None:
-        store = own_store if is_target else join_store(address)
-        made[is_target] = ProposalLink(store, 1, CPU, is_target=is_target)
+        def make(is_target: bool) -> None:
+            made[is_target] = ProposalLink(board.store(), 1, CPU, 10.0, is_target=is_target)
 
-    threads = [threading.Thread(target=make, args=(side,)) for side in (True, False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+        threads = [threading.Thread(target=make, args=(side,)) for side in (True, False)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
     return made[True], made[False]
 
 
@@ -130,9 +128,10 @@ def test_ranks_agree_that_a_round_is_lost() -> None:
 # Meets the test in a proposal group, then dies where a draft would send.
 DYING_DRAFT = """
 import os, signal, sys, torch
-from outrider.workers.groups.process_group import join_store
+from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.ranks.proposal_link import ProposalLink
-link = ProposalLink(join_store(sys.argv[1]), 1, torch.device("cpu"), is_target=False)
+store = LinkStore(sys.argv[1], sys.argv[2], 30.0)
+link = ProposalLink(store, 1, torch.device("cpu"), 10.0, is_target=False)
 link.greet()
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -140,15 +139,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.model
 def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -> None:
-    store, address = open_store(LOCALHOST)
-    process = subprocess.Popen([sys.executable, "-c", DYING_DRAFT, address], env=dict(os.environ))
-    try:
-        link = ProposalLink(store, 1, CPU, is_target=True)
-        link.await_greeting()
-        inbox = ProposalInbox(Alone(), CPU)
-        inbox.connect(link)
-        assert inbox.take(PLAN) is None
-        assert inbox.take(PLAN) is None, "a lost link stays lost"
-    finally:
-        process.kill()
-        process.wait()
+    with OpenBoard() as board:
+        command = [sys.executable, "-c", DYING_DRAFT, board.address, SECRET]
+        process = subprocess.Popen(command, env=dict(os.environ))
+        try:
+            link = ProposalLink(board.store(), 1, CPU, 10.0, is_target=True)
+            link.await_greeting()
+            inbox = ProposalInbox(Alone(), CPU)
+            inbox.connect(link)
+            assert inbox.take(PLAN) is None
+            assert inbox.take(PLAN) is None, "a lost link stays lost"
+        finally:
+            process.kill()
+            process.wait()

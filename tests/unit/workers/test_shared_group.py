@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+from boards import SECRET, OpenBoard
 from c_kernels import make_ops, skip_without_compiler
 from checkpoints import RaggedRun, random_prompt, save_checkpoint
 
 from outrider import LLM, SamplingParams
 from outrider.kernels.cpu.ops import CpuOps
 from outrider.workers.device import Placement
-from outrider.workers.groups import process_group, shared_memory
+from outrider.workers.groups import shared_memory
 from outrider.workers.groups.collective import Alone
 from outrider.workers.groups.process_group import (
     TensorParallelGroup,
-    open_store,
     shard_of,
     tensor_parallel_group,
 )
@@ -35,17 +35,18 @@ from outrider.workers.weights.loader import load_model
 
 SIZE = 3
 CPU = torch.device("cpu")
-LOCALHOST = "127.0.0.1"
 MEMORY = "/memfd:outrider-tensor-parallel"
 
 # One rank: says what it exchanged, then waits for a rank that will not come.
 RANK = """
 import json, sys, time, torch
-from outrider.workers.groups.process_group import join_store, tensor_parallel_group
+from outrider.workers.groups.link_store import LinkStore
+from outrider.workers.groups.process_group import tensor_parallel_group
 from outrider.workers.device import place
-address, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+store = LinkStore(sys.argv[1], sys.argv[2], 60.0)
+rank, size = int(sys.argv[3]), int(sys.argv[4])
 placement = place("cpu", "float32", "auto", False, "target")
-group = tensor_parallel_group(join_store(address), rank, size, placement, False)
+group = tensor_parallel_group(store, "ranks", rank, size, placement, False)
 scores = torch.tensor([[0.1 + rank, -1e300], [2**53 - rank, 3]], dtype=torch.float64)
 ids = torch.tensor([10 * rank, 2**62 + rank])
 rows = torch.zeros(2, 3, dtype=torch.int64).t() + rank
@@ -75,10 +76,13 @@ class Ranks:
     """Rank processes; what each said, and what it said once the last one was killed."""
 
     def __init__(self) -> None:
-        self._store, address = open_store(LOCALHOST)
+        with OpenBoard() as board:
+            self._run(board.address)
+
+    def _run(self, address: str) -> None:
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-c", RANK, address, str(rank), str(SIZE)],
+                [sys.executable, "-c", RANK, address, SECRET, str(rank), str(SIZE)],
                 stdout=subprocess.PIPE,
                 text=True,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -194,21 +198,59 @@ def test_ranks_that_see_different_memory_do_not_share(
     assert met([c_ops(), c_ops()]) == [None, None]
 
 
+def offered(descriptor: int, **changes: Any) -> dict[str, Any]:
+    """An offer of this process."""
+    return shared_memory._offer(descriptor) | changes
+
+
+@pytest.mark.parametrize("kind", ["a file", "memory of another name", "memory open to others"])
+def test_nothing_but_private_memory_made_for_this_is_mapped(tmp_path: Path, kind: str) -> None:
+    num_bytes = 4096
+    name = "outrider-tensor-parallel"
+    if kind == "a file":
+        descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT, 0o600)
+    else:
+        descriptor = os.memfd_create("other" if kind == "memory of another name" else name)
+        os.fchmod(descriptor, 0o666 if kind == "memory open to others" else 0o600)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        assert shared_memory._map_offer(offered(descriptor), num_bytes) is None
+    finally:
+        os.close(descriptor)
+
+
+def test_memory_is_mapped_only_in_the_size_the_ranks_expect() -> None:
+    descriptor = shared_memory._allocate(4096)
+    assert descriptor is not None
+    try:
+        assert shared_memory._map_offer(offered(descriptor), 8192) is None
+        mapped = shared_memory._map_offer(offered(descriptor), 4096)
+        assert mapped is not None and len(mapped) == 4096
+        mapped.close()
+    finally:
+        os.close(descriptor)
+
+
+def test_a_path_in_an_offer_is_not_followed(tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        shared_memory._map_offer(
+            {"host": shared_memory._host(), "process": f"../{tmp_path}", "descriptor": 0}, 4096
+        )
+
+
 def test_a_system_that_offers_no_memory_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     assert met([c_ops(), c_ops()]) == [None, None]
 
 
 def test_ranks_without_c_kernels_sum_through_gloo() -> None:
-    store, address = open_store(LOCALHOST)
     placement = Placement(CPU, torch.float32, make_ops("torch"))
 
     def work(rank: int) -> tuple[type, list[float]]:
-        own = store if rank == 0 else process_group.join_store(address)
-        group = tensor_parallel_group(own, rank, 2, placement, False)
+        group = tensor_parallel_group(board.store(), "ranks", rank, 2, placement, False)
         return type(group), group.all_reduce(torch.full((2,), float(rank + 1))).tolist()
 
-    with ThreadPoolExecutor(2) as pool:
+    with OpenBoard() as board, ThreadPoolExecutor(2) as pool:
         assert list(pool.map(work, range(2))) == [(TensorParallelGroup, [3.0, 3.0])] * 2
 
 
@@ -274,3 +316,23 @@ def test_two_ranks_in_shared_memory_write_the_text_of_one(two_ranks: LLM) -> Non
     assert status is not None
     for rank in status.ranks:
         assert MEMORY in Path(f"/proc/{rank.pid}/maps").read_text()
+
+
+@pytest.mark.model
+def test_ranks_that_share_memory_listen_on_nothing(two_ranks: LLM) -> None:
+    skip_without_compiler()
+    status = two_ranks.engine.built.status()
+    assert status is not None
+    for rank in status.ranks:
+        assert listening_sockets(rank.pid) == []
+
+
+def listening_sockets(pid: int) -> list[str]:
+    """Local addresses of TCP, as the system writes them."""
+    links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    rows = [
+        row.split()
+        for kind in ("tcp", "tcp6")
+        for row in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]
+    ]
+    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]

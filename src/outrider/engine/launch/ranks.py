@@ -27,6 +27,7 @@ from outrider.links.secret import SECRET_VARIABLE
 
 logger = logging.getLogger(__name__)
 
+_RANK_COMMAND = (sys.executable, "-m", "outrider.workers")
 _WATCH_S = 0.2
 _LAST_LINES = 15
 _STOP_TIMEOUT_S = 5.0
@@ -100,7 +101,7 @@ class SpawnedRanks:
                 self._processes[role] = [self._start_rank(role, rank) for rank in ranks]
 
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "outrider.workers", "--engine", self.address]
+        command = [*_RANK_COMMAND, "--engine", self.address]
         command += ["--role", role, "--rank", str(rank), "--size", str(self._sizes[role])]
         with self._log_path(role, rank).open("ab") as log:
             return subprocess.Popen(

@@ -1,0 +1,27 @@
+"""A rank whose main thread hangs for good once it gets SIGUSR2; otherwise one like any other.
+
+Python runs signal handlers on the main thread, so the hang begins wherever that thread is, and the
+thread that sends heartbeats goes on unless the hang holds the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+
+from outrider.workers.__main__ import main
+
+HANG_VARIABLE = "HANGING_RANK_KIND"
+HANGS = {
+    "python": lambda: time.sleep(3600),
+    "kernel": lambda: ctypes.CDLL(None).sleep(3600),
+    "kernel that holds the lock": lambda: ctypes.PyDLL(None).sleep(3600),
+}
+
+
+if __name__ == "__main__":
+    hang = HANGS[os.environ[HANG_VARIABLE]]
+    signal.signal(signal.SIGUSR2, lambda *_: hang())
+    main()

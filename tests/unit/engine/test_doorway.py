@@ -1,0 +1,138 @@
+"""The engine's door: strangers at it, and ranks that come in all the same."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from outrider.engine import doorway as doorway_module
+from outrider.engine.doorway import Doorway
+from outrider.links.address import TcpAddress, parse
+from outrider.links.handshake import dial_in
+from outrider.links.rank_messages import Hello
+
+SECRET = "of this test"
+SIZES = {"target": 1}
+
+
+@contextmanager
+def open_door(address: str) -> Iterator[Doorway]:
+    door = Doorway([address], SECRET, SIZES)
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+def join(door: Doorway) -> None:
+    """A rank of the only group dials in and is taken."""
+    hello = Hello("target", 0, 1, os.getpid(), "here")
+    with dial_in(door.addresses[0], SECRET, hello, 10):
+        [arrival] = door.take_group("target", 10)
+        arrival.channel.close()
+        assert arrival.hello == hello
+
+
+def stranger(door: Doorway, stack: ExitStack) -> socket.socket:
+    parsed = parse(door.addresses[0])
+    assert isinstance(parsed, TcpAddress)
+    return stack.enter_context(socket.create_connection((parsed.host, parsed.port), 10))
+
+
+def is_hung_up_on(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def wait_until(done: object, limit_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, "it takes too long"
+        time.sleep(0.01)
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """Nothing more can be opened in this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_door_that_ran_out_of_descriptors_opens_again(caplog: pytest.LogCaptureFixture) -> None:
+    with open_door("tcp:127.0.0.1:0") as door:
+        parsed = parse(door.addresses[0])
+        assert isinstance(parsed, TcpAddress)
+        with socket.socket() as early, no_more_descriptors():
+            early.connect((parsed.host, parsed.port))
+            wait_until(lambda: "Too many open files" in caplog.text)
+        join(door)
+
+
+def test_the_oldest_stranger_makes_room_for_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorway_module, "_MOST_STRANGERS", 4)
+    with open_door("tcp:127.0.0.1:0") as door, ExitStack() as stack:
+        strangers = [stranger(door, stack) for _ in range(10)]
+        wait_until(lambda: all(is_hung_up_on(each) for each in strangers[:6]))
+        assert not any(is_hung_up_on(each) for each in strangers[6:])
+        join(door)
+        assert not any(is_hung_up_on(each) for each in strangers[7:])
+
+
+def test_ranks_get_in_while_strangers_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doorway_module, "_MOST_STRANGERS", 4)
+    over = threading.Event()
+
+    def flood() -> None:
+        with ExitStack() as stack:
+            while not over.is_set():
+                stranger(door, stack)
+
+    with open_door("tcp:127.0.0.1:0") as door:
+        flooding = threading.Thread(target=flood)
+        flooding.start()
+        try:
+            for _ in range(5):
+                join(door)
+        finally:
+            over.set()
+            flooding.join(10)
+
+
+def test_a_group_that_nobody_took_is_replaced_by_the_next(tmp_path: Path) -> None:
+    with open_door(f"unix:{tmp_path}/engine.sock") as door, ExitStack() as stack:
+        for pid in (1, 2):
+            hello = Hello("target", 0, 1, pid, "here")
+            sock = stack.enter_context(dial_in(door.addresses[0], SECRET, hello, 10))
+            wait_until(lambda: "target" in door._untaken)
+            if pid == 1:
+                first = sock
+        wait_until(lambda: is_hung_up_on(first))
+        [arrival] = door.take_group("target", 10)
+        assert arrival.hello.pid == 2
+
+
+def test_a_closed_door_hangs_up_on_everybody_outside(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with open_door("tcp:127.0.0.1:0") as door:
+            waiting = stranger(door, stack)
+            wait_until(lambda: door._strangers)
+        wait_until(lambda: is_hung_up_on(waiting))

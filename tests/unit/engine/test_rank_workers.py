@@ -1,0 +1,164 @@
+"""The engine's side of a group: how long it waits for an answer, and what a draft is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from outrider.engine.doorway import Arrival
+from outrider.engine.patience import Patience
+from outrider.engine.rank_group import RankError, RankGroup
+from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
+from outrider.errors import EngineDeadError
+from outrider.links.channel import Channel
+from outrider.links.codec import RANK_CODEC
+from outrider.links.rank_messages import Adopt, Drafted, Failed, Hello, Judged, Propose, Verify
+from outrider.scheduler.types import (
+    DraftEvent,
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    Ticket,
+    TokenLogprobs,
+    Verdict,
+)
+from outrider.workers.proposers.registry import DRAFT
+
+STALL_S = 0.3
+ROW = RowPlan(0, 1, 1, 3, 3, True, DRAFT, 0, (), 0, (), 1)
+PLAN = StepPlan(1, 5, (ROW,))
+LOGPROBS = (TokenLogprobs(7, -0.5, 1, tuple((i, -1.0) for i in range(20))),)
+VERDICT = Verdict(1, 5, (RowVerdict(0, 1, 9, 3, 3, 2, (7, 8, 9), LOGPROBS, LOGPROBS),))
+
+
+@dataclass
+class Ranks:
+    """A group, and the far ends of its links: ranks that by themselves send only heartbeats."""
+
+    group: RankGroup
+    ends: list[Channel]
+
+
+@contextmanager
+def linked(role: str, size: int = 1) -> Iterator[Ranks]:
+    arrivals, ends = [], []
+    for rank in range(size):
+        near, far = socket.socketpair()
+        hello = Hello(role, rank, size, 1, "here")
+        peer = f"{role} rank {rank}"
+        arrivals.append(Arrival(hello, Channel(near, RANK_CODEC, heartbeat_s=0.05, peer=peer)))
+        ends.append(Channel(far, RANK_CODEC, heartbeat_s=0.05))
+    try:
+        yield Ranks(RankGroup(role, role, arrivals, print, start_timeout_s=STALL_S), ends)
+    finally:
+        for channel in [*ends, *(arrival.channel for arrival in arrivals)]:
+            channel.close()
+
+
+def joined_draft(ranks: Ranks, lost: list[str]) -> RemoteDraft:
+    draft = RemoteDraft(lost.append, STALL_S)
+    draft.join(ranks.group)
+    assert draft.events() == [DraftEvent.LOST, DraftEvent.JOINED]
+    draft.adopt(1, ())
+    assert isinstance(ranks.ends[0].receive(5), Adopt)
+    return draft
+
+
+def draft_one_round(draft: RemoteDraft, ranks: Ranks) -> None:
+    ranks.ends[0].send(Drafted(1, PLAN.step, 0.0, 1))
+    assert draft.propose(PLAN).round == PLAN.step
+
+
+def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        draft_one_round(draft, ranks)
+        assert draft.propose(PLAN).round is None
+        assert draft.group is None
+        [reason] = lost
+        assert reason.startswith("draft rank 0 has not answered for 0.3 s") and "hangs" in reason
+
+
+@pytest.mark.parametrize(
+    "answer", [Drafted(1, 4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
+)
+def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: object) -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        ranks.ends[0].send(answer)
+        assert draft.propose(PLAN).round is None
+        assert draft.group is None and len(lost) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_target_that_hangs_but_sends_heartbeats_ends_the_engine(size: int) -> None:
+    with linked("target", size) as ranks:
+        target = RemoteTarget(ranks.group, lambda: None, 1, STALL_S)
+        ranks.ends[0].send(Judged(VERDICT, False))
+        assert target.verify(PLAN, Ticket(PLAN.step)).wait() == VERDICT
+        assert isinstance(ranks.ends[0].receive(5), Verify)
+        with pytest.raises(EngineDeadError, match="target rank 0 has not answered for 0.3 s"):
+            target.verify(PLAN, Ticket(PLAN.step)).wait()
+
+
+def test_plans_go_to_the_target_ahead_of_its_verdicts() -> None:
+    with linked("target") as ranks:
+        target = RemoteTarget(ranks.group, lambda: None, 1, STALL_S)
+        first = target.verify(PLAN, Ticket(PLAN.step))
+        second = target.verify(PLAN, Ticket(PLAN.step))
+        assert isinstance(ranks.ends[0].receive(5), Verify)
+        assert isinstance(ranks.ends[0].receive(5), Verify)
+        later = Verdict(1, 6, ())
+        for verdict in (VERDICT, later):
+            ranks.ends[0].send(Judged(verdict, False))
+        assert (first.wait(), second.wait()) == (VERDICT, later)
+
+
+def test_only_a_plan_with_drafts_waits_for_the_verdicts_before_it() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        assert draft.needs_verdicts(PLAN)
+        catching_up = ROW._replace(depth=0, num_verified=0, proposer="")
+        assert not draft.needs_verdicts(StepPlan(1, 5, (catching_up,)))
+
+
+def test_a_rank_that_hangs_while_it_starts_is_an_error() -> None:
+    with linked("draft") as ranks, pytest.raises(RankError, match="has not answered for 0.3 s"):
+        ranks.group.load(None)
+
+
+def test_a_step_may_take_several_times_what_comparable_ones_took() -> None:
+    patience = Patience(1.0)
+    patience.learn(10, 20.0)
+    assert patience.limit_s(11) > 100
+
+
+def test_the_first_step_of_a_size_may_take_longer() -> None:
+    patience = Patience(1.0)
+    patience.learn(1, 0.1)
+    assert patience.limit_s(500) > 10 * patience.limit_s(1)
+
+
+def test_one_slow_step_is_forgotten_after_many_fast_ones() -> None:
+    patience = Patience(1.0)
+    for seconds in [60.0, *[0.1] * 100]:
+        patience.learn(1, seconds)
+    assert patience.limit_s(1) == 2.0
+
+
+def test_a_draft_is_not_told_the_logprobs_of_a_verdict() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft.observe(VERDICT)
+        draft_one_round(draft, ranks)
+        message = ranks.ends[0].receive(5)
+        assert isinstance(message, Propose)
+        [past] = message.past
+        assert past.verdict is not None
+        assert past.verdict.rows == (VERDICT.rows[0]._replace(logprobs=(), prompt_logprobs=()),)

@@ -1,0 +1,114 @@
+"""What a gateway that does not read, or never stops asking, can make an engine keep."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.engine import service as service_module
+from outrider.engine.service import EngineService
+from outrider.links.channel import Channel
+from outrider.links.codec import GATEWAY_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.gateway_messages import Cancel, Refused, StatusQuery
+
+
+class Scheduler:
+    """The part of one that gateways reach, without work."""
+
+    has_work = False
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+
+class Served:
+    """One service, one gateway, and the gateway's end of their link."""
+
+    def __init__(self, silence_s: float) -> None:
+        self.scheduler = Scheduler()
+        loop = SimpleNamespace(scheduler=self.scheduler, step=lambda now_s: [])
+        engine: Any = SimpleNamespace(
+            loop=loop,
+            facts=Refused("facts", "", False),
+            status=lambda query: Refused(str(query), "x" * 50_000, False),
+            check=lambda: None,
+        )
+        self._doorway: Any = SimpleNamespace(on_gateway=None)
+        self.service = EngineService(engine, self._doorway)
+        self.near, self.far = (
+            Channel(sock, GATEWAY_CODEC, heartbeat_s=0.05, silence_s=silence_s)
+            for sock in socket.socketpair()
+        )
+        self._doorway.on_gateway(self.near)
+        self.thread = threading.Thread(target=self.service.run)
+
+
+@contextmanager
+def served(silence_s: float = 20.0) -> Iterator[Served]:
+    both = Served(silence_s)
+    try:
+        yield both
+    finally:
+        both.service.stop()
+        both.far.close()
+        both.near.close()
+        if both.thread.ident is not None:
+            both.thread.join(10)
+
+
+def wait_until(done: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline_s, "it takes too long"
+        time.sleep(0.01)
+
+
+def ask_until_hung_up_on(both: Served) -> None:
+    both.thread.start()
+    deadline_s = time.monotonic() + 10
+    with pytest.raises(LinkError):
+        while time.monotonic() < deadline_s:
+            both.far.send(StatusQuery(1))
+            time.sleep(0.001)
+
+
+def test_a_gateway_that_reads_nothing_but_sends_heartbeats_is_hung_up_on() -> None:
+    with served(silence_s=0.3) as both:
+        ask_until_hung_up_on(both)
+        wait_until(lambda: not both.service._gateways)
+
+
+def test_a_gateway_is_hung_up_on_when_too_much_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "_MOST_UNSENT", 20)
+    with served() as both:
+        ask_until_hung_up_on(both)
+        wait_until(lambda: not both.service._gateways)
+
+
+def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -> None:
+    count = 3 * service_module._MOST_UNHANDLED
+    with served() as both:
+        asking = threading.Thread(
+            target=lambda: [both.far.send(Cancel(str(i))) for i in range(count)]
+        )
+        asking.start()
+        wait_until(lambda: both.service._commands.qsize() >= service_module._MOST_UNHANDLED)
+        time.sleep(0.3)
+        assert both.service._commands.qsize() == service_module._MOST_UNHANDLED
+        both.thread.start()
+        wait_until(lambda: len(both.scheduler.cancelled) == count)
+        asking.join(10)
+        assert both.scheduler.cancelled == [f"1:{i}" for i in range(count)]

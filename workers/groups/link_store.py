@@ -1,0 +1,108 @@
+"""The store torch's process groups meet through, kept by the engine and reached over a link.
+
+Torch's own stores are open: a `TCPStore` to whoever reaches its port. This one is a link like any
+other, so both sides have proved that they know the secret, on one host and between hosts.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch import distributed
+
+from outrider.links.channel import Channel
+from outrider.links.codec import STORE_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.handshake import dial_in
+from outrider.links.rank_messages import Hello
+from outrider.links.store_messages import STORE, Add, Count, Erase, Read, Values, Write, Written
+
+dist: Any = distributed  # which does not declare what it exports
+
+M = TypeVar("M")
+LOOPBACK = "127.0.0.1"
+_ANSWER_TIMEOUT_S = 30.0
+_POLL_S = 0.01
+
+
+class LinkStore(dist.Store):  # type: ignore[misc]
+    """A `torch.distributed.Store`; torch calls it from threads of its own, too.
+
+    Whatever fails is a `DistStoreError`, as with torch's stores. Waiting is asking again: nobody
+    who asks holds up another thread, or the engine.
+    """
+
+    def __init__(self, engine: str, secret: str, timeout_s: float) -> None:
+        super().__init__()
+        hello = Hello(STORE, 0, 1, os.getpid(), socket.gethostname())
+        sock = dial_in(engine, secret, hello, timeout_s)
+        # Where other ranks reach this host.
+        self.own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
+        self._channel = Channel(sock, STORE_CODEC, peer="the engine's board")
+        self._lock = threading.Lock()
+        self.set_timeout(timedelta(seconds=timeout_s))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        written = value.encode() if isinstance(value, str) else bytes(value)
+        self._ask(Write(key, written), Written)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        [value] = self._read([key])
+        if value is None:
+            raise dist.DistStoreError(f"the key {key!r} was erased while it was read.")
+        return value
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        limit: timedelta = timeout or self.timeout
+        deadline_s = time.monotonic() + limit.total_seconds()
+        while any(value is None for value in self._read(keys)):
+            if time.monotonic() > deadline_s:
+                raise dist.DistStoreError(
+                    f"nobody has written {', '.join(keys)} within {limit.total_seconds():g} s; a "
+                    "rank of the group has not come."
+                )
+            time.sleep(_POLL_S)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """False, too, once the link has ended: NCCL asks from a thread that must not fail."""
+        try:
+            return all(value is not None for value in self._read(keys))
+        except dist.DistStoreError:
+            return False
+
+    def add(self, key: str, amount: int) -> int:
+        return self._ask(Add(key, amount), Count).count
+
+    def delete_key(self, key: str) -> bool:
+        return self._ask(Erase(key), Count).count > 0
+
+    def clone(self) -> LinkStore:
+        """Torch wants one for each thread that waits; here nobody is in another's way."""
+        return self
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _read(self, keys: Sequence[str]) -> tuple[bytes | None, ...]:
+        return self._ask(Read(tuple(keys)), Values).values
+
+    def _ask(self, question: object, kind: type[M]) -> M:
+        try:
+            with self._lock:
+                self._channel.send(question)
+                answer = self._channel.receive(_ANSWER_TIMEOUT_S)
+        except TimeoutError as error:
+            self._channel.close()  # the answer may still come, and be taken for another's
+            raise dist.DistStoreError("the engine's board does not answer.") from error
+        except LinkError as error:
+            raise dist.DistStoreError(str(error)) from error
+        if not isinstance(answer, kind):
+            raise dist.DistStoreError(f"the engine's board answered {type(answer).__name__}.")
+        return answer
