@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from outrider import __version__
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
@@ -107,13 +108,25 @@ def _configure(
     return config
 
 
+class _PatientConsole(Console):
+    """Nobody needs to read it: once nothing can be written any more, it falls silent."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.quiet = True
+
+    def on_broken_pipe(self) -> None:
+        """In place of an end of the process."""
+        self.quiet = True
+
+
 class _Terminal:
     """Tells on stderr how the server fares, each line with the seconds since its start."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _PatientConsole(stderr=True, highlight=False, soft_wrap=True)
         self._config = config
         self._start_s = time.monotonic()
 
