@@ -10,12 +10,20 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind, Pages
 from outrider.cluster.postmortem import OwnLog, redirect_output
-from outrider.cluster.ray_facts import logs_folder, own_gpu_ids, own_node_id, own_node_ip
+from outrider.cluster.ray_facts import (
+    logs_folder,
+    num_nodes,
+    own_gpu_ids,
+    own_node_id,
+    own_node_ip,
+)
 from outrider.config import EngineConfig
 from outrider.engine.hosting import EngineHost
 from outrider.engine.rank_group import Report
@@ -39,15 +47,23 @@ class ProcessPlace:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine listens: on its node, and for other nodes."""
+    """Where an engine listens: on its node, and for other nodes if there are any."""
 
     unix: str
-    tcp: str
+    tcp: str | None
     node_id: str
     secret: str = field(repr=False)
 
-    def address_from(self, node_id: str) -> str:
-        return self.unix if node_id == self.node_id else self.tcp
+    def address_from(self, node_ids: Set[str]) -> str:
+        """For processes that are on all these nodes, and are to use the same one."""
+        if node_ids <= {self.node_id}:
+            return self.unix
+        if self.tcp is None:
+            raise ClusterError(
+                "the engine was started when its node was the only one, and listens there only; "
+                "start the server anew to use the nodes that were added."
+            )
+        return self.tcp
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,9 @@ class EngineActor:
         setup_logging(config.log_level, role="engine")
         # In Ray's own folder, which goes with Ray; short, as the names of sockets must be.
         self._folder = Path(tempfile.mkdtemp(prefix="e-", dir=logs_folder().parent))
-        addresses = [f"unix:{self._folder}/e.sock", f"tcp:{own_node_ip()}:0"]
+        addresses = [f"unix:{self._folder}/e.sock"]
+        if num_nodes() > 1:
+            addresses.append(f"tcp:{own_node_ip()}:0")
         self._host = EngineHost(config, addresses, secret)
         self._journal = Journal()
 
@@ -107,8 +125,8 @@ class EngineActor:
         return own_place(self._log)
 
     async def endpoint(self) -> Endpoint:
-        unix, tcp = self._host.addresses
-        return Endpoint(unix, tcp, own_node_id(), self._secret)
+        unix, *tcp = self._host.addresses
+        return Endpoint(unix, tcp[0] if tcp else None, own_node_id(), self._secret)
 
     async def run(self) -> None:
         """Start the models, here or on the ranks that dial in, and serve until `stop`; raises what

@@ -31,7 +31,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to answer
     if given.with_parent is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so is the end of the terminal
-        _end_with(given.with_parent)
+        end_with(given.with_parent)
     faulthandler.register(signal.SIGUSR1)  # writes where every thread is, for a rank that hangs
     try:
         run_rank(
@@ -41,7 +41,8 @@ def main() -> None:
         sys.exit(f"error: {error}")
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
+    """End this process when `parent` does, or now if that has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before this line
         sys.exit("error: the starting process has ended.")
