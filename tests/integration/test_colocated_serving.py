@@ -134,7 +134,9 @@ def test_what_one_process_cannot_hold_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.ray
-def test_ray_places_one_actor_with_the_models_and_replaces_it(expected: list[int]) -> None:
+def test_ray_places_one_actor_with_the_models_and_replaces_it_until_the_terminal_closes(
+    expected: list[int],
+) -> None:
     with ServeProcess(*COLOCATED) as server, server.wait_ready() as client:
         server.wait_line("placed: engine with its models on 2 CPUs")
         pid = _engine_pid(client)
@@ -147,6 +149,7 @@ def test_ray_places_one_actor_with_the_models_and_replaces_it(expected: list[int
         server.wait_line("engine was lost: .*; engine and models are started anew in 0.5 s")
         server.wait_line(r"serving again after [\d.]+ s \(engine pid \d+\)")
         assert _engine_pid(client) != pid
-        server.interrupt()
+        server.stop_reading()
+        server.hang_up()  # the end of its terminal, of which Ray must not learn
         assert server.wait() == 0, server.output
         server.wait_nothing_left()
