@@ -110,14 +110,16 @@ def test_an_engine_ends_with_the_process_that_started_it() -> None:
         wait_until(lambda: not is_alive(int(told[1])), 10)
 
 
-def test_an_engine_that_fails_to_start_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("colocate", "who"), [(True, ""), (False, "target rank 0.*")])
+def test_an_engine_that_fails_to_start_says_why(tmp_path: Path, colocate: bool, who: str) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(resolve_source(MODEL), damaged)
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    child = EngineChild(EngineConfig.from_kwargs(model=str(damaged), colocate=True))
+    child = EngineChild(EngineConfig.from_kwargs(model=str(damaged), colocate=colocate))
     try:
-        with pytest.raises(EngineChildError, match="^the engine failed: .* is damaged or incomp"):
+        told = f"(?s)^the engine failed: {who}.* is damaged or incomplete"
+        with pytest.raises(EngineChildError, match=told):
             child.start(print)
     finally:
         child.close()
