@@ -10,20 +10,23 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind, Pages
 from outrider.cluster.postmortem import OwnLog, redirect_output
-from outrider.cluster.ray_facts import logs_folder, own_gpu_ids, own_node_id, own_node_ip
+from outrider.cluster.ray_facts import (
+    logs_folder,
+    num_nodes,
+    own_gpu_ids,
+    own_node_id,
+    own_node_ip,
+)
 from outrider.config import EngineConfig
-from outrider.engine.doorway import Doorway
-from outrider.engine.over_ranks import group_sizes
+from outrider.engine.hosting import EngineHost
 from outrider.engine.rank_group import Report
-from outrider.engine.served import ServedEngine, build_served
-from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
 from outrider.links.gateway_messages import EngineStatus
 from outrider.logs import setup_logging
@@ -44,15 +47,23 @@ class ProcessPlace:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine listens: on its node, and for other nodes."""
+    """Where an engine listens: on its node, and for other nodes if there are any."""
 
     unix: str
-    tcp: str
+    tcp: str | None
     node_id: str
     secret: str = field(repr=False)
 
-    def address_from(self, node_id: str) -> str:
-        return self.unix if node_id == self.node_id else self.tcp
+    def address_from(self, node_ids: Set[str]) -> str:
+        """For processes that are on all these nodes, and are to use the same one."""
+        if node_ids <= {self.node_id}:
+            return self.unix
+        if self.tcp is None:
+            raise ClusterError(
+                "the engine was started when its node was the only one, and listens there only; "
+                "start the server anew to use the nodes that were added."
+            )
+        return self.tcp
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,25 +110,23 @@ class EngineActor:
     ranks or in this process."""
 
     def __init__(self, config: EngineConfig, secret: str) -> None:
-        self._config = config
         self._secret = secret
         self._log = redirect_output("engine-0")
         setup_logging(config.log_level, role="engine")
         # In Ray's own folder, which goes with Ray; short, as the names of sockets must be.
         self._folder = Path(tempfile.mkdtemp(prefix="e-", dir=logs_folder().parent))
-        addresses = [f"unix:{self._folder}/e.sock", f"tcp:{own_node_ip()}:0"]
-        self._doorway = Doorway(addresses, secret, group_sizes(config))
+        addresses = [f"unix:{self._folder}/e.sock"]
+        if num_nodes() > 1:
+            addresses.append(f"tcp:{own_node_ip()}:0")
+        self._host = EngineHost(config, addresses, secret)
         self._journal = Journal()
-        self._engine: ServedEngine | None = None
-        self._service: EngineService | None = None
-        self._stopping = threading.Event()
 
     async def describe(self) -> ProcessPlace:
         return own_place(self._log)
 
     async def endpoint(self) -> Endpoint:
-        unix, tcp = self._doorway.addresses
-        return Endpoint(unix, tcp, own_node_id(), self._secret)
+        unix, *tcp = self._host.addresses
+        return Endpoint(unix, tcp[0] if tcp else None, own_node_id(), self._secret)
 
     async def run(self) -> None:
         """Start the models, here or on the ranks that dial in, and serve until `stop`; raises what
@@ -138,35 +147,16 @@ class EngineActor:
 
     def _serve(self, report: Report) -> None:
         try:
-            engine = build_served(
-                self._config,
-                self._doorway,
-                report=report,
-                on_draft_lost=lambda reason: None,  # the controller sees it in the status
-                raise_if_dead=self._raise_if_stopping,
-            )
-            service = self._service = EngineService(engine, self._doorway)
-            self._engine = engine
-            try:
-                if not self._stopping.is_set():
-                    service.run()
-            finally:
-                service.close()
-                engine.close()
+            self._host.start(report)
+            self._host.run()
         finally:
-            self._doorway.close()
+            self._host.close()
 
     async def news(self, bookmark: Bookmark, timeout_s: float) -> EngineNews:
         """Lines after the bookmark, waited for, and the status."""
         pages = await self._journal.read(bookmark, timeout_s)
-        return EngineNews(pages, None if self._engine is None else self._engine.status())
+        return EngineNews(pages, self._host.status())
 
     async def stop(self) -> None:
         """End `run`, ranks included, after the step under way."""
-        self._stopping.set()
-        if self._service is not None:
-            self._service.stop()
-
-    def _raise_if_stopping(self) -> None:
-        if self._stopping.is_set():
-            raise ClusterError("the engine was stopped while it started.")
+        self._host.stop()

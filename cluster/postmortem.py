@@ -15,10 +15,10 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from outrider.cluster.errors import ClusterError
 from outrider.cluster.ray_facts import logs_folder, own_node_id
+from outrider.logs import last_lines
 
-LAST_LINES = 15
-_MAX_BYTES = 16 * 2**10
 _LOG_TIMEOUT_S = 10.0
 _VANISHED = "its process ended without a word (killed, out of memory or crashed)"
 
@@ -35,25 +35,19 @@ def redirect_output(name: str) -> OwnLog:
     """Send all this process prints, the last words of C code included, to a file of its own in
     Ray's log folder. Nothing is buffered, so nothing is lost by a kill."""
     path = logs_folder() / f"outrider-{name}.log"
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ClusterError(
+            f"the log {path} cannot be written: {error.strerror}; remove what is there, and no "
+            "link will do."
+        ) from error
     log = OwnLog(str(path), os.fstat(file).st_size)
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
     faulthandler.enable(file=2)
     return log
-
-
-def last_lines(log: OwnLog) -> list[str]:
-    """The end of what a process wrote; runs on the process's own node."""
-    try:
-        with open(log.path, "rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(log.start, end - _MAX_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError as error:
-        return [f"{log.path} cannot be read: {error.strerror}"]
-    return text.splitlines()[-LAST_LINES:]
 
 
 class End(NamedTuple):
@@ -90,10 +84,11 @@ def root_cause(ends: Iterable[End]) -> End | None:
 async def read_last_lines(node_id: str, log: OwnLog) -> list[str]:
     """The end of a process's log, read where it is."""
     if node_id == own_node_id():
-        return last_lines(log)
+        return last_lines(log.path, log.start)
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     read: Any = ray.remote(last_lines)
     with contextlib.suppress(RayError, TimeoutError):
         async with asyncio.timeout(_LOG_TIMEOUT_S):
-            return list(await read.options(num_cpus=0, scheduling_strategy=there).remote(log))
+            found = read.options(num_cpus=0, scheduling_strategy=there).remote(log.path, log.start)
+            return list(await found)
     return [f"{log.path} on node {node_id} cannot be read"]

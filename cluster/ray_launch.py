@@ -49,7 +49,7 @@ class RayLaunch:
 
     async def locate(self) -> EngineAddress:
         endpoint = await self._controller.endpoint.remote()
-        return EngineAddress(endpoint.address_from(self._session.node_id), endpoint.secret)
+        return EngineAddress(endpoint.address_from({self._session.node_id}), endpoint.secret)
 
     async def view(self) -> ClusterView | None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ from outrider.errors import ConfigError
 
 _SPARE_CPUS = 2
 _KNOCK_S = 5.0
+# Ray lets everybody into the folder it is given, so that is one inside ours; short, as the names of
+# sockets must be.
+_RAY_FOLDER = "r"
 # Nothing but calls goes through Ray; its least is plenty.
 _OBJECT_STORE_BYTES = 100 * 2**20
 
@@ -55,7 +59,7 @@ def _started(num_ranks: int) -> Iterator[RaySession]:
     try:
         with Warden(folder) as warden:
             try:
-                _start(folder, num_ranks)
+                _start(folder / _RAY_FOLDER, num_ranks)
                 size = _size(cluster_resources())
                 summary = f"Ray started on this machine ({size}), logs in {logs_folder()}"
                 yield RaySession(own_node_id(), summary, warden.end_all)
@@ -70,16 +74,28 @@ def _started(num_ranks: int) -> Iterator[RaySession]:
 
 
 def _start(folder: Path, num_ranks: int) -> None:
-    ray.init(
-        address="local",
-        namespace=NAMESPACE,
-        num_cpus=max(os.cpu_count() or 1, num_ranks + _SPARE_CPUS),
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        _temp_dir=str(folder),
-    )
+    with _hangup_blocked():
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=max(os.cpu_count() or 1, num_ranks + _SPARE_CPUS),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=str(folder),
+        )
+
+
+@contextmanager
+def _hangup_blocked() -> Iterator[None]:
+    """Processes started meanwhile never learn of the end of the terminal, which is the server's to
+    answer."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

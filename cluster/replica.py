@@ -83,7 +83,7 @@ class Replica:
         # Ranks tell each other the address they reach the engine from: loopback, if that is over
         # a Unix socket, which is of use on one node only.
         nodes = {place.node_id for group in places for place in group}
-        address = endpoint.unix if nodes == {endpoint.node_id} else endpoint.tcp
+        address = endpoint.address_from(nodes)
         self._engine.run()
         for group in self.groups:
             group.run(address, self._secret)

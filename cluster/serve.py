@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -25,7 +27,9 @@ from outrider.gateway.server import GrpcServer, ServerOptions
 from outrider.links.gateway_messages import EngineFacts
 
 DRAIN_S = 10.0
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+END_S = 20.0  # for all processes to end, after running requests have had their time
+
+logger = logging.getLogger(__name__)
 
 
 class Launch(Protocol):
@@ -56,7 +60,9 @@ class Watchers:
 
 
 def serve(config: EngineConfig, watchers: Watchers, *, use_ray: bool = True) -> None:
-    """Serve until SIGINT or SIGTERM. No process is left when it returns, raises or is killed."""
+    """Serve until SIGINT, SIGTERM, or SIGHUP unless that is ignored, as nohup has it. No process is
+    left when it returns, raises or is killed, and none of these takes longer than `DRAIN_S` and
+    `END_S`."""
     from outrider.engine.preflight import check_models  # torch, which a bad flag need not wait for
 
     models = check_models(config)
@@ -64,17 +70,18 @@ def serve(config: EngineConfig, watchers: Watchers, *, use_ray: bool = True) -> 
     watchers.say(Event(Kind.STAGE, f"{checked} checked"))
     check_port(config.server.host, config.server.port)
     with contextlib.ExitStack() as stack:
-        launch = _ray_launch(config, watchers.say, stack) if use_ray else _spawned_launch(config)
-        asyncio.run(_Serving(config, launch, watchers).run())
+        deadline = stack.enter_context(Deadline())
+        launch = _ray_launch(config, watchers.say, stack) if use_ray else _local_launch(config)
+        asyncio.run(Serving(config, launch, watchers, deadline).run())
 
 
-def _spawned_launch(config: EngineConfig) -> Launch:
+def _local_launch(config: EngineConfig) -> Launch:
     import torch
 
-    from outrider.cluster.spawned_launch import SpawnedLaunch
+    from outrider.cluster.local_launch import LocalLaunch
     from outrider.config.colocation import settle_colocation
 
-    return SpawnedLaunch(settle_colocation(config, torch.cuda.device_count()))
+    return LocalLaunch(settle_colocation(config, torch.cuda.device_count()))
 
 
 def _ray_launch(config: EngineConfig, say: Say, stack: contextlib.ExitStack) -> Launch:
@@ -111,13 +118,42 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-class _Serving:
+class Deadline:
+    """From `begin` on, the time a server has to end; then it is ended, whatever it waits for."""
+
+    def __init__(self, limit_s: float = DRAIN_S + END_S) -> None:
+        self._limit_s = limit_s
+        self._timer: threading.Timer | None = None
+
+    def begin(self, abort: Callable[[], None]) -> None:
+        def end() -> None:
+            logger.error("the server has not ended within %g s; it is ended now", self._limit_s)
+            with contextlib.suppress(Exception):
+                abort()
+            os._exit(1)
+
+        self._timer = threading.Timer(self._limit_s, end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def __enter__(self) -> Deadline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class Serving:
     """The gateway before one launch, until a signal or the launch's failure."""
 
-    def __init__(self, config: EngineConfig, launch: Launch, watchers: Watchers) -> None:
+    def __init__(
+        self, config: EngineConfig, launch: Launch, watchers: Watchers, deadline: Deadline
+    ) -> None:
         self._config = config
         self._launch = launch
         self._watchers = watchers
+        self._deadline = deadline
         self._signalled = asyncio.Event()
 
     async def run(self) -> None:
@@ -134,6 +170,7 @@ class _Serving:
         try:
             await _first_failure_or([keeping, signalled], opening)
         finally:
+            self._deadline.begin(self._launch.abort)
             signalled.cancel()
             opening.cancel()
             await self._close(gateway, keeping)
@@ -151,26 +188,34 @@ class _Serving:
 
     async def _close(self, gateway: GrpcServer, keeping: asyncio.Task[None]) -> None:
         is_failed = keeping.done()
-        if not is_failed:
-            num_active = gateway.gateway.num_active
-            waits = f"{num_active} running requests get {DRAIN_S:g} s; " if num_active else ""
-            text = f"stopping: {waits}Ctrl-C again ends all at once"
-            self._watchers.say(Event(Kind.STAGE, text))
-        await gateway.stop(0.0 if is_failed else DRAIN_S)
+        async with contextlib.AsyncExitStack() as stack:  # the last is done first
+            stack.push_async_callback(self._stop_launch, keeping)
+            stack.push_async_callback(gateway.stop, 0.0 if is_failed else DRAIN_S)
+            if not is_failed:
+                self._say_stopping(gateway.gateway.num_active)
+
+    async def _stop_launch(self, keeping: asyncio.Task[None]) -> None:
         await self._launch.stop()
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await keeping
 
+    def _say_stopping(self, num_active: int) -> None:
+        waits = f"{num_active} running requests get {DRAIN_S:g} s; " if num_active else ""
+        text = f"stopping: {waits}Ctrl-C again ends all at once"
+        self._watchers.say(Event(Kind.STAGE, text))
+
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._signalled.is_set():
             self._launch.abort()
-            os._exit(INTERRUPTED)
+            os._exit(128 + number)  # as shells report it
         self._signalled.set()
 
 

@@ -1,8 +1,9 @@
 """Sees to it that no process of a Ray started here outlives its server, however that one ends.
 
 Ray's processes mostly end with the one that started them; some do not when that was killed. All
-of them write their logs into one folder that no other process uses, and so are known by their open
-files. (A mark in the environment would not do: some overwrite theirs with a title.)
+of them write their logs into one folder that no other process writes to, and so are known by what
+they have open for writing; whoever only reads a log is somebody else. (A mark in the environment
+would not do: some overwrite theirs with a title.)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _POLL_S = 0.05
 
 
 class Warden:
-    """A small process beside this one, which ends those that use `folder` once this one is gone.
+    """A small process beside this one, which ends all that write to `folder` once this one is gone.
 
     Leaving the context ends them too.
     """
@@ -59,18 +60,22 @@ def main() -> None:
     spared = {os.getpid(), os.getppid()}
     sys.stdin.read()
     deadline_s = time.monotonic() + _SWEEP_S
-    while kill_users(Path(sys.argv[1]), spared) and time.monotonic() < deadline_s:
+    while kill_writers(Path(sys.argv[1]), spared) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)  # one of them may just have started another
 
 
-def kill_users(folder: Path, spared: Set[int]) -> int:
-    """Kill every process that has a file of `folder` open; how many there were."""
+def kill_writers(folder: Path, spared: Set[int]) -> int:
+    """Kill every process that has a file of `folder` open for writing; how many there were.
+
+    Hidden files do not count: editors keep those beside what they show.
+    """
     count = 0
     for pid in _all_pids() - spared:
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             handle = os.pidfd_open(pid)
             try:
-                if any(path.is_relative_to(folder) for path in _open_files(pid)):
+                written = (path for path in _written_files(pid) if path.is_relative_to(folder))
+                if any(not path.name.startswith(".") for path in written):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                     count += 1
             finally:
@@ -82,10 +87,18 @@ def _all_pids() -> set[int]:
     return {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
 
 
-def _open_files(pid: int) -> Iterator[Path]:
+def _written_files(pid: int) -> Iterator[Path]:
+    """Files it has open for writing."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            yield link.readlink()
+            if _flags(pid, link.name) & (os.O_WRONLY | os.O_RDWR):
+                yield link.readlink()
+
+
+def _flags(pid: int, fd: str) -> int:
+    """Those it was opened with."""
+    lines = Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("flags:"))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ START_S = 120.0
 STOP_S = 40.0
 _MARK = "_CLUSTER_TEST"
 _POLL_S = 0.05
+_SERVE = [sys.executable, "-m", "outrider", "serve", "--port", "0"]
 
 
 class ServeProcess:
@@ -32,18 +34,18 @@ class ServeProcess:
     whoever their parent is by then. Leaving the context ends what is left.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, is_nohup: bool = False) -> None:
         self.lines: list[str] = []
+        self._is_deaf = threading.Event()
         self._mark = f"{_MARK}={secrets.token_hex(8)}"
         name, _, value = self._mark.partition("=")
         self._folder = tempfile.mkdtemp(prefix="t-")  # short: it is part of socket names
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "outrider", "serve", "--port", "0", *arguments],
+            [*(["nohup"] * is_nohup), *_SERVE, *arguments],
             env=os.environ | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -76,6 +78,18 @@ class ServeProcess:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def stop_reading(self) -> None:
+        """As if the terminal were gone: from now on what it prints is an error to it."""
+        self._is_deaf.set()
+        self._reader.join()
+
+    def hang_up(self) -> None:
+        """The end of a terminal: every process of the foreground is told."""
+        os.killpg(self.pid, signal.SIGHUP)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
     def interrupt(self) -> None:
         """Ctrl-C: the terminal signals every process of the foreground."""
         os.killpg(self.pid, signal.SIGINT)
@@ -103,6 +117,10 @@ class ServeProcess:
         except OSError:  # it has ended, or is another user's
             return False
 
+    def left_files(self) -> list[str]:
+        """What is in the folder for passing files."""
+        return sorted(os.listdir(self._folder))
+
     def wait_nothing_left(self, timeout_s: float = 10.0) -> None:
         wait_until(lambda: not self.left_pids(), timeout_s, lambda: f"left: {self._left()}")
 
@@ -111,8 +129,16 @@ class ServeProcess:
 
     def _read(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self.lines.append(line)
+        with self._process.stderr as pipe:
+            rest = b""
+            while not self._is_deaf.is_set():
+                if not select.select([pipe], [], [], _POLL_S)[0]:
+                    continue
+                found = os.read(pipe.fileno(), 2**16)
+                if not found:
+                    return
+                *lines, rest = (rest + found).split(b"\n")
+                self.lines += [line.decode(errors="replace") + "\n" for line in lines]
 
     def __enter__(self) -> ServeProcess:
         return self

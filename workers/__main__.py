@@ -24,13 +24,14 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True, help="from 0 to size - 1")
     parser.add_argument("--size", type=int, required=True, help="ranks of this role")
     parser.add_argument(
-        "--with-parent", action="store_true", help="end when the starting process does"
+        "--with-parent", type=int, metavar="PID", help="end when the process that starts it does"
     )
     given = parser.parse_args()
     setup_logging(role=given.role, rank=given.rank)
-    if given.with_parent:
-        _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to answer
+    if given.with_parent is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so is the end of the terminal
+        end_with(given.with_parent)
     faulthandler.register(signal.SIGUSR1)  # writes where every thread is, for a rank that hangs
     try:
         run_rank(
@@ -40,9 +41,10 @@ def main() -> None:
         sys.exit(f"error: {error}")
 
 
-def _end_with_parent() -> None:
+def end_with(parent: int) -> None:
+    """End this process when `parent` does, or now if that has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it ended before this line
+    if os.getppid() != parent:  # it ended before this line
         sys.exit("error: the starting process has ended.")
 
 

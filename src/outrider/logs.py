@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from pathlib import Path
 
 from outrider.errors import ConfigError
 
 LEVELS = ("debug", "info", "warning", "error")
+LAST_LINES = 15
+_LAST_BYTES = 16 * 2**10
 _NO_REQUEST = "-"
 _request_id: ContextVar[str] = ContextVar("outrider_request_id", default=_NO_REQUEST)
 
@@ -47,6 +51,18 @@ def setup_logging(
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def last_lines(path: Path | str, start: int = 0) -> list[str]:
+    """The end of what a process wrote into its log, which it began at the byte `start`."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - _LAST_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return [f"{path} cannot be read: {error.strerror}"]
+    return text.splitlines()[-LAST_LINES:]
 
 
 class _Stamp(logging.Filter):

@@ -176,8 +176,8 @@ CONFIGURED: list[tuple[tuple[str, ...], str | None, str | None]] = [
     (("--draft-model", "some/draft"), "some/draft", "draft"),
     (("--model", "some/model"), None, None),
     (("--set", "speculation.method=ngram"), None, "ngram"),
-    (("--set", "draft.model=some/draft", "--draft-model", "none"), None, None),
-    (("--set", "draft.model=some/draft", "--method", "off"), None, None),
+    (("--set", "draft.model=some/draft", "--draft-model", "some/draft"), "some/draft", "draft"),
+    (("--set", "draft.model=none", "--draft-model", "none", "--method", "off"), None, None),
 ]
 
 
@@ -198,6 +198,38 @@ def test_the_flags_choose_draft_and_method(
     monkeypatch.setattr(command, "_Session", session)
     assert outrider(QUESTION, *arguments)[0] == 0
     assert (seen[0].draft.model, seen[0].method) == (draft, method)
+
+
+CONTRADICTIONS = [
+    (
+        ("--draft-model", "some/draft", "--set", "draft.model=none"),
+        "--draft-model sets draft.model to 'some/draft' and --set to none",
+    ),
+    (
+        ("--draft-model", "none", "--set", "draft.model=some/draft"),
+        "--draft-model sets draft.model to none and --set to 'some/draft'",
+    ),
+    (
+        ("--method", "off", "--set", "speculation.method=ngram"),
+        "--method off sets speculation.method to none and --set to 'ngram'",
+    ),
+    (
+        ("--draft-model", "some/draft", "--method", "off"),
+        "--draft-model sets draft.model to 'some/draft' and --method off to none",
+    ),
+    (
+        ("--compare", "--set", "cache.prefix_caching=true"),
+        "--compare sets cache.prefix_caching to False and --set to True",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "problem"), CONTRADICTIONS)
+def test_what_contradicts_itself_is_refused(
+    outrider: Any, arguments: tuple[str, ...], problem: str
+) -> None:
+    code, out, err = outrider(QUESTION, *arguments)
+    assert (code, out, err) == (2, "", f"error: {problem}; give only one of them.\n")
 
 
 # -- the parts ---------------------------------------------------------------------------------

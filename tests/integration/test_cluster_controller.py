@@ -11,11 +11,12 @@ import pytest
 import ray
 from cluster_tools import wait_until
 
+from outrider.cluster.actors import Endpoint
 from outrider.cluster.controller import NAME, NAMESPACE, ClusterStatus
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.events import Event
 from outrider.cluster.placement import Need, place
-from outrider.cluster.ray_facts import cluster_resources, free_resources
+from outrider.cluster.ray_facts import cluster_resources, free_resources, logs_folder
 from outrider.cluster.ray_launch import RayLaunch
 from outrider.cluster.ray_session import RaySession, ray_session
 from outrider.config import EngineConfig
@@ -61,6 +62,8 @@ def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySessio
             with pytest.raises(ConfigError, match="a server already runs in this cluster"):
                 RayLaunch(CONFIG, session)
             controller = ray.get_actor(NAME, NAMESPACE)
+            endpoint: Endpoint = await controller.endpoint.remote()
+            assert endpoint.tcp is None  # nobody could be elsewhere
             status: ClusterStatus = await controller.status.remote()
             return status
 
@@ -72,6 +75,11 @@ def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySessio
     assert len(set(pids)) == 3
     wait_until(lambda: not any(map(_is_running, pids)), 10)
     wait_until(lambda: free_resources().get("CPU") == cluster_resources()["CPU"], 10)
+
+
+def test_nobody_else_gets_into_the_folder_of_a_ray_started_here(session: RaySession) -> None:
+    [folder] = [each for each in logs_folder().parents if each.name.startswith("outrider-ray-")]
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_roles_are_placed_together_or_not_at_all(session: RaySession) -> None:

@@ -110,14 +110,16 @@ def test_an_engine_ends_with_the_process_that_started_it() -> None:
         wait_until(lambda: not is_alive(int(told[1])), 10)
 
 
-def test_an_engine_that_fails_to_start_says_why(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("colocate", "who"), [(True, ""), (False, "target rank 0.*")])
+def test_an_engine_that_fails_to_start_says_why(tmp_path: Path, colocate: bool, who: str) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(resolve_source(MODEL), damaged)
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    child = EngineChild(EngineConfig.from_kwargs(model=str(damaged), colocate=True))
+    child = EngineChild(EngineConfig.from_kwargs(model=str(damaged), colocate=colocate))
     try:
-        with pytest.raises(EngineChildError, match="^the engine failed: .* is damaged or incomp"):
+        told = f"(?s)^the engine failed: {who}.* is damaged or incomplete"
+        with pytest.raises(EngineChildError, match=told):
             child.start(print)
     finally:
         child.close()
@@ -134,7 +136,9 @@ def test_what_one_process_cannot_hold_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.ray
-def test_ray_places_one_actor_with_the_models_and_replaces_it(expected: list[int]) -> None:
+def test_ray_places_one_actor_with_the_models_and_replaces_it_until_the_terminal_closes(
+    expected: list[int],
+) -> None:
     with ServeProcess(*COLOCATED) as server, server.wait_ready() as client:
         server.wait_line("placed: engine with its models on 2 CPUs")
         pid = _engine_pid(client)
@@ -147,6 +151,7 @@ def test_ray_places_one_actor_with_the_models_and_replaces_it(expected: list[int
         server.wait_line("engine was lost: .*; engine and models are started anew in 0.5 s")
         server.wait_line(r"serving again after [\d.]+ s \(engine pid \d+\)")
         assert _engine_pid(client) != pid
-        server.interrupt()
+        server.stop_reading()
+        server.hang_up()  # the end of its terminal, of which Ray must not learn
         assert server.wait() == 0, server.output
         server.wait_nothing_left()

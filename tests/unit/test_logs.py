@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.logs import request_context, setup_logging
+from outrider.logs import LAST_LINES, last_lines, request_context, setup_logging
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +117,17 @@ def test_an_unknown_level_is_refused():
         match=r"^log_level is 'loud'; it must be one of debug, info, warning, error\.$",
     ):
         setup_logging("loud")
+
+
+def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path):
+    path = tmp_path / "rank.log"
+    before = "of an earlier process\n"
+    path.write_text(before + "".join(f"line {i}\n" for i in range(LAST_LINES + 5)))
+    lines = last_lines(path, len(before))
+    assert lines == [f"line {i}" for i in range(5, LAST_LINES + 5)]
+    path.write_text(before + "its only line\n")
+    assert last_lines(path, len(before)) == ["its only line"]
+
+
+def test_a_log_that_is_gone_is_told():
+    assert last_lines("/no/such/log") == ["/no/such/log cannot be read: No such file or directory"]

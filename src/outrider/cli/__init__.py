@@ -6,6 +6,7 @@ called, so `outrider --help` is quick and needs no torch.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -123,6 +124,7 @@ def _report(error: Exception) -> int:
     else:
         hint = "run 'outrider --debug ...' to see where"
         messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1
-    for message in messages:
-        typer.echo(f"error: {message}", err=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more; the exit code tells
+        for message in messages:
+            typer.echo(f"error: {message}", err=True)
     return exit_code

@@ -18,6 +18,7 @@ from outrider.config.sources import (
     Given,
     Resolved,
     example_text,
+    merge_given,
     read_assignments,
     read_kwargs,
     resolve,
@@ -62,17 +63,18 @@ def load_config(
     file: Path | None,
     assignments: list[str] | None,
     flags: Mapping[str, Any] | None = None,
+    implied: Mapping[str, Given] | None = None,
 ) -> Resolved:
     """The configuration for a command, and logging set up as it says.
 
-    `flags` are the command's own, by the names of `LLM(...)`, None where not given; they go before
-    `--set`.
+    `flags` are the command's own, by the names of `LLM(...)`, None where not given; `implied` are
+    settings that follow from a flag, by path. Whatever is given in two ways must be the same.
     """
     options = ctx.ensure_object(GlobalOptions)
-    given = read_assignments(assignments or ())
-    given |= read_kwargs(flags or {}, as_flags=True)
+    own = read_kwargs(flags or {}, as_flags=True)
     if options.log_level is not None:
-        given["log_level"] = Given(options.log_level, "--log-level")
+        own["log_level"] = Given(options.log_level, "--log-level")
+    given = merge_given(own, implied or {}, read_assignments(assignments or ()))
     resolved = resolve(file, os.environ, given)
     setup_logging(resolved.config.log_level, role="cli", json_lines=options.log_json)
     return resolved

@@ -15,7 +15,7 @@ from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.cli.summary import Run, comparison, summary
 from outrider.config import EngineConfig
-from outrider.config.sources import DEFAULT_ORIGIN
+from outrider.config.sources import DEFAULT_ORIGIN, Given
 from outrider.errors import ConfigError, RequestError
 from outrider.scheduler.params import SamplingParams
 
@@ -118,37 +118,42 @@ def generate(
         "method": method and method.value,
         "num_speculative_tokens": depth,
         "deterministic": deterministic or None,
-        # The second run would find the prompt computed and seem quicker than it is.
-        "enable_prefix_caching": False if compare else None,
     }
-    engine_config = _configure(ctx, config, assignments, flags)
+    implied = {}
+    if compare:  # the second run would find the prompt computed and seem quicker than it is
+        implied = {"cache.prefix_caching": Given(False, "--compare")}
+    engine_config = _configure(ctx, config, assignments, flags, implied)
     if compare and engine_config.method is None:
         raise RequestError("--compare needs speculation to compare; choose a draft or --method.")
     _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
 
 
 def _configure(
-    ctx: typer.Context, file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
+    ctx: typer.Context,
+    file: Path | None,
+    assignments: list[str] | None,
+    flags: dict[str, Any],
+    implied: dict[str, Given],
 ) -> EngineConfig:
     """The configuration, with "none" and "off" unset what a file or the environment may set, and
     the bundled draft beside the bundled target."""
     from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
-    assignments = list(assignments or ())
     method, draft = flags["method"], flags["draft_model"]
-    if method == Method.OFF:
-        flags |= {"method": None, "draft_model": None}
-        assignments += ["speculation.method=none", "draft.model=none"]
-    elif draft == _NONE:
+    if draft == _NONE:
         flags |= {"draft_model": None}
-        assignments.append("draft.model=none")
-    without_method = load_config(ctx, file, assignments, flags | {"method": None})
+        implied |= {"draft.model": Given(None, "--draft-model")}
+    if method == Method.OFF:
+        flags |= {"method": None}
+        off = Given(None, "--method off")
+        implied |= {"speculation.method": off, "draft.model": off}
+    without_method = load_config(ctx, file, assignments, flags | {"method": None}, implied)
     config, origins = without_method.config, without_method.origins
     wants_draft = method in (None, Method.DRAFT) and config.speculation.method != Method.NGRAM
     is_unset = origins["draft.model"] == DEFAULT_ORIGIN
     if wants_draft and is_unset and config.target.model == BUNDLED_TARGET:
         flags |= {"draft_model": BUNDLED_DRAFT}
-    return load_config(ctx, file, assignments, flags).config
+    return load_config(ctx, file, assignments, flags, implied).config
 
 
 def _read_prompt(prompt: str | None) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from outrider import __version__
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.config import EngineConfig
-from outrider.config.sources import DEFAULT_ORIGIN
+from outrider.config.sources import DEFAULT_ORIGIN, Given
 from outrider.logs import setup_logging
 
 if TYPE_CHECKING:
@@ -92,28 +93,40 @@ def _configure(
     """The configuration, with the bundled draft beside the bundled target unless told otherwise."""
     from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
-    assignments = list(assignments or ())
+    implied = {}
     if flags["draft_model"] == _NONE:
         flags |= {"draft_model": None}
-        assignments.append("draft.model=none")
-    resolved = load_config(ctx, file, assignments, flags)
+        implied = {"draft.model": Given(None, "--draft-model")}
+    resolved = load_config(ctx, file, assignments, flags, implied)
     config, origins = resolved.config, resolved.origins
     is_unset = origins["draft.model"] == DEFAULT_ORIGIN
     if is_unset and config.target.model == BUNDLED_TARGET and config.method is None:
         flags |= {"draft_model": BUNDLED_DRAFT}
-        config = load_config(ctx, file, assignments, flags).config
+        config = load_config(ctx, file, assignments, flags, implied).config
     if origins["log_level"] == DEFAULT_ORIGIN:
         setup_logging("warning", role="gateway")  # the terminal tells the rest
     return config
+
+
+class _PatientConsole(Console):
+    """Nobody needs to read it: once nothing can be written any more, it falls silent."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.quiet = True
+
+    def on_broken_pipe(self) -> None:
+        """In place of an end of the process."""
+        self.quiet = True
 
 
 class _Terminal:
     """Tells on stderr how the server fares, each line with the seconds since its start."""
 
     def __init__(self, config: EngineConfig) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = _PatientConsole(stderr=True, highlight=False, soft_wrap=True)
         self._config = config
         self._start_s = time.monotonic()
 

@@ -6,6 +6,8 @@ Every value keeps its origin, and everything wrong is told at once with the plac
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,22 @@ FILE_VARIABLE = "OUTRIDER_CONFIG"
 # Variables that are ours but no settings: the file itself, the folder of converted weights, and
 # the secret of the links.
 RESERVED_VARIABLES = frozenset({FILE_VARIABLE, "OUTRIDER_CACHE", "OUTRIDER_SECRET"})
+
+# What Kubernetes puts into every container for a Service whose name begins with "outrider".
+_SERVICE_URL = r"(tcp|udp|sctp)://\S+:\d+"
+_SERVICE_VARIABLES = tuple(
+    (re.compile(r"OUTRIDER(_[A-Z0-9_]+)?" + name), re.compile(value))
+    for name, value in (
+        (r"_SERVICE_HOST", r"[0-9.]+|[0-9a-fA-F:]+"),
+        (r"_SERVICE_PORT(_[A-Z0-9_]+)?", r"\d+"),
+        (r"_PORT(_\d+_(TCP|UDP|SCTP))?", _SERVICE_URL),
+        (r"_PORT_\d+_(TCP|UDP|SCTP)_PROTO", r"tcp|udp|sctp"),
+        (r"_PORT_\d+_(TCP|UDP|SCTP)_PORT", r"\d+"),
+        (r"_PORT_\d+_(TCP|UDP|SCTP)_ADDR", r"[0-9.]+|[0-9a-fA-F:]+"),
+    )
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +105,24 @@ def read_kwargs(kwargs: Mapping[str, Any], *, as_flags: bool = False) -> dict[st
     return {path: Given(value, origins[path]) for path, value in values.items()}
 
 
+def merge_given(*sources: Mapping[str, Given]) -> dict[str, Given]:
+    """Values that one command was given in several ways. Raises if two of them differ."""
+    merged: dict[str, Given] = {}
+    for source in sources:
+        for path, given in source.items():
+            other = merged.setdefault(path, given)
+            if other.value != given.value:
+                raise ConfigError(
+                    f"{other.origin} sets {path} to {_shown(other.value)} and {given.origin} to "
+                    f"{_shown(given.value)}; give only one of them."
+                )
+    return merged
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else repr(value)
+
+
 def example_text() -> str:
     """A file that changes nothing: every setting at its default, explained and commented out."""
     lines = [
@@ -136,12 +172,18 @@ def _read_env(env: Mapping[str, str], collected: _Collector) -> None:
     for name in sorted(env):
         if not name.startswith("OUTRIDER_") or name in RESERVED_VARIABLES:
             continue
-        if name in by_name:
+        if _tells_of_service(name, env[name]):
+            logger.debug("%s=%s tells of a Kubernetes Service and is no setting", name, env[name])
+        elif name in by_name:
             setting = by_name[name]
             collected.put(setting.path, setting.rule.parse(env[name]), name)
         else:
             hint = did_you_mean(name, [*by_name, *RESERVED_VARIABLES])
             collected.problems.append(f"{name} is no setting; unset or rename it.{hint}")
+
+
+def _tells_of_service(name: str, value: str) -> bool:
+    return any(n.fullmatch(name) and v.fullmatch(value) for n, v in _SERVICE_VARIABLES)
 
 
 def _read_file(file: Path, collected: _Collector) -> None:

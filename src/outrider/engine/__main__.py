@@ -1,8 +1,8 @@
 """`python -m outrider.engine`: an engine alone, for ranks and gateways that somebody else starts.
 
 Listens, waits until all ranks of the configuration have dialled in, then serves gateways. A draft
-that is lost may dial in again; a lost target ends the engine. With cluster.colocate=true it holds
-the models itself and waits for nobody.
+that is lost may dial in again; a lost target ends the engine. With --spawn-ranks it starts the
+ranks itself; with cluster.colocate=true it holds the models and waits for nobody.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from pathlib import Path
 
 from outrider.config import EngineConfig
 from outrider.config.sources import read_assignments, resolve
-from outrider.engine.doorway import Doorway
+from outrider.engine.hosting import EngineHost
 from outrider.engine.launch.child import Starter
 from outrider.engine.over_ranks import group_sizes
-from outrider.engine.served import build_served
-from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
 from outrider.links.secret import secret_from_environment
 from outrider.logs import setup_logging
@@ -35,6 +33,12 @@ def main() -> None:
     parser.add_argument("--config", type=Path, metavar="FILE")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument(
+        "--spawn-ranks",
+        type=Path,
+        metavar="FOLDER",
+        help="start the ranks as processes of this one, their logs and socket in FOLDER",
+    )
+    parser.add_argument(
         "--starter-fd",
         type=int,
         metavar="N",
@@ -45,11 +49,12 @@ def main() -> None:
     starter = None
     if given.starter_fd is not None:
         starter = Starter(given.starter_fd)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the starter's to answer
+        for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's are the starter's to answer
+            signal.signal(number, signal.SIG_IGN)
     try:
         config = resolve(given.config, os.environ, read_assignments(given.set)).config
         setup_logging(config.log_level, role="engine")
-        _serve(config, given.listen, starter)
+        _serve(config, given.listen, given.spawn_ranks, starter)
     except KeyboardInterrupt:
         sys.exit(130)
     except OutriderError as error:
@@ -58,31 +63,32 @@ def main() -> None:
         sys.exit(f"error: {error}")
 
 
-def _serve(config: EngineConfig, addresses: Sequence[str], starter: Starter | None) -> None:
+def _serve(
+    config: EngineConfig, addresses: Sequence[str], ranks_in: Path | None, starter: Starter | None
+) -> None:
     def report(line: str) -> None:
         logger.info("%s", line)
         if starter is not None:
             starter.tell_stage(line)
 
-    doorway = Doorway(addresses, secret_from_environment(), group_sizes(config))
+    secret = secret_from_environment()
+    ranks = None
+    if ranks_in is not None and group_sizes(config):
+        from outrider.engine.launch.ranks import SpawnedRanks  # torch, which ranks have elsewhere
+
+        ranks = SpawnedRanks(group_sizes(config), config.target.device, secret, ranks_in)
+        addresses = [*addresses, ranks.address]
+    host = EngineHost(config, addresses, secret, ranks)
     awaited = group_sizes(config) or "gateways"
-    logger.info("listening on %s for %s", ", ".join(doorway.addresses), awaited)
-    engine = build_served(
-        config,
-        doorway,
-        report,
-        on_draft_lost=lambda reason: logger.warning("start the draft anew: %s", reason),
-        raise_if_dead=lambda: None,
-    )
-    service = EngineService(engine, doorway)
-    logger.info("ready for gateways")
-    if starter is not None:
-        starter.tell_ready()
+    logger.info("listening on %s for %s", ", ".join(host.addresses), awaited)
     try:
-        service.run()
+        host.start(report)
+        logger.info("ready for gateways")
+        if starter is not None:
+            starter.tell_ready(host.stop)
+        host.run()
     finally:
-        service.close()
-        engine.close()
+        host.close()
 
 
 if __name__ == "__main__":

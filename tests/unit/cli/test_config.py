@@ -145,8 +145,9 @@ def test_an_unknown_log_level_is_refused(run):
     assert err == "error: log_level is 'loud'; it must be one of debug, info, warning, error.\n"
 
 
-def test_the_global_log_level_goes_before_the_configs(run):
-    _, out, _ = run("--log-level", "error", "config", "show", "--set", "log_level=debug", "--json")
+def test_the_global_log_level_goes_before_the_configs(run, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_LOG_LEVEL", "debug")
+    _, out, _ = run("--log-level", "error", "config", "show", "--json")
     assert json.loads(out)["log_level"] == {"value": "error", "origin": "--log-level"}
     assert logging.getLogger("outrider").level == logging.ERROR
 
@@ -228,7 +229,7 @@ def test_show_prints_a_table_for_people(run):
     assert ["cache.prefix_caching", "true", "default"] in rows
 
 
-def test_a_commands_own_flags_go_before_set_and_file(run, add_command, tmp_path):
+def test_a_commands_own_flags_go_before_a_file_and_never_against_set(run, add_command, tmp_path):
     (tmp_path / "my.yaml").write_text("target:\n  model: from-file\n")
     seen = []
 
@@ -243,7 +244,13 @@ def test_a_commands_own_flags_go_before_set_and_file(run, add_command, tmp_path)
     add_command(command)
     run("made-up", "-c", "my.yaml")
     run("made-up", "-c", "my.yaml", "--set", "target.model=from-set")
-    run("made-up", "-c", "my.yaml", "--set", "target.model=from-set", "--model", "from-flag")
+    run("made-up", "-c", "my.yaml", "--model", "from-flag")
+    assert run("made-up", "--set", "target.model=from-set", "--model", "from-flag") == (
+        2,
+        "",
+        "error: --model sets target.model to 'from-flag' and --set to 'from-set'; give only one "
+        "of them.\n",
+    )
     found = [(r.config.target.model, r.origins["target.model"]) for r in seen]
     assert found == [
         ("from-file", "my.yaml:2"),
@@ -255,3 +262,21 @@ def test_a_commands_own_flags_go_before_set_and_file(run, add_command, tmp_path)
 def test_help_of_a_flag_is_the_settings_own_with_its_default():
     assert setting_help("block_size") == "Tokens in one KV block. Default: 16."
     assert setting_help("draft_model") == settings()["draft.model"].doc
+
+
+def test_the_log_level_may_not_contradict_set(run):
+    code, _, err = run("--log-level", "debug", "config", "show", "--set", "log_level=info")
+    assert (code, err) == (
+        2,
+        "error: --log-level sets log_level to 'debug' and --set to 'info'; give only one of "
+        "them.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("some/draft", "none"), ("none", "some/draft")], ids=["set", "flag"]
+)
+def test_serve_refuses_a_draft_and_none(run, flag, value):
+    code, _, err = run("serve", "--draft-model", flag, "--set", f"draft.model={value}")
+    assert code == 2
+    assert err.startswith("error: --draft-model sets draft.model to ")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cluster.actors import Endpoint
+from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind
-from outrider.cluster.postmortem import LAST_LINES, End, OwnLog, last_lines, root_cause
+from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.sweeper import Warden
 from outrider.cluster.tasks import first_of
 from outrider.engine.launch.backoff import LONGEST_PAUSE_S, Backoff
@@ -81,22 +83,6 @@ def test_a_bookmark_of_another_journal_means_the_beginning() -> None:
 
 
 # -- logs and ends ----------------------------------------------------------------------------
-
-
-def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path: Path) -> None:
-    path = tmp_path / "rank.log"
-    before = "of an earlier process\n"
-    path.write_text(before + "".join(f"line {i}\n" for i in range(LAST_LINES + 5)))
-    lines = last_lines(OwnLog(str(path), len(before)))
-    assert lines == [f"line {i}" for i in range(5, LAST_LINES + 5)]
-    path.write_text(before + "its only line\n")
-    assert last_lines(OwnLog(str(path), len(before))) == ["its only line"]
-
-
-def test_a_log_that_is_gone_is_told() -> None:
-    assert last_lines(OwnLog("/no/such/log", 0)) == [
-        "/no/such/log cannot be read: No such file or directory"
-    ]
 
 
 def test_who_vanished_is_to_blame_before_those_who_miss_it() -> None:
@@ -168,3 +154,67 @@ def test_a_warden_spares_others_and_the_server_itself(tmp_path: Path) -> None:
             pass
         assert not _has_ended(other.pid)
         other.kill()
+
+
+def test_whoever_reads_a_log_or_has_it_in_an_editor_is_spared(tmp_path: Path) -> None:
+    log = tmp_path / "raylet.out"
+    log.write_text("a line\n")
+    with (
+        (tmp_path / ".raylet.out.swp").open("w") as hidden,
+        subprocess.Popen(["tail", "-f", str(log)], stdout=subprocess.PIPE) as reader,
+        subprocess.Popen(["sleep", "60"], stdout=hidden) as editor,
+    ):
+        assert reader.stdout is not None and reader.stdout.readline() == b"a line\n"
+        with Warden(tmp_path), log.open("a") as end:
+            writer = subprocess.Popen(["sleep", "60"], stdout=end)
+        assert writer.wait(10) == -signal.SIGKILL
+        assert not _has_ended(reader.pid) and not _has_ended(editor.pid)
+        reader.kill()
+        editor.kill()
+
+
+# -- logs in a folder that others may write to ------------------------------------------------
+
+REDIRECTED = """
+import sys
+from pathlib import Path
+from outrider.cluster import postmortem
+postmortem.logs_folder = lambda: Path(sys.argv[1])
+postmortem.redirect_output("target-0")
+print("its words", flush=True)
+"""
+
+
+def _redirected(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", REDIRECTED, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_log_is_its_owners_to_read(tmp_path: Path) -> None:
+    assert _redirected(tmp_path).returncode == 0
+    log = tmp_path / "outrider-target-0.log"
+    assert log.read_text() == "its words\n"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (tmp_path / "outrider-target-0.log").symlink_to(precious)
+    done = _redirected(tmp_path)
+    assert done.returncode != 0
+    assert "outrider-target-0.log cannot be written" in done.stderr
+    assert precious.read_text() == "kept"
+
+
+# -- where an engine listens ------------------------------------------------------------------
+
+
+def test_an_engine_is_reached_over_its_socket_from_its_own_node_only() -> None:
+    both = Endpoint("unix:/e", "tcp:10.0.0.1:7000", "here", "secret")
+    assert both.address_from({"here"}) == "unix:/e"
+    assert both.address_from({"here", "there"}) == "tcp:10.0.0.1:7000"
+    alone = Endpoint("unix:/e", None, "here", "secret")
+    assert alone.address_from({"here"}) == "unix:/e"
+    with pytest.raises(ClusterError, match="start the server anew to use the nodes"):
+        alone.address_from({"there"})

@@ -201,6 +201,43 @@ def test_an_unknown_variable_is_refused_with_a_hint():
     )
 
 
+KUBERNETES = {
+    "OUTRIDER_SERVICE_HOST": "10.96.0.17",
+    "OUTRIDER_SERVICE_PORT": "50051",
+    "OUTRIDER_SERVICE_PORT_GRPC": "50051",
+    "OUTRIDER_PORT": "tcp://10.96.0.17:50051",
+    "OUTRIDER_PORT_50051_TCP": "tcp://10.96.0.17:50051",
+    "OUTRIDER_PORT_50051_TCP_PROTO": "tcp",
+    "OUTRIDER_PORT_50051_TCP_PORT": "50051",
+    "OUTRIDER_PORT_50051_TCP_ADDR": "10.96.0.17",
+    "OUTRIDER_SERVER_SERVICE_HOST": "fd00::17",
+    "OUTRIDER_SERVER_PORT": "tcp://[fd00::17]:50051",
+}
+
+
+def test_variables_of_a_kubernetes_service_are_no_settings(caplog):
+    with caplog.at_level("DEBUG", "outrider.config.sources"):
+        assert resolve(env=KUBERNETES) == resolve()
+    assert [record.args[0] for record in caplog.records] == sorted(KUBERNETES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OUTRIDER_PORT", "50051"),
+        ("OUTRIDER_SERVICE_HOST", "somewhere"),
+        ("OUTRIDER_PORT_50051", "tcp://10.96.0.17:50051"),
+        ("OUTRIDER_SERVICE", "10.96.0.17"),
+    ],
+)
+def test_a_variable_that_only_resembles_those_of_a_service_is_refused(name, value):
+    assert message_of(env={name: value}).startswith(f"{name} is no setting")
+
+
+def test_a_port_in_a_variable_is_still_a_setting():
+    assert resolve(env={"OUTRIDER_SERVER_PORT": "7000"}).config.server.port == 7000
+
+
 def test_a_wrong_variable_is_named():
     assert message_of(env={"OUTRIDER_SCHEDULER_LAG": "soon"}) == (
         "OUTRIDER_SCHEDULER_LAG: scheduler.lag is 'soon'; "

@@ -1,7 +1,7 @@
 """An engine as a child process: both ends of what ties it to the process that starts it.
 
-They share a socket. The child tells how its start is going; the end of either is known to the
-other at once, whatever the reason, so no child outlives its starter.
+They share a socket. The child tells how it fares; the end of either is known to the other at once,
+whatever the reason, so no child outlives its starter. Ranks that the child has started end with it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -26,9 +28,10 @@ from outrider.config import EngineConfig, settings
 from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.links.secret import SECRET_VARIABLE
+from outrider.logs import last_lines
 
-_LAST_LINES = 15
 _STOP_TIMEOUT_S = 5.0
+_STEP_S = 3.0  # for the step under way, and for ranks to be told
 
 
 class _Word(StrEnum):
@@ -50,12 +53,15 @@ class Starter:
     def __init__(self, fd: int) -> None:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
+        self._stop: Callable[[], None] | None = None
         threading.Thread(target=self._end_with_it, name="starter watch", daemon=True).start()
 
     def tell_stage(self, line: str) -> None:
         self._tell(_Word.STAGE, line)
 
-    def tell_ready(self) -> None:
+    def tell_ready(self, stop: Callable[[], None]) -> None:
+        """From now on `stop` is called when it ends; before, nobody has anything to lose."""
+        self._stop = stop
         self._tell(_Word.READY)
 
     def tell_failure(self, reason: str) -> None:
@@ -68,11 +74,14 @@ class Starter:
     def _end_with_it(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.recv(1)
+        if self._stop is not None:
+            self._stop()
+            time.sleep(_STEP_S)
         os._exit(0)  # gateways hold all that must not be lost
 
 
 class EngineChild:
-    """In the starter: `start`, then `run`, and `close` in any case, all on one thread."""
+    """In the starter: `start`, then `run`, and `close` in any case, one after the other."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-"))
@@ -89,6 +98,14 @@ class EngineChild:
     def start(self, report: Report) -> None:
         """Until it takes gateways; raises if it ends before."""
         self._start()
+        self._listen(report)
+
+    def run(self, report: Report) -> None:
+        """Until it ends, which raises."""
+        self._listen(report)
+
+    def _listen(self, report: Report) -> None:
+        """Until it is ready. Raises if it ends."""
         for line in self._lines:
             word, text = json.loads(line)
             if word == _Word.READY:
@@ -99,16 +116,11 @@ class EngineChild:
                 self._failure = text
         raise self._end()
 
-    def run(self) -> None:
-        """Until it ends, which raises."""
-        for line in self._lines:
-            _, self._failure = json.loads(line)
-        raise self._end()
-
     def _start(self) -> None:
         fd = self._its_socket.fileno()
         command = [sys.executable, "-m", "outrider.engine", "--listen", self.address]
         command += ["--config", str(self._config_file), "--starter-fd", str(fd)]
+        command += ["--spawn-ranks", str(self._folder)]
         with self._its_socket, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -120,9 +132,15 @@ class EngineChild:
             )
 
     def stop(self) -> None:
-        """From any thread: end it at once."""
+        """From any thread: let it end, which `start` and `run` tell."""
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        """From any thread, in place of `close`: end it at once."""
+        if self._process is not None:
+            self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
         self.stop()
@@ -136,11 +154,11 @@ class EngineChild:
     def _end(self) -> EngineChildError:
         assert self._process is not None
         code = self._reap(self._process)
-        reason = f"the engine failed: {self._failure}"
         if self._failure is None:
-            reason = f"the engine's process ended with exit code {code}"
-        lines = self._log.read_text(errors="replace").splitlines()
-        return EngineChildError("\n".join([reason, *lines[-_LAST_LINES:]]))
+            reason, lines = f"the engine's process ended with exit code {code}", []
+        else:
+            reason, *lines = f"the engine failed: {self._failure}".splitlines()
+        return EngineChildError("\n".join([reason, *(lines or last_lines(self._log))]))
 
     @staticmethod
     def _reap(process: subprocess.Popen[bytes]) -> int:

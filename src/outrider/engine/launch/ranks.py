@@ -24,22 +24,29 @@ from outrider.engine.launch.backoff import Backoff
 from outrider.engine.rank_group import RankError
 from outrider.links.rank_messages import DRAFT, TARGET
 from outrider.links.secret import SECRET_VARIABLE
+from outrider.logs import last_lines
 
 logger = logging.getLogger(__name__)
 
 _RANK_COMMAND = (sys.executable, "-m", "outrider.workers")
 _WATCH_S = 0.2
-_LAST_LINES = 15
 _STOP_TIMEOUT_S = 5.0
 
 
 class SpawnedRanks:
     """Starts every rank, restarts a draft group that died, and leaves nothing behind."""
 
-    def __init__(self, sizes: Mapping[str, int], device: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        device: str,
+        secret: str | None = None,
+        parent: Path | None = None,
+    ) -> None:
+        """With a new secret, and a folder of their own below `parent`."""
+        self.folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
         self.address = f"unix:{self.folder}/engine.sock"
-        self.secret = secrets.token_hex(32)
+        self.secret = secret or secrets.token_hex(32)
         self._sizes = sizes
         self._device = device
         self._lock = threading.Lock()
@@ -105,7 +112,7 @@ class SpawnedRanks:
         command += ["--role", role, "--rank", str(rank), "--size", str(self._sizes[role])]
         with self._log_path(role, rank).open("ab") as log:
             return subprocess.Popen(
-                [*command, "--with-parent"],
+                [*command, "--with-parent", str(os.getpid())],
                 env=os.environ | {SECRET_VARIABLE: self.secret} | self._gpu_variables(role, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -154,5 +161,4 @@ class SpawnedRanks:
         return self.folder / f"{role}-{rank}.log"
 
     def _last_lines(self, role: str, rank: int) -> str:
-        lines = self._log_path(role, rank).read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+        return "\n".join(last_lines(self._log_path(role, rank)))

@@ -1,38 +1,35 @@
-"""An engine on this host, started anew whenever it is lost: no Ray."""
+"""An engine on this host, in a process of its own, started anew whenever it is lost: no Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 import time
-from collections.abc import Callable
-from typing import TypeAlias
 
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
-from outrider.cluster.spawned_engine import SpawnedEngine, spawned_engine
 from outrider.config import EngineConfig
 from outrider.engine.launch.backoff import Backoff
+from outrider.engine.launch.child import EngineChild
+from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
 
-_Tell: TypeAlias = Callable[[Kind, str], None]
 
-
-class SpawnedLaunch:
+class LocalLaunch:
     """See `outrider.cluster.serve.Launch`. `cluster.colocate` is settled."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._address: EngineAddress | None = None
-        self._engine: SpawnedEngine | None = None
-        self._serving = threading.Event()
-        self._stopping = threading.Event()
-        self._running: asyncio.Task[None] | None = None
+        self._engine: EngineChild | None = None
+        self._located = asyncio.Event()  # where it is, or that it is nowhere any more
+        self._stopping = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
 
     async def locate(self) -> EngineAddress:
-        await asyncio.to_thread(self._serving.wait)
+        await self._located.wait()
         if self._address is None:
             raise ClusterError("the engine has been stopped.")
         return self._address
@@ -43,65 +40,69 @@ class SpawnedLaunch:
 
     async def keep(self, say: Say) -> None:
         """Until `stop`; raises if it never came to run."""
-        loop = asyncio.get_running_loop()
-
-        def tell(kind: Kind, text: str) -> None:
-            loop.call_soon_threadsafe(say, Event(kind, text))
-
-        self._running = asyncio.create_task(asyncio.to_thread(self._run, tell))
-        await asyncio.shield(self._running)
+        self._keeping = asyncio.create_task(self._keep(say))
+        await asyncio.shield(self._keeping)
 
     async def stop(self) -> None:
         self._stopping.set()
         if self._engine is not None:
             self._engine.stop()
-        if self._running is not None:
-            await asyncio.wait({self._running})
-        self._address = None
-        self._serving.set()  # whoever waits for an engine waits in vain
+        if self._keeping is not None:
+            await asyncio.wait({self._keeping})  # a child that does not end is killed
+        self._located.set()  # whoever waits for an engine waits in vain
 
     def abort(self) -> None:
-        """Nothing is to be done: child processes end with the one that started them."""
+        if self._engine is not None:
+            self._engine.kill()
 
-    # -- on a thread of its own -----------------------------------------------------------------
-
-    def _run(self, tell: _Tell) -> None:
+    async def _keep(self, say: Say) -> None:
         backoff = Backoff(time.monotonic)
         has_served = False
         while not self._stopping.is_set():
             try:
-                self._serve(tell, backoff)
+                await self._serve(say, backoff)
             except OutriderError as error:
                 if self._stopping.is_set():
                     return
                 has_served = has_served or self._address is not None
-                reason = _quote(error, tell)
+                reason = _quote(error, say)
                 if not has_served:
                     raise ClusterError(reason) from error
                 pause_s = backoff.next_pause_s()
-                tell(Kind.TROUBLE, f"{reason}; all is started anew in {pause_s:g} s")
-                self._stopping.wait(pause_s)
+                text = f"{reason}; all is started anew in {pause_s:g} s"
+                say(Event(Kind.TROUBLE, text))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), pause_s)
             finally:
-                self._serving.clear()
+                self._located.clear()
                 self._address = None
 
-    def _serve(self, tell: _Tell, backoff: Backoff) -> None:
-        engine = self._engine = spawned_engine(self._config)
+    async def _serve(self, say: Say, backoff: Backoff) -> None:
+        engine = self._engine = EngineChild(self._config)
+        report = _report_to(say)
         try:
-            if self._stopping.is_set():  # before there was an engine to be told
-                return
-            engine.start(lambda line: tell(Kind.STAGE, line))
+            await asyncio.to_thread(engine.start, report)
             self._address = EngineAddress(engine.address, engine.secret)
             backoff.started()
-            self._serving.set()
-            engine.run()
+            self._located.set()
+            await asyncio.to_thread(engine.run, report)
         finally:
-            engine.close()
+            await asyncio.to_thread(engine.close)
 
 
-def _quote(error: OutriderError, tell: _Tell) -> str:
+def _report_to(say: Say) -> Report:
+    """For a thread that has lines to tell."""
+    loop = asyncio.get_running_loop()
+
+    def report(line: str) -> None:
+        loop.call_soon_threadsafe(say, Event(Kind.STAGE, line))
+
+    return report
+
+
+def _quote(error: OutriderError, say: Say) -> str:
     """The first line is the reason; what follows are a process's own words."""
     reason, *lines = str(error).splitlines()
     for line in lines:
-        tell(Kind.LOG, line)
+        say(Event(Kind.LOG, line))
     return reason.rstrip(":.")

@@ -1,0 +1,63 @@
+"""The ways out of `outrider serve`, and what is none: the loss of whoever reads what it prints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import pytest
+from cluster_tools import ServeProcess
+
+from outrider.client import Client
+from outrider.cluster.serve import DRAIN_S
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+
+MODEL = "smollm2-135m-draft"
+ONE_PROCESS = ["--no-ray", "--model", MODEL, "--set", "cluster.colocate=true"]
+QUICK = {"max_tokens": 4, "ignore_eos": True, "timeout_s": 60}
+ENDLESS = {"max_tokens": 4000, "ignore_eos": True, "timeout_s": 60}
+
+
+def _engine_pid(client: Client) -> int:
+    engine = client.status().engine
+    assert engine is not None
+    return engine.models[0].pid
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_nobody_needs_to_read_what_a_server_prints_until_its_terminal_closes() -> None:
+    port = _free_port()
+    with ServeProcess(*ONE_PROCESS, "--port", str(port)) as server:
+        server.wait_line("^outrider")
+        server.stop_reading()
+        with Client(f"127.0.0.1:{port}") as client:
+            client.wait_ready(60)
+            assert client.generate("Once", **QUICK).usage.completion_tokens == 4
+            os.kill(_engine_pid(client), signal.SIGKILL)  # which is told, to nobody
+            assert client.generate("Once", **QUICK).usage.completion_tokens == 4
+        server.hang_up()
+        assert server.wait(DRAIN_S) == 0
+        server.wait_nothing_left()
+        assert server.left_files() == []
+
+
+def test_with_nohup_it_survives_its_terminal_and_a_second_sigterm_ends_it_at_once() -> None:
+    with ServeProcess(*ONE_PROCESS, is_nohup=True) as server, server.wait_ready() as client:
+        pid = _engine_pid(client)
+        server.hang_up()
+        with client.stream("Once", **ENDLESS) as stream:
+            next(iter(stream))
+            assert _engine_pid(client) == pid
+            server.terminate()
+            server.wait_line("stopping: 1 running requests")
+            server.terminate()
+            assert server.wait(DRAIN_S / 2) == 128 + signal.SIGTERM
+        server.wait_nothing_left()
+        assert server.left_files() == []

@@ -1,0 +1,93 @@
+"""A server that fails in its own process: its engine is ended all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from fake_engine import MODEL, SECRET, FakeEngine, fake_tokenizer_source
+
+from outrider.cluster.events import Event, Say
+from outrider.cluster.serve import Deadline, Serving, Watchers
+from outrider.config import EngineConfig
+from outrider.gateway.cluster_view import ClusterView
+from outrider.gateway.engine_link import EngineAddress
+from outrider.links.gateway_messages import EngineFacts
+
+CONFIG = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, port=0)
+
+
+class RunningEngine:
+    """A launch of an engine that is there already."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self.stopped = asyncio.Event()
+
+    async def locate(self) -> EngineAddress:
+        return EngineAddress(self._address, SECRET)
+
+    async def view(self) -> ClusterView | None:
+        return None
+
+    async def keep(self, say: Say) -> None:
+        await self.stopped.wait()
+
+    async def stop(self) -> None:
+        self.stopped.set()
+
+    def abort(self) -> None:
+        raise AssertionError("it ends in time")
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("it cannot be told")
+
+
+def _say_nothing(event: Event) -> None:
+    pass
+
+
+def _show_nothing(address: str, facts: EngineFacts) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("say", "on_ready"), [(_fail, _show_nothing), (_say_nothing, _fail), (_fail, _fail)]
+)
+def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
+    tmp_path: Path, say: Say, on_ready: Callable[[str, EngineFacts], None]
+) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
+
+    async def run() -> RunningEngine:
+        launch = RunningEngine(engine.address)
+        with Deadline() as deadline, pytest.raises(RuntimeError, match="it cannot be told"):
+            await Serving(CONFIG, launch, Watchers(say, on_ready), deadline).run()
+        return launch
+
+    try:
+        with mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source):
+            launch = asyncio.run(asyncio.wait_for(run(), 30))
+    finally:
+        engine.stop()
+    assert launch.stopped.is_set()
+
+
+STUCK = """
+import threading
+from outrider.cluster.serve import Deadline
+with Deadline(0.1) as deadline:
+    deadline.begin(lambda: print("aborted", flush=True))
+    threading.Event().wait()
+"""
+
+
+def test_a_server_that_does_not_end_in_time_is_ended() -> None:
+    done = subprocess.run([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b"aborted\n")
