@@ -236,7 +236,7 @@ class RaggedRun:
             tiles=self._tiles(spans),
         )
         device = self._decoder.device
-        moved = {
+        moved: dict[str, Any] = {
             field.name: value.to(device) if isinstance(value, Tensor) else value
             for field in dataclasses.fields(batch)
             for value in [getattr(batch, field.name)]
@@ -245,7 +245,8 @@ class RaggedRun:
         hidden = self._decoder.forward(ids, RaggedBatch(**moved), self._kv)
         for row, span in zip(rows, spans, strict=True):
             self._done[row] = span.stop
-        return self._decoder.logits(hidden).cpu().split(lens)
+        rows_of_each: tuple[Tensor, ...] = self._decoder.logits(hidden).cpu().split(lens)
+        return rows_of_each
 
     def _tiles(self, spans: list[range]) -> Tensor | None:
         size = self._decoder.tile_tokens(max(map(len, spans)))

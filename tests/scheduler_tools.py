@@ -16,7 +16,7 @@ from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.request import Request, State
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import FinishReason, RequestUpdate, StepPlan, TokenLogprobs, Verdict
+from outrider.scheduler.types import FinishReason, Outcome, RequestUpdate, StepPlan, TokenLogprobs
 from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import text_hashes
 from outrider.workers.proposers.base import Ticket
@@ -148,8 +148,8 @@ class Simulation:
         self._check_admission_order(plan)
         return self.workers.propose(plan)
 
-    def observe(self, verdict: Verdict) -> None:
-        self.workers.observe(verdict)
+    def observe(self, outcome: Outcome) -> None:
+        self.workers.observe(outcome)
 
     # -- checks -----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from outrider.scheduler.types import (
+    Outcome,
     ProposerKind,
     RowInit,
     RowPlan,
@@ -91,6 +92,9 @@ class FakeWorkers:
 
     # -- the protocols of the step loop -----------------------------------------------------
 
+    def sync(self, scheduler: object) -> None:
+        """Whoever lets the draft go tells the scheduler."""
+
     def propose(self, plan: StepPlan) -> Ticket:
         self._begin(plan)
         proposals: dict[int, Proposal] = {}
@@ -115,8 +119,8 @@ class FakeWorkers:
             time.sleep(self._verify_s)
         return Verdict(plan.epoch, plan.step, rows, ticket.draft_s, self._verify_s)
 
-    def observe(self, verdict: Verdict) -> None:
-        for row in verdict.rows:
+    def observe(self, outcome: Outcome) -> None:
+        for row in outcome.wait().rows:
             drafted = self._rows[row.row].drafted
             if drafted:
                 self.draft_kv.computed[row.row] += min(row.num_accepted, drafted - 1)

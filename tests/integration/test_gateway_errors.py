@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -86,7 +86,7 @@ def generate(service: FakeService) -> Iterator[Any]:
             "num_speculative_tokens is 33; it must be a whole number from 0 to 32, or None.",
         ),
         (
-            Request(text="a", speculation=Speculation(method=99)),
+            Request(text="a", speculation=Speculation(method=cast("Any", 99))),
             "speculation.method is 99, which this server does not know",
         ),
         (Request(text="a", request_id="a/b"), "request_id is 'a/b'; it must be at most 128"),

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +13,7 @@ from outrider.logs import request_context, setup_logging
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger():
+def _restored_logger() -> Iterator[None]:
     logger = logging.getLogger("outrider")
     before = (logger.handlers[:], logger.level, logger.propagate)
     yield
@@ -22,7 +23,9 @@ def _restored_logger():
 LOG = logging.getLogger("outrider.some.part")
 
 
-def test_a_line_holds_time_level_role_rank_request_logger_and_message(capsys):
+def test_a_line_holds_time_level_role_rank_request_logger_and_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     setup_logging("info", role="target", rank=3)
     with request_context("r7"):
         LOG.info("took %d tokens", 5)
@@ -35,7 +38,7 @@ def test_a_line_holds_time_level_role_rank_request_logger_and_message(capsys):
     )
 
 
-def test_outside_a_request_the_id_is_a_dash(capsys):
+def test_outside_a_request_the_id_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging()
     with request_context("r7"):
         pass
@@ -43,7 +46,7 @@ def test_outside_a_request_the_id_is_a_dash(capsys):
     assert " engine/0 - outrider.some.part: idle\n" in capsys.readouterr().err
 
 
-def test_request_contexts_nest(capsys):
+def test_request_contexts_nest(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging()
     with request_context("outer"):
         with request_context("inner"):
@@ -53,7 +56,9 @@ def test_request_contexts_nest(capsys):
     assert " inner " in first and " outer " in second
 
 
-def test_the_request_of_one_thread_is_not_that_of_another(capsys):
+def test_the_request_of_one_thread_is_not_that_of_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     setup_logging()
     with request_context("mine"):
         other = threading.Thread(target=LOG.info, args=("theirs",))
@@ -62,28 +67,28 @@ def test_the_request_of_one_thread_is_not_that_of_another(capsys):
     assert " engine/0 - " in capsys.readouterr().err
 
 
-def test_messages_under_the_level_are_dropped(capsys):
+def test_messages_under_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("warning")
     LOG.info("quiet")
     LOG.warning("loud")
     assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["loud"]
 
 
-def test_setting_up_again_replaces_and_does_not_double(capsys):
+def test_setting_up_again_replaces_and_does_not_double(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("error")
     setup_logging("info", role="draft")
     LOG.info("once")
     assert capsys.readouterr().err.count("draft/0") == 1
 
 
-def test_only_our_own_logger_is_touched():
+def test_only_our_own_logger_is_touched() -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     setup_logging("debug")
     assert (root.handlers, root.level) == before
 
 
-def test_json_lines_carry_the_same_fields(capsys):
+def test_json_lines_carry_the_same_fields(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("info", role="draft", rank=1, json_lines=True)
     with request_context("r7"):
         LOG.warning("größer\nals %s", "gedacht")
@@ -101,7 +106,7 @@ def test_json_lines_carry_the_same_fields(capsys):
     assert second["request_id"] is None
 
 
-def test_json_lines_keep_an_exception_in_one_line(capsys):
+def test_json_lines_keep_an_exception_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging(json_lines=True)
     try:
         raise ValueError("broken")
@@ -111,7 +116,7 @@ def test_json_lines_keep_an_exception_in_one_line(capsys):
     assert json.loads(line)["exception"].endswith("ValueError: broken")
 
 
-def test_an_unknown_level_is_refused():
+def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(
         ConfigError,
         match=r"^log_level is 'loud'; it must be one of debug, info, warning, error\.$",

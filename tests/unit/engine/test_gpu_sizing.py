@@ -13,6 +13,7 @@ from checkpoints import random_model
 from outrider.config import EngineConfig
 from outrider.engine import build
 from outrider.engine.sizing import size_pools
+from outrider.engine.step import TargetWorker
 from outrider.errors import CapacityError
 from outrider.scheduler.types import StepPlan, Verdict
 from outrider.workers.gpu.memory import (
@@ -152,7 +153,8 @@ class FakeWorkers:
 def _measured(gpu: FakeGpu, per_token: int) -> GpuMemory:
     def build_workers() -> Any:
         workers = FakeWorkers(gpu, per_token)
-        return workers, workers
+        target: TargetWorker = workers
+        return workers, target
 
     return measure(torch.device("cuda"), build_workers, LIMITS[0])
 

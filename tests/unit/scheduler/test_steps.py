@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scheduler_tools import Simulation, make_request
@@ -310,7 +311,7 @@ def test_a_verdict_nobody_waits_for_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [{"generation": 9}, {"base_len": 7}])
-def test_a_verdict_for_another_state_of_the_row_is_refused(change: dict[str, int]) -> None:
+def test_a_verdict_for_another_state_of_the_row_is_refused(change: dict[str, Any]) -> None:
     simulation = Simulation()
     simulation.add(make_request("a", [1, 2, 3], 20))
     plan = simulation.scheduler.plan(0.0)
