@@ -17,7 +17,8 @@ from torch import Tensor
 
 from outrider.kernels.types import RaggedBatch
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.models.kv import KVCache
+from outrider.workers.models.kv import KVCache, bytes_per_block
+from outrider.workers.weights.loader import load_spec
 
 VOCAB_SIZE = 320
 
@@ -191,6 +192,12 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
 def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
     generator = torch.Generator().manual_seed(seed + 1000 * length)
     return torch.randint(3, vocab_size, (length,), generator=generator).tolist()
+
+
+def kv_gb(num_tokens: int, *folders: Path, block_size: int) -> float:
+    """Memory for so many tokens of models together."""
+    per_block = sum(bytes_per_block(load_spec(f), block_size, torch.float32) for f in folders)
+    return -(-num_tokens // block_size) * per_block / 2**30
 
 
 class RaggedRun:

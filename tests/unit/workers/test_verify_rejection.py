@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,13 +75,16 @@ POLICIES = {
 }
 
 
+@dataclass(frozen=True)
 class RecordingOps(ReferenceOps):
-    """Keeps the distributions it is asked to sample from, and takes the likeliest token."""
+    """Keeps the distributions it was last asked to sample from, and takes the likeliest token."""
+
+    distributions: list[Tensor] = field(default_factory=list)
 
     def gumbel_argmax(
         self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
     ) -> Tensor:
-        self.distributions = scores.double().softmax(-1)
+        self.distributions[:] = scores.double().softmax(-1)
         return scores.argmax(-1)
 
 
