@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import save_checkpoint
-from gpu_tools import DEVICE
+from gpu_tools import DEVICE, GPU_MARKS
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, RequestError
@@ -23,6 +23,8 @@ from outrider.workers.proposers.base import ProposerContext
 from outrider.workers.proposers.registry import ProposerEntry, register, unregister
 from outrider.workers.recorded.recording import RecordedPasses
 from outrider.workers.rows import RowTable
+
+pytestmark = GPU_MARKS
 
 NUM_TOKENS = 16
 PROMPTS = [[5, 9, 5, 9], [7, 7, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
