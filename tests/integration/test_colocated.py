@@ -18,6 +18,7 @@ from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
 from outrider.kernels.gpu.ops import GpuOps
+from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
@@ -33,7 +34,7 @@ SIZES = {
     "head_dim": 32,
 }
 NUM_TOKENS = 6
-SELECT_OPS = device.select_ops
+SELECT_OPS = select_ops
 DEPTH = 3
 # A few tokens far above all others: how often each was output decides which is next.
 CYCLE: dict[str, Any] = {"logit_bias": dict.fromkeys(range(5, 13), 30.0), "frequency_penalty": 2.0}
