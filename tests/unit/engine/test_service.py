@@ -18,6 +18,7 @@ from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import Cancel, Refused, StatusQuery
+from outrider.scheduler.types import SampleId
 
 
 class Scheduler:
@@ -26,10 +27,10 @@ class Scheduler:
     has_work = False
 
     def __init__(self) -> None:
-        self.cancelled: list[str] = []
+        self.cancelled: list[SampleId] = []
 
-    def cancel(self, request_id: str) -> None:
-        self.cancelled.append(request_id)
+    def cancel(self, sample_id: SampleId) -> None:
+        self.cancelled.append(sample_id)
 
 
 class Served:
@@ -40,8 +41,8 @@ class Served:
         loop = SimpleNamespace(scheduler=self.scheduler, step=lambda now_s: [])
         engine: Any = SimpleNamespace(
             loop=loop,
-            facts=Refused("facts", "", False),
-            status=lambda query: Refused(str(query), "x" * 50_000, False),
+            facts=Refused(0, "", False),
+            status=lambda query: Refused(query, "x" * 50_000, False),
             check=lambda: None,
         )
         self._doorway: Any = SimpleNamespace(on_gateway=None)
@@ -101,9 +102,7 @@ def test_a_gateway_is_hung_up_on_when_too_much_waits_for_it(
 def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -> None:
     count = 3 * service_module._MOST_UNHANDLED
     with served() as both:
-        asking = threading.Thread(
-            target=lambda: [both.far.send(Cancel(str(i))) for i in range(count)]
-        )
+        asking = threading.Thread(target=lambda: [both.far.send(Cancel(i)) for i in range(count)])
         asking.start()
         wait_until(lambda: both.service._commands.qsize() >= service_module._MOST_UNHANDLED)
         time.sleep(0.3)
@@ -111,4 +110,4 @@ def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -
         both.thread.start()
         wait_until(lambda: len(both.scheduler.cancelled) == count)
         asking.join(10)
-        assert both.scheduler.cancelled == [f"1:{i}" for i in range(count)]
+        assert both.scheduler.cancelled == [SampleId(1, i) for i in range(count)]
