@@ -17,7 +17,7 @@ from typing import Final
 from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway.engine_link import EngineLink, EngineLost, Event
 from outrider.gateway.errors import DeadlineError, RequestCancelledError, UnavailableError
-from outrider.links.gateway_messages import EngineFacts, Refused, Sample, Submit
+from outrider.links.gateway_messages import EngineFacts, Refused, Submit, SubmittedSample
 from outrider.scheduler.types import FinishReason, RequestUpdate
 from outrider.text.builder import TextBuilder
 from outrider.text.front_door import PreparedRequest
@@ -217,10 +217,10 @@ class Session:
                 "send the request again."
             )
 
-    def _sample(self, handle: int, text: TextBuilder) -> Sample:
+    def _sample(self, handle: int, text: TextBuilder) -> SubmittedSample:
         output = text.output
         had = self._prompt_logprobs_had(output.index)
-        return Sample(handle, output.index, tuple(output.token_ids), had)
+        return SubmittedSample(handle, output.index, tuple(output.token_ids), had)
 
     def _prompt_logprobs_had(self, index: int) -> int:
         """The first sample reports them for all, so the others want none."""

@@ -34,9 +34,9 @@ from outrider.links.gateway_messages import (
     EngineStatus,
     RankStatus,
     Refused,
-    Sample,
     StatusQuery,
     Submit,
+    SubmittedSample,
     Updates,
 )
 from outrider.links.handshake import receive_greeting
@@ -81,7 +81,7 @@ def fake_facts(**options: Any) -> EngineFacts:
 class _Running:
     sample_id: SampleId
     spec: RequestSpec
-    sample: Sample
+    sample: SubmittedSample
     seed: int
     channel: Channel
     tokens: list[int]
@@ -198,7 +198,7 @@ class FakeEngine:
             case StatusQuery(query=query) if self.answers_status:
                 channel.send(self._status(query))
 
-    def _started(self, channel: Channel, submit: Submit, sample: Sample) -> _Running:
+    def _started(self, channel: Channel, submit: Submit, sample: SubmittedSample) -> _Running:
         spec, timeout_s = submit.spec, submit.timeout_s
         is_first = sample is submit.samples[0]
         return _Running(

@@ -18,7 +18,14 @@ from outrider.errors import CapacityError, OutriderError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
-from outrider.links.gateway_messages import Cancel, Refused, Sample, StatusQuery, Submit, Updates
+from outrider.links.gateway_messages import (
+    Cancel,
+    Refused,
+    StatusQuery,
+    Submit,
+    SubmittedSample,
+    Updates,
+)
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, RequestUpdate, SampleId
 
@@ -210,7 +217,9 @@ class EngineService:
         return gateway
 
 
-def as_request(submit: Submit, sample: Sample, sample_id: SampleId, now_s: float) -> Request:
+def as_request(
+    submit: Submit, sample: SubmittedSample, sample_id: SampleId, now_s: float
+) -> Request:
     """The scheduler's request for one of the samples submitted."""
     timeout_s = submit.timeout_s
     return Request(

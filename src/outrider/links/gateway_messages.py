@@ -31,7 +31,7 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SubmittedSample:
     """One of the samples submitted, to run from the prompt or from where it stopped.
 
     `output_ids` were told to the client before; they are computed again but not told again, and
@@ -49,7 +49,7 @@ class Submit:
     """Gateway to engine: run samples of a request. The first computes the prompt for all."""
 
     spec: RequestSpec
-    samples: tuple[Sample, ...]
+    samples: tuple[SubmittedSample, ...]
     timeout_s: float | None  # from the moment the engine receives it
     is_resumed: bool  # an engine has been asked before: no limit on what may wait applies
 
