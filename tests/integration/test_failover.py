@@ -1,5 +1,5 @@
-"""A real gateway before a real engine service whose model is a hash: engines that are lost under
-load."""
+"""Real gateways before a real engine service whose model is a hash: under load, and when it is
+lost."""
 
 from __future__ import annotations
 
@@ -92,6 +92,11 @@ def started(client: Client, seed: int) -> Stream:
     return stream
 
 
+def expected(seed: int, index: int = 0) -> list[int]:
+    text = text_hashes(PROMPT)[-1]
+    return FakeModel().continuation(text, sample_seed(seed, index), NUM_TOKENS)
+
+
 def test_streams_that_ran_are_not_cut_by_an_engine_in_which_fewer_may_wait(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/engine.sock"
     with life(address, max_num_seqs=NUM_STREAMS, max_waiting=1) as first:
@@ -107,9 +112,7 @@ def test_streams_that_ran_are_not_cut_by_an_engine_in_which_fewer_may_wait(tmp_p
                 done = [stream.result() for stream in streams]
                 assert second.scheduler.stats.finished == NUM_STREAMS
     for seed, each in enumerate(done):
-        text = text_hashes(PROMPT)[-1]
-        expected = FakeModel().continuation(text, sample_seed(seed, 0), NUM_TOKENS)
-        assert each.samples[0].token_ids == expected
+        assert each.samples[0].token_ids == expected(seed)
         assert each.resubmissions == 1
 
 
@@ -125,3 +128,29 @@ def test_a_new_request_is_refused_while_as_many_wait_as_may(tmp_path: Path) -> N
             refused.result()
         assert str(caught.value) == "1 requests are waiting already (max_waiting); retry later."
         assert len(waiting.result().samples[0].token_ids) == 3
+
+
+def test_a_request_with_a_sample_too_many_is_refused_whole(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/engine.sock"
+    with life(address, max_num_seqs=1, max_waiting=2) as engine, clients(address) as client:
+        engine.start()
+        with pytest.raises(CapacityError, match="2 requests are waiting already"):
+            client.generate(PROMPT, n=4, max_tokens=NUM_TOKENS)
+        wait_until(lambda: not engine.scheduler.has_work)
+
+
+def test_gateways_that_give_the_same_handles_get_their_own_samples(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/engine.sock"
+    with (
+        life(address, max_num_seqs=4, max_waiting=4) as engine,
+        clients(address) as one,
+        clients(address) as other,
+    ):
+        engine.start()
+        options = {"n": 2, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        streams = [
+            client.stream(PROMPT, seed=seed, **options) for seed, client in enumerate((one, other))
+        ]
+        for seed, stream in enumerate(streams):
+            samples = stream.result().samples
+            assert [each.token_ids for each in samples] == [expected(seed, i) for i in range(2)]
