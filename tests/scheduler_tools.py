@@ -58,8 +58,8 @@ def make_request(
     **fields: Any,
 ) -> Request:
     """A request with the defaults most tests want; `fields` are those of `RequestSpec`."""
-    wanted = {"params": PLAIN, "seed": 7, "max_len": len(prompt) + max_tokens} | fields
-    spec = RequestSpec(tuple(prompt), **wanted)
+    usual = {"params": PLAIN, "seed": 7, "max_len": len(prompt) + max_tokens}
+    spec = RequestSpec(tuple(prompt), **(usual | fields))
     return Request(
         sample_id(name),
         spec,

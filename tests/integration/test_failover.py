@@ -76,9 +76,10 @@ def life(address: str, **limits: int) -> Iterator[Engine]:
 
 @contextmanager
 def clients(address: str) -> Iterator[Client]:
+    engine: Any = SimpleNamespace(address=address)
     with (
         mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source),
-        running_server(SimpleNamespace(address=address)) as server,
+        running_server(engine) as server,
         Client(server.address) as client,
     ):
         client.wait_ready(20)
@@ -147,7 +148,7 @@ def test_gateways_that_give_the_same_handles_get_their_own_samples(tmp_path: Pat
         clients(address) as other,
     ):
         engine.start()
-        options = {"n": 2, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        options: dict[str, Any] = {"n": 2, "max_tokens": NUM_TOKENS, "ignore_eos": True}
         streams = [
             client.stream(PROMPT, seed=seed, **options) for seed, client in enumerate((one, other))
         ]
