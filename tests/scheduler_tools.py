@@ -58,7 +58,7 @@ def make_request(
     **fields: Any,
 ) -> Request:
     """A request with the defaults most tests want; `fields` are those of `RequestSpec`."""
-    usual = {"params": PLAIN, "seed": 7, "max_len": len(prompt) + max_tokens}
+    usual: dict[str, Any] = {"params": PLAIN, "seed": 7, "max_len": len(prompt) + max_tokens}
     spec = RequestSpec(tuple(prompt), **(usual | fields))
     return Request(
         sample_id(name),
