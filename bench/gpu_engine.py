@@ -18,7 +18,7 @@ from outrider.engine.step import StepLoop
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
-from outrider.scheduler.types import NOBODY
+from outrider.scheduler.types import IN_PROCESS, NOBODY, RequestSpec, SampleId
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.proposers.registry import DRAFT
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
@@ -133,24 +133,23 @@ class BenchEngine:
             temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True
         )
         drafted = self._depth > 0
-        request = Request(
-            f"r{self._count}",
-            prompt,
+        spec = RequestSpec(
+            tuple(prompt),
             params,
             seed=seed,
             max_len=min(len(prompt) + num_tokens, self._max_len),
-            arrival_s=0.0,
             proposer=DRAFT if drafted else NOBODY,
             depth=self._depth,
         )
-        self.loop.scheduler.add(request)
+        sample_id = SampleId(IN_PROCESS, self._count)
+        self.loop.scheduler.add(Request(sample_id, spec, seed=seed, arrival_s=0.0))
 
-    def drain(self) -> dict[str, list[int]]:
+    def drain(self) -> dict[SampleId, list[int]]:
         """Step until nothing is left; the tokens of every request."""
-        texts: dict[str, list[int]] = {}
+        texts: dict[SampleId, list[int]] = {}
         while self.loop.scheduler.has_work:
             for update in self.loop.step(0.0):
-                texts.setdefault(update.request_id, []).extend(update.token_ids)
+                texts.setdefault(update.sample_id, []).extend(update.token_ids)
         return texts
 
     def decode(
@@ -179,9 +178,9 @@ class BenchEngine:
         """All requests at once, over the time in which every one of them is decoding."""
         for seed, prompt in enumerate(prompts):
             self.add(prompt, num_tokens, temperature, seed)
-        started: set[str] = set()
+        started: set[SampleId] = set()
         while len(started) < len(prompts):
-            started |= {update.request_id for update in self.loop.step(0.0) if update.token_ids}
+            started |= {update.sample_id for update in self.loop.step(0.0) if update.token_ids}
         stats = self.loop.scheduler.stats
         tokens, steps = stats.committed_tokens, stats.steps
         busy_s, start_s = self._busy_s(), time.perf_counter()

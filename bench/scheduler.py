@@ -29,7 +29,15 @@ from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.request import Request
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import RowPlan, RowVerdict, StepPlan, Verdict
+from outrider.scheduler.types import (
+    IN_PROCESS,
+    RequestSpec,
+    RowPlan,
+    RowVerdict,
+    SampleId,
+    StepPlan,
+    Verdict,
+)
 from outrider.workers.proposers.registry import DRAFT, traits
 
 DEPTH = 5
@@ -84,18 +92,17 @@ class ScriptedTarget:
 
 def _request(index: int, max_tokens: int) -> Request:
     prompt = range(index * PROMPT_LEN, (index + 1) * PROMPT_LEN)
-    return Request(
-        f"request-{index}",
-        prompt,
+    spec = RequestSpec(
+        tuple(prompt),
         SamplingParams(max_tokens=max_tokens),
         seed=index,
         max_len=PROMPT_LEN + max_tokens,
-        arrival_s=0.0,
-        stop_ids=[_END],
-        deadline_s=_FAR_S,
+        stop_ids=(_END,),
         proposer=DRAFT,
         depth=DEPTH,
     )
+    sample_id = SampleId(IN_PROCESS, index)
+    return Request(sample_id, spec, seed=index, arrival_s=0.0, deadline_s=_FAR_S)
 
 
 class Bench:

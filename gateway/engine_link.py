@@ -81,7 +81,7 @@ class EngineLink:
         self._on_change = on_change
         self._channel: AsyncChannel | None = None
         self._up = asyncio.Event()
-        self._sinks: dict[str, Sink] = {}  # by sample id
+        self._sinks: dict[int, Sink] = {}  # by the handles of samples
         self._queries: dict[int, asyncio.Future[EngineStatus]] = {}
         self._serial = itertools.count(1)
 
@@ -98,24 +98,25 @@ class EngineLink:
 
     # -- samples ------------------------------------------------------------------------------
 
-    def new_id(self, name: str) -> str:
-        """An id for a sample that no other had before it: what the engine still says about an
-        earlier one of the same name must not reach the new one."""
-        return f"{name}~{next(self._serial)}"
+    def new_handle(self) -> int:
+        """For a sample to be submitted. No other had it, so nothing that is still said about one
+        that is over can reach the new one."""
+        return next(self._serial)
 
-    def submit(self, sample: Submit, sink: Sink) -> None:
-        """Hand a sample to the engine; `sink` gets everything about it until it is let go."""
-        self._sinks[sample.request_id] = sink
-        self._send(sample)
+    def submit(self, request: Submit, sink: Sink) -> None:
+        """Hand samples to the engine; `sink` gets everything about each until it is let go."""
+        for sample in request.samples:
+            self._sinks[sample.handle] = sink
+        self._send(request)
 
-    def forget(self, sample_id: str) -> None:
+    def forget(self, handle: int) -> None:
         """The engine has ended this sample."""
-        self._sinks.pop(sample_id, None)
+        self._sinks.pop(handle, None)
 
-    def cancel(self, sample_id: str) -> None:
+    def cancel(self, handle: int) -> None:
         """Nobody reads this sample any more."""
-        if self._sinks.pop(sample_id, None) is not None and self._channel is not None:
-            self._send(Cancel(sample_id))
+        if self._sinks.pop(handle, None) is not None and self._channel is not None:
+            self._send(Cancel(handle))
 
     async def status(self) -> EngineStatus:
         if self._channel is None:
@@ -201,9 +202,9 @@ class EngineLink:
             match await channel.receive():
                 case Updates(updates=updates):
                     for update in updates:
-                        self._deliver(update.request_id, update)
+                        self._deliver(update.sample_id.handle, update)
                 case Refused() as refused:
-                    self._deliver(refused.request_id, refused)
+                    self._deliver(refused.handle, refused)
                 case EngineStatus() as status:
                     answer = self._queries.pop(status.query, None)
                     if answer is not None and not answer.done():
@@ -211,8 +212,8 @@ class EngineLink:
                 case other:
                     raise LinkError(f"the engine sent a {type(other).__name__} out of turn.")
 
-    def _deliver(self, sample_id: str, event: Event) -> None:
-        sink = self._sinks.get(sample_id)
+    def _deliver(self, handle: int, event: Event) -> None:
+        sink = self._sinks.get(handle)
         if sink is not None:  # else it was let go a moment ago
             sink(event)
 

@@ -23,15 +23,15 @@ class Responses:
     def __init__(self, session: Session, model: str, want_spans: bool) -> None:
         self._session = session
         self._model = model
-        self._mark = mark_of(session.prepared.proposer)
+        self._mark = mark_of(session.prepared.spec.proposer)
         self._has_started = False
         self._num_prompt_logprobs = 0
         self._spans: dict[int, TextSpans] = {}
         if want_spans and session.tokenizer is not None:
-            prepared = session.prepared
-            for index in range(prepared.params.n):
+            spec = session.prepared.spec
+            for index in range(spec.params.n):
                 detokenizer = Detokenizer(
-                    session.tokenizer, prepared.prompt_ids, prepared.params.skip_special_tokens
+                    session.tokenizer, spec.prompt_ids, spec.params.skip_special_tokens
                 )
                 self._spans[index] = TextSpans(detokenizer)
 
@@ -70,10 +70,10 @@ class Responses:
             self._num_prompt_logprobs = len(known)
 
     def _put_start(self, response: generation_pb2.GenerateResponse) -> None:
-        prepared = self._session.prepared
-        response.start.seed = prepared.seed
+        spec = self._session.prepared.spec
+        response.start.seed = spec.seed
         response.start.model = self._model
-        response.start.prompt_tokens = len(prepared.prompt_ids)
+        response.start.prompt_tokens = len(spec.prompt_ids)
 
     def _put_summary(self, response: generation_pb2.GenerateResponse) -> None:
         output, summary = self._session.output, response.summary

@@ -17,7 +17,7 @@ from typing import Final
 from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway.engine_link import EngineLink, EngineLost, Event
 from outrider.gateway.errors import DeadlineError, RequestCancelledError, UnavailableError
-from outrider.links.gateway_messages import EngineFacts, Refused, Submit
+from outrider.links.gateway_messages import EngineFacts, Refused, Submit, SubmittedSample
 from outrider.scheduler.types import FinishReason, RequestUpdate
 from outrider.text.builder import TextBuilder
 from outrider.text.front_door import PreparedRequest
@@ -56,25 +56,25 @@ class Session:
         link: EngineLink,
         resubmit_timeout_s: float,
     ) -> None:
+        spec = prepared.spec
         self.prepared = prepared
         self.tokenizer = tokenizer
         self.resubmissions = 0
         self.output = RequestOutput(
             prepared.request_id,
             prepared.prompt,
-            prepared.prompt_ids,
+            list(spec.prompt_ids),
             [],
             RequestMetrics(time.monotonic()),
-            None if prepared.params.prompt_logprobs is None else [None],
+            None if spec.params.prompt_logprobs is None else [None],
         )
         self._facts = facts
         self._link = link
         self._resubmit_timeout_s = resubmit_timeout_s
         self._texts = [
-            TextBuilder(prepared, index, self.output, tokenizer)
-            for index in range(prepared.params.n)
+            TextBuilder(prepared, index, self.output, tokenizer) for index in range(spec.params.n)
         ]
-        self._running: dict[str, TextBuilder] = {}  # by the id the engine knows the sample under
+        self._running: dict[int, TextBuilder] = {}  # by the handles the engine knows samples by
         self._connection = 0  # on which they were submitted
         self._has_progressed = False  # since they were
         self._fruitless_losses = 0
@@ -86,30 +86,30 @@ class Session:
         """What each step adds to each sample. Closing the iterator early cancels the request."""
         with self._deadline_timer():
             try:
-                await self._submit_unfinished()
+                await self._submit_unfinished(is_resumed=False)
                 while not self.output.finished:
                     if self._is_held_up and self._events.empty():
                         await self._go_on()
                     event = await self._events.get()
                     if isinstance(event, RequestUpdate):
                         self._num_unread -= _size_of(event)
-                        text = self._running.get(event.request_id)
+                        text = self._running.get(event.sample_id.handle)
                         if text is not None:
                             yield self._take(text, event)
                             self._let_go(text, event)
                     else:
                         await self._handle(event)
             finally:
-                for sample_id in self._running:
-                    self._link.cancel(sample_id)
+                for handle in self._running:
+                    self._link.cancel(handle)
 
     async def _handle(self, event: Refused | EngineLost | _DeadlinePassed) -> None:
         match event:
             case EngineLost(number=number):
                 if number == self._connection:
                     await self._resume()
-            case Refused():
-                raise self._refusal(event)
+            case Refused(message=message, is_capacity=is_capacity):
+                raise CapacityError(message) if is_capacity else RequestError(message)
             case _DeadlinePassed():
                 raise self._late()
 
@@ -120,11 +120,12 @@ class Session:
         delta = text.take(update, time.monotonic())
         self._has_progressed = self._has_progressed or bool(update.token_ids)
         if delta.finish_reason is not None:
-            del self._running[update.request_id]
+            handle = update.sample_id.handle
+            del self._running[handle]
             if update.finish_reason is None:  # a stop string, which the engine knows nothing of
-                self._link.cancel(update.request_id)
+                self._link.cancel(handle)
             else:
-                self._link.forget(update.request_id)
+                self._link.forget(handle)
         return delta
 
     def _let_go(self, text: TextBuilder, update: RequestUpdate) -> None:
@@ -145,10 +146,6 @@ class Session:
                 raise RequestCancelledError("the engine cancelled the request; send it again.")
         raise OutriderError(f"the engine ended the request with {reason!r}; send it again.")
 
-    def _refusal(self, refused: Refused) -> OutriderError:
-        message = refused.message.replace(refused.request_id, self.prepared.request_id)
-        return CapacityError(message) if refused.is_capacity else RequestError(message)
-
     def _late(self) -> DeadlineError:
         num_tokens = sum(len(output.token_ids) for output in self.output.outputs)
         return DeadlineError(
@@ -168,32 +165,36 @@ class Session:
                 f"the engine was lost {self._fruitless_losses} times in a row without a token for "
                 "this request; try again later."
             )
-        await self._submit_unfinished()
+        await self._submit_unfinished(is_resumed=True)
         self.resubmissions += 1
         logger.info("resubmitted after the loss of the engine")
 
     def _hold_up(self) -> None:
         """The reader lags behind: stop computing what would only be kept here for it."""
         self._is_held_up = True
-        for sample_id in self._running:
-            self._link.cancel(sample_id)
+        for handle in self._running:
+            self._link.cancel(handle)
 
     async def _go_on(self) -> None:
         self._is_held_up = False
         self._running.clear()
-        await self._submit_unfinished()
+        await self._submit_unfinished(is_resumed=True)
 
-    async def _submit_unfinished(self) -> None:
+    async def _submit_unfinished(self, *, is_resumed: bool) -> None:
         await self._wait_for_engine()
-        # From here on nothing waits, so all samples go to the connection that was there.
+        # From here on nothing waits, so the samples go to the connection that was there.
         self._connection = self._link.number
-        first_id: str | None = None
         for text in self._texts:
             if not text.output.finished:
-                sample_id = self._link.new_id(self.prepared.sample_id(text.output.index))
-                self._running[sample_id] = text
-                self._link.submit(self._submission(sample_id, text, first_id), self._events_sink)
-                first_id = first_id or sample_id
+                self._running[self._link.new_handle()] = text
+        deadline_s = self.prepared.deadline_s
+        submit = Submit(
+            self.prepared.spec,
+            tuple(self._sample(handle, text) for handle, text in self._running.items()),
+            None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0),
+            is_resumed,
+        )
+        self._link.submit(submit, self._events_sink)
 
     async def _wait_for_engine(self) -> None:
         deadline_s = self.prepared.deadline_s
@@ -216,34 +217,17 @@ class Session:
                 "send the request again."
             )
 
-    def _submission(self, sample_id: str, text: TextBuilder, after: str | None) -> Submit:
-        prepared, index = self.prepared, text.output.index
-        now_s = time.monotonic()
-        sample = prepared.sample(index, now_s)
-        deadline_s = prepared.deadline_s
-        return Submit(
-            request_id=sample_id,
-            prompt_ids=tuple(prepared.prompt_ids),
-            output_ids=tuple(text.output.token_ids),
-            params=prepared.params,
-            seed=sample.seed,
-            max_len=prepared.max_len,
-            stop_ids=prepared.stop_ids,
-            bad_word_ids=prepared.bad_word_ids,
-            proposer=prepared.proposer,
-            depth=prepared.depth,
-            priority=prepared.priority,
-            timeout_s=None if deadline_s is None else max(deadline_s - now_s, 0.0),
-            after=after,
-            prompt_logprobs_sent=self._prompt_logprobs_had(index),
-        )
+    def _sample(self, handle: int, text: TextBuilder) -> SubmittedSample:
+        output = text.output
+        had = self._prompt_logprobs_had(output.index)
+        return SubmittedSample(handle, output.index, tuple(output.token_ids), had)
 
     def _prompt_logprobs_had(self, index: int) -> int:
         """The first sample reports them for all, so the others want none."""
         known = self.output.prompt_logprobs
         if known is None:
             return 0
-        return len(known) - 1 if index == 0 else len(self.prepared.prompt_ids) - 1
+        return len(known) - 1 if index == 0 else len(self.prepared.spec.prompt_ids) - 1
 
     # -- events -------------------------------------------------------------------------------
 

@@ -1,13 +1,12 @@
-"""One request as the scheduler sees it."""
+"""One sample of a request as the scheduler sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
 
-from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.pool import ROOT
-from outrider.scheduler.types import NOBODY, FinishReason, RowInit
+from outrider.scheduler.types import NOBODY, FinishReason, RequestSpec, RowInit, SampleId
 
 NO_BLOCKS: tuple[int, ...] = ()
 
@@ -58,11 +57,11 @@ class Holding:
 
 
 class Request:
-    """State of one sample of one request; `tokens` are prompt plus committed output."""
+    """State of one sample of a request; `tokens` are prompt plus committed output. What every step
+    reads of its `spec` is held here as well."""
 
     __slots__ = (
         "arrival_s",
-        "bad_word_ids",
         "behind",
         "deadline_s",
         "depth",
@@ -78,13 +77,13 @@ class Request:
         "missing_blocks",
         "num_cached",
         "num_preemptions",
-        "params",
         "prompt_len",
         "prompt_logprobs_sent",
         "proposer",
-        "request_id",
         "row",
+        "sample_id",
         "seed",
+        "spec",
         "state",
         "stop_ids",
         "target",
@@ -94,35 +93,30 @@ class Request:
 
     def __init__(
         self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
+        sample_id: SampleId,
+        spec: RequestSpec,
         *,
         seed: int,
-        max_len: int,
         arrival_s: float,
-        output_ids: Sequence[int] = (),
-        stop_ids: Sequence[int] = (),
-        bad_word_ids: Sequence[Sequence[int]] = (),
         deadline_s: float | None = None,
-        proposer: str = NOBODY,
-        depth: int = 0,
+        output_ids: Sequence[int] = (),
+        prompt_logprobs_sent: int = 0,
     ) -> None:
-        """`max_len` bounds prompt plus output; `output_ids` resume a request that has some."""
-        self.request_id = request_id
-        self.tokens = [*prompt_ids, *output_ids]
-        self.prompt_len = len(prompt_ids)
-        self.params = params
+        """`seed` is the sample's. `output_ids`, and the first `prompt_logprobs_sent`
+        log-probabilities of the prompt, are known to the reader of one that is resumed."""
+        self.sample_id = sample_id
+        self.spec = spec
+        self.tokens = [*spec.prompt_ids, *output_ids]
+        self.prompt_len = len(spec.prompt_ids)
         self.seed = seed
-        self.max_len = max_len
+        self.max_len = spec.max_len
         self.arrival_s = arrival_s
-        self.stop_ids = frozenset(stop_ids)
-        self.bad_word_ids = tuple(tuple(word) for word in bad_word_ids)
+        self.stop_ids = frozenset(spec.stop_ids)
         self.key = (arrival_s, 0)  # the place in the queue, set when it is added
         self.deadline_s = deadline_s
         self.is_watched = False  # by those who mind deadlines
-        self.proposer = proposer if depth > 0 else NOBODY
-        self.depth = depth if proposer else 0
+        self.proposer = spec.proposer if spec.depth > 0 else NOBODY
+        self.depth = spec.depth if spec.proposer else 0
         self.followers: list[Request] = []
         self.state = State.WAITING
         self.num_preemptions = 0
@@ -134,7 +128,7 @@ class Request:
         self.drafts_in_flight = 0  # of these: those that use the draft's KV to draft
         self.behind = 0  # see `most_behind`
         self.in_prompt = True  # until the chunk with its last known token is planned
-        self.prompt_logprobs_sent = 0
+        self.prompt_logprobs_sent = prompt_logprobs_sent
         self.target = Holding()
         self.draft = Holding()
         self.upper = len(self.tokens)  # length if every draft in flight is accepted
@@ -155,14 +149,14 @@ class Request:
     @property
     def may_reuse_prefix(self) -> bool:
         """Prompt logprobs need the logits of every prompt token, so they ignore cached KV."""
-        wanted = self.params.prompt_logprobs is not None
+        wanted = self.spec.params.prompt_logprobs is not None
         return not wanted or self.prompt_logprobs_sent >= self.prompt_len - 1
 
     def until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """The part of newly committed `tokens` that belongs to the text, and why it ends there."""
         room = self.max_len - len(self.tokens)
         if self.stop_ids and not self.stop_ids.isdisjoint(tokens):
-            free = self.prompt_len + self.params.min_tokens - len(self.tokens)
+            free = self.prompt_len + self.spec.params.min_tokens - len(self.tokens)
             for index, token in enumerate(tokens[:room]):
                 if token in self.stop_ids and index >= free:
                     return tokens[: index + 1], FinishReason.STOP
@@ -179,13 +173,13 @@ class Request:
         return RowInit(
             row=self.row,
             generation=self.generation,
-            request_id=self.request_id,
+            sample_id=self.sample_id,
             token_ids=tuple(self.tokens),
             prompt_len=self.prompt_len,
-            params=self.params,
+            params=self.spec.params,
             seed=self.seed,
             stop_ids=tuple(sorted(self.stop_ids)),
-            bad_word_ids=self.bad_word_ids,
+            bad_word_ids=self.spec.bad_word_ids,
             target_cached=self.target.computed,
             draft_cached=self.draft.computed,
         )

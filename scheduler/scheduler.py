@@ -25,6 +25,7 @@ from outrider.scheduler.types import (
     RowInit,
     RowPlan,
     RowVerdict,
+    SampleId,
     StepPlan,
     TokenLogprobs,
     Verdict,
@@ -76,7 +77,7 @@ class Scheduler:
         self._step = 0
         self._arrivals = 0
         self._num_parked = 0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[SampleId, Request] = {}
         self._waiting = WaitingQueue()
         self._deadlines = Deadlines()
         self._proposers = {each.name: each for each in proposers}
@@ -133,19 +134,19 @@ class Scheduler:
         self,
         request: Request,
         *,
-        priority: int = 0,
-        after: str | None = None,
+        after: SampleId | None = None,
         is_resumed: bool = False,
     ) -> None:
         """Queue a request. `after` names a sibling with the same prompt: this one waits until the
         sibling's prompt is computed, then finds it in the prefix cache. One that is resumed was
         let in before, and has a reader who waits for the rest: no limit turns it away."""
-        if request.request_id in self._requests:
-            raise OutriderError(f"request id {request.request_id!r} is in use; choose another.")
+        if request.sample_id in self._requests:
+            link, handle = request.sample_id
+            raise OutriderError(f"handle {handle} of link {link} is in use; choose another.")
         if len(request.tokens) >= request.max_len:  # resumed when all but its end had been told
             self.stats.finished += 1
             self._updates.append(
-                RequestUpdate(request.request_id, finish_reason=FinishReason.LENGTH)
+                RequestUpdate(request.sample_id, finish_reason=FinishReason.LENGTH)
             )
             return
         self._refuse_what_cannot_fit(request)
@@ -153,9 +154,9 @@ class Scheduler:
         if limit is not None and not is_resumed and self.num_waiting >= limit:
             raise CapacityError(f"{limit} requests are waiting already (max_waiting); retry later.")
         self._arrivals += 1
-        aged = priority * self.limits.priority_aging_s + request.arrival_s
+        aged = request.spec.priority * self.limits.priority_aging_s + request.arrival_s
         request.key = (aged, self._arrivals)
-        self._requests[request.request_id] = request
+        self._requests[request.sample_id] = request
         self._deadlines.watch(request)
         sibling = self._requests.get(after) if after is not None else None
         if sibling is not None and sibling.in_prompt and self.target_pool.prefix_caching:
@@ -170,16 +171,16 @@ class Scheduler:
         needed = pool.blocks_for(request.max_len)
         if needed > pool.num_blocks:
             raise CapacityError(
-                f"request {request.request_id} may grow to {request.max_len} tokens, which needs "
-                f"{needed} KV blocks of {pool.block_size}, but there are {pool.num_blocks}; "
-                "raise kv_cache_gb or lower max_tokens."
+                f"the request may grow to {request.max_len} tokens, which needs {needed} KV blocks "
+                f"of {pool.block_size}, but there are {pool.num_blocks}; raise "
+                "kv_cache_gb or lower max_tokens."
             )
 
-    def cancel(self, request_id: str, reason: FinishReason = FinishReason.CANCELLED) -> None:
+    def cancel(self, sample_id: SampleId, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """End a request at any moment; an unknown or finished id is no error (it may race)."""
-        request = self._requests.get(request_id)
+        request = self._requests.get(sample_id)
         if request is not None:
-            self._updates.append(RequestUpdate(request_id, finish_reason=reason))
+            self._updates.append(RequestUpdate(sample_id, finish_reason=reason))
             self._finish(request)
 
     # -- a draft that goes and comes back -----------------------------------------------------
@@ -214,7 +215,7 @@ class Scheduler:
     def plan(self, now_s: float) -> StepPlan | None:
         """The next pass, or None if nothing can be computed before a verdict or a request."""
         for late in self._deadlines.expired(now_s):
-            self.cancel(late.request_id, FinishReason.DEADLINE)
+            self.cancel(late.sample_id, FinishReason.DEADLINE)
         if len(self._in_flight) > self.limits.lag:
             return None
         step = self._planner.make_step(self._step)
@@ -264,7 +265,7 @@ class Scheduler:
         _, generation, base_len, _, _, _, new, _, prompt_logprobs = row
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
-                f"request {request.request_id}: verdict for generation {generation} at "
+                f"{request.sample_id}: verdict for generation {generation} at "
                 f"{base_len}, expected {request.generation} at {len(request.tokens)}"
             )
         if prompt_logprobs:
@@ -303,7 +304,7 @@ class Scheduler:
         stats.accepted_tokens += num_accepted
         self._updates.append(
             RequestUpdate(
-                request.request_id,
+                request.sample_id,
                 new,
                 num_accepted,
                 num_drafted,
@@ -331,7 +332,7 @@ class Scheduler:
                 draft.computed += plan.draft_tokens
 
     def _finish(self, request: Request) -> None:
-        del self._requests[request.request_id]
+        del self._requests[request.sample_id]
         self.stats.finished += 1
         self._release_followers(request)
         before, request.state = request.state, State.FINISHED
@@ -357,7 +358,7 @@ class Scheduler:
         holders = {*self._residents.running, *self._residents.leaving}
         for flight in self._in_flight:
             for request, row in zip(flight.requests, flight.plan.rows, strict=True):
-                assert request in holders, f"{request.request_id} is in flight but holds nothing"
+                assert request in holders, f"{request.sample_id} is in flight but holds nothing"
                 assert (request.row, request.generation) == (row.row, row.generation)
 
 

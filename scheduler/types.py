@@ -1,4 +1,8 @@
-"""Everything that crosses between the scheduler and the workers, and who owns the truth of it.
+"""Everything that crosses between the scheduler, those who ask it and the workers, and who owns
+the truth of it.
+
+A `RequestSpec` says what is asked for. It is made once and carried as it is, wherever the request
+goes; a `SampleId` tells its samples apart.
 
 One step: a `StepPlan` goes out, a `Ticket` with a `Proposal` a row comes back from who drafts,
 both go to the target, and its `Outcome` becomes a `Verdict`. What happens to a draft meanwhile is
@@ -25,6 +29,31 @@ NOBODY = ""
 """The proposer of a row that is not drafted for; such rows run no speculative code at all."""
 
 
+class SampleId(NamedTuple):
+    """One sample of one request in one engine, and no other before or after it."""
+
+    link: int  # what it came over; `IN_PROCESS` if over none
+    handle: int  # given to it at the other end
+
+
+IN_PROCESS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What a request asks to have computed, checked and with every default settled."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # of the request, 64 bits; that of a sample follows from it and the sample's index
+    max_len: int  # of prompt plus output
+    stop_ids: tuple[int, ...] = ()  # these end it
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    proposer: str = NOBODY
+    depth: int = 0
+    priority: int = 0  # lower runs sooner
+
+
 @dataclass(frozen=True, slots=True)
 class RowInit:
     """A request takes a row on the workers.
@@ -36,7 +65,7 @@ class RowInit:
 
     row: int
     generation: int
-    request_id: str
+    sample_id: SampleId
     token_ids: tuple[int, ...]
     prompt_len: int
     params: SamplingParams
@@ -209,9 +238,9 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """What one `apply` (or a cancellation) means for one request's reader."""
+    """What one `apply` (or a cancellation) means for one sample's reader."""
 
-    request_id: str
+    sample_id: SampleId
     token_ids: tuple[int, ...] = ()
     num_accepted: int = 0  # the first so many of token_ids were drafted
     num_drafted: int = 0

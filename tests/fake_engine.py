@@ -23,6 +23,7 @@ from outrider.client import Client
 from outrider.config import EngineConfig
 from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.server import GrpcServer, ServerOptions
+from outrider.kernels.seeds import sample_seed
 from outrider.links.address import listen
 from outrider.links.channel import Channel, wait_any
 from outrider.links.codec import GATEWAY_CODEC
@@ -35,10 +36,17 @@ from outrider.links.gateway_messages import (
     Refused,
     StatusQuery,
     Submit,
+    SubmittedSample,
     Updates,
 )
 from outrider.links.handshake import receive_greeting
-from outrider.scheduler.types import FinishReason, RequestUpdate, TokenLogprobs
+from outrider.scheduler.types import (
+    FinishReason,
+    RequestSpec,
+    RequestUpdate,
+    SampleId,
+    TokenLogprobs,
+)
 from outrider.text.tokenizer import load_tokenizer
 
 MODEL = "smollm2-135m-draft"
@@ -71,10 +79,14 @@ def fake_facts(**options: Any) -> EngineFacts:
 
 @dataclass(slots=True)
 class _Running:
-    submit: Submit
+    sample_id: SampleId
+    spec: RequestSpec
+    sample: SubmittedSample
+    seed: int
     channel: Channel
     tokens: list[int]
     late_s: float
+    num_cached: int
     is_first: bool = True
 
 
@@ -97,10 +109,10 @@ class FakeEngine:
     secret: str = SECRET
 
     submitted: list[Submit] = field(default_factory=list)
-    cancelled: list[str] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
     tokens_told: int = 0
     lives: int = 0
-    _samples: dict[str, _Running] = field(default_factory=dict)
+    _samples: dict[int, _Running] = field(default_factory=dict)
     _channels: list[Channel] = field(default_factory=list)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _dying: threading.Event = field(default_factory=threading.Event)
@@ -129,7 +141,7 @@ class FakeEngine:
         self._dying.set()
 
     @property
-    def running(self) -> set[str]:
+    def running(self) -> set[int]:
         return set(self._samples)
 
     # -- the thread ---------------------------------------------------------------------------
@@ -164,8 +176,8 @@ class FakeEngine:
                 channel.close()
                 self._channels.remove(channel)
                 gone = [s for s, running in self._samples.items() if running.channel is channel]
-                for sample_id in gone:
-                    del self._samples[sample_id]
+                for handle in gone:
+                    del self._samples[handle]
         if not self.is_paused:
             for channel in list(self._channels):
                 self._step(channel)
@@ -178,24 +190,37 @@ class FakeEngine:
                 if refused is not None:
                     channel.send(refused)
                     return
-                late_s = time.monotonic() + (1e9 if submit.timeout_s is None else submit.timeout_s)
-                tokens = [*submit.prompt_ids, *submit.output_ids]
-                self._samples[submit.request_id] = _Running(submit, channel, tokens, late_s)
-            case Cancel(request_id=sample_id):
-                self.cancelled.append(sample_id)
-                self._samples.pop(sample_id, None)
+                for sample in submit.samples:
+                    self._samples[sample.handle] = self._started(channel, submit, sample)
+            case Cancel(handle=handle):
+                self.cancelled.append(handle)
+                self._samples.pop(handle, None)
             case StatusQuery(query=query) if self.answers_status:
                 channel.send(self._status(query))
 
+    def _started(self, channel: Channel, submit: Submit, sample: SubmittedSample) -> _Running:
+        spec, timeout_s = submit.spec, submit.timeout_s
+        is_first = sample is submit.samples[0]
+        return _Running(
+            sample_id=SampleId(self.lives, sample.handle),
+            spec=spec,
+            sample=sample,
+            seed=sample_seed(spec.seed, sample.index),
+            channel=channel,
+            tokens=[*spec.prompt_ids, *sample.output_ids],
+            late_s=time.monotonic() + (1e9 if timeout_s is None else timeout_s),
+            num_cached=1 if is_first else len(spec.prompt_ids) - 1,
+        )
+
     def _step(self, channel: Channel) -> None:
         updates = []
-        for sample_id, running in list(self._samples.items()):
+        for handle, running in list(self._samples.items()):
             if running.channel is channel:
                 update = self._advance(running)
                 updates.append(update)
                 self.tokens_told += len(update.token_ids)
                 if update.finish_reason is not None:
-                    del self._samples[sample_id]
+                    del self._samples[handle]
                 if self.deaths and self.tokens_told >= self.deaths[0]:
                     self.deaths.pop(0)
                     self._dying.set()
@@ -205,38 +230,33 @@ class FakeEngine:
                 channel.send(Updates(tuple(updates)))
 
     def _advance(self, running: _Running) -> RequestUpdate:
-        submit, tokens = running.submit, running.tokens
+        spec, tokens = running.spec, running.tokens
         if time.monotonic() > running.late_s:
-            return RequestUpdate(submit.request_id, finish_reason=FinishReason.DEADLINE)
-        num_drafted = min(submit.depth if submit.proposer else 0, submit.max_len - len(tokens) - 1)
+            return RequestUpdate(running.sample_id, finish_reason=FinishReason.DEADLINE)
+        num_drafted = min(spec.depth if spec.proposer else 0, spec.max_len - len(tokens) - 1)
         num_accepted = min(len(tokens) % 3, num_drafted)
         new: list[int] = []
         finish = stop = None
         for _ in range(num_accepted + 1):
-            new.append(self.script(submit.seed, len(tokens)))
+            new.append(self.script(running.seed, len(tokens)))
             tokens.append(new[-1])
-            if new[-1] in submit.stop_ids:
+            if new[-1] in spec.stop_ids:
                 finish, stop = FinishReason.STOP, new[-1]
                 break
-        if finish is None and len(tokens) >= submit.max_len:
+        if finish is None and len(tokens) >= spec.max_len:
             finish = FinishReason.LENGTH
         is_first, running.is_first = running.is_first, False
         return RequestUpdate(
-            submit.request_id,
+            running.sample_id,
             token_ids=tuple(new),
             num_accepted=min(num_accepted, len(new)),
             num_drafted=num_drafted,
-            logprobs=() if submit.params.logprobs is None else tuple(map(_logprobs, new)),
-            prompt_logprobs=self._prompt_logprobs(submit) if is_first else (),
+            logprobs=() if spec.params.logprobs is None else tuple(map(_logprobs, new)),
+            prompt_logprobs=_prompt_logprobs(running) if is_first else (),
             finish_reason=finish,
             stop_token_id=stop,
-            num_cached_tokens=1 if submit.after is None else len(submit.prompt_ids) - 1,
+            num_cached_tokens=running.num_cached,
         )
-
-    def _prompt_logprobs(self, submit: Submit) -> tuple[TokenLogprobs, ...]:
-        if submit.params.prompt_logprobs is None:
-            return ()
-        return tuple(map(_logprobs, submit.prompt_ids[1 + submit.prompt_logprobs_sent :]))
 
     def _status(self, query: int) -> EngineStatus:
         ranks = (
@@ -260,6 +280,13 @@ class FakeEngine:
             accepted_tokens=30,
             preemptions=0,
         )
+
+
+def _prompt_logprobs(running: _Running) -> tuple[TokenLogprobs, ...]:
+    if running.spec.params.prompt_logprobs is None:
+        return ()
+    unsent = running.spec.prompt_ids[1 + running.sample.prompt_logprobs_sent :]
+    return tuple(map(_logprobs, unsent))
 
 
 def _logprobs(token: int) -> TokenLogprobs:

@@ -16,6 +16,9 @@ from checkpoints import random_prompt, reference_logits
 
 from outrider import LLM, SamplingParams
 from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.seeds import sample_seed
+from outrider.scheduler.request import Request
+from outrider.scheduler.types import IN_PROCESS, SampleId
 from outrider.text.outputs import CompletionOutput, RequestOutput
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.rows import RowSampler, Span
@@ -42,7 +45,9 @@ def recomputed_choice(
     """Decides as sample `index` of `output` did, from the logits `reference` has on one prompt."""
     settled = replace(params, seed=output.outputs[index].seed)
     prepared = llm.engine.front_door.prepare("again", output.prompt_token_ids, settled)
-    init = prepared.sample(index, 0.0).row_init()
+    spec = prepared.spec
+    seed = sample_seed(spec.seed, index)
+    init = Request(SampleId(IN_PROCESS, 0), spec, seed=seed, arrival_s=0.0).row_init()
     sampler = RowSampler.from_init(init, llm.engine.built.target.vocab_size, torch.device("cpu"))
 
     def choose(prefix: Sequence[int], nudges: Mapping[int, float]) -> int:

@@ -18,10 +18,13 @@ from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.request import Request, State
 from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import (
+    IN_PROCESS,
     DraftEvent,
     FinishReason,
+    RequestSpec,
     RequestUpdate,
     RowInit,
+    SampleId,
     StepPlan,
     Ticket,
     TokenLogprobs,
@@ -34,19 +37,37 @@ from outrider.workers.proposers.registry import traits
 PLAIN = SamplingParams(max_tokens=None)
 
 
+def sample_id(name: str) -> SampleId:
+    """The sample that a test calls by a name."""
+    return SampleId(IN_PROCESS, int.from_bytes(name.encode()))
+
+
+def name_of(sample: SampleId) -> str:
+    return sample.handle.to_bytes(-(-sample.handle.bit_length() // 8)).decode()
+
+
 def make_request(
-    request_id: str,
+    name: str,
     prompt: Sequence[int],
     max_tokens: int = 8,
     arrival_s: float = 0.0,
+    *,
+    deadline_s: float | None = None,
+    output_ids: Sequence[int] = (),
+    prompt_logprobs_sent: int = 0,
     **fields: Any,
 ) -> Request:
-    """A request with the defaults most tests want; `fields` are those of `Request`."""
-    params = fields.pop("params", PLAIN)
-    seed = fields.pop("seed", 7)
-    max_len = fields.pop("max_len", len(prompt) + max_tokens)
+    """A request with the defaults most tests want; `fields` are those of `RequestSpec`."""
+    usual: dict[str, Any] = {"params": PLAIN, "seed": 7, "max_len": len(prompt) + max_tokens}
+    spec = RequestSpec(tuple(prompt), **(usual | fields))
     return Request(
-        request_id, prompt, params, seed=seed, max_len=max_len, arrival_s=arrival_s, **fields
+        sample_id(name),
+        spec,
+        seed=spec.seed,
+        arrival_s=arrival_s,
+        deadline_s=deadline_s,
+        output_ids=output_ids,
+        prompt_logprobs_sent=prompt_logprobs_sent,
     )
 
 
@@ -115,18 +136,19 @@ class Simulation:
         self,
         request: Request,
         *,
-        priority: int = 0,
         after: str | None = None,
         is_resumed: bool = False,
     ) -> Record:
         expected, ends_with = self._plain_decoding(request)
-        self.scheduler.add(request, priority=priority, after=after, is_resumed=is_resumed)
+        sibling = None if after is None else sample_id(after)
+        self.scheduler.add(request, after=sibling, is_resumed=is_resumed)
         record = Record(request, expected, ends_with)
-        self.records[request.request_id] = self.live[request.request_id] = record
+        name = name_of(request.sample_id)
+        self.records[name] = self.live[name] = record
         return record
 
-    def cancel(self, request_id: str) -> None:
-        self.scheduler.cancel(request_id)
+    def cancel(self, name: str) -> None:
+        self.scheduler.cancel(sample_id(name))
 
     def lose_draft(self) -> None:
         """The draft dies; the scheduler hears of it only after a plan that counts on it."""
@@ -186,15 +208,16 @@ class Simulation:
         text = text_hashes(request.tokens)[-1]
         room = request.max_len - len(request.tokens)
         tokens = self.workers.model.continuation(text, request.seed, room)
-        first = max(request.prompt_len + request.params.min_tokens - len(request.tokens), 0)
+        first = max(request.prompt_len + request.spec.params.min_tokens - len(request.tokens), 0)
         for index in range(first, len(tokens)):
             if tokens[index] in request.stop_ids:
                 return tokens[: index + 1], FinishReason.STOP
         return tokens, FinishReason.LENGTH
 
     def _take(self, update: RequestUpdate) -> None:
-        assert update.request_id in self.live, f"{update.request_id} is reported after its end"
-        record = self.live[update.request_id]
+        name = name_of(update.sample_id)
+        assert name in self.live, f"{name} is reported after its end"
+        record = self.live[name]
         record.tokens += update.token_ids
         record.prompt_logprobs += update.prompt_logprobs
         record.num_cached_tokens = update.num_cached_tokens
@@ -204,7 +227,7 @@ class Simulation:
         if update.finish_reason is None:
             return
         record.finish_reason = update.finish_reason
-        del self.live[update.request_id]
+        del self.live[name]
         if update.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert update.finish_reason == record.ends_with
             assert record.tokens == record.expected, "the text ends too early"
@@ -229,7 +252,7 @@ class Simulation:
     def _check_admission_order(self, plan: StepPlan) -> None:
         if not plan.admitted:
             return
-        last = max(self.records[init.request_id].request.key for init in plan.admitted)
+        last = max(self.records[name_of(init.sample_id)].request.key for init in plan.admitted)
         for record in self.live.values():
             request = record.request
             assert request.state is not State.WAITING or request.key > last, "passed over"
@@ -245,8 +268,8 @@ class Simulation:
             self._head = None
             return
         head = min(competing, key=lambda request: request.key)
-        if head.request_id != self._head:
-            self._head = head.request_id
+        if name_of(head.sample_id) != self._head:
+            self._head = name_of(head.sample_id)
             total = sum(request.max_len for request in competing)
             self._patience = (self.scheduler.limits.lag + 1) * (total + 10)
         self._patience -= 1

@@ -75,7 +75,7 @@ def outrider(
 
 
 def _prompt_of(service: FakeService, at: int = -1) -> str:
-    text: str = tokenizer().decode(service.engine.submitted[at].prompt_ids)
+    text: str = tokenizer().decode(service.engine.submitted[at].spec.prompt_ids)
     return text
 
 
@@ -91,10 +91,10 @@ def test_piped_text_is_answered_on_stdout_and_statistics_go_to_stderr(outrider: 
 def test_options_reach_the_server(outrider: Any, service: FakeService) -> None:
     options = ("--system", "Be brief.", "--temperature", "0.5", "--seed", "7", "--max-tokens", "3")
     outrider("chat", *options, "--method", "ngram", "-k", "1", piped="Hello")
-    submit = service.engine.submitted[-1]
+    spec = service.engine.submitted[-1].spec
     assert "Be brief." in _prompt_of(service)
-    assert (submit.params.temperature, submit.params.seed, submit.depth) == (0.5, 7, 1)
-    assert (submit.params.max_tokens, submit.params.speculation) == (3, "ngram")
+    assert (spec.params.temperature, spec.params.seed, spec.depth) == (0.5, 7, 1)
+    assert (spec.params.max_tokens, spec.params.speculation) == (3, "ngram")
 
 
 def test_drafts_and_own_tokens_have_two_colours_and_the_text_is_unchanged(

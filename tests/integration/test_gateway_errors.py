@@ -165,7 +165,7 @@ def test_an_id_may_be_used_again_when_its_request_has_ended(service: FakeService
         (False, grpc.StatusCode.INVALID_ARGUMENT, RequestError),
     ],
 )
-def test_a_refusal_of_the_engine_names_the_clients_id(
+def test_a_refusal_reaches_the_client_in_the_words_of_the_engine(
     service: FakeService,
     generate: Any,
     is_capacity: bool,
@@ -173,10 +173,13 @@ def test_a_refusal_of_the_engine_names_the_clients_id(
     kind: type[OutriderError],
 ) -> None:
     service.engine.refuse = lambda submit: Refused(
-        submit.request_id, f"request {submit.request_id} is too much.", is_capacity
+        submit.samples[0].handle, "the request 'r1~5' is too much.", is_capacity
     )
     try:
-        assert generate(Request(text="a", request_id="r1")) == (code, "request r1 is too much.")
+        assert generate(Request(text="a", request_id="r1")) == (
+            code,
+            "the request 'r1~5' is too much.",
+        )
         with pytest.raises(kind, match="too much"):
             service.client.generate("a")
     finally:
@@ -267,7 +270,7 @@ def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Pa
         with pytest.raises(grpc.RpcError, match="no users here"):
             list(stub.Generate(_templated("{{ raise_exception('no users here') }}"), timeout=60))
         list(stub.Generate(_templated("<{{ messages[0]['content'] }}>"), timeout=60))
-        assert list(service.engine.submitted[-1].prompt_ids) == tokenizer().encode("<a>")
+        assert list(service.engine.submitted[-1].spec.prompt_ids) == tokenizer().encode("<a>")
 
 
 def test_a_defect_is_internal_and_its_traceback_is_in_the_log(

@@ -46,16 +46,18 @@ def test_no_token_is_told_twice_or_lost(
             assert stream.completion.resubmissions == len(deaths)
 
 
-def test_a_resubmission_carries_what_was_told_under_a_new_id(tmp_path: Path) -> None:
+def test_a_resubmission_carries_the_same_spec_and_what_was_told_under_a_new_handle(
+    tmp_path: Path,
+) -> None:
     with fake_service(tmp_path, deaths=[6]) as service:
         service.client.generate(PROMPT, seed=SEED, max_tokens=20, request_id="mine")
         first, second = service.engine.submitted
-        assert first.output_ids == ()
-        assert list(second.output_ids) == expected(6)
-        assert first.request_id != second.request_id
-        assert dataclasses.replace(first, request_id="", output_ids=()) == dataclasses.replace(
-            second, request_id="", output_ids=()
-        )
+        assert first.spec == second.spec
+        [before], [after] = first.samples, second.samples
+        assert before.output_ids == ()
+        assert list(after.output_ids) == expected(6)
+        assert before.handle != after.handle
+        assert (first.is_resumed, second.is_resumed) == (False, True)
 
 
 def test_a_finished_sample_is_not_submitted_again(tmp_path: Path) -> None:
@@ -70,9 +72,8 @@ def test_a_finished_sample_is_not_submitted_again(tmp_path: Path) -> None:
         assert [sample.token_ids for sample in done.samples[1:]] == [
             expected(20, index) for index in (1, 2)
         ]
-        leader, follower = service.engine.submitted[3:]
-        assert [leader.seed, follower.seed] == [sample_seed(SEED, index) for index in (1, 2)]
-        assert (leader.after, follower.after) == (None, leader.request_id)
+        _, again = service.engine.submitted
+        assert [sample.index for sample in again.samples] == [1, 2]
 
 
 def test_text_held_back_for_a_stop_string_survives_the_loss(tmp_path: Path) -> None:
@@ -92,13 +93,13 @@ def test_prompt_logprobs_are_told_once(tmp_path: Path) -> None:
     with fake_service(tmp_path, deaths=[6]) as service:
         done = service.client.generate(PROMPT, max_tokens=20, prompt_logprobs=1)
         assert len(done.prompt_logprobs) == len(PROMPT)
-        assert service.engine.submitted[1].prompt_logprobs_sent == len(PROMPT) - 1
+        assert service.engine.submitted[1].samples[0].prompt_logprobs_sent == len(PROMPT) - 1
 
 
 def test_sixteen_streams_survive_the_same_losses(tmp_path: Path) -> None:
     with fake_service(tmp_path, deaths=[100, 333], is_paused=True) as service:
         streams = [service.client.stream(PROMPT, seed=SEED, n=2, max_tokens=30) for _ in range(16)]
-        wait_until(lambda: len(service.engine.submitted) == 32)
+        wait_until(lambda: len(service.engine.submitted) == 16)
         service.engine.is_paused = False
         for stream in streams:
             done = stream.result()

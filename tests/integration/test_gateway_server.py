@@ -178,7 +178,7 @@ def test_cancelling_the_task_that_reads_cancels_the_request(tmp_path: Path) -> N
         reading.cancel()
         while engine.running:
             await asyncio.sleep(0.01)
-        assert engine.cancelled == [engine.submitted[0].request_id]
+        assert engine.cancelled == [engine.submitted[0].samples[0].handle]
 
     _asynchronously(tmp_path, body)
 

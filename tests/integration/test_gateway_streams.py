@@ -91,13 +91,13 @@ def test_a_drawn_seed_is_reported_and_gives_the_same_text_again(client: Client) 
 
 def test_a_text_and_a_conversation_are_tokenised_by_the_server(service: FakeService) -> None:
     service.client.generate("Hello world", max_tokens=1)
-    assert list(service.engine.submitted[-1].prompt_ids) == words("Hello world")
+    assert list(service.engine.submitted[-1].spec.prompt_ids) == words("Hello world")
     messages = [{"role": "user", "content": "Hello"}]
     service.client.chat(messages, max_tokens=1)
     templated = tokenizer().apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True
     )
-    assert list(service.engine.submitted[-1].prompt_ids) == templated["input_ids"]
+    assert list(service.engine.submitted[-1].spec.prompt_ids) == templated["input_ids"]
 
 
 def test_parameters_reach_the_engine_as_they_were_given(service: FakeService) -> None:
@@ -128,9 +128,9 @@ def test_parameters_reach_the_engine_as_they_were_given(service: FakeService) ->
         num_speculative_tokens=2,
     )
     service.client.generate([1] * 500, params, priority=-3)
-    submit = service.engine.submitted[-1]
-    assert submit.params == params
-    assert (submit.priority, submit.depth, submit.max_len) == (-3, 2, 512)
+    spec = service.engine.submitted[-1].spec
+    assert spec.params == params
+    assert (spec.priority, spec.depth, spec.max_len) == (-3, 2, 512)
 
 
 def test_logprobs_come_with_their_tokens_and_those_of_the_prompt_once(client: Client) -> None:
@@ -166,9 +166,9 @@ def test_samples_have_seeds_of_their_own_and_share_the_prompt(service: FakeServi
         assert (sample.index, sample.finish_reason) == (index, "length")
         assert sample.token_ids == expected(5, 10, index)
     assert done.usage.completion_tokens == 30
-    first, *others = service.engine.submitted[-3:]
-    assert first.after is None
-    assert [submit.after for submit in others] == [first.request_id] * 2
+    submit = service.engine.submitted[-1]
+    assert submit.spec.prompt_ids == tuple(PROMPT)
+    assert [sample.index for sample in submit.samples] == [0, 1, 2]
 
 
 def test_the_summary_comes_when_the_last_sample_has_ended(service: FakeService) -> None:
@@ -237,9 +237,9 @@ def test_cancelling_a_stream_reaches_the_engine(service: FakeService) -> None:
     try:
         stream = service.client.stream(PROMPT, max_tokens=None, n=2)
         next(stream)
-        ids = {submit.request_id for submit in service.engine.submitted[-2:]}
+        handles = {sample.handle for sample in service.engine.submitted[-1].samples}
         stream.cancel()
-        wait_until(lambda: ids <= set(service.engine.cancelled))
+        wait_until(lambda: handles <= set(service.engine.cancelled))
         with pytest.raises(RequestCancelledError):
             list(stream)
     finally:
@@ -251,8 +251,8 @@ def test_a_client_that_goes_away_cancels_its_requests(service: FakeService) -> N
     try:
         with Client(service.server.address) as other:
             next(other.stream(PROMPT, max_tokens=None))
-            sample_id = service.engine.submitted[-1].request_id
-        wait_until(lambda: sample_id in service.engine.cancelled)
+            [sample] = service.engine.submitted[-1].samples
+        wait_until(lambda: sample.handle in service.engine.cancelled)
         assert service.client.status().active_requests == 0
     finally:
         service.engine.step_s = 0.001

@@ -72,11 +72,12 @@ class Crowd:
                 deadline_s=rng.choice([None, None, None, now_s + rng.randint(0, 30)]),
                 proposer=proposer,
                 depth=depth,
+                priority=priority,
                 params=rng.choice([PLAIN, PLAIN, WITH_MIN_TOKENS, WITH_PROMPT_LOGPROBS]),
             )
             first = f"r{self._num_added}.0" if index else None
             try:
-                self.simulation.add(request, priority=priority, after=first)
+                self.simulation.add(request, after=first)
             except CapacityError:
                 pool = self.simulation.target_pool
                 assert pool.blocks_for(max_len) > pool.num_blocks

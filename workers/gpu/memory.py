@@ -16,7 +16,16 @@ from torch import Tensor
 
 from outrider.errors import CapacityError
 from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
-from outrider.scheduler.types import NOBODY, Proposal, RowInit, RowPlan, StepPlan, Ticket
+from outrider.scheduler.types import (
+    IN_PROCESS,
+    NOBODY,
+    Proposal,
+    RowInit,
+    RowPlan,
+    SampleId,
+    StepPlan,
+    Ticket,
+)
 from outrider.workers.proposers.base import Proposers
 from outrider.workers.proposers.registry import DRAFT, NGRAM
 from outrider.workers.runner import Runner
@@ -177,7 +186,7 @@ class _Rows:
             RowInit(
                 row=row,
                 generation=0,
-                request_id=str(row),
+                sample_id=SampleId(IN_PROCESS, row),
                 token_ids=(0,) * text_len,
                 prompt_len=text_len,
                 params=params,

@@ -6,13 +6,16 @@ thread of its own.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
 from outrider.engine.built import BuiltEngine
 from outrider.errors import EngineDeadError, OutriderError, RequestError
+from outrider.kernels.seeds import sample_seed
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import FinishReason, RequestUpdate
+from outrider.scheduler.request import Request
+from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, SampleId
 from outrider.text.builder import TextBuilder
 from outrider.text.front_door import FrontDoor, PreparedRequest, Prompt
 from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput
@@ -27,8 +30,9 @@ class Engine:
         self._loop = built.loop
         self._scheduler = built.loop.scheduler
         self._clock = clock
-        self._texts: dict[str, TextBuilder] = {}  # by sample id
-        self._sample_ids: dict[str, list[str]] = {}  # unfinished samples by request id
+        self._texts: dict[SampleId, TextBuilder] = {}
+        self._sample_ids: dict[str, list[SampleId]] = {}  # unfinished samples by request id
+        self._handles = itertools.count()
         self._failure: BaseException | None = None
 
     @property
@@ -64,28 +68,30 @@ class Engine:
             )
         if prepared.request_id in self._sample_ids:
             raise RequestError(f"request id {prepared.request_id!r} is in use; choose another.")
-        now_s = self._clock()
+        spec, now_s = prepared.spec, self._clock()
         output = RequestOutput(
             prepared.request_id,
             prepared.prompt,
-            prepared.prompt_ids,
+            list(spec.prompt_ids),
             [],
             RequestMetrics(now_s),
-            None if prepared.params.prompt_logprobs is None else [None],
+            None if spec.params.prompt_logprobs is None else [None],
         )
-        first_id = prepared.sample_id(0)
-        for index in range(prepared.params.n):
-            sample = prepared.sample(index, now_s)
+        first_id: SampleId | None = None
+        for index in range(spec.params.n):
+            sample_id = SampleId(IN_PROCESS, next(self._handles))
+            seed = sample_seed(spec.seed, index)
+            request = Request(
+                sample_id, spec, seed=seed, arrival_s=now_s, deadline_s=prepared.deadline_s
+            )
             try:
-                self._scheduler.add(
-                    sample, priority=prepared.priority, after=first_id if index else None
-                )
+                self._scheduler.add(request, after=first_id)
             except OutriderError:
                 self.cancel(prepared.request_id)  # the samples queued before this one
                 raise
-            text = TextBuilder(prepared, index, output, self.built.tokenizer)
-            self._texts[sample.request_id] = text
-            self._sample_ids.setdefault(prepared.request_id, []).append(sample.request_id)
+            first_id = first_id or sample_id
+            self._texts[sample_id] = TextBuilder(prepared, index, output, self.built.tokenizer)
+            self._sample_ids.setdefault(prepared.request_id, []).append(sample_id)
         return output
 
     def close(self) -> None:
@@ -105,25 +111,20 @@ class Engine:
             self._failure = error
             raise
         now_s = self._clock()
-        deltas = [
-            self._take(update, now_s) for update in updates if update.request_id in self._texts
-        ]
-        # What came in meanwhile only repeats the stops just told: seen at the next step, it would
-        # end a new request of the same id.
-        self._scheduler.take_updates()
-        return deltas
+        # A stop string ends a sample here first; that the scheduler ended it then is no news.
+        return [self._take(update, now_s) for update in updates if update.sample_id in self._texts]
 
     def _take(self, update: RequestUpdate, now_s: float) -> OutputDelta:
-        text = self._texts[update.request_id]
+        text = self._texts[update.sample_id]
         delta = text.take(update, now_s)
         if delta.finish_reason is not None:
-            del self._texts[update.request_id]
-            self._forget(delta.request_id, update.request_id)
+            del self._texts[update.sample_id]
+            self._forget(delta.request_id, update.sample_id)
             if update.finish_reason is None:  # a stop string: the scheduler does not know yet
-                self._scheduler.cancel(update.request_id, FinishReason.STOP)
+                self._scheduler.cancel(update.sample_id, FinishReason.STOP)
         return delta
 
-    def _forget(self, request_id: str, sample_id: str) -> None:
+    def _forget(self, request_id: str, sample_id: SampleId) -> None:
         unfinished = self._sample_ids[request_id]
         unfinished.remove(sample_id)
         if not unfinished:

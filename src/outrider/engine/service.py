@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -14,11 +15,19 @@ from typing import TypeAlias
 from outrider.engine.doorway import Doorway
 from outrider.engine.served import ServedEngine
 from outrider.errors import CapacityError, OutriderError
+from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
-from outrider.links.gateway_messages import Cancel, Refused, StatusQuery, Submit, Updates
+from outrider.links.gateway_messages import (
+    Cancel,
+    Refused,
+    StatusQuery,
+    Submit,
+    SubmittedSample,
+    Updates,
+)
 from outrider.scheduler.request import Request
-from outrider.scheduler.types import RequestUpdate
+from outrider.scheduler.types import IN_PROCESS, RequestUpdate, SampleId
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +39,16 @@ _Command: TypeAlias = Callable[[], None]
 
 
 class _Gateway:
-    """One gateway's link. Its sample ids are its own, so they are told apart by a prefix here.
+    """One gateway's link. Its handles are its own; the link's number tells them from others'.
 
     A thread of its own sends, so that a gateway that hangs holds up nobody else.
     """
 
     def __init__(self, number: int, channel: Channel) -> None:
+        self.number = number
         self.channel = channel
-        self.samples: set[str] = set()
+        self.sample_ids: set[SampleId] = set()  # unfinished
         self.updates: list[RequestUpdate] = []  # of the step under way
-        self._prefix = f"{number}:"
         self._outbox: queue.Queue[object] = queue.Queue(_MOST_UNSENT)
         self._unhandled = threading.Semaphore(_MOST_UNHANDLED)
         threading.Thread(target=self._send_all, daemon=True).start()
@@ -77,11 +86,8 @@ class _Gateway:
             logger.info("a gateway cannot be told: %s", error)
             self.channel.close()  # it may still send heartbeats: this ends the reading, too
 
-    def inner_id(self, request_id: str) -> str:
-        return self._prefix + request_id
-
-    def outer_id(self, inner_id: str) -> str:
-        return inner_id.removeprefix(self._prefix)
+    def sample_id(self, handle: int) -> SampleId:
+        return SampleId(self.number, handle)
 
 
 class EngineService:
@@ -99,9 +105,8 @@ class EngineService:
         self._scheduler = engine.loop.scheduler
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._owners: dict[str, _Gateway] = {}  # of samples, by inner id
-        self._gateways: list[_Gateway] = []
-        self._num_gateways = 0
+        self._gateways: dict[int, _Gateway] = {}  # by the numbers of their links
+        self._numbers = itertools.count(IN_PROCESS + 1)
         self._welcome_lock = threading.Lock()
         self._is_closed = False
         doorway.on_gateway = self._welcome
@@ -127,7 +132,7 @@ class EngineService:
         """
         with self._welcome_lock:
             self._is_closed = True
-        for gateway in list(self._gateways):
+        for gateway in list(self._gateways.values()):
             gateway.hang_up()
 
     # -- on threads of their own ----------------------------------------------------------------
@@ -137,9 +142,8 @@ class EngineService:
             if self._is_closed:
                 channel.close()
                 return
-            self._num_gateways += 1
-            gateway = _Gateway(self._num_gateways, channel)
-            self._gateways.append(gateway)
+            gateway = _Gateway(next(self._numbers), channel)
+            self._gateways[gateway.number] = gateway
         gateway.send(self._engine.facts)
         logger.info("%s is connected", channel.peer)
         threading.Thread(target=self._read, args=(gateway,), daemon=True).start()
@@ -175,62 +179,55 @@ class EngineService:
         if isinstance(message, Submit):
             self._submit(gateway, message)
         elif isinstance(message, Cancel):
-            self._scheduler.cancel(gateway.inner_id(message.request_id))
+            self._scheduler.cancel(gateway.sample_id(message.handle))
         elif isinstance(message, StatusQuery):
             gateway.send(self._engine.status(message.query))
         else:
             logger.warning("a gateway sent %s, which is not for engines", type(message).__name__)
 
     def _submit(self, gateway: _Gateway, submit: Submit) -> None:
-        inner_id = gateway.inner_id(submit.request_id)
-        after = None if submit.after is None else gateway.inner_id(submit.after)
-        request = as_request(submit, inner_id, self._clock())
-        try:
-            self._scheduler.add(request, priority=submit.priority, after=after)
-        except OutriderError as error:
-            sentence = str(error).replace(inner_id, submit.request_id)
-            is_capacity = isinstance(error, CapacityError)
-            gateway.send(Refused(submit.request_id, sentence, is_capacity))
-            return
-        self._owners[inner_id] = gateway
-        gateway.samples.add(inner_id)
+        now_s = self._clock()
+        first_id: SampleId | None = None
+        for sample in submit.samples:
+            sample_id = gateway.sample_id(sample.handle)
+            request = as_request(submit, sample, sample_id, now_s)
+            try:
+                self._scheduler.add(request, after=first_id, is_resumed=submit.is_resumed)
+            except OutriderError as error:
+                is_capacity = isinstance(error, CapacityError)
+                gateway.send(Refused(sample.handle, str(error), is_capacity))
+                return
+            first_id = first_id or sample_id
+            gateway.sample_ids.add(sample_id)
 
     def _part_with(self, gateway: _Gateway) -> None:
         gateway.hang_up()
-        self._gateways.remove(gateway)
-        for inner_id in gateway.samples:
-            self._scheduler.cancel(inner_id)
+        del self._gateways[gateway.number]
+        for sample_id in gateway.sample_ids:
+            self._scheduler.cancel(sample_id)
 
     def _sort(self, update: RequestUpdate) -> _Gateway | None:
         """Put an update with those of the gateway it concerns."""
-        inner_id = update.request_id
-        gateway = self._owners.get(inner_id)
+        gateway = self._gateways.get(update.sample_id.link)
         if gateway is None:
             return None
         if update.finish_reason is not None:
-            del self._owners[inner_id]
-            gateway.samples.discard(inner_id)
-        update.request_id = gateway.outer_id(inner_id)
+            gateway.sample_ids.discard(update.sample_id)
         gateway.updates.append(update)
         return gateway
 
 
-def as_request(submit: Submit, request_id: str, now_s: float) -> Request:
-    """The scheduler's request for a sample; a resumed one has output already."""
+def as_request(
+    submit: Submit, sample: SubmittedSample, sample_id: SampleId, now_s: float
+) -> Request:
+    """The scheduler's request for one of the samples submitted."""
     timeout_s = submit.timeout_s
-    request = Request(
-        request_id,
-        submit.prompt_ids,
-        submit.params,
-        seed=submit.seed,
-        max_len=submit.max_len,
+    return Request(
+        sample_id,
+        submit.spec,
+        seed=sample_seed(submit.spec.seed, sample.index),
         arrival_s=now_s,
-        output_ids=submit.output_ids,
-        stop_ids=submit.stop_ids,
-        bad_word_ids=submit.bad_word_ids,
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        proposer=submit.proposer,
-        depth=submit.depth,
+        output_ids=sample.output_ids,
+        prompt_logprobs_sent=sample.prompt_logprobs_sent,
     )
-    request.prompt_logprobs_sent = submit.prompt_logprobs_sent
-    return request

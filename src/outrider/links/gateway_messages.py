@@ -1,8 +1,11 @@
 """What a gateway and an engine say to each other.
 
-The gateway owns the request: its prompt, its parameters and every token it has passed on. So a
-`Submit` is complete in itself, and after a failure the same request is submitted again with the
-tokens so far as `output_ids`. The engine owns nothing a client must not lose.
+The gateway owns the request: its spec and every token it has passed on. So a `Submit` is complete
+in itself, and after a failure the same spec is submitted again with the tokens so far as
+`output_ids`. The engine owns nothing a client must not lose.
+
+Samples go by handles, numbers that a gateway gives each sample it submits and never gives again.
+Clients' ids stay in the gateway: what the engine says about a request names none.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import RequestUpdate
+from outrider.scheduler.types import RequestSpec, RequestUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,41 +31,41 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
-    """Gateway to engine: run one sample of a request, from its prompt or from where it stopped.
+class SubmittedSample:
+    """One of the samples submitted, to run from the prompt or from where it stopped.
 
     `output_ids` were told to the client before; they are computed again but not told again, and
     so are the first `prompt_logprobs_sent` log-probabilities of the prompt.
     """
 
-    request_id: str  # of the sample, unique on this link
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    params: SamplingParams
-    seed: int  # of the sample
-    max_len: int
-    stop_ids: tuple[int, ...]
-    bad_word_ids: tuple[tuple[int, ...], ...]
-    proposer: str
-    depth: int
-    priority: int
-    timeout_s: float | None  # from the moment the engine receives it
-    after: str | None  # the sibling whose prompt it shares
+    handle: int
+    index: int  # among the samples of the request
+    output_ids: tuple[int, ...] = ()
     prompt_logprobs_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Gateway to engine: nobody reads this sample any more. Unknown ids are no error."""
+class Submit:
+    """Gateway to engine: run samples of a request. The first computes the prompt for all."""
 
-    request_id: str
+    spec: RequestSpec
+    samples: tuple[SubmittedSample, ...]
+    timeout_s: float | None  # from the moment the engine receives it
+    is_resumed: bool  # an engine has been asked before: no limit on what may wait applies
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Gateway to engine: nobody reads this sample any more. Unknown handles are no error."""
+
+    handle: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Engine to gateway: a sample that was submitted will not run."""
+    """Engine to gateway: a sample will not run, nor those submitted with it that come after it."""
 
-    request_id: str
+    handle: int
     message: str
     is_capacity: bool  # it may fit later or elsewhere, rather than being wrong
 

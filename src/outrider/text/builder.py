@@ -25,17 +25,15 @@ class TextBuilder:
         request_output: RequestOutput,
         tokenizer: Tokenizer | None,
     ) -> None:
-        params = prepared.params
+        spec, params = prepared.spec, prepared.spec.params
         self._params = params
         self._tokenizer = tokenizer
         self._request_output = request_output
         self._detokenizer = None
         if tokenizer is not None:
-            self._detokenizer = Detokenizer(
-                tokenizer, prepared.prompt_ids, params.skip_special_tokens
-            )
+            self._detokenizer = Detokenizer(tokenizer, spec.prompt_ids, params.skip_special_tokens)
         self._stops = StopStrings(prepared.stops, params.include_stop_str_in_output)
-        self.output = CompletionOutput(index, prepared.seed)
+        self.output = CompletionOutput(index, spec.seed)
         if params.logprobs is not None:
             self.output.logprobs = []
             self.output.cumulative_logprob = 0.0

@@ -1,5 +1,5 @@
-"""The front door: a prompt and its parameters become requests the scheduler can run, or one
-sentence about why they cannot."""
+"""The front door: a prompt and its parameters become the spec of a request that the scheduler can
+run, or one sentence about why they cannot."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from outrider.errors import OutriderError, RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import OFF, SamplingParams, check_priority
-from outrider.scheduler.request import Request
-from outrider.scheduler.types import NOBODY
+from outrider.scheduler.types import NOBODY, RequestSpec
 from outrider.text.stop_automaton import StopAutomaton
 from outrider.text.templates import TemplateProcesses
 from outrider.text.token_sizes import token_sizes
@@ -29,41 +28,14 @@ MAX_MESSAGES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A checked request: its prompt as ids, and its parameters with every default settled."""
+    """A checked request: what is to be computed, and what becomes text of it."""
 
     request_id: str
-    prompt: str | None
-    prompt_ids: list[int]
-    params: SamplingParams
-    seed: int
-    stop_ids: tuple[int, ...]
-    bad_word_ids: tuple[tuple[int, ...], ...]
+    spec: RequestSpec
+    prompt: str | None  # None if it came as ids
     stops: StopAutomaton
     echo: str  # what each text begins with
-    max_len: int
-    proposer: str
-    depth: int
-    priority: int = 0
     deadline_s: float | None = None
-
-    def sample_id(self, index: int) -> str:
-        return self.request_id if self.params.n == 1 else f"{self.request_id}/{index}"
-
-    def sample(self, index: int, arrival_s: float) -> Request:
-        """The scheduler's request for sample `index` of n."""
-        return Request(
-            self.sample_id(index),
-            self.prompt_ids,
-            self.params,
-            seed=sample_seed(self.seed, index),
-            max_len=self.max_len,
-            arrival_s=arrival_s,
-            stop_ids=self.stop_ids,
-            bad_word_ids=self.bad_word_ids,
-            deadline_s=self.deadline_s,
-            proposer=self.proposer,
-            depth=self.depth,
-        )
 
 
 class FrontDoor:
@@ -112,21 +84,20 @@ class FrontDoor:
         room = self._facts.max_model_len - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         ends = () if params.ignore_eos else self._facts.eos_ids
-        return PreparedRequest(
-            request_id=request_id,
-            prompt=text,
-            prompt_ids=ids,
+        spec = RequestSpec(
+            prompt_ids=tuple(ids),
             params=params,
             seed=self.settle_seed(params) if seed is None else seed,
+            max_len=len(ids) + max_tokens,
             stop_ids=tuple({*ends, *params.stop_token_ids}),
             bad_word_ids=self._bad_word_ids(params),
-            stops=StopAutomaton(params.stop or ()),
-            echo=self._echo(text, ids) if params.echo else "",
-            max_len=len(ids) + max_tokens,
             proposer=proposer,
             depth=depth,
             priority=priority,
-            deadline_s=deadline_s,
+        )
+        echo = self._echo(text, ids) if params.echo else ""
+        return PreparedRequest(
+            request_id, spec, text, StopAutomaton(params.stop or ()), echo, deadline_s
         )
 
     @property

@@ -76,6 +76,19 @@ def test_two_streams_at_once_give_the_texts_of_each_alone(engine: Engine) -> Non
         server.close()
 
 
+def test_an_id_is_free_as_soon_as_a_stop_string_has_ended_its_request(engine: Engine) -> None:
+    stopping = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop=[" "])
+    before = engine.add("same", PROMPTS[0], stopping)
+    while not before.finished:
+        engine.step()
+    after = engine.add("same", PROMPTS[0], GREEDY)
+    while engine.has_work:
+        engine.step()
+    assert before.outputs[0].finish_reason == "stop"
+    assert after.outputs[0].finish_reason == "length"
+    assert len(after.outputs[0].token_ids) == 12
+
+
 def test_the_deltas_together_are_the_output(server: AsyncEngine) -> None:
     text, output = asyncio.run(_collect(server.generate("r", PROMPTS[0], GREEDY)))
     assert text == output.outputs[0].text != ""

@@ -18,6 +18,7 @@ from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import Cancel, Refused, StatusQuery
+from outrider.scheduler.types import SampleId
 
 
 class Scheduler:
@@ -26,10 +27,10 @@ class Scheduler:
     has_work = False
 
     def __init__(self) -> None:
-        self.cancelled: list[str] = []
+        self.cancelled: list[SampleId] = []
 
-    def cancel(self, request_id: str) -> None:
-        self.cancelled.append(request_id)
+    def cancel(self, sample_id: SampleId) -> None:
+        self.cancelled.append(sample_id)
 
 
 class Served:
@@ -40,8 +41,8 @@ class Served:
         loop = SimpleNamespace(scheduler=self.scheduler, step=lambda now_s: [])
         engine: Any = SimpleNamespace(
             loop=loop,
-            facts=Refused("facts", "", False),
-            status=lambda query: Refused(str(query), "x" * 50_000, False),
+            facts=Refused(0, "", False),
+            status=lambda query: Refused(query, "x" * 50_000, False),
             check=lambda: None,
         )
         doorway: Any = SimpleNamespace(on_gateway=None)
@@ -105,7 +106,7 @@ def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -
 
         def ask() -> None:
             for number in range(count):
-                both.far.send(Cancel(str(number)))
+                both.far.send(Cancel(number))
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -115,4 +116,4 @@ def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -
         both.thread.start()
         wait_until(lambda: len(both.scheduler.cancelled) == count)
         asking.join(10)
-        assert both.scheduler.cancelled == [f"1:{i}" for i in range(count)]
+        assert both.scheduler.cancelled == [SampleId(1, i) for i in range(count)]

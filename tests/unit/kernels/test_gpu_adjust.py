@@ -17,7 +17,7 @@ from outrider.kernels.gpu.adjust import Mark, adjust_logits, count_tokens
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.reference import ReferenceOps
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import RowInit
+from outrider.scheduler.types import RowInit, SampleId
 from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.sampling import chain
@@ -253,7 +253,7 @@ def a_row_init(bad_word_ids: tuple[tuple[int, ...], ...] = (), **params: Any) ->
     return RowInit(
         row=0,
         generation=0,
-        request_id="r",
+        sample_id=SampleId(0, 1),
         token_ids=(1, 2),
         prompt_len=2,
         params=SamplingParams(**params),

@@ -20,6 +20,7 @@ from outrider.scheduler.types import (
     RowInit,
     RowPlan,
     RowVerdict,
+    SampleId,
     StepPlan,
     TokenLogprobs,
     Verdict,
@@ -47,7 +48,7 @@ def test_a_plan_comes_back_with_its_rows_and_requests() -> None:
     admitted = RowInit(
         3,
         1,
-        "r1",
+        SampleId(1, 5),
         token_ids=(1, 2, 3),
         prompt_len=3,
         params=SamplingParams(logit_bias={5: -1.5}, stop="end"),
@@ -102,7 +103,7 @@ def test_a_field_of_another_type_is_named() -> None:
 
 
 def test_an_unknown_word_of_an_enum_is_refused() -> None:
-    update = ["r", [1], 0, 0, 0, [], [], "bored", None, 0]
+    update = [[1, 5], [1], 0, 0, 0, [], [], "bored", None, 0]
     with pytest.raises(LinkError, match="Updates cannot be decoded"):
         GATEWAY_CODEC.decode(msgpack.packb(["Updates", [update]]))
 
@@ -115,7 +116,7 @@ def test_parameters_that_are_not_allowed_are_refused() -> None:
 
 
 def _adopting(params: SamplingParams) -> messages.Adopt:
-    return messages.Adopt(1, (RowInit(0, 1, "r", (1,), 1, params, 3),))
+    return messages.Adopt(1, (RowInit(0, 1, SampleId(1, 5), (1,), 1, params, 3),))
 
 
 @pytest.mark.parametrize("payload", [{}, [], 7, "Load", [7, "Load"], None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from scheduler_tools import Simulation, make_request
+from scheduler_tools import Simulation, make_request, name_of
 
 from outrider.errors import CapacityError
 from outrider.scheduler.depths import DepthSnapshot
@@ -103,7 +103,7 @@ def test_deep_drafts_do_not_keep_a_short_request_waiting(lag: int) -> None:
     for _ in range(3):
         stepped(simulation)
     simulation.add(make_request("short", [7] * 8, 4))
-    assert [init.request_id for init in stepped(simulation).admitted] == ["short"]
+    assert [name_of(init.sample_id) for init in stepped(simulation).admitted] == ["short"]
 
 
 def test_a_long_prompt_advances_by_half_of_what_decoding_leaves() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scheduler_tools import Simulation, make_request
+from scheduler_tools import Simulation, make_request, sample_id
 
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.params import SamplingParams
@@ -196,8 +196,8 @@ def test_preemption_takes_the_least_urgent_before_the_latest() -> None:
     for index, priority in enumerate((5, 0, 0)):
         prompt = [10 * index + offset for offset in range(3)]
         name = f"priority {priority}, {index}"
-        request = make_request(name, prompt, 12, arrival_s=float(index))
-        simulation.add(request, priority=priority)
+        request = make_request(name, prompt, 12, arrival_s=float(index), priority=priority)
+        simulation.add(request)
     step_until_preemption(simulation)
     preempted = [
         name for name, record in simulation.records.items() if record.request.num_preemptions
@@ -271,7 +271,7 @@ def test_what_ends_in_flight_keeps_row_and_blocks_until_its_plan_returns() -> No
     scheduler = simulation.scheduler
     plan = scheduler.plan(0.0)
     assert plan is not None
-    scheduler.cancel("a")
+    scheduler.cancel(sample_id("a"))
     scheduler.check_integrity()
     assert simulation.target_pool.num_free < simulation.target_pool.num_blocks
     scheduler.apply(outcome(simulation, plan))
@@ -284,7 +284,7 @@ def test_tokens_that_arrive_after_a_cancellation_are_not_reported() -> None:
     simulation.add(make_request("a", [1, 2, 3], 20))
     plan = simulation.scheduler.plan(0.0)
     assert plan is not None
-    simulation.scheduler.cancel("a")
+    simulation.scheduler.cancel(sample_id("a"))
     simulation.scheduler.apply(outcome(simulation, plan))
     reasons = [update.finish_reason for update in simulation.scheduler.take_updates()]
     assert reasons == [FinishReason.CANCELLED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_tools import Simulation, make_request
+from scheduler_tools import Simulation, make_request, name_of
 
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.request import Request, State
@@ -65,7 +65,7 @@ def order_of_service(simulation: Simulation) -> list[str]:
     while simulation.scheduler.has_work:
         plan = simulation.step()
         if plan is not None:
-            served += [init.request_id for init in plan.admitted]
+            served += [name_of(init.sample_id) for init in plan.admitted]
     return served
 
 
@@ -79,21 +79,21 @@ def test_within_a_priority_the_longest_wait_is_served_first() -> None:
 def test_a_smaller_priority_number_is_served_first() -> None:
     simulation = one_at_a_time()
     simulation.add(make_request("usual", [1, 2]))
-    simulation.add(make_request("urgent", [1, 2], arrival_s=1.0), priority=-1)
+    simulation.add(make_request("urgent", [1, 2], arrival_s=1.0, priority=-1))
     assert order_of_service(simulation) == ["urgent", "usual"]
 
 
 def test_a_request_that_waited_one_aging_time_has_gained_one_level() -> None:
     simulation = one_at_a_time(priority_aging_s=10.0)
-    simulation.add(make_request("patient", [1, 2], arrival_s=0.0), priority=1)
-    simulation.add(make_request("late", [1, 2], arrival_s=10.5), priority=0)
-    simulation.add(make_request("in time", [1, 2], arrival_s=9.5), priority=0)
+    simulation.add(make_request("patient", [1, 2], arrival_s=0.0, priority=1))
+    simulation.add(make_request("late", [1, 2], arrival_s=10.5))
+    simulation.add(make_request("in time", [1, 2], arrival_s=9.5))
     assert order_of_service(simulation) == ["in time", "patient", "late"]
 
 
 def test_a_low_priority_is_served_under_a_constant_stream_of_high_ones() -> None:
     simulation = one_at_a_time(priority_aging_s=10.0)
-    low = simulation.add(make_request("low", [1, 2]), priority=3)
+    low = simulation.add(make_request("low", [1, 2], priority=3))
     for step in range(200):
         simulation.add(make_request(f"high {step}", [1, 2], 3, arrival_s=simulation.now_s))
         simulation.step()
@@ -163,7 +163,7 @@ def test_a_deadline_ends_a_running_and_a_waiting_request(lag: int) -> None:
 def test_an_id_in_use_is_refused_and_free_again_after_the_end() -> None:
     simulation = Simulation()
     simulation.add(make_request("same", [1, 2]))
-    with pytest.raises(OutriderError, match="'same' is in use"):
+    with pytest.raises(OutriderError, match="is in use; choose another"):
         simulation.add(make_request("same", [1, 2]))
     simulation.drain()
     simulation.add(make_request("same", [1, 2]))

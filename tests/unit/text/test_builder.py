@@ -9,7 +9,7 @@ import pytest
 
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import RequestUpdate, TokenLogprobs
+from outrider.scheduler.types import RequestUpdate, SampleId, TokenLogprobs
 from outrider.text.builder import TextBuilder
 from outrider.text.front_door import FrontDoor
 from outrider.text.outputs import RequestMetrics, RequestOutput
@@ -46,13 +46,13 @@ def tokenizer() -> Noting:
 def _builders(tokenizer: Noting, **params: Any) -> list[TextBuilder]:
     prepared = FrontDoor(FACTS, tokenizer).prepare("r", PROMPT, SamplingParams(**params))
     output = RequestOutput("r", None, PROMPT, [], RequestMetrics(0.0))
-    return [TextBuilder(prepared, i, output, tokenizer) for i in range(prepared.params.n)]
+    return [TextBuilder(prepared, i, output, tokenizer) for i in range(prepared.spec.params.n)]
 
 
 def test_the_prompt_is_decoded_once_for_the_echo_of_all_samples(tokenizer: Noting) -> None:
     builders = _builders(tokenizer, n=8, echo=True)
     assert tokenizer.decoded.count(tuple(PROMPT)) == 1
-    texts = {each.take(RequestUpdate("r"), 0.0).text for each in builders}
+    texts = {each.take(RequestUpdate(SampleId(0, 1)), 0.0).text for each in builders}
     assert texts == {tokenizer.decode(PROMPT, skip_special_tokens=False)}
 
 
@@ -60,7 +60,7 @@ def test_a_token_of_the_log_probabilities_is_decoded_once(tokenizer: Noting) -> 
     (builder,) = _builders(tokenizer, logprobs=2)
     found = TokenLogprobs(7000, -1.5, 3, ((7001, -0.5), (7002, -1.0)))
     for _ in range(5):
-        update = RequestUpdate("r", token_ids=(7000,), logprobs=(found,))
+        update = RequestUpdate(SampleId(0, 1), token_ids=(7000,), logprobs=(found,))
         builder.take(update, 0.0)
     assert [tokenizer.decoded.count((token,)) for token in (7001, 7002)] == [1, 1]
     assert builder.output.logprobs is not None
