@@ -26,7 +26,7 @@ from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
 from outrider.config.colocation import settle_colocation
-from outrider.engine.launch.backoff import Backoff
+from outrider.engine.launch.restarts import Backoff
 from outrider.links.gateway_messages import EngineStatus
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from outrider.cluster.events import Event, Kind, Say, quote
 from outrider.cluster.placement import Placed
 from outrider.cluster.postmortem import root_cause
 from outrider.cluster.tasks import first_of
-from outrider.engine.launch.backoff import Backoff
+from outrider.engine.launch.restarts import Backoff
 from outrider.links.rank_messages import DRAFT
 
 

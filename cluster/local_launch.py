@@ -9,8 +9,8 @@ import time
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
 from outrider.config import EngineConfig
-from outrider.engine.launch.backoff import Backoff
 from outrider.engine.launch.child import EngineChild
+from outrider.engine.launch.restarts import Backoff
 from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.gateway.cluster_view import ClusterView

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from outrider import LLM, SamplingParams
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
-from outrider.engine import build
+from outrider.engine import inline
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
@@ -88,9 +88,9 @@ def measured_workers(
         max_num_batched_tokens=limits.tokens,
         num_speculative_tokens=3,
     )
-    target = build._load(str(pair.target), placement)
-    draft = build._load(str(pair.draft), placement) if limits.has_draft else None
-    return build._workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
+    target = inline._load(str(pair.target), placement)
+    draft = inline._load(str(pair.draft), placement) if limits.has_draft else None
+    return inline._workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
 
 
 @pytest.mark.parametrize(

@@ -175,8 +175,8 @@ class _Session:
 
         self._stdout, self._stderr = Console(), Console(stderr=True)
         with self._stderr.status("importing torch") as status:
-            from outrider.engine.build import build_engine
             from outrider.engine.engine import Engine
+            from outrider.engine.inline import build_engine
 
             models = filter(None, (config.target.model, config.draft.model))
             status.update(f"loading {' and '.join(models)}")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from outrider.engine.board import Board
 from outrider.links.address import bound_address, listen
+from outrider.links.board import Board
 from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, STORE_CODEC
 from outrider.links.frames import LinkClosedError, LinkError

@@ -8,7 +8,7 @@ import socket
 import time
 
 from outrider.config import EngineConfig
-from outrider.engine.build import build_engine, place_models
+from outrider.engine.inline import build_engine, place_models
 from outrider.engine.rank_group import Report
 from outrider.engine.status import load_of
 from outrider.links.gateway_messages import EngineStatus, ModelStatus

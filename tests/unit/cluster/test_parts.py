@@ -18,7 +18,7 @@ from outrider.cluster.events import Bookmark, Event, Journal, Kind
 from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.sweeper import Warden
 from outrider.cluster.tasks import first_of
-from outrider.engine.launch.backoff import LONGEST_PAUSE_S, Backoff
+from outrider.engine.launch.restarts import LONGEST_PAUSE_S, Backoff
 
 # -- pauses -----------------------------------------------------------------------------------
 

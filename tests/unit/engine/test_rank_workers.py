@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.engine.doorway import Arrival
-from outrider.engine.patience import Patience
 from outrider.engine.rank_group import RankError, RankGroup
-from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
+from outrider.engine.rank_workers import Patience, RemoteDraft, RemoteTarget
 from outrider.errors import EngineDeadError
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC

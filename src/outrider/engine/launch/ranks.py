@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.engine.launch.backoff import Backoff
+from outrider.engine.launch.restarts import Backoff
 from outrider.engine.rank_group import RankError
 from outrider.links.rank_messages import DRAFT, TARGET
 from outrider.links.secret import SECRET_VARIABLE

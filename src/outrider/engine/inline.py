@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine.built import BuiltEngine
 from outrider.engine.preflight import check_models
-from outrider.engine.progress import progress
 from outrider.engine.sizing import (
     Reach,
     depth_of,
@@ -255,6 +259,20 @@ def _colocate(
     draft = proposers.of(DRAFT)
     assert draft is None or isinstance(draft, DraftProposer)
     worker = ColocatedWorker(rows, target, draft, proposers, on_device, sizes, is_shared)
-    with progress("recording passes", worker.num_recordings) as advance:
+    with _progress("recording passes", worker.num_recordings) as advance:
         worker.record(advance)
     return worker
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yields what to call after each of `total` parts. The bar is shown on terminals only and goes
+    when all is done; the time it took stays in the log."""
+    start_s = time.perf_counter()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    shown = console.is_terminal and total > 0
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+    logger.info("%s: %d in %.1f s", what, total, time.perf_counter() - start_s)
