@@ -43,7 +43,7 @@ def recomputed_choice(
     settled = replace(params, seed=output.outputs[index].seed)
     prepared = llm.engine.front_door.prepare("again", output.prompt_token_ids, settled)
     init = prepared.sample(index, 0.0).row_init()
-    sampler = RowSampler.from_init(init, llm.engine.built.target.vocab_size, torch.device("cpu"))
+    sampler = RowSampler.from_init(init, llm.engine.built.facts.vocab_size, torch.device("cpu"))
 
     def choose(prefix: Sequence[int], nudges: Mapping[int, float]) -> int:
         logits = reference_logits(reference, prefix)[-1:].clone()

@@ -88,9 +88,9 @@ def measured_workers(
         max_num_batched_tokens=limits.tokens,
         num_speculative_tokens=3,
     )
-    target = inline._load(str(pair.target), placement)
-    draft = inline._load(str(pair.draft), placement) if limits.has_draft else None
-    return inline._workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
+    target = inline.load_decoder(str(pair.target), placement)
+    draft = inline.load_decoder(str(pair.draft), placement) if limits.has_draft else None
+    return inline.make_workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import TypeAlias
 
 from outrider.config import EngineConfig
+from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.engine.inline import build_engine
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import PreparedRequest, Prompt

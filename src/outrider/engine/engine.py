@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from outrider.engine.built import BuiltEngine
+from outrider.engine.build import BuiltEngine
 from outrider.errors import EngineDeadError, OutriderError, RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason, RequestUpdate

@@ -1,11 +1,15 @@
-"""From a configuration to a running engine, with the models in this process unless told."""
+"""Models in this process: loaded, given KV, and wired to a step loop."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
-from outrider.engine.built import BuiltEngine
-from outrider.engine.preflight import check_models
+from outrider.engine.preflight import Models, check_models
+from outrider.engine.rank_group import Report
 from outrider.engine.sizing import (
     Reach,
     depth_of,
@@ -23,10 +27,11 @@ from outrider.engine.sizing import (
     size_pools,
     wanted_len,
 )
-from outrider.engine.spawned import build_spawned
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
-from outrider.links.gateway_messages import EngineFacts
+from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
+from outrider.links.rank_messages import DRAFT as DRAFT_ROLE
+from outrider.links.rank_messages import TARGET as TARGET_ROLE
 from outrider.workers.device import Placement, place
 from outrider.workers.gpu.memory import (
     FlatRunner,
@@ -54,30 +59,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig) -> BuiltEngine:
+@dataclass(frozen=True, slots=True)
+class InlineModels:
+    """The models and the step loop over them. They have no ranks: what ends one ends it all."""
+
+    loop: StepLoop
+    facts: EngineFacts
+    checked: Models
+    device: str
+
+    def name_models(self, status: EngineStatus) -> EngineStatus:
+        """With the models, and where they run."""
+        pid, host = os.getpid(), socket.gethostname()
+        roles = _roles(has_draft=self.facts.has_draft)
+        models = tuple(ModelStatus(role, pid, host, self.device) for role in roles)
+        return dataclasses.replace(status, models=models)
+
+
+def load_models(config: EngineConfig, report: Report) -> InlineModels:
     """Load models and tokenizer, size the KV pools, and wire scheduler and workers."""
-    if config.has_processes:
-        return build_spawned(config)
+    start_s = time.monotonic()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     placement = place_models(config)
-    target_spec, draft_spec, tokenizer = check_models(config)
-    length = wanted_len(config, _reach(target_spec), None if not draft_spec else _reach(draft_spec))
-    target = _load(
-        config.target.model,
-        placement,
-        revision=config.target.revision,
-        quantization=config.target.quantization,
-    )
-    draft = None
-    if config.draft.model is not None and draft_spec is not None:
-        is_short = draft_spec.max_position < length
-        draft = _load(
-            config.draft.model,
-            placement,
-            max_position=length if is_short else None,
-            quantization=config.draft.quantization,
-        )
+    checked = check_models(config)
+    names = " and ".join(_roles(has_draft=checked.draft is not None))
+    where = f"on {placement.device} in the engine's process (pid {os.getpid()})"
+    report(f"{names}: loading {where}")
+    draft_reach = None if checked.draft is None else _reach(checked.draft)
+    length = wanted_len(config, _reach(checked.target), draft_reach)
+    target, draft = _load_both(config, placement, checked, length)
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
         memory = _measure(config, placement, target, draft, length)
@@ -87,15 +98,16 @@ def build_engine(config: EngineConfig) -> BuiltEngine:
         hold(placement.device, memory.step)
     facts = EngineFacts(
         settings=config.to_settings(),
-        vocab_size=target_spec.vocab_size,
-        eos_ids=target_spec.eos_ids,
+        vocab_size=checked.target.vocab_size,
+        eos_ids=checked.target.eos_ids,
         max_model_len=max_model_len,
         depth=depth_of(config, placement.device.type),
         has_draft=draft is not None,
         kernels=placement.ops.name,
         num_blocks=num_blocks,
     )
-    return BuiltEngine(config, loop, tokenizer, target_spec, draft_spec, facts)
+    report(f"{names}: ready to run after {time.monotonic() - start_s:.1f} s")
+    return InlineModels(loop, facts, checked, str(placement.device))
 
 
 def place_models(config: EngineConfig) -> Placement:
@@ -116,11 +128,36 @@ def place_models(config: EngineConfig) -> Placement:
     return placement
 
 
+def _roles(*, has_draft: bool) -> list[str]:
+    return [TARGET_ROLE, DRAFT_ROLE] if has_draft else [TARGET_ROLE]
+
+
 def _reach(spec: ModelSpec) -> Reach:
     return Reach(spec.max_position, spec.rope is not None)
 
 
-def _load(
+def _load_both(
+    config: EngineConfig, placement: Placement, checked: Models, length: int
+) -> tuple[Decoder, Decoder | None]:
+    target = load_decoder(
+        config.target.model,
+        placement,
+        revision=config.target.revision,
+        quantization=config.target.quantization,
+    )
+    if config.draft.model is None or checked.draft is None:
+        return target, None
+    is_short = checked.draft.max_position < length
+    draft = load_decoder(
+        config.draft.model,
+        placement,
+        max_position=length if is_short else None,
+        quantization=config.draft.quantization,
+    )
+    return target, draft
+
+
+def load_decoder(
     model: str,
     placement: Placement,
     *,
@@ -156,7 +193,7 @@ def _measure(
     )
 
     def workers_of_one_block() -> Workers:
-        return _workers(config, placement, target, draft, 1, length, FlatRunner)
+        return make_workers(config, placement, target, draft, 1, length, FlatRunner)
 
     return measure(placement.device, workers_of_one_block, limits)
 
@@ -195,13 +232,13 @@ def wire(
     max_model_len: int,
 ) -> StepLoop:
     """Scheduler and workers of loaded models."""
-    workers = _workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
+    workers = make_workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
     _, worker = workers
     scheduler = make_scheduler(config, num_blocks, draft is not None, worker.lag, worker.max_depth)
     return StepLoop(scheduler, *workers)
 
 
-def _workers(
+def make_workers(
     config: EngineConfig,
     placement: Placement,
     target: Decoder,

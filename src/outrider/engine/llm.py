@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.config import EngineConfig
+from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.engine.inline import build_engine
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import Message, PreparedRequest, Prompt

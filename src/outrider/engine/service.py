@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from outrider.engine.build import BuiltEngine
 from outrider.engine.doorway import Doorway
-from outrider.engine.served import ServedEngine
 from outrider.errors import CapacityError, OutriderError
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
@@ -92,7 +92,7 @@ class EngineService:
     """
 
     def __init__(
-        self, engine: ServedEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
+        self, engine: BuiltEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._loop = engine.loop

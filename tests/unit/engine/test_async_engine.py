@@ -10,8 +10,8 @@ import pytest
 
 from outrider.config import EngineConfig
 from outrider.engine.async_engine import AsyncEngine
+from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.engine.inline import build_engine
 from outrider.errors import EngineDeadError, RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.text.outputs import OutputDelta, RequestOutput

@@ -80,10 +80,10 @@ def test_costly_steps_run_on_a_single_block(tmp_path: Path, has_draft: bool) -> 
         model=str(tmp_path), device="cpu", dtype="float32", max_num_seqs=4, **options
     )
     placement = inline.place_models(config)
-    target = inline._load(str(tmp_path), placement)
-    draft = inline._load(str(tmp_path), placement) if has_draft else None
+    target = inline.load_decoder(str(tmp_path), placement)
+    draft = inline.load_decoder(str(tmp_path), placement) if has_draft else None
     length = min(40, load_spec(tmp_path).max_position)
-    workers = inline._workers(config, placement, target, draft, 1, length, FlatRunner)
+    workers = inline.make_workers(config, placement, target, draft, 1, length, FlatRunner)
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=length, has_draft=has_draft)
     steps: list[CostlyStep] = costliest_steps(limits)
     for step in steps:

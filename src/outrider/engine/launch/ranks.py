@@ -1,6 +1,6 @@
-"""Ranks as child processes of this one: no Ray, one host.
+"""Who starts the ranks of an engine: this process, as children of its own, or somebody else.
 
-The same workers, links and step loop as in a cluster; only who starts the processes differs.
+The same workers, links and step loop either way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-
-import torch
+from typing import Protocol
 
 from outrider.engine.launch.restarts import Backoff
-from outrider.engine.rank_group import RankError
+from outrider.engine.rank_group import RankError, Report
 from outrider.links.rank_messages import DRAFT, TARGET
 from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines
@@ -33,8 +32,55 @@ _WATCH_S = 0.2
 _STOP_TIMEOUT_S = 5.0
 
 
+class Ranks(Protocol):
+    """Those who start the ranks, as the engine that waits for them deals with them."""
+
+    def start(self) -> None: ...
+
+    def raise_if_dead(self, cause: Exception | None = None) -> None:
+        """A rank that is known to have ended says why, in its own last lines."""
+
+    def restart_drafts(self) -> None:
+        """From now on; a draft that dies while the engine starts is an error to be told."""
+
+    def replace_draft(self, reason: str, report: Report) -> None:
+        """The engine has given its draft up."""
+
+    def close(self) -> None: ...
+
+
+class AwaitedRanks:
+    """Ranks that somebody else starts, and starts anew."""
+
+    def start(self) -> None:
+        """They dial in when they are there."""
+
+    def raise_if_dead(self, cause: Exception | None = None) -> None:
+        """Whoever has started them knows."""
+
+    def restart_drafts(self) -> None:
+        """So does whoever has started this one."""
+
+    def replace_draft(self, reason: str, report: Report) -> None:
+        logger.warning("the draft is lost and must be started anew: %s", reason)
+
+    def close(self) -> None:
+        """They end when the engine hangs up."""
+
+
+@contextlib.contextmanager
+def ranks_blamed(ranks: Ranks) -> Iterator[None]:
+    """A rank's own last lines say more than that the engine misses it."""
+    try:
+        yield
+    except RankError as error:
+        ranks.raise_if_dead(error)
+        raise
+
+
 class SpawnedRanks:
-    """Starts every rank, restarts a draft group that died, and leaves nothing behind."""
+    """Starts every rank as a child of this process, all on this host without Ray; starts a draft
+    group that died anew, and leaves nothing behind."""
 
     def __init__(
         self,
@@ -64,21 +110,23 @@ class SpawnedRanks:
         self._watch()
 
     def restart_drafts(self) -> None:
-        """From now on; a draft that dies while the engine starts is an error to be told."""
         self._restarts.set()
+
+    def replace_draft(self, reason: str, report: Report) -> None:
+        report(f"draft lost, decoding goes on without it: {reason}")
+        self._kill(DRAFT)
 
     def pids(self, role: str) -> list[int]:
         with self._lock:
             return [process.pid for process in self._processes[role]]
 
-    def kill(self, role: str) -> None:
+    def _kill(self, role: str) -> None:
         """End a group that is of no use any more; a draft is started anew."""
         with self._lock:
             for process in self._processes.get(role, ()):
                 process.kill()
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
-        """While the engine starts: a rank that ended says why, in its own last lines."""
         with self._lock:
             for role, processes in self._processes.items():
                 for rank, process in enumerate(processes):
@@ -125,7 +173,11 @@ class SpawnedRanks:
         NCCL refuses two ranks of one host on one GPU, so sharers pretend to be on hosts of their
         own: slow, but the same code path.
         """
-        if not self._device.startswith(("auto", "cuda")) or not torch.cuda.is_available():
+        if not self._device.startswith(("auto", "cuda")):
+            return {}
+        import torch  # an engine whose ranks are elsewhere needs none
+
+        if not torch.cuda.is_available():
             return {}
         index = rank if role == TARGET else self._sizes[TARGET] + rank
         available = torch.cuda.device_count()
@@ -143,7 +195,7 @@ class SpawnedRanks:
                 has_ended = any(process.poll() is not None for process in draft)
             if not has_ended or not self._restarts.is_set():
                 continue
-            self.kill(DRAFT)
+            self._kill(DRAFT)
             pause_s = backoff.next_pause_s()
             logger.warning("a draft rank has ended; the group is started anew in %.1f s", pause_s)
             if self._is_closed.wait(pause_s):

@@ -1,0 +1,150 @@
+"""From a configuration to a running engine: models in this process, or over ranks.
+
+The only factory. It imports torch where models are loaded, not before: an engine over ranks has
+no tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.config import EngineConfig
+from outrider.engine.doorway import Doorway
+from outrider.engine.launch.ranks import Ranks, SpawnedRanks
+from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
+from outrider.engine.rank_group import Report
+from outrider.engine.step import StepLoop
+from outrider.links.gateway_messages import EngineFacts, EngineStatus
+from outrider.scheduler.scheduler import Scheduler
+from outrider.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from outrider.engine.inline import InlineModels
+    from outrider.workers.models.spec import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    """Models of this process are lost with it, and end with it."""
+
+
+def _unchanged(status: EngineStatus) -> EngineStatus:
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """The parts of an engine and what was found out while building it, wherever its models are.
+
+    Tokenizer and models are those read here: ranks of a server read theirs on their own hosts.
+    """
+
+    config: EngineConfig
+    loop: StepLoop
+    facts: EngineFacts
+    tokenizer: Tokenizer | None = None
+    target: ModelSpec | None = None
+    draft: ModelSpec | None = None
+    check: Callable[[], None] = _nothing  # when idle: raises if what it cannot do without is lost
+    close: Callable[[], None] = _nothing  # ends what was started for it
+    name_models: Callable[[EngineStatus], EngineStatus] = _unchanged  # who runs them, and how
+
+    def status(self, query: int = 0) -> EngineStatus:
+        return self.name_models(_load_of(self.loop.scheduler, query))
+
+
+def build_engine(config: EngineConfig) -> BuiltEngine:
+    """For the program it is part of; models in processes of their own end with that program."""
+    return _over_own_ranks(config) if config.has_processes else _inline(config, logger.info)
+
+
+def build_served(
+    config: EngineConfig,
+    doorway: Doorway,
+    ranks: Ranks,
+    report: Report,
+    raise_if_stopped: Callable[[], None] = _nothing,
+) -> BuiltEngine:
+    """For gateways: with its own models as `cluster.colocate` says, else over ranks, unset too.
+
+    `raise_if_stopped` is asked while ranks are awaited.
+    """
+    config = config.for_server()
+    if not config.cluster.colocate:
+        models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped)
+        return _over(models, config)
+    from outrider.workers.device import take_cores
+
+    # A launcher may have left fewer threads than there are cores, as Ray does.
+    take_cores(config.num_threads, host_share=1, host_index=0)
+    return _inline(config, report)
+
+
+def _inline(config: EngineConfig, report: Report) -> BuiltEngine:
+    from outrider.engine.inline import load_models
+
+    models: InlineModels = load_models(config, report)
+    return BuiltEngine(
+        config,
+        models.loop,
+        models.facts,
+        models.checked.tokenizer,
+        models.checked.target,
+        models.checked.draft,
+        name_models=models.name_models,
+    )
+
+
+def _over_own_ranks(config: EngineConfig) -> BuiltEngine:
+    from outrider.engine.preflight import check_models
+
+    target, draft, tokenizer = check_models(config)
+    sizes = group_sizes(config)
+    with ExitStack() as opened:  # the last is closed first
+        ranks = SpawnedRanks(sizes, config.target.device)
+        opened.callback(ranks.close)
+        doorway = Doorway([ranks.address], ranks.secret, sizes)
+        opened.callback(doorway.close)
+        models = start_over_ranks(config, doorway, ranks, logger.info)
+        opened.callback(models.close)
+        close = opened.pop_all().close
+    built = _over(models, config)
+    return dataclasses.replace(built, tokenizer=tokenizer, target=target, draft=draft, close=close)
+
+
+def _over(models: RankModels, config: EngineConfig) -> BuiltEngine:
+    return BuiltEngine(
+        config,
+        models.loop,
+        models.facts,
+        check=models.check,
+        close=models.close,
+        name_models=models.name_models,
+    )
+
+
+def _load_of(scheduler: Scheduler, query: int) -> EngineStatus:
+    """An answer that names no rank and no model yet."""
+    stats, pool = scheduler.stats, scheduler.target_pool
+    return EngineStatus(
+        query=query,
+        ranks=(),
+        proposal_backend="",
+        proposal_sends=0,
+        draft_losses=0,
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        kv_blocks_used=pool.num_blocks - pool.num_free,
+        kv_blocks=pool.num_blocks,
+        steps=stats.steps,
+        committed_tokens=stats.committed_tokens,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
+        preemptions=scheduler.num_preemptions,
+    )
