@@ -69,11 +69,6 @@ class Doorway:
                 raise queue.Empty
             return self._untaken.pop(role)
 
-    def missing(self, role: str) -> list[int]:
-        """Ranks the next group still lacks."""
-        with self._changed:
-            return [rank for rank in range(self._sizes[role]) if rank not in self._waiting[role]]
-
     def close(self) -> None:
         """Hang up on everybody who was not taken."""
         self._is_closed.set()

@@ -182,7 +182,7 @@ class RankModels:
         return RankGroup(role, _meeting(role, lives[role]), arrivals, self._report, limit_s)
 
     def _describe(self, group: RankGroup) -> Described:
-        return group.describe(rank_settings(self.config, group.role), epoch=0)
+        return group.describe(rank_settings(self.config, group.role))
 
     def _load(self, group: RankGroup, length: int) -> None:
         is_short = group.role == DRAFT and group.described[0].max_position < length

@@ -65,16 +65,15 @@ class ScriptedRank(threading.Thread):
             case Load():
                 return Loaded(1000, None, "none", 0.0)
             case Allocate():
-                return Ready(0.0)
+                return Ready()
             case Join() if self._role == "draft":
-                return Joined(message.number, "gloo")
+                return Joined("gloo")
         return None
 
 
 def described() -> Described:
     return Described(
         device="cpu",
-        dtype="float32",
         vocab_size=100,
         eos_ids=(2,),
         max_position=512,

@@ -68,7 +68,7 @@ def joined_draft(ranks: Ranks, lost: list[str]) -> RemoteDraft:
 
 
 def draft_one_round(draft: RemoteDraft, ranks: Ranks) -> None:
-    ranks.ends[0].send(Drafted(1, PLAN.step, 0.0, 1))
+    ranks.ends[0].send(Drafted(PLAN.step, 0.0, 1))
     assert draft.propose(PLAN).round == PLAN.step
 
 
@@ -84,7 +84,7 @@ def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [Drafted(1, 4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
+    "answer", [Drafted(4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
 )
 def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: object) -> None:
     lost: list[str] = []

@@ -90,8 +90,8 @@ class SpawnedRanks:
         parent: Path | None = None,
     ) -> None:
         """With a new secret, and a folder of their own below `parent`."""
-        self.folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
-        self.address = f"unix:{self.folder}/engine.sock"
+        self._folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
+        self.address = f"unix:{self._folder}/engine.sock"
         self.secret = secret or secrets.token_hex(32)
         self._sizes = sizes
         self._device = device
@@ -115,10 +115,6 @@ class SpawnedRanks:
     def replace_draft(self, reason: str, report: Report) -> None:
         report(f"draft lost, decoding goes on without it: {reason}")
         self._kill(DRAFT)
-
-    def pids(self, role: str) -> list[int]:
-        with self._lock:
-            return [process.pid for process in self._processes[role]]
 
     def _kill(self, role: str) -> None:
         """End a group that is of no use any more; a draft is started anew."""
@@ -147,7 +143,7 @@ class SpawnedRanks:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_group(self, role: str) -> None:
         with self._lock:
@@ -210,7 +206,7 @@ class SpawnedRanks:
                 process.wait(_STOP_TIMEOUT_S)
 
     def _log_path(self, role: str, rank: int) -> Path:
-        return self.folder / f"{role}-{rank}.log"
+        return self._folder / f"{role}-{rank}.log"
 
     def _last_lines(self, role: str, rank: int) -> str:
         return "\n".join(last_lines(self._log_path(role, rank)))
