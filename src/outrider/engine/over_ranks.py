@@ -61,12 +61,12 @@ def start_over_ranks(
         ranks.raise_if_dead()
 
     with ranks_blamed(ranks):
-        ranks.start()
+        ranks.start(report)
         models = RankModels(
             config,
             doorway,
             report,
-            on_draft_lost=lambda reason: ranks.replace_draft(reason, report),
+            on_draft_lost=ranks.replace_draft,
             raise_if_dead=raise_if_dead,
         )
     ranks.restart_drafts()

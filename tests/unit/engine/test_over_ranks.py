@@ -17,7 +17,7 @@ from outrider.engine.build import BuiltEngine, build_served
 from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import AwaitedRanks
 from outrider.engine.over_ranks import group_sizes
-from outrider.engine.rank_group import RankGroup, Report
+from outrider.engine.rank_group import RankGroup
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
@@ -87,7 +87,7 @@ class NotedRanks(AwaitedRanks):
     def __init__(self, lost: list[str]) -> None:
         self._lost = lost
 
-    def replace_draft(self, reason: str, report: Report) -> None:
+    def replace_draft(self, reason: str) -> None:
         self._lost.append(reason)
 
 

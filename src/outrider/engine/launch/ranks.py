@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from outrider.engine.launch.restarts import Backoff
+from outrider.engine.launch.restarts import Restarts, draft_lost
 from outrider.engine.rank_group import RankError, Report
 from outrider.links.rank_messages import DRAFT, TARGET
 from outrider.links.secret import SECRET_VARIABLE
@@ -35,7 +35,8 @@ _STOP_TIMEOUT_S = 5.0
 class Ranks(Protocol):
     """Those who start the ranks, as the engine that waits for them deals with them."""
 
-    def start(self) -> None: ...
+    def start(self, report: Report) -> None:
+        """`report` is told of drafts that are lost, too."""
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
         """A rank that is known to have ended says why, in its own last lines."""
@@ -43,7 +44,7 @@ class Ranks(Protocol):
     def restart_drafts(self) -> None:
         """From now on; a draft that dies while the engine starts is an error to be told."""
 
-    def replace_draft(self, reason: str, report: Report) -> None:
+    def replace_draft(self, reason: str) -> None:
         """The engine has given its draft up."""
 
     def close(self) -> None: ...
@@ -52,7 +53,7 @@ class Ranks(Protocol):
 class AwaitedRanks:
     """Ranks that somebody else starts, and starts anew."""
 
-    def start(self) -> None:
+    def start(self, report: Report) -> None:
         """They dial in when they are there."""
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
@@ -61,7 +62,7 @@ class AwaitedRanks:
     def restart_drafts(self) -> None:
         """So does whoever has started this one."""
 
-    def replace_draft(self, reason: str, report: Report) -> None:
+    def replace_draft(self, reason: str) -> None:
         logger.warning("the draft is lost and must be started anew: %s", reason)
 
     def close(self) -> None:
@@ -98,28 +99,26 @@ class SpawnedRanks:
         self._lock = threading.Lock()
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._is_closed = threading.Event()
-        self._restarts = threading.Event()
+        self._may_restart = threading.Event()
+        self._given_up = ""  # why the engine has, the present draft group
 
-    def start(self) -> None:
+    def start(self, report: Report) -> None:
         """Processes end with the thread that started them, so one of our own starts them all."""
-        threading.Thread(target=self._run, name="rank watch", daemon=True).start()
+        threading.Thread(target=self._run, args=(report,), name="rank watch", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, report: Report) -> None:
         for role in self._sizes:
             self._start_group(role)
-        self._watch()
+        if DRAFT in self._sizes:
+            self._keep_draft(report)
 
     def restart_drafts(self) -> None:
-        self._restarts.set()
+        self._may_restart.set()
 
-    def replace_draft(self, reason: str, report: Report) -> None:
-        report(f"draft lost, decoding goes on without it: {reason}")
-        self._kill(DRAFT)
-
-    def _kill(self, role: str) -> None:
-        """End a group that is of no use any more; a draft is started anew."""
+    def replace_draft(self, reason: str) -> None:
         with self._lock:
-            for process in self._processes.get(role, ()):
+            self._given_up = reason
+            for process in self._processes.get(DRAFT, ()):
                 process.kill()
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
@@ -150,6 +149,8 @@ class SpawnedRanks:
             if not self._is_closed.is_set():
                 ranks = range(self._sizes[role])
                 self._processes[role] = [self._start_rank(role, rank) for rank in ranks]
+            if role == DRAFT:
+                self._given_up = ""
 
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
         command = [*_RANK_COMMAND, "--engine", self.address]
@@ -183,27 +184,34 @@ class SpawnedRanks:
             variables |= {"NCCL_SOCKET_IFNAME": "lo"}
         return variables
 
-    def _watch(self) -> None:
-        backoff = Backoff(time.monotonic)
+    def _keep_draft(self, report: Report) -> None:
+        """A group is started anew whole, so all of it ends when one rank has."""
+        restarts = Restarts()
+        restarts.runs()
         while not self._is_closed.wait(_WATCH_S):
-            with self._lock:
-                draft = self._processes.get(DRAFT, [])
-                has_ended = any(process.poll() is not None for process in draft)
-            if not has_ended or not self._restarts.is_set():
+            if not self._may_restart.is_set() or (reason := self._draft_loss()) is None:
                 continue
-            self._kill(DRAFT)
-            pause_s = backoff.next_pause_s()
-            logger.warning("a draft rank has ended; the group is started anew in %.1f s", pause_s)
+            pause_s = restarts.lost()
+            report(draft_lost(reason, pause_s))
             if self._is_closed.wait(pause_s):
                 return
-            self._reap(draft)
             self._start_group(DRAFT)
-            backoff.started()
+            restarts.runs()
 
-    def _reap(self, processes: list[subprocess.Popen[bytes]]) -> None:
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_TIMEOUT_S)
+    def _draft_loss(self) -> str | None:
+        """Why the draft has to be started anew, if it has to. None of it is left then."""
+        with self._lock:
+            processes = self._processes[DRAFT]
+            ended = [rank for rank, each in enumerate(processes) if each.poll() is not None]
+            if not ended:
+                return None
+            code = processes[ended[0]].returncode
+            reason = self._given_up or f"draft rank {ended[0]} ended with exit code {code}"
+            for process in processes:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_TIMEOUT_S)
+        return reason
 
     def _log_path(self, role: str, rank: int) -> Path:
         return self._folder / f"{role}-{rank}.log"
