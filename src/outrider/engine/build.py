@@ -24,7 +24,6 @@ from outrider.scheduler.scheduler import Scheduler
 from outrider.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from outrider.engine.inline import InlineModels
     from outrider.workers.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ def build_served(
 def _inline(config: EngineConfig, report: Report) -> BuiltEngine:
     from outrider.engine.inline import load_models
 
-    models: InlineModels = load_models(config, report)
+    models = load_models(config, report)
     return BuiltEngine(
         config,
         models.loop,

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,3 +67,23 @@ def test_a_draft_that_the_engine_gave_up_is_replaced_for_the_engines_reason(
         after = draft_pids(ranks, others_than=before)
         os.kill(after[0], signal.SIGKILL)
         assert "draft rank 0 ended with exit code -9" in lines.get(timeout=10)
+
+
+def test_ranks_without_a_draft_keep_the_thread_that_started_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel ends a child with the thread that has started it, not with the process."""
+    monkeypatch.setattr("outrider.engine.launch.ranks._RANK_COMMAND", ASLEEP)
+    monkeypatch.setattr("outrider.engine.launch.ranks._STOP_TIMEOUT_S", 0.0)
+    before = set(threading.enumerate())
+    ranks = SpawnedRanks({"target": 1}, "cpu")
+    ranks.start(print)
+    try:
+        [starter] = set(threading.enumerate()) - before
+        starter.join(0.5)
+        assert ranks._processes["target"][0].poll() is None
+        assert starter.is_alive()
+    finally:
+        ranks.close()
+    starter.join(10)
+    assert not starter.is_alive()

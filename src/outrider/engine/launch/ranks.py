@@ -109,8 +109,7 @@ class SpawnedRanks:
     def _run(self, report: Report) -> None:
         for role in self._sizes:
             self._start_group(role)
-        if DRAFT in self._sizes:
-            self._keep_draft(report)
+        self._keep_draft(report)
 
     def restart_drafts(self) -> None:
         self._may_restart.set()
@@ -185,7 +184,10 @@ class SpawnedRanks:
         return variables
 
     def _keep_draft(self, report: Report) -> None:
-        """A group is started anew whole, so all of it ends when one rank has."""
+        """Until `close`, whether there is one or not: the thread's end would be that of the ranks.
+
+        A group is started anew whole, so all of it ends when one rank has.
+        """
         restarts = Restarts()
         restarts.runs()
         while not self._is_closed.wait(_WATCH_S):
@@ -201,7 +203,7 @@ class SpawnedRanks:
     def _draft_loss(self) -> str | None:
         """Why the draft has to be started anew, if it has to. None of it is left then."""
         with self._lock:
-            processes = self._processes[DRAFT]
+            processes = self._processes.get(DRAFT, [])
             ended = [rank for rank, each in enumerate(processes) if each.poll() is not None]
             if not ended:
                 return None
