@@ -9,6 +9,10 @@ BENCH ?= --per-group 2
 # An old one: stubs take no older grpcio and protobuf than they were made for, but any newer. What
 # it depends on is left out, as that would hold the environment to an old protobuf.
 GRPC_TOOLS := 1.73.0
+# Tests run side by side, a file at a time, but for those that start servers and ranks.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-fast test-slow test-gpu lint format proto bench clean
@@ -20,16 +24,18 @@ serve: $(INSTALLED) ## Serve the bundled pair over gRPC; options in SERVE="...".
 	$(BIN)/outrider serve $(SERVE)
 
 test: lint ## Lint, then every test that fits a CPU and a coffee.
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not alone"
+	$(PYTEST) -m "not slow and not gpu and alone"
 
 test-fast: $(INSTALLED) ## Tests that run no model; under three minutes.
-	$(BIN)/python -m pytest -m "not slow and not gpu and not model and not ray"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not model and not ray"
 
 test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large samples.
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not gpu and not alone"
+	$(PYTEST) -m "slow and not gpu and alone"
 
 test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
-	$(BIN)/python -m pytest -m gpu
+	$(PYTEST) -m gpu
 
 lint: $(INSTALLED) ## Check style, format and types.
 	$(BIN)/ruff check .

@@ -148,7 +148,7 @@ class Planner:
             requests.append(request)
             proposers.append(proposer)
             wanted.append(depth)
-            behind.append(request.behind)
+            behind.append(request.most_behind if depth else 0)
         decoding.total = total
         step.tokens -= len(requests)
         return decoding, prompts
@@ -156,20 +156,21 @@ class Planner:
     def _plan_decodes(self, step: Step, decoding: _Decoding, depths: Sequence[int]) -> None:
         residents, with_kv, running = self._residents, self._with_kv, State.RUNNING
         residents.count_spare_blocks()
-        for request, most, depth in zip(decoding.requests, decoding.wanted, depths, strict=True):
+        rows = zip(decoding.requests, decoding.wanted, decoding.behind, depths, strict=True)
+        for request, most, behind, depth in rows:
             if request.state is not running:
                 continue  # a prompt before it needed its memory
             draft_tokens = 0
             if depth:
                 depth = min(depth, most, step.tokens)  # whatever a policy may say
                 keeps_kv = request.proposer in with_kv
-                if keeps_kv and request.behind > MOST_BEHIND:
+                if keeps_kv and behind > MOST_BEHIND:
                     depth, draft_tokens = 0, self._catch_up(step, request)
                 elif not residents.reserve_lookahead(request, request.upper + depth):
                     # What is left of the last block.
                     depth = min(depth, -request.upper % self._block_size)
                 if depth and keeps_kv:
-                    draft_tokens = request.behind
+                    draft_tokens = behind
             self._append(step, request, 1, depth, draft_tokens, True)
 
     def _catch_up(self, step: Step, request: Request) -> int:
@@ -243,7 +244,7 @@ class Planner:
                 request.drafts_in_flight += 1
                 request.behind = MOST_BEHIND
                 return
-        request.behind += samples - draft_tokens
+        request.behind += samples
 
     def _admit(self, step: Step) -> None:
         """Start waiting requests in order while rows, budget and memory last.

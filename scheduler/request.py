@@ -132,7 +132,7 @@ class Request:
         self.generation = 0
         self.in_flight = 0  # plans under way that name it
         self.drafts_in_flight = 0  # of these: those that use the draft's KV to draft
-        self.behind = 0  # at most so many tokens without draft KV once all of these are back
+        self.behind = 0  # see `most_behind`
         self.in_prompt = True  # until the chunk with its last known token is planned
         self.prompt_logprobs_sent = 0
         self.target = Holding()
@@ -145,7 +145,12 @@ class Request:
         self.generation = generation
         self.in_prompt = True
         self.upper = len(self.tokens)
-        self.behind = self.upper - self.draft.computed
+
+    @property
+    def most_behind(self) -> int:
+        """At most so many tokens are without draft KV once all plans in flight are back. After one
+        that drafts nobody knows where the draft stands, but how far behind it can be."""
+        return self.behind if self.drafts_in_flight else self.upper - self.draft.planned
 
     @property
     def may_reuse_prefix(self) -> bool:

@@ -275,8 +275,6 @@ class Scheduler:
             request.upper += len(new) - plan.depth - 1
             new, finish = request.until_end(new)
             request.tokens += new
-        if not request.in_flight:
-            request.behind = len(request.tokens) - request.draft.computed
         self._residents.publish(request)
         if new or prompt_logprobs:
             self._report(request, row, new, prompt_logprobs, finish)

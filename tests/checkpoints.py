@@ -17,7 +17,8 @@ from torch import Tensor
 
 from outrider.kernels.types import RaggedBatch
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.models.kv import KVCache
+from outrider.workers.models.kv import KVCache, bytes_per_block
+from outrider.workers.weights.loader import load_spec
 
 VOCAB_SIZE = 320
 
@@ -193,6 +194,12 @@ def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> l
     return torch.randint(3, vocab_size, (length,), generator=generator).tolist()
 
 
+def kv_gb(num_tokens: int, *folders: Path, block_size: int) -> float:
+    """Memory for so many tokens of models together."""
+    per_block = sum(bytes_per_block(load_spec(f), block_size, torch.float32) for f in folders)
+    return -(-num_tokens // block_size) * per_block / 2**30
+
+
 class RaggedRun:
     """Feeds several prompts through a decoder in ragged passes over a scattered paged cache."""
 
@@ -236,7 +243,7 @@ class RaggedRun:
             tiles=self._tiles(spans),
         )
         device = self._decoder.device
-        moved = {
+        moved: dict[str, Any] = {
             field.name: value.to(device) if isinstance(value, Tensor) else value
             for field in dataclasses.fields(batch)
             for value in [getattr(batch, field.name)]
@@ -245,7 +252,8 @@ class RaggedRun:
         hidden = self._decoder.forward(ids, RaggedBatch(**moved), self._kv)
         for row, span in zip(rows, spans, strict=True):
             self._done[row] = span.stop
-        return self._decoder.logits(hidden).cpu().split(lens)
+        rows_of_each: tuple[Tensor, ...] = self._decoder.logits(hidden).cpu().split(lens)
+        return rows_of_each
 
     def _tiles(self, spans: list[range]) -> Tensor | None:
         size = self._decoder.tile_tokens(max(map(len, spans)))

@@ -2,7 +2,9 @@
 reach them), and nothing may ask a model hub for anything."""
 
 import os
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -12,9 +14,33 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
+# Whoever uses these starts servers or ranks, which need the cores and are waited for.
+STARTING_PROCESSES = frozenset({"cluster_tools", "process_tools"})
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Only `-m gpu` sees a GPU: everything else expects the CPU, where float32 is the default and
     GPU kernels run in Triton's interpreter, which must be chosen before Triton is imported."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["TRITON_INTERPRET"] = "1"
+    if "PYTEST_XDIST_WORKER" in os.environ:  # there is one for each core
+        import torch
+
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes are marked `alone`, before marks decide what runs."""
+    for item in items:
+        if isinstance(item, pytest.Function) and (
+            item.get_closest_marker("ray") is not None or _starts_processes(item.module)
+        ):
+            item.add_marker(pytest.mark.alone)
+
+
+@cache
+def _starts_processes(module: ModuleType) -> bool:
+    used = {getattr(value, "__module__", None) for value in vars(module).values()}
+    return not STARTING_PROCESSES.isdisjoint(used)

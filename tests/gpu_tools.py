@@ -32,7 +32,8 @@ def ragged_batch(
     """Sequences of (queries, context) over shuffled blocks; `context` counts the queries."""
     order = torch.randperm(num_blocks, generator=generator).tolist()
     max_blocks = max(-(-context // block_size) for _, context in lengths)
-    tables, positions, slots, ends, tiles = [], [], [], [0], []
+    positions: list[int] = []
+    tables, slots, ends, tiles = [], [], [0], []
     for row, (queries, context) in enumerate(lengths):
         table = [order.pop() for _ in range(-(-context // block_size))]
         own = range(context - queries, context)

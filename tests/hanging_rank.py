@@ -10,11 +10,12 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from outrider.workers.__main__ import main
 
 HANG_VARIABLE = "HANGING_RANK_KIND"
-HANGS = {
+HANGS: dict[str, Callable[[], object]] = {
     "python": lambda: time.sleep(3600),
     "kernel": lambda: ctypes.CDLL(None).sleep(3600),
     "kernel that holds the lock": lambda: ctypes.PyDLL(None).sleep(3600),

@@ -59,7 +59,7 @@ class LockstepTarget(Ranks):
     max_depth: int | None = None
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
-        verdicts = self.call(lambda worker: worker.verify(plan, ticket))
+        verdicts: list[Verdict] = self.call(lambda worker: worker.verify(plan, ticket))
         same_on_all([verdict.rows for verdict in verdicts])
         return verdicts[0]
 
@@ -71,7 +71,7 @@ class LockstepDraft(Ranks):
         self.call(lambda worker: worker.follow(plan))
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
-        proposals = self.call(lambda worker: worker.propose(plan))
+        proposals: list[Mapping[int, Proposal]] = self.call(lambda worker: worker.propose(plan))
         tokens = [{row: p.tokens for row, p in each.items()} for each in proposals]
         same_on_all(tokens)
         return proposals[0]

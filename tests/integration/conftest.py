@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import VOCAB_SIZE, damp, random_model, shorten
+from checkpoints import VOCAB_SIZE, damp, kv_gb, random_model, shorten
 from tokenizers import Tokenizer, decoders, models
 
 from outrider import LLM
-from outrider.workers.models.kv import bytes_per_block
 from outrider.workers.weights.gguf_convert import converted_folder
-from outrider.workers.weights.loader import load_spec
 from outrider.workers.weights.resolve import resolve_source
 
 NUM_SHARED_LAYERS = 2
@@ -95,12 +93,6 @@ def engine(pair: Pair) -> EngineFactory:
         return built[key]
 
     return get
-
-
-def kv_gb(num_tokens: int, *folders: Path, block_size: int) -> float:
-    """Memory for so many tokens of models together."""
-    per_block = sum(bytes_per_block(load_spec(f), block_size, torch.float32) for f in folders)
-    return -(-num_tokens // block_size) * per_block / 2**30
 
 
 @pytest.fixture(scope="session", name="kv_gb")

@@ -144,7 +144,9 @@ def test_ids_that_only_the_target_has_cost_the_draft_its_guesses_and_nothing_mor
     target = save_padded(pair.reference, tmp_path, tokenizer)
     options: dict[str, Any] = {"kv_cache_gb": 0.01, "deterministic": True, "log_level": "error"}
     llm = LLM(str(target), draft_model=str(pair.draft), workers=workers, num_threads=1, **options)
-    asked = [{"temperature": t, **own} for own in BEYOND.values() for t in (0.0, 0.8)]
+    asked: list[dict[str, Any]] = [
+        {"temperature": t, **own} for own in BEYOND.values() for t in (0.0, 0.8)
+    ]
     prompts = [random_prompt(6, seed=i) for i in range(len(asked))]
     drafts = pids_of(llm, "draft") if workers == "processes" else []
     try:
@@ -152,11 +154,14 @@ def test_ids_that_only_the_target_has_cost_the_draft_its_guesses_and_nothing_mor
             contents(
                 llm.generate(
                     prompts,
-                    [SamplingParams(seed=3, max_tokens=8, **each, **how) for each in asked],
+                    [
+                        SamplingParams(seed=3, max_tokens=8, speculation=how, **each)
+                        for each in asked
+                    ],
                     use_tqdm=False,
                 )
             )
-            for how in ({"speculation": "off"}, {})
+            for how in ("off", None)
         ]
         assert texts[0] == texts[1]
         assert drafts == (pids_of(llm, "draft") if workers == "processes" else [])

@@ -17,7 +17,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.client import Client
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.alone]
 
 MODEL = "smollm2-135m-draft"
 LIMIT_S = 90.0

@@ -11,6 +11,7 @@ import pytest
 from cluster_tools import ServeProcess, wait_until
 from process_tools import is_alive
 
+from outrider import SamplingParams
 from outrider.client import Client
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
@@ -22,8 +23,8 @@ NUM_TOKENS = 150
 def _tokens(client: Client, kill: int | None = None) -> list[int]:
     """The tokens of one request, at the beginning of which a process is killed."""
     tokens: list[int] = []
-    options = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "timeout_s": 60}
-    for chunk in client.stream("Once upon a time", **options):
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
+    for chunk in client.stream("Once upon a time", params, timeout_s=60):
         tokens += chunk.token_ids
         if kill is not None:
             os.kill(kill, signal.SIGKILL)

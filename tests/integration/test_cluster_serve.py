@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from cluster_tools import ServeProcess, streamed_tokens, wait_until
@@ -15,7 +16,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(180)]
 MODEL = "smollm2-135m-draft"
 PROMPT = "Once upon a time there was a"
 NUM_TOKENS = 200
-PARAMS = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 7, "ignore_eos": True}
+PARAMS: dict[str, Any] = {
+    "max_tokens": NUM_TOKENS,
+    "temperature": 0.8,
+    "seed": 7,
+    "ignore_eos": True,
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_tools import ServeProcess, streamed_tokens, wait_until
@@ -26,7 +27,12 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 MODEL = "smollm2-135m-draft"
 PROMPT = "Once upon a time there was a"
 NUM_TOKENS = 120
-PARAMS = {"max_tokens": NUM_TOKENS, "temperature": 0.8, "seed": 7, "ignore_eos": True}
+PARAMS: dict[str, Any] = {
+    "max_tokens": NUM_TOKENS,
+    "temperature": 0.8,
+    "seed": 7,
+    "ignore_eos": True,
+}
 PAIR = ["--model", MODEL, "--draft-model", MODEL]
 COLOCATED = [*PAIR, "--set", "deterministic=true", "--set", "cluster.colocate=true"]
 

@@ -30,7 +30,7 @@ def said(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    words = [*tokenizer().encode(WORDS), 2]
+    words: list[int] = [*tokenizer().encode(WORDS), 2]
     starts: dict[int, int] = {}
 
     def script(seed: int, position: int) -> int:

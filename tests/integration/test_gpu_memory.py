@@ -23,6 +23,7 @@ from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
 from outrider.workers.device import Placement
 from outrider.workers.gpu import memory
+from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.gpu.memory import (
     MARGIN_BYTES,
     FlatRunner,
@@ -102,6 +103,7 @@ def test_costly_steps_run_over_one_block_with_kernels_of_a_gpu(
     limits = StepLimits(4, 10, MAX_SPECULATIVE_TOKENS, max_len=48, has_draft=has_draft)
     placement = Placement(DEVICE, torch.float32, GpuOps())
     worker, _ = measured_workers(small, placement, limits, verification)
+    assert isinstance(worker, ColocatedWorker)
     for step in costliest_steps(limits):
         run_step((worker, worker), step)
     verifier, state = worker._target, worker._state

@@ -147,7 +147,7 @@ def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 def test_a_decoder_of_gpu_kernels_gives_the_logits_of_the_rounded_checkpoint(
     models: Models, kind: str
 ) -> None:
-    where = {"dtype": torch.float32, "device": DEVICE}
+    where: dict[str, Any] = {"dtype": torch.float32, "device": DEVICE}
     decoders = (
         load_model(models.target, ops=GpuOps(), quantization=kind, **where),
         load_model(models.rounded[kind], ops=ReferenceOps(), **where),

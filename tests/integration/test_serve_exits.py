@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from typing import Any
 
 import pytest
 from cluster_tools import ServeProcess
@@ -16,8 +17,8 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
 MODEL = "smollm2-135m-draft"
 ONE_PROCESS = ["--no-ray", "--model", MODEL, "--set", "cluster.colocate=true"]
-QUICK = {"max_tokens": 4, "ignore_eos": True, "timeout_s": 60}
-ENDLESS = {"max_tokens": 4000, "ignore_eos": True, "timeout_s": 60}
+QUICK: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "timeout_s": 60}
+ENDLESS: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "timeout_s": 60}
 
 
 def _engine_pid(client: Client) -> int:

@@ -56,7 +56,7 @@ class Serving:
                 self.freed_at.append(scheduler.stats.steps)
             return updates
 
-        scheduler.cancel, loop.step = watched_cancel, watched_step
+        vars(scheduler)["cancel"], vars(loop)["step"] = watched_cancel, watched_step
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_deadline_ends_the_stream_and_frees_the_engine(serving: Serving) -> No
 def test_a_bad_request_gets_a_sentence_and_the_server_goes_on(
     serving: Serving, bad: dict[str, Any], sentence: str
 ) -> None:
-    arguments = {"prompt": PROMPTS[0], "max_tokens": 4} | bad
+    arguments: dict[str, Any] = {"prompt": PROMPTS[0], "max_tokens": 4} | bad
     with pytest.raises((RequestError, CapacityError), match=sentence):
         serving.client.generate(**arguments)
     assert serving.client.generate(PROMPTS[0], max_tokens=2).usage.completion_tokens <= 2

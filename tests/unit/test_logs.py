@@ -4,6 +4,8 @@ import json
 import logging
 import re
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,7 @@ from outrider.logs import LAST_LINES, last_lines, request_context, setup_logging
 
 
 @pytest.fixture(autouse=True)
-def _restored_logger():
+def _restored_logger() -> Iterator[None]:
     logger = logging.getLogger("outrider")
     before = (logger.handlers[:], logger.level, logger.propagate)
     yield
@@ -22,7 +24,9 @@ def _restored_logger():
 LOG = logging.getLogger("outrider.some.part")
 
 
-def test_a_line_holds_time_level_role_rank_request_logger_and_message(capsys):
+def test_a_line_holds_time_level_role_rank_request_logger_and_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     setup_logging("info", role="target", rank=3)
     with request_context("r7"):
         LOG.info("took %d tokens", 5)
@@ -35,7 +39,7 @@ def test_a_line_holds_time_level_role_rank_request_logger_and_message(capsys):
     )
 
 
-def test_outside_a_request_the_id_is_a_dash(capsys):
+def test_outside_a_request_the_id_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging()
     with request_context("r7"):
         pass
@@ -43,7 +47,7 @@ def test_outside_a_request_the_id_is_a_dash(capsys):
     assert " engine/0 - outrider.some.part: idle\n" in capsys.readouterr().err
 
 
-def test_request_contexts_nest(capsys):
+def test_request_contexts_nest(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging()
     with request_context("outer"):
         with request_context("inner"):
@@ -53,7 +57,9 @@ def test_request_contexts_nest(capsys):
     assert " inner " in first and " outer " in second
 
 
-def test_the_request_of_one_thread_is_not_that_of_another(capsys):
+def test_the_request_of_one_thread_is_not_that_of_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     setup_logging()
     with request_context("mine"):
         other = threading.Thread(target=LOG.info, args=("theirs",))
@@ -62,28 +68,28 @@ def test_the_request_of_one_thread_is_not_that_of_another(capsys):
     assert " engine/0 - " in capsys.readouterr().err
 
 
-def test_messages_under_the_level_are_dropped(capsys):
+def test_messages_under_the_level_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("warning")
     LOG.info("quiet")
     LOG.warning("loud")
     assert [line.rpartition(": ")[2] for line in capsys.readouterr().err.splitlines()] == ["loud"]
 
 
-def test_setting_up_again_replaces_and_does_not_double(capsys):
+def test_setting_up_again_replaces_and_does_not_double(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("error")
     setup_logging("info", role="draft")
     LOG.info("once")
     assert capsys.readouterr().err.count("draft/0") == 1
 
 
-def test_only_our_own_logger_is_touched():
+def test_only_our_own_logger_is_touched() -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     setup_logging("debug")
     assert (root.handlers, root.level) == before
 
 
-def test_json_lines_carry_the_same_fields(capsys):
+def test_json_lines_carry_the_same_fields(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging("info", role="draft", rank=1, json_lines=True)
     with request_context("r7"):
         LOG.warning("größer\nals %s", "gedacht")
@@ -101,7 +107,7 @@ def test_json_lines_carry_the_same_fields(capsys):
     assert second["request_id"] is None
 
 
-def test_json_lines_keep_an_exception_in_one_line(capsys):
+def test_json_lines_keep_an_exception_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging(json_lines=True)
     try:
         raise ValueError("broken")
@@ -111,7 +117,7 @@ def test_json_lines_keep_an_exception_in_one_line(capsys):
     assert json.loads(line)["exception"].endswith("ValueError: broken")
 
 
-def test_an_unknown_level_is_refused():
+def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(
         ConfigError,
         match=r"^log_level is 'loud'; it must be one of debug, info, warning, error\.$",
@@ -119,7 +125,7 @@ def test_an_unknown_level_is_refused():
         setup_logging("loud")
 
 
-def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path):
+def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "rank.log"
     before = "of an earlier process\n"
     path.write_text(before + "".join(f"line {i}\n" for i in range(LAST_LINES + 5)))
@@ -129,5 +135,5 @@ def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path):
     assert last_lines(path, len(before)) == ["its only line"]
 
 
-def test_a_log_that_is_gone_is_told():
+def test_a_log_that_is_gone_is_told() -> None:
     assert last_lines("/no/such/log") == ["/no/such/log cannot be read: No such file or directory"]

@@ -5,6 +5,8 @@ import logging
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -16,9 +18,14 @@ from outrider.cli.config import ConfigOption, SetOption, load_config, setting_he
 from outrider.config import settings
 from outrider.errors import ModelError
 
+# What a command gives: its exit code, what it printed, and what it complained of.
+Run = Callable[..., tuple[str | int, str, str]]
+Command = Callable[..., None]
+AddCommand = Callable[[Command], None]
+
 
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch, tmp_path):
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for setting in settings().values():
         monkeypatch.delenv(setting.env_name, raising=False)
@@ -30,8 +37,8 @@ def _isolated(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def run(capsys):
-    def run_command(*args):
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_command(*args: str) -> tuple[str | int, str, str]:
         with pytest.raises(SystemExit) as caught:
             cli.main(args)
         captured = capsys.readouterr()
@@ -41,14 +48,14 @@ def run(capsys):
 
 
 @pytest.fixture
-def add_command(monkeypatch):
+def add_command(monkeypatch: pytest.MonkeyPatch) -> AddCommand:
     """Registers a command the way the real ones are: by module name."""
 
-    def add(function):
+    def add(function: Command) -> None:
         app = typer.Typer(add_completion=False)
         app.command()(function)
         module = types.ModuleType("outrider.cli.made_up")
-        module.app = app
+        vars(module)["app"] = app
         monkeypatch.setitem(sys.modules, module.__name__, module)
         entry = cli._Lazy(module.__name__, "Made up.")
         monkeypatch.setitem(cli.COMMANDS, "made-up", entry)
@@ -56,14 +63,14 @@ def add_command(monkeypatch):
     return add
 
 
-def raising(error):
-    def command():
+def raising(error: BaseException) -> Command:
+    def command() -> None:
         raise error
 
     return command
 
 
-def test_help_lists_every_command_and_imports_none_of_them():
+def test_help_lists_every_command_and_imports_none_of_them() -> None:
     code = (
         "import sys\n"
         "from outrider.cli import main\n"
@@ -78,7 +85,7 @@ def test_help_lists_every_command_and_imports_none_of_them():
     assert all(name in done.stdout for name in cli.COMMANDS)
 
 
-def test_help_of_config_imports_no_torch():
+def test_help_of_config_imports_no_torch() -> None:
     code = (
         "import sys\n"
         "from outrider.cli import main\n"
@@ -90,26 +97,28 @@ def test_help_of_config_imports_no_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_version_is_printed(run):
+def test_version_is_printed(run: Run) -> None:
     assert run("--version") == (0, f"outrider {outrider.__version__}\n", "")
 
 
-def test_an_unknown_command_exits_2_and_is_named(run):
+def test_an_unknown_command_exits_2_and_is_named(run: Run) -> None:
     code, out, err = run("confg")
     assert (code, out) == (2, "")
     assert "No such command 'confg'" in err
 
 
-def test_an_unknown_option_exits_2(run):
+def test_an_unknown_option_exits_2(run: Run) -> None:
     assert run("config", "show", "--nope")[0] == 2
 
 
-def test_a_failure_exits_1_with_one_line_and_no_traceback(run, add_command):
+def test_a_failure_exits_1_with_one_line_and_no_traceback(
+    run: Run, add_command: AddCommand
+) -> None:
     add_command(raising(ModelError("model.gguf is damaged; fetch it again.")))
     assert run("made-up") == (1, "", "error: model.gguf is damaged; fetch it again.\n")
 
 
-def test_wrong_usage_exits_2_with_one_line_and_no_traceback(run):
+def test_wrong_usage_exits_2_with_one_line_and_no_traceback(run: Run) -> None:
     assert run("config", "show", "--set", "seed=x") == (
         2,
         "",
@@ -117,14 +126,16 @@ def test_wrong_usage_exits_2_with_one_line_and_no_traceback(run):
     )
 
 
-def test_debug_shows_the_traceback_and_keeps_the_exit_code(run):
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(run: Run) -> None:
     code, _, err = run("--debug", "config", "show", "--set", "seed=x")
     assert code == 2
     assert "Traceback (most recent call last)" in err
     assert err.endswith("error: --set: seed is 'x'; it must be a 64-bit whole number, or unset.\n")
 
 
-def test_an_unexpected_error_exits_1_with_one_line_and_no_traceback(run, add_command):
+def test_an_unexpected_error_exits_1_with_one_line_and_no_traceback(
+    run: Run, add_command: AddCommand
+) -> None:
     add_command(raising(ZeroDivisionError("division by zero")))
     assert run("made-up") == (
         1,
@@ -134,30 +145,32 @@ def test_an_unexpected_error_exits_1_with_one_line_and_no_traceback(run, add_com
     )
 
 
-def test_an_interrupt_exits_130_quietly(run, add_command):
+def test_an_interrupt_exits_130_quietly(run: Run, add_command: AddCommand) -> None:
     add_command(raising(KeyboardInterrupt()))
     assert run("made-up") == (130, "", "")
 
 
-def test_an_unknown_log_level_is_refused(run):
+def test_an_unknown_log_level_is_refused(run: Run) -> None:
     code, _, err = run("--log-level", "loud", "config", "show")
     assert code == 2
     assert err == "error: log_level is 'loud'; it must be one of debug, info, warning, error.\n"
 
 
-def test_the_global_log_level_goes_before_the_configs(run, monkeypatch):
+def test_the_global_log_level_goes_before_the_configs(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTRIDER_LOG_LEVEL", "debug")
     _, out, _ = run("--log-level", "error", "config", "show", "--json")
     assert json.loads(out)["log_level"] == {"value": "error", "origin": "--log-level"}
     assert logging.getLogger("outrider").level == logging.ERROR
 
 
-def test_logging_follows_the_configuration(run):
+def test_logging_follows_the_configuration(run: Run) -> None:
     run("config", "show", "--set", "log_level=debug")
     assert logging.getLogger("outrider").level == logging.DEBUG
 
 
-def test_init_writes_an_example_that_check_accepts(run, tmp_path):
+def test_init_writes_an_example_that_check_accepts(run: Run, tmp_path: Path) -> None:
     code, out, err = run("config", "init")
     assert (code, err) == (0, "")
     assert "outrider config check outrider.yaml" in out
@@ -169,7 +182,7 @@ def test_init_writes_an_example_that_check_accepts(run, tmp_path):
     )
 
 
-def test_init_refuses_to_overwrite(run, tmp_path):
+def test_init_refuses_to_overwrite(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("seed: 1\n")
     assert run("config", "init", "mine.yaml") == (
         2,
@@ -179,19 +192,19 @@ def test_init_refuses_to_overwrite(run, tmp_path):
     assert (tmp_path / "mine.yaml").read_text() == "seed: 1\n"
 
 
-def test_init_overwrites_when_forced(run, tmp_path):
+def test_init_overwrites_when_forced(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("seed: 1\n")
     assert run("config", "init", "mine.yaml", "--force")[0] == 0
     assert "#seed: null\n" in (tmp_path / "mine.yaml").read_text()
 
 
-def test_init_says_why_it_cannot_write(run):
+def test_init_says_why_it_cannot_write(run: Run) -> None:
     code, _, err = run("config", "init", "absent/mine.yaml")
     assert code == 2
     assert err == "error: absent/mine.yaml cannot be written: No such file or directory.\n"
 
 
-def test_check_lists_every_mistake_with_its_line(run, tmp_path):
+def test_check_lists_every_mistake_with_its_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("seed: x\ncache:\n  block_size: 3\n")
     assert run("config", "check", "bad.yaml") == (
         2,
@@ -201,13 +214,17 @@ def test_check_lists_every_mistake_with_its_line(run, tmp_path):
     )
 
 
-def test_check_looks_at_the_file_alone(run, tmp_path, monkeypatch):
+def test_check_looks_at_the_file_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OUTRIDER_SEED", "x")
     (tmp_path / "good.yaml").write_text("seed: 1\n")
     assert run("config", "check", "good.yaml")[0] == 0
 
 
-def test_show_tells_every_value_and_its_origin(run, tmp_path, monkeypatch):
+def test_show_tells_every_value_and_its_origin(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my.yaml").write_text("seed: 1\ntarget:\n  dtype: float32\n")
     monkeypatch.setenv("OUTRIDER_TARGET_MODEL", "big")
     code, out, _ = run("config", "show", "-c", "my.yaml", "--set", "seed=2", "--json")
@@ -220,7 +237,7 @@ def test_show_tells_every_value_and_its_origin(run, tmp_path, monkeypatch):
     assert shown["cache.block_size"] == {"value": 16, "origin": "default"}
 
 
-def test_show_prints_a_table_for_people(run):
+def test_show_prints_a_table_for_people(run: Run) -> None:
     _, out, _ = run("config", "show", "--set", "target.model=big")
     rows = [line.split() for line in out.splitlines()]
     assert rows[0] == ["setting", "value", "from"]
@@ -229,7 +246,9 @@ def test_show_prints_a_table_for_people(run):
     assert ["cache.prefix_caching", "true", "default"] in rows
 
 
-def test_a_commands_own_flags_go_before_a_file_and_never_against_set(run, add_command, tmp_path):
+def test_a_commands_own_flags_go_before_a_file_and_never_against_set(
+    run: Run, add_command: AddCommand, tmp_path: Path
+) -> None:
     (tmp_path / "my.yaml").write_text("target:\n  model: from-file\n")
     seen = []
 
@@ -259,12 +278,12 @@ def test_a_commands_own_flags_go_before_a_file_and_never_against_set(run, add_co
     ]
 
 
-def test_help_of_a_flag_is_the_settings_own_with_its_default():
+def test_help_of_a_flag_is_the_settings_own_with_its_default() -> None:
     assert setting_help("block_size") == "Tokens in one KV block. Default: 16."
     assert setting_help("draft_model") == settings()["draft.model"].doc
 
 
-def test_the_log_level_may_not_contradict_set(run):
+def test_the_log_level_may_not_contradict_set(run: Run) -> None:
     code, _, err = run("--log-level", "debug", "config", "show", "--set", "log_level=info")
     assert (code, err) == (
         2,
@@ -276,7 +295,7 @@ def test_the_log_level_may_not_contradict_set(run):
 @pytest.mark.parametrize(
     ("flag", "value"), [("some/draft", "none"), ("none", "some/draft")], ids=["set", "flag"]
 )
-def test_serve_refuses_a_draft_and_none(run, flag, value):
+def test_serve_refuses_a_draft_and_none(run: Run, flag: str, value: str) -> None:
     code, _, err = run("serve", "--draft-model", flag, "--set", f"draft.model={value}")
     assert code == 2
     assert err.startswith("error: --draft-model sets draft.model to ")

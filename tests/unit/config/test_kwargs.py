@@ -1,6 +1,7 @@
 """The flat names of `LLM(...)`, and the code a vLLM user brings along."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,15 +10,15 @@ from outrider.config.kwargs import PATHS
 from outrider.errors import ConfigError
 
 
-def test_nothing_given_is_the_default_configuration():
+def test_nothing_given_is_the_default_configuration() -> None:
     assert EngineConfig.from_kwargs() == EngineConfig()
 
 
-def test_none_keeps_the_default_of_any_name():
+def test_none_keeps_the_default_of_any_name() -> None:
     assert EngineConfig.from_kwargs(**dict.fromkeys(PATHS)) == EngineConfig()
 
 
-def test_every_setting_has_a_flat_name_and_every_flat_name_a_setting():
+def test_every_setting_has_a_flat_name_and_every_flat_name_a_setting() -> None:
     assert set(PATHS.values()) == set(settings())
 
 
@@ -72,13 +73,13 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_a_flat_name_sets_its_setting_and_no_other(name):
+def test_a_flat_name_sets_its_setting_and_no_other(name: str) -> None:
     config = EngineConfig.from_kwargs(**{name: SAMPLES[name]})
     changed = {p: v for p, v in config.to_settings().items() if v != settings()[p].default}
     assert changed == {PATHS[name]: SAMPLES[name]}
 
 
-def test_vllms_draft_model_snippet_is_understood():
+def test_vllms_draft_model_snippet_is_understood() -> None:
     config = EngineConfig.from_kwargs(
         model="facebook/opt-6.7b",
         tensor_parallel_size=1,
@@ -90,7 +91,7 @@ def test_vllms_draft_model_snippet_is_understood():
     assert config.method == "draft"
 
 
-def test_vllms_ngram_snippet_is_understood():
+def test_vllms_ngram_snippet_is_understood() -> None:
     config = EngineConfig.from_kwargs(
         model="facebook/opt-6.7b",
         tensor_parallel_size=1,
@@ -104,7 +105,7 @@ def test_vllms_ngram_snippet_is_understood():
     assert config.speculation.ngram_max == 4
 
 
-def test_vllms_snippet_with_a_smaller_draft_group_is_understood():
+def test_vllms_snippet_with_a_smaller_draft_group_is_understood() -> None:
     config = EngineConfig.from_kwargs(
         model="meta-llama/Meta-Llama-3.1-70B-Instruct",
         tensor_parallel_size=4,
@@ -116,7 +117,7 @@ def test_vllms_snippet_with_a_smaller_draft_group_is_understood():
     assert (config.target.tensor_parallel, config.draft.tensor_parallel) == (4, 1)
 
 
-def test_vllms_speculative_config_is_understood():
+def test_vllms_speculative_config_is_understood() -> None:
     config = EngineConfig.from_kwargs(
         model="facebook/opt-6.7b",
         speculative_config={
@@ -132,7 +133,7 @@ def test_vllms_speculative_config_is_understood():
     assert config.method == "draft"
 
 
-def test_vllms_speculative_config_for_ngram_is_understood():
+def test_vllms_speculative_config_for_ngram_is_understood() -> None:
     config = EngineConfig.from_kwargs(
         model="facebook/opt-6.7b",
         speculative_config={
@@ -147,27 +148,27 @@ def test_vllms_speculative_config_for_ngram_is_understood():
 
 
 @pytest.mark.parametrize("name", ["use_v2_block_manager", "trust_remote_code", "enforce_eager"])
-def test_a_vllm_switch_without_counterpart_changes_nothing(name):
+def test_a_vllm_switch_without_counterpart_changes_nothing(name: str) -> None:
     assert EngineConfig.from_kwargs(**{name: True}) == EngineConfig()
 
 
 @pytest.mark.parametrize(("word", "dtype"), [("half", "float16"), ("float", "float32")])
-def test_vllms_words_for_dtypes_are_understood(word, dtype):
+def test_vllms_words_for_dtypes_are_understood(word: str, dtype: str) -> None:
     config = EngineConfig.from_kwargs(dtype=word, draft_dtype=word)
     assert (config.target.dtype, config.draft.dtype) == (dtype, dtype)
 
 
-def test_torch_dtypes_and_devices_become_their_names():
+def test_torch_dtypes_and_devices_become_their_names() -> None:
     torch = pytest.importorskip("torch")
     config = EngineConfig.from_kwargs(dtype=torch.bfloat16, device=torch.device("cuda", 1))
     assert (config.target.dtype, config.target.device) == ("bfloat16", "cuda:1")
 
 
-def test_a_path_object_may_name_a_model():
+def test_a_path_object_may_name_a_model() -> None:
     assert EngineConfig.from_kwargs(model=Path("models/big")).target.model == "models/big"
 
 
-def test_two_names_of_one_setting_may_agree():
+def test_two_names_of_one_setting_may_agree() -> None:
     config = EngineConfig.from_kwargs(draft_model="small", speculative_model="small")
     assert config.draft.model == "small"
 
@@ -209,7 +210,9 @@ def test_two_names_of_one_setting_may_agree():
         ),
     ],
 )
-def test_a_wrong_argument_is_named_as_the_caller_wrote_it(kwargs, message):
+def test_a_wrong_argument_is_named_as_the_caller_wrote_it(
+    kwargs: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig.from_kwargs(**kwargs)
     assert str(caught.value) == message

@@ -73,7 +73,9 @@ WRONG_VALUES = [
 
 
 @pytest.mark.parametrize(("path", "value", "wanted"), WRONG_VALUES)
-def test_a_wrong_value_is_refused_with_setting_value_and_rule(path, value, wanted):
+def test_a_wrong_value_is_refused_with_setting_value_and_rule(
+    path: str, value: object, wanted: str
+) -> None:
     with pytest.raises(FieldError) as caught:
         EngineConfig.from_settings({path: value})
     assert str(caught.value) == f"{path} is {value!r}; it must be {wanted}."
@@ -81,58 +83,58 @@ def test_a_wrong_value_is_refused_with_setting_value_and_rule(path, value, wante
     assert caught.value.exit_code == 2
 
 
-def test_every_setting_has_a_wrong_value_in_the_table_above():
+def test_every_setting_has_a_wrong_value_in_the_table_above() -> None:
     assert {path for path, _, _ in WRONG_VALUES} == set(settings())
 
 
 @pytest.mark.parametrize("path", settings())
-def test_every_setting_has_one_sentence_of_documentation(path):
+def test_every_setting_has_one_sentence_of_documentation(path: str) -> None:
     doc = settings()[path].doc
     assert doc.endswith(".") and len(doc) > 15 and "\n" not in doc
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:11"])
-def test_known_devices_are_accepted(device):
+def test_known_devices_are_accepted(device: str) -> None:
     assert TargetConfig(device=device).device == device
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 32, 64, 128, 256])
-def test_every_power_of_two_up_to_256_is_a_block_size(size):
+def test_every_power_of_two_up_to_256_is_a_block_size(size: int) -> None:
     assert CacheConfig(block_size=size).block_size == size
 
 
-def test_a_whole_number_serves_where_a_number_is_wanted():
+def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
     assert CacheConfig(kv_cache_gb=4).kv_cache_gb == 4
 
 
 @pytest.mark.parametrize("depth", [0, 32])
-def test_both_ends_of_the_depth_range_are_accepted(depth):
+def test_both_ends_of_the_depth_range_are_accepted(depth: int) -> None:
     assert SpeculationConfig(num_speculative_tokens=depth).num_speculative_tokens == depth
 
 
-def test_a_config_cannot_be_changed_after_construction():
+def test_a_config_cannot_be_changed_after_construction() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        EngineConfig().seed = 3
+        EngineConfig().seed = 3  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        TargetConfig().model = "other"
+        TargetConfig().model = "other"  # type: ignore[misc]
 
 
-def test_replacing_a_field_checks_it_again():
+def test_replacing_a_field_checks_it_again() -> None:
     with pytest.raises(ConfigError, match=r"cache\.block_size is 3;"):
         dataclasses.replace(CacheConfig(), block_size=3)
 
 
-def test_sections_are_told_apart_in_messages_though_their_fields_share_names():
+def test_sections_are_told_apart_in_messages_though_their_fields_share_names() -> None:
     with pytest.raises(ConfigError, match=r"^draft\.dtype is 'int8'"):
         DraftConfig(dtype="int8")
 
 
-def test_a_section_of_the_wrong_type_is_refused():
+def test_a_section_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^cache is 'big'; it must be a CacheConfig\.$"):
-        EngineConfig(cache="big")
+        EngineConfig(cache="big")  # type: ignore[arg-type]
 
 
-def test_an_ngram_minimum_above_the_maximum_is_refused():
+def test_an_ngram_minimum_above_the_maximum_is_refused() -> None:
     with pytest.raises(
         FieldError,
         match=r"^speculation\.ngram_min is 5, above speculation\.ngram_max \(3\); "
@@ -141,7 +143,7 @@ def test_an_ngram_minimum_above_the_maximum_is_refused():
         SpeculationConfig(ngram_min=5, ngram_max=3)
 
 
-def test_a_token_budget_below_the_number_of_requests_is_refused():
+def test_a_token_budget_below_the_number_of_requests_is_refused() -> None:
     with pytest.raises(
         FieldError,
         match=r"^scheduler\.max_num_batched_tokens is 8, below scheduler\.max_num_seqs \(9\); "
@@ -150,11 +152,11 @@ def test_a_token_budget_below_the_number_of_requests_is_refused():
         SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=9)
 
 
-def test_a_token_budget_equal_to_the_number_of_requests_is_accepted():
+def test_a_token_budget_equal_to_the_number_of_requests_is_accepted() -> None:
     SchedulerConfig(max_num_batched_tokens=9, max_num_seqs=9)
 
 
-def test_method_draft_without_a_draft_says_what_to_set():
+def test_method_draft_without_a_draft_says_what_to_set() -> None:
     with pytest.raises(
         FieldError,
         match=r"^speculation\.method is 'draft' but there is no draft; set draft\.model "
@@ -173,20 +175,22 @@ def test_method_draft_without_a_draft_says_what_to_set():
         ("ngram", "small", "ngram"),
     ],
 )
-def test_the_method_in_force_follows_from_method_and_draft(method, draft, settled):
+def test_the_method_in_force_follows_from_method_and_draft(
+    method: str | None, draft: str | None, settled: str | None
+) -> None:
     config = EngineConfig(
         draft=DraftConfig(model=draft), speculation=SpeculationConfig(method=method)
     )
     assert config.method == settled
 
 
-def test_settings_cover_every_field_of_every_section():
+def test_settings_cover_every_field_of_every_section() -> None:
     for section, kind in SECTIONS.items():
-        for item in dataclasses.fields(kind):
+        for item in dataclasses.fields(kind):  # type: ignore[arg-type]
             assert f"{section}.{item.name}" in settings()
 
 
-def test_a_config_survives_the_way_to_settings_and_back():
+def test_a_config_survives_the_way_to_settings_and_back() -> None:
     config = EngineConfig(
         target=TargetConfig(model="m", max_model_len=9), cache=CacheConfig(block_size=8), seed=3
     )
@@ -204,7 +208,7 @@ def test_a_config_survives_the_way_to_settings_and_back():
         ("zzz", ""),
     ],
 )
-def test_an_unknown_setting_is_refused_with_the_nearest_known(path, hint):
+def test_an_unknown_setting_is_refused_with_the_nearest_known(path: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         find_setting(path)
     assert str(caught.value) == f"{path} is no setting.{hint}"
@@ -226,12 +230,12 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known(path, hint):
         (choice("a", "b"), "a", "a"),
     ],
 )
-def test_text_is_parsed_by_the_rule_of_its_setting(rule, text, value):
+def test_text_is_parsed_by_the_rule_of_its_setting(rule: Rule, text: str, value: object) -> None:
     parsed = rule.parse(text)
     assert parsed == value and type(parsed) is type(value)
 
 
-def test_the_queue_of_a_server_has_an_end_unless_told_otherwise():
+def test_the_queue_of_a_server_has_an_end_unless_told_otherwise() -> None:
     assert EngineConfig().scheduler.max_waiting is None
     assert EngineConfig().for_server().scheduler.max_waiting == 4096
     given = EngineConfig.from_kwargs(max_waiting=7, model="m")

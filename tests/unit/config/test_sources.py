@@ -1,5 +1,9 @@
 """File, environment and flags: who wins, where a value came from, where a mistake is."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import yaml
 
@@ -7,10 +11,12 @@ from outrider.config import SECTIONS, EngineConfig, settings
 from outrider.config.sources import Given, example_text, read_assignments, read_kwargs, resolve
 from outrider.errors import ConfigError
 
+Write = Callable[[str | bytes], Path]
+
 
 @pytest.fixture
-def write(tmp_path):
-    def write_file(text):
+def write(tmp_path: Path) -> Write:
+    def write_file(text: str | bytes) -> Path:
         path = tmp_path / "outrider.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         return path
@@ -18,20 +24,20 @@ def write(tmp_path):
     return write_file
 
 
-def message_of(*args, **kwargs):
+def message_of(*args: Any, **kwargs: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         resolve(*args, **kwargs)
     return str(caught.value)
 
 
-def test_without_sources_everything_is_default():
+def test_without_sources_everything_is_default() -> None:
     resolved = resolve()
     assert resolved.config == EngineConfig()
     assert set(resolved.origins.values()) == {"default"}
 
 
 @pytest.mark.parametrize("highest", range(4))
-def test_flags_go_before_environment_before_file_before_default(write, highest):
+def test_flags_go_before_environment_before_file_before_default(write: Write, highest: int) -> None:
     file = write("cache:\n  block_size: 32\n") if highest >= 1 else None
     env = {"OUTRIDER_CACHE_BLOCK_SIZE": "64"} if highest >= 2 else {}
     flags = read_assignments(["cache.block_size=128"]) if highest >= 3 else {}
@@ -41,7 +47,7 @@ def test_flags_go_before_environment_before_file_before_default(write, highest):
     assert resolved.origins["cache.block_size"] == origins[highest]
 
 
-def test_sources_are_merged_setting_by_setting(write):
+def test_sources_are_merged_setting_by_setting(write: Write) -> None:
     file = write("target:\n  model: big\n  dtype: float16\nseed: 1\n")
     resolved = resolve(file, {"OUTRIDER_TARGET_DTYPE": "float32"}, {"seed": Given(2, "--seed")})
     assert resolved.config.target.model == "big"
@@ -55,7 +61,7 @@ def test_sources_are_merged_setting_by_setting(write):
     }
 
 
-def test_a_higher_source_can_unset_an_optional_value(write):
+def test_a_higher_source_can_unset_an_optional_value(write: Write) -> None:
     file = write("draft:\n  model: small\n")
     resolved = resolve(file, {"OUTRIDER_DRAFT_MODEL": "none"})
     assert resolved.config.draft.model is None
@@ -63,7 +69,7 @@ def test_a_higher_source_can_unset_an_optional_value(write):
 
 
 @pytest.mark.parametrize("path", settings())
-def test_every_setting_can_come_from_the_environment(path):
+def test_every_setting_can_come_from_the_environment(path: str) -> None:
     setting = settings()[path]
     text = "" if setting.default is None else str(setting.default)
     resolved = resolve(env={setting.env_name: text})
@@ -71,7 +77,7 @@ def test_every_setting_can_come_from_the_environment(path):
     assert resolved.config == EngineConfig()
 
 
-def test_environment_text_takes_the_type_of_its_setting():
+def test_environment_text_takes_the_type_of_its_setting() -> None:
     env = {
         "OUTRIDER_SPECULATION_NUM_SPECULATIVE_TOKENS": "3",
         "OUTRIDER_DETERMINISTIC": "on",
@@ -83,21 +89,21 @@ def test_environment_text_takes_the_type_of_its_setting():
     assert config.cache.kv_cache_gb == 0.5
 
 
-def test_other_programs_variables_and_our_reserved_ones_are_left_alone():
+def test_other_programs_variables_and_our_reserved_ones_are_left_alone() -> None:
     env = {"HOME": "/home/me", "OUTRIDERS": "x", "OUTRIDER_CACHE": "/tmp/cache"}
     assert resolve(env=env).config == EngineConfig()
 
 
-def test_a_variable_may_name_the_file(write):
+def test_a_variable_may_name_the_file(write: Write) -> None:
     file = write("seed: 5\n")
     assert resolve(env={"OUTRIDER_CONFIG": str(file)}).config.seed == 5
 
 
-def test_a_file_given_goes_before_the_file_a_variable_names(write):
+def test_a_file_given_goes_before_the_file_a_variable_names(write: Write) -> None:
     assert resolve(write("seed: 5\n"), {"OUTRIDER_CONFIG": "absent.yaml"}).config.seed == 5
 
 
-def test_names_of_llm_as_flags_carry_the_flag_as_origin():
+def test_names_of_llm_as_flags_carry_the_flag_as_origin() -> None:
     given = read_kwargs({"num_speculative_tokens": 3, "model": None}, as_flags=True)
     assert given == {
         "speculation.num_speculative_tokens": Given(3, "--num-speculative-tokens"),
@@ -105,11 +111,11 @@ def test_names_of_llm_as_flags_carry_the_flag_as_origin():
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "target:\ncache:\n"])
-def test_a_file_without_values_changes_nothing(write, text):
+def test_a_file_without_values_changes_nothing(write: Write, text: str) -> None:
     assert resolve(write(text)).config == EngineConfig()
 
 
-def test_an_anchor_may_be_used_for_a_value(write):
+def test_an_anchor_may_be_used_for_a_value(write: Write) -> None:
     config = resolve(write("target: {dtype: &t float16}\ndraft: {dtype: *t}\n")).config
     assert config.draft.dtype == "float16"
 
@@ -151,12 +157,14 @@ def test_an_anchor_may_be_used_for_a_value(write):
         ),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_told_with_its_line(write, text, line, problem):
+def test_a_mistake_in_a_file_is_told_with_its_line(
+    write: Write, text: str, line: int, problem: str
+) -> None:
     file = write(text)
     assert message_of(file) == f"{file}:{line}: {problem}"
 
 
-def test_all_mistakes_are_told_at_once(write):
+def test_all_mistakes_are_told_at_once(write: Write) -> None:
     file = write("seed: x\ncache:\n  block_size: 3\n")
     lines = message_of(file, {"OUTRIDER_NUM_THREADS": "many"}).splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
@@ -166,35 +174,35 @@ def test_all_mistakes_are_told_at_once(write):
     ]
 
 
-def test_a_mistake_is_told_even_where_a_higher_source_hides_it(write):
+def test_a_mistake_is_told_even_where_a_higher_source_hides_it(write: Write) -> None:
     file = write("seed: x\n")
     assert message_of(file, {"OUTRIDER_SEED": "3"}).startswith(f"{file}:1: seed is 'x'")
 
 
-def test_a_missing_file_is_told_with_the_command_that_writes_one(tmp_path):
+def test_a_missing_file_is_told_with_the_command_that_writes_one(tmp_path: Path) -> None:
     file = tmp_path / "absent.yaml"
     assert message_of(file) == (
         f"{file}: there is no such file; write one with 'outrider config init {file}'."
     )
 
 
-def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"{tmp_path}: it cannot be read: Is a directory."
 
 
-def test_a_file_that_is_not_text_is_refused(write):
+def test_a_file_that_is_not_text_is_refused(write: Write) -> None:
     file = write(b"\xff\xfe\x00")
     assert message_of(file) == f"{file}: it is not text; a configuration is YAML in UTF-8."
 
 
-def test_a_file_with_control_characters_is_refused(write):
+def test_a_file_with_control_characters_is_refused(write: Write) -> None:
     file = write(b"seed: \x07\n")
     assert message_of(file) == (
         f"{file}: this is not valid YAML: it holds characters YAML does not allow."
     )
 
 
-def test_an_unknown_variable_is_refused_with_a_hint():
+def test_an_unknown_variable_is_refused_with_a_hint() -> None:
     assert message_of(env={"OUTRIDER_TARGT_MODEL": "x"}) == (
         "OUTRIDER_TARGT_MODEL is no setting; unset or rename it. "
         "Did you mean 'OUTRIDER_TARGET_MODEL'?"
@@ -215,10 +223,13 @@ KUBERNETES = {
 }
 
 
-def test_variables_of_a_kubernetes_service_are_no_settings(caplog):
+def test_variables_of_a_kubernetes_service_are_no_settings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("DEBUG", "outrider.config.sources"):
         assert resolve(env=KUBERNETES) == resolve()
-    assert [record.args[0] for record in caplog.records] == sorted(KUBERNETES)
+    told = [record.args for record in caplog.records]
+    assert [args[0] for args in told if isinstance(args, tuple)] == sorted(KUBERNETES)
 
 
 @pytest.mark.parametrize(
@@ -230,28 +241,28 @@ def test_variables_of_a_kubernetes_service_are_no_settings(caplog):
         ("OUTRIDER_SERVICE", "10.96.0.17"),
     ],
 )
-def test_a_variable_that_only_resembles_those_of_a_service_is_refused(name, value):
+def test_a_variable_that_only_resembles_one_of_a_service_is_refused(name: str, value: str) -> None:
     assert message_of(env={name: value}).startswith(f"{name} is no setting")
 
 
-def test_a_port_in_a_variable_is_still_a_setting():
+def test_a_port_in_a_variable_is_still_a_setting() -> None:
     assert resolve(env={"OUTRIDER_SERVER_PORT": "7000"}).config.server.port == 7000
 
 
-def test_a_wrong_variable_is_named():
+def test_a_wrong_variable_is_named() -> None:
     assert message_of(env={"OUTRIDER_SCHEDULER_LAG": "soon"}) == (
         "OUTRIDER_SCHEDULER_LAG: scheduler.lag is 'soon'; "
         "it must be a whole number from 0 to 1, or unset."
     )
 
 
-def test_a_wrong_flag_is_named():
+def test_a_wrong_flag_is_named() -> None:
     assert message_of(flags=read_assignments(["cache.block_size=big"])) == (
         "--set: cache.block_size is 'big'; it must be a power of two from 1 to 256."
     )
 
 
-def test_a_flag_of_an_unknown_path_is_refused():
+def test_a_flag_of_an_unknown_path_is_refused() -> None:
     assert message_of(flags={"zzz": Given(1, "--zzz")}) == "--zzz: zzz is no setting."
 
 
@@ -265,24 +276,26 @@ def test_a_flag_of_an_unknown_path_is_refused():
         ),
     ],
 )
-def test_a_malformed_assignment_is_refused(text, message):
+def test_a_malformed_assignment_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_assignments([text])
     assert str(caught.value) == message
 
 
-def test_an_assignment_may_hold_further_equal_signs_and_the_last_one_holds():
+def test_an_assignment_may_hold_further_equal_signs_and_the_last_one_holds() -> None:
     given = read_assignments(["target.model=a", " target.model = b=c "])
     assert given["target.model"].value == "b=c"
 
 
-def test_the_example_changes_nothing(write):
+def test_the_example_changes_nothing(write: Write) -> None:
     resolved = resolve(write(example_text()))
     assert resolved.config == EngineConfig()
     assert set(resolved.origins.values()) == {"default"}
 
 
-def test_the_example_with_every_line_enabled_sets_every_setting_to_its_default(write):
+def test_the_example_with_every_line_enabled_sets_every_setting_to_its_default(
+    write: Write,
+) -> None:
     lines = example_text().splitlines()
     enabled = [line.replace("#", "", 1) if "# " not in line else line for line in lines]
     resolved = resolve(write("\n".join(enabled)))
@@ -290,7 +303,7 @@ def test_the_example_with_every_line_enabled_sets_every_setting_to_its_default(w
     assert "default" not in resolved.origins.values()
 
 
-def test_the_example_explains_every_setting():
+def test_the_example_explains_every_setting() -> None:
     text = example_text()
     assert all(f"# {setting.doc}\n" in text for setting in settings().values())
     assert set(yaml.safe_load(text)) == set(SECTIONS)

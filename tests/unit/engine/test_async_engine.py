@@ -94,7 +94,7 @@ def test_leaving_a_stream_early_cancels_it_and_frees_its_memory(server: AsyncEng
 
     async def leave() -> RequestOutput:
         stream: Any = server.generate("r", PROMPTS[0], LONG)
-        first = await anext(stream)
+        first: OutputDelta = await anext(stream)
         await stream.aclose()
         await _until_idle(server.engine)
         return first.output
@@ -115,7 +115,7 @@ def test_a_request_past_its_deadline_ends_with_what_it_has(server: AsyncEngine) 
 def test_an_id_in_use_is_refused_and_the_first_request_goes_on(server: AsyncEngine) -> None:
     async def twice() -> str:
         first: Any = server.generate("same", PROMPTS[0], GREEDY)
-        text = (await anext(first)).text
+        text: str = (await anext(first)).text
         with pytest.raises(RequestError, match="request id 'same' is in use"):
             await _collect(server.generate("same", PROMPTS[1], GREEDY))
         return text + (await _collect(first))[0]

@@ -44,8 +44,9 @@ class Served:
             status=lambda query: Refused(str(query), "x" * 50_000, False),
             check=lambda: None,
         )
-        self._doorway: Any = SimpleNamespace(on_gateway=None)
-        self.service = EngineService(engine, self._doorway)
+        doorway: Any = SimpleNamespace(on_gateway=None)
+        self._doorway = doorway
+        self.service = EngineService(engine, doorway)
         self.near, self.far = (
             Channel(sock, GATEWAY_CODEC, heartbeat_s=0.05, silence_s=silence_s)
             for sock in socket.socketpair()
@@ -101,9 +102,12 @@ def test_a_gateway_is_hung_up_on_when_too_much_waits_for_it(
 def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -> None:
     count = 3 * service_module._MOST_UNHANDLED
     with served() as both:
-        asking = threading.Thread(
-            target=lambda: [both.far.send(Cancel(str(i))) for i in range(count)]
-        )
+
+        def ask() -> None:
+            for number in range(count):
+                both.far.send(Cancel(str(number)))
+
+        asking = threading.Thread(target=ask)
         asking.start()
         wait_until(lambda: both.service._commands.qsize() >= service_module._MOST_UNHANDLED)
         time.sleep(0.3)

@@ -93,7 +93,7 @@ def run(
         sizes = heads.num_heads, heads.num_kv_heads, heads.head_dim
         q = ops.rotate_and_store(rows, cos, sin, batch, *caches, *sizes)
         out = ops.attention(q, *caches, batch, heads.head_dim**-0.5, window)
-        for b, part in zip(running, out.split([step[b] for b in running]), strict=True):  # type: ignore[no-untyped-call]
+        for b, part in zip(running, out.split([step[b] for b in running]), strict=True):
             outputs[b].append(part)
             done[b] += step[b]
     return [torch.cat(parts) for parts in outputs]
@@ -223,7 +223,7 @@ def test_the_c_kernels_refuse_what_would_leave_the_cache() -> None:
     caches = empty_caches(batch, heads)
     qkv, (cos, sin) = torch.randn(8, heads.width), rope_tables(16)
     with pytest.raises(IndexError, match="slot"):
-        too_small = tuple(c[:0] for c in caches)
+        too_small = caches[0][:0], caches[1][:0]
         ops.rotate_and_store(qkv, cos, sin, batch, *too_small, 2, 1, 16)
     with pytest.raises(IndexError, match="position"):
         ops.rotate_and_store(qkv, cos[:7], sin[:7], batch, *caches, 2, 1, 16)

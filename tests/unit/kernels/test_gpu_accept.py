@@ -75,8 +75,8 @@ def a_pass(
     chosen = torch.randint(0, 3, (num_logits,), generator=generator).to(DEVICE, dtype)
     rows = torch.randperm(NUM_ROWS, generator=generator)[: len(depths)]
     rows[torch.tensor(depths) < 0] = -1
-    as_int32 = (torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (first_logit, depths))
-    return chosen, *as_int32, rows.to(DEVICE, torch.int32)
+    first, deep = (torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (first_logit, depths))
+    return chosen, first, deep, rows.to(DEVICE, torch.int32)
 
 
 def assert_same_text(one: TextTable, other: TextTable) -> None:

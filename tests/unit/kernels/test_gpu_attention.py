@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,7 +49,7 @@ class Case:
 
     @property
     def scale(self) -> float:
-        return 1.5 * self.head_dim**-0.5
+        return 1.5 / math.sqrt(self.head_dim)
 
     @property
     def tile_tokens(self) -> int:

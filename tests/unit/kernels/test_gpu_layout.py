@@ -57,7 +57,11 @@ def _slot(state: State, row: int, position: int) -> int:
 def test_prompts_decode_rows_and_verification_in_one_pass(seed: int) -> None:
     rng = random.Random(seed)
     state = _state(rng)
-    tokens, positions, slots, tiles, logits, entries = [], [], [], [], [], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    tiles: list[tuple[int, int, int, int]] = []
+    logits: list[tuple[int, int, int]] = []
+    slots, entries = [], []
     for row in rng.sample(range(ROWS), 5):
         length = int(state.text.lengths[row])
         if rng.random() < 0.5:
@@ -92,7 +96,7 @@ def test_prompts_decode_rows_and_verification_in_one_pass(seed: int) -> None:
     assert buffers.tiles[: len(tiles)].tolist() == [list(tile) for tile in tiles]
     assert buffers.tiles[len(tiles) :, 1].tolist() == [0] * 3
     laid = torch.stack((buffers.logit_tokens, buffers.logit_rows, buffers.logit_positions), 1)
-    assert laid.tolist() == [*map(list, logits), *[[0, -1, 0]] * 2]
+    assert laid.tolist() == [*[list(logit) for logit in logits], *[[0, -1, 0]] * 2]
 
 
 @pytest.mark.parametrize(("seed", "committed", "tile_tokens"), [(0, 2, 4), (1, 2, 1), (2, 8, 3)])
@@ -145,7 +149,7 @@ def _check_first_pass(
     """The last tokens; those the draft has computed are not stored, nor those before the text."""
     length, computed = int(state.text.lengths[row]), int(state.text.draft_computed[row])
     first = length - (own.stop - own.start)
-    seen = []  # by the tiles, in order
+    seen: list[int] = []  # by the tiles, in order
     for begin, count, position, table_row in tiles:
         assert count <= tile_tokens
         assert count == 0 or (table_row == row and position - begin == first - own.start)

@@ -103,7 +103,9 @@ def test_attention_without_tiles_is_refused() -> None:
         GPU_OPS.attention(cache[0, :, :1], cache, cache, replace(batch, tiles=None), 1.0)
 
 
-def random_scores(generator: torch.Generator, rows: int, vocab: int) -> tuple[Tensor, ...]:
+def random_scores(
+    generator: torch.Generator, rows: int, vocab: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scores with their keys: seeds, streams and positions."""
     scores = torch.randn(rows, vocab, generator=generator).to(DEVICE)
     seeds = torch.randint(-(2**62), 2**62, (rows,), generator=generator).to(DEVICE)

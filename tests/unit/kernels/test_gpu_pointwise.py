@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -29,11 +30,16 @@ HALF_DTYPES = [dtype for dtype in DTYPES if dtype != torch.float32]
 ROUNDING = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
+def fill_uninitialized_memory(fill: bool) -> None:
+    module: Any = torch.utils.deterministic  # a property that its class hides
+    module.fill_uninitialized_memory = fill
+
+
 @pytest.fixture(autouse=True)
 def poisoned_outputs() -> Iterator[None]:
     """`torch.empty` gives NaN, so that an element no kernel writes shows up."""
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    fill_uninitialized_memory(True)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -227,10 +233,11 @@ class Rotation:
         rotated: bool = True,
         eps: float = 0.0,
     ) -> Tensor:
-        tables = (self.cos, self.sin) if rotated else (None, None)
+        cos, sin = (self.cos, self.sin) if rotated else (None, None)
         sizes = self.num_heads, self.num_kv_heads, self.head_dim
+        keys, values = self.caches
         return rotate_and_store(
-            self.qkv, *tables, self.batch, *self.caches, *sizes, q_norm, k_norm, eps
+            self.qkv, cos, sin, self.batch, keys, values, *sizes, q_norm, k_norm, eps
         )
 
     def exact(
@@ -293,9 +300,11 @@ def test_head_norms_and_rotation_are_both_optional(
     generator: torch.Generator, rotated: bool, normed: str
 ) -> None:
     case = Rotation(generator, (5, 1, 80, 4), torch.float32)
-    norms = [rand(generator, 80, dtype=torch.float32) if name in normed else None for name in "qk"]
-    q = case.run(*norms, rotated=rotated, eps=1e-6)
-    case.check(q, *case.exact(*norms, rotated=rotated, eps=1e-6))
+    q_norm, k_norm = (
+        rand(generator, 80, dtype=torch.float32) if name in normed else None for name in "qk"
+    )
+    q = case.run(q_norm, k_norm, rotated=rotated, eps=1e-6)
+    case.check(q, *case.exact(q_norm, k_norm, rotated=rotated, eps=1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -312,15 +321,15 @@ def test_rotation_rounds_where_the_reference_does(
     generator: torch.Generator, dtype: torch.dtype
 ) -> None:
     case = Rotation(generator, (9, 3, 128, 16), dtype)
-    norms = [rand(generator, 128, dtype=dtype) for _ in "qk"]
-    q = case.run(*norms, eps=1e-6)
-    caches = [torch.zeros_like(cache) for cache in case.caches]
+    q_norm, k_norm = (rand(generator, 128, dtype=dtype) for _ in "qk")
+    q = case.run(q_norm, k_norm, eps=1e-6)
+    keys, values = (torch.zeros_like(cache) for cache in case.caches)
     expected = REFERENCE.rotate_and_store(
-        case.qkv, case.cos, case.sin, case.batch, *caches, 9, 3, 128, *norms, 1e-6
+        case.qkv, case.cos, case.sin, case.batch, keys, values, 9, 3, 128, q_norm, k_norm, 1e-6
     )
     assert_same_rounding(q, expected)
     blocks, offsets = case.batch.slots // 16, case.batch.slots % 16
-    assert_same_rounding(case.caches[0][blocks, :, offsets], caches[0][blocks, :, offsets])
+    assert_same_rounding(case.caches[0][blocks, :, offsets], keys[blocks, :, offsets])
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
@@ -390,18 +399,19 @@ def test_sizes_that_do_not_fit_are_refused(generator: torch.Generator) -> None:
 
 @pytest.mark.skipif(not HAS_CUDA, reason="needs 10 GB that the interpreter would copy")
 def test_addresses_beyond_two_to_the_31(generator: torch.Generator) -> None:
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    fill_uninitialized_memory(False)
     width = 4096
     table = torch.empty(2**31 // width + 8, width, dtype=torch.float16, device=DEVICE)
     table[-1] = rand(generator, width, dtype=torch.float16)
     last = torch.tensor([len(table) - 1], device=DEVICE)
     assert torch.equal(pointwise.embed(last, table)[0], table[-1])
 
-    caches = [table.view(-1, 1, 16, 64), torch.empty_like(table).view(-1, 1, 16, 64)]
+    caches = table.view(-1, 1, 16, 64), torch.empty_like(table).view(-1, 1, 16, 64)
     caches[1][0] = caches[0][0] = 0
     qkv = rand(generator, 1, 192, dtype=torch.float16)
     num_slots = caches[0].shape[0] * 16
-    batch = RaggedBatch(last * 0, torch.tensor([num_slots - 1], device=DEVICE), *[last] * 3, 1, 1)
+    slots = torch.tensor([num_slots - 1], device=DEVICE)
+    batch = RaggedBatch(last * 0, slots, last, last, last, 1, 1)
     rotate_and_store(qkv, None, None, batch, *caches, 1, 1, 64)
     assert torch.equal(caches[0][-1, 0, -1], qkv[0, 64:128])
     assert torch.equal(caches[1][-1, 0, -1], qkv[0, 128:])
@@ -410,7 +420,7 @@ def test_addresses_beyond_two_to_the_31(generator: torch.Generator) -> None:
 
 @pytest.mark.skipif(not HAS_CUDA, reason="records a CUDA graph")
 def test_recorded_kernels_wait_for_each_other(generator: torch.Generator) -> None:
-    torch.utils.deterministic.fill_uninitialized_memory = False  # its kernels would come between
+    fill_uninitialized_memory(False)  # its kernels would come between
     weight = rand(generator, 4096, dtype=torch.float16)
     table = rand(generator, 50, 4096, dtype=torch.float16)
     ids = torch.zeros(64, dtype=torch.int64, device=DEVICE)

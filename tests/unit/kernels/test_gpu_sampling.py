@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outrider.kernels import noise
 from outrider.kernels.gpu import sampling
-from outrider.kernels.gpu.filters import units_of
+from outrider.kernels.gpu.filters import LIST_SLOTS, units_of
 from outrider.kernels.gpu.noise import gumbel_of_bits, row_state, token_bits
 from outrider.kernels.gpu.sampling import (
     SamplingTable,
@@ -203,8 +203,10 @@ class Case(NamedTuple):
         """Whether rounding may decide between two tokens: by noise, or at the edge of a filter."""
         sampler, vocab = self.samplers[row], self.logits.shape[1]
         scores = self.logits[row].double() / sampler.temperature
-        keys = (torch.tensor([k]) for k in (sampler.seed, Stream.SHARED, self.positions[row]))
-        noisy = scores + noise.gumbel(*keys, vocab)[0].double()
+        seed, stream, position = (
+            torch.tensor([k]) for k in (sampler.seed, Stream.SHARED, self.positions[row])
+        )
+        noisy = scores + noise.gumbel(seed, stream, position, vocab)[0].double()
         if abs(float(noisy[one] - noisy[other])) < DECISION_MARGIN:
             return True
         order = torch.sort(scores, descending=True, stable=True).indices
@@ -233,7 +235,7 @@ def set_sampler(table: SamplingTable, row: int, sampler: RowSampler) -> None:
     table.set_row(row, temperature, sampler.seed, sampler.top_k, sampler.top_p, sampler.log_min_p)
 
 
-def a_case(logits: Tensor, params: Sequence[dict[str, float]], first_seed: int = 1000) -> Case:
+def a_case(logits: Tensor, params: Sequence[dict[str, Any]], first_seed: int = 1000) -> Case:
     """A row for each of `params`, with a seed and a position of its own."""
     samplers = [
         make_sampler(logits.shape[1], first_seed + i, **own) for i, own in enumerate(params)
@@ -241,7 +243,7 @@ def a_case(logits: Tensor, params: Sequence[dict[str, float]], first_seed: int =
     return Case(logits, samplers, [1 + 7 * i % 50 for i in range(len(params))])
 
 
-FILTERS = [
+FILTERS: list[dict[str, Any]] = [
     dict(),
     dict(temperature=0.0),
     dict(temperature=0.6, top_k=20, top_p=0.95),
@@ -369,15 +371,16 @@ def test_top_p_is_a_share_of_what_min_p_and_top_k_leave(num_likely: int, top_k: 
 
 
 def test_a_list_that_is_one_token_short_is_not_used() -> None:
-    num_first = sampling.LIST_SLOTS + 1
+    num_first = LIST_SLOTS + 1
     last = sampling._PART_TOKENS  # in the second part
     logits = torch.full((1, last + 1), -math.inf)
     logits[0, :num_first] = 0.0
     logits[0, last] = 0.0
 
     def wins(seed: int) -> bool:
-        keys = (torch.tensor([key]) for key in (seed, Stream.SHARED, 1))
-        return int((logits + noise.gumbel(*keys, last + 1)).argmax()) == last
+        own, stream, position = (torch.tensor([key]) for key in (seed, Stream.SHARED, 1))
+        noisy = logits + noise.gumbel(own, stream, position, last + 1)
+        return int(noisy.argmax()) == last
 
     seed = next(seed for seed in range(1000) if wins(seed))
     for top_k, is_kept in ((num_first, False), (num_first + 1, True)):

@@ -159,8 +159,10 @@ def test_c_bits_equal_the_reference() -> None:
             *(ctypes.c_int64(v) for v in (seed, stream, position, VOCAB)),
             *(ctypes.c_void_p(t.data_ptr()) for t in (out_bits, out_noise)),
         )
-        key = (torch.tensor([v]) for v in (seed, stream, position))
-        assert torch.equal(out_bits.long() & 0xFFFFFFFF, noise.noise_bits(*key, VOCAB)[0])
+        expected = noise.noise_bits(
+            torch.tensor([seed]), torch.tensor([stream]), torch.tensor([position]), VOCAB
+        )
+        assert torch.equal(out_bits.long() & 0xFFFFFFFF, expected[0])
 
 
 @pytest.mark.parametrize("vocab", [1, 3, 17, 1000, 49152])

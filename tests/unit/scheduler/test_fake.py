@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 from scheduler_tools import Simulation, make_request
 
+from outrider.engine.step import StepLoop
+from outrider.scheduler.planner import SchedulerLimits
+from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import StepPlan
+from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import BrokenPlan, FakeKV, text_hashes
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.registry import DRAFT, traits
 
 HASHES = text_hashes([1, 2, 3, 4])
 
@@ -163,3 +168,22 @@ def test_an_acceptance_rate_is_met_on_average() -> None:
     record = simulation.add(make_request("a", [1, 2], 400, proposer=DRAFT, depth=1))
     simulation.drain()
     assert 0.4 < record.num_accepted / record.num_drafted < 0.6
+
+
+def test_the_step_loop_runs_on_the_fake_workers_alone() -> None:
+    """They are a target and a source of proposals, as the protocols of the loop have it."""
+    workers = FakeWorkers(64, 64, 4, max_num_batched_tokens=16, acceptance=0.5)
+    limits = SchedulerLimits(4, 16, 1, 10.0, None)
+    scheduler = Scheduler(
+        limits, BlockPool(64, 4, True), BlockPool(64, 4, True), traits(has_draft_model=True)
+    )
+    loop = StepLoop(scheduler, proposers=workers, target=workers)
+    prompt, num_tokens = list(range(20)), 30
+    request = make_request("a", prompt, num_tokens, proposer=DRAFT, depth=3)
+    scheduler.add(request)
+    tokens: list[int] = []
+    while scheduler.has_work:
+        tokens += [token for update in loop.step(0.0) for token in update.token_ids]
+    text = text_hashes(prompt)[-1]
+    assert tokens == workers.model.continuation(text, request.seed, num_tokens)
+    assert scheduler.stats.drafted_tokens > scheduler.stats.accepted_tokens > 0

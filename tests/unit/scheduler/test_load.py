@@ -79,6 +79,21 @@ def test_a_row_that_fell_behind_catches_up_in_a_plain_step_beside_drafting_neigh
     simulation.drain()
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_draft_that_comes_back_is_soon_drafting_for_all_again(lag: int) -> None:
+    simulation = crowd(6, 3, lag=lag, budget=64)
+    for _ in range(5):
+        stepped(simulation)
+    simulation.lose_draft()
+    for _ in range(4):
+        plan = stepped(simulation)
+    assert not any(row.depth for row in plan.rows)
+    simulation.regain_draft()
+    for _ in range(8):
+        plan = stepped(simulation)
+    assert [row.depth for row in plan.rows] == [3] * 6
+
+
 # -- prompts and drafts ----------------------------------------------------------------------
 
 

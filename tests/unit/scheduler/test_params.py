@@ -95,7 +95,7 @@ def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
 
 
 def test_a_mapping_gives_the_same_parameters_as_keywords() -> None:
-    values = {"temperature": 0.5, "stop": "x", "logit_bias": {"7": 1}}
+    values: dict[str, Any] = {"temperature": 0.5, "stop": "x", "logit_bias": {"7": 1}}
     assert SamplingParams.from_mapping(values) == SamplingParams(**values)
 
 
@@ -168,7 +168,7 @@ def test_a_dict_in_place_of_parameters_is_refused(intact: LLM) -> None:
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
 def test_a_token_beyond_the_vocabulary_is_refused(intact: LLM, name: str) -> None:
     with pytest.raises(RequestError, match=f"{name} names token 49152"):
-        intact.generate("a", SamplingParams(**{name: [49152]}))
+        intact.generate("a", SamplingParams.from_mapping({name: [49152]}))
 
 
 @pytest.mark.model

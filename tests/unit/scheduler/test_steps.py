@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scheduler_tools import Simulation, make_request
@@ -166,9 +167,11 @@ def test_lookahead_leaves_the_block_another_row_needs_next() -> None:
 # -- preemption -----------------------------------------------------------------------------
 
 
-def tight(lag: int = 0, **fields: bool) -> Simulation:
+def tight(lag: int = 0, *, prefix_caching: bool = True) -> Simulation:
     """Three requests that all start but cannot all end together."""
-    simulation = Simulation(num_blocks=9, block_size=2, max_num_seqs=3, lag=lag, **fields)
+    simulation = Simulation(
+        num_blocks=9, block_size=2, max_num_seqs=3, lag=lag, prefix_caching=prefix_caching
+    )
     for index, name in enumerate(("first", "second", "third")):
         prompt = [10 * index + offset for offset in range(3)]
         simulation.add(make_request(name, prompt, 12, arrival_s=float(index), seed=index))
@@ -308,7 +311,7 @@ def test_a_verdict_nobody_waits_for_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [{"generation": 9}, {"base_len": 7}])
-def test_a_verdict_for_another_state_of_the_row_is_refused(change: dict[str, int]) -> None:
+def test_a_verdict_for_another_state_of_the_row_is_refused(change: dict[str, Any]) -> None:
     simulation = Simulation()
     simulation.add(make_request("a", [1, 2, 3], 20))
     plan = simulation.scheduler.plan(0.0)

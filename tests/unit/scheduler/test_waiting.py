@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scheduler_tools import Simulation, make_request
 
@@ -54,7 +56,7 @@ def test_deadlines_expire_nearest_first_and_once() -> None:
     assert deadlines.expired(3.0) == []
 
 
-def one_at_a_time(**fields: float) -> Simulation:
+def one_at_a_time(**fields: Any) -> Simulation:
     return Simulation(max_num_seqs=1, **fields)
 
 
@@ -106,9 +108,10 @@ def test_followers_wait_for_their_siblings_prompt_and_find_it_cached() -> None:
     simulation.add(make_request("first", prompt))
     follower = simulation.add(make_request("second", prompt, seed=8), after="first")
     simulation.step()
-    assert follower.request.state is State.PARKED
+    states = [follower.request.state]
     simulation.step()
-    assert follower.request.state is State.WAITING
+    states.append(follower.request.state)
+    assert states == [State.PARKED, State.WAITING]
     simulation.drain()
     assert follower.num_cached_tokens == 12
 

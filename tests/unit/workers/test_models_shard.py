@@ -27,7 +27,7 @@ class ThreadGroup:
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=60)
-        self._parts: list[Tensor | None] = [None] * size
+        self._parts = [torch.empty(0)] * size
 
     def reducer(self, rank: int) -> Callable[[Tensor], Tensor]:
         def reduce(partial: Tensor) -> Tensor:

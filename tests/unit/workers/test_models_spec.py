@@ -63,7 +63,8 @@ def test_old_and_new_spellings_of_rope_mean_the_same() -> None:
     old = LLAMA | {"rope_theta": 5e5, "rope_scaling": scaling | {"type": "llama3"}}
     new = LLAMA | {"rope_parameters": scaling | {"rope_type": "llama3", "rope_theta": 5e5}}
     assert ModelSpec.from_hf(old) == ModelSpec.from_hf(new)
-    assert ModelSpec.from_hf(new).rope.theta == 5e5
+    rope = ModelSpec.from_hf(new).rope
+    assert rope is not None and rope.theta == 5e5
 
 
 def test_yarn_serves_the_stretched_length() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ OUTPUT = [5, 6, 9, 5, 5, 21]
 STOP_IDS = (0, 7)
 BAD_WORDS = ((11,), (5, 21, 30), (21, 31), (9, 17, 33))
 
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "bias": dict(logit_bias={2: 3.5, 5: -100.0, 39: 100.0}),
     "presence": dict(presence_penalty=1.3),
     "frequency": dict(frequency_penalty=-0.7),
@@ -55,7 +56,7 @@ def reference_scores(
     prompt: Sequence[int],
     output: Sequence[int],
     bad_words: Sequence[Sequence[int]] = BAD_WORDS,
-    **params,
+    **params: Any,
 ) -> list[float]:
     """The chain in plain loops and double precision, one row."""
     scores = [float(x) for x in logits]
@@ -98,7 +99,7 @@ def random_logits(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def a_span(drafts: Sequence[int] = (), vocab_size: int = VOCAB, **params) -> Span:
+def a_span(drafts: Sequence[int] = (), vocab_size: int = VOCAB, **params: Any) -> Span:
     sampler = make_sampler(
         vocab_size,
         prompt_len=len(PROMPT),
@@ -135,9 +136,16 @@ def test_scores_match_the_slow_reference_at_every_drafted_position(name: str, gr
 )
 @settings(max_examples=150, deadline=None)
 def test_any_combination_matches_the_slow_reference(
-    seed, temperature, top_k, top_p, min_p, repetition, frequency, drafts
+    seed: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition: float,
+    frequency: float,
+    drafts: list[int],
 ) -> None:
-    params = dict(
+    params: dict[str, Any] = dict(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -200,7 +208,9 @@ def test_a_position_reached_by_drafts_has_the_scores_of_plain_decoding(name: str
 @pytest.mark.parametrize(
     "params", [dict(top_p=0.95), dict(top_p=0.99, min_p=0.001), dict(min_p=0.2)]
 )
-def test_the_number_of_candidates_tried_first_changes_no_bit(monkeypatch, flatness, params) -> None:
+def test_the_number_of_candidates_tried_first_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, flatness: float, params: dict[str, Any]
+) -> None:
     logits = random_logits(3, 20_000) * flatness
     spans = [Span(make_sampler(20_000, **params), [1]) for _ in range(3)]
     expected = process(logits, spans)
@@ -210,7 +220,7 @@ def test_the_number_of_candidates_tried_first_changes_no_bit(monkeypatch, flatne
         assert torch.equal(process(logits, spans), expected)
 
 
-def kept_ids(logits: Sequence[float], **params) -> list[int]:
+def kept_ids(logits: Sequence[float], **params: Any) -> list[int]:
     scores = process(torch.tensor([logits]), [Span(make_sampler(len(logits), **params), [0])])
     return (scores[0] > -math.inf).nonzero().flatten().tolist()
 
@@ -305,7 +315,8 @@ def test_a_vocabulary_without_any_allowed_id_leaves_nothing_to_choose() -> None:
 
 def test_tokens_may_be_given_as_a_buffer() -> None:
     span = a_span([9], repetition_penalty=1.5, frequency_penalty=0.2)
-    buffered = Span(span.sampler, np.array(span.tokens), np.array([9]))
+    tokens, drafts = cast("list[Sequence[int]]", [np.array(span.tokens), np.array([9])])
+    buffered = Span(span.sampler, tokens, drafts)
     logits = random_logits(2, VOCAB)
     assert torch.equal(process(logits, [buffered]), process(logits, [span]))
 

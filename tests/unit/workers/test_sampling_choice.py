@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from scipy import stats
 from outrider.kernels.noise import Stream
 from outrider.kernels.ops import select_ops
 from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.types import Ops
 from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.draft import draft_sample
@@ -25,7 +27,7 @@ LEAST_P_VALUE = 1e-4
 TOKENS = [1, 2, 2, 5, 1, 3]
 OPS = select_ops(CPU, torch.float32)
 
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "nothing": dict(),
     "temperature": dict(temperature=0.6),
     "top_k": dict(top_k=5),
@@ -57,7 +59,7 @@ def probabilities_of(span: Span) -> np.ndarray:
     return process(fixed_logits(), [span])[0].double().softmax(-1).numpy()
 
 
-def a_span(**params) -> Span:
+def a_span(**params: Any) -> Span:
     bad_words = [(3, 6), (8,)] if "bad_words" in params else []
     sampler = make_sampler(VOCAB, 0, 2, stop_ids=[7, 9], bad_word_ids=bad_words, **params)
     return Span(sampler, TOKENS)
@@ -75,7 +77,7 @@ def test_sequential_seeds_sample_the_processed_distribution(name: str) -> None:
 
 @pytest.mark.parametrize("ops", [OPS, ReferenceOps()], ids=["selected", "reference"])
 @pytest.mark.parametrize("varying", ["seeds at random", "positions"])
-def test_other_keys_sample_the_distribution_too(ops, varying: str) -> None:
+def test_other_keys_sample_the_distribution_too(ops: Ops, varying: str) -> None:
     scores = fixed_logits().expand(NUM_SEEDS, -1)
     keys = torch.arange(NUM_SEEDS)
     seeds, positions = torch.full_like(keys, 42), keys
@@ -122,8 +124,8 @@ def test_a_greedy_row_takes_the_lowest_id_among_equals() -> None:
 
 
 def test_a_plain_greedy_batch_computes_no_noise() -> None:
-    class NoNoise:
-        def gumbel_argmax(self, *_):
+    class NoNoise(ReferenceOps):
+        def gumbel_argmax(self, *_: Any) -> Any:
             raise AssertionError("noise for a greedy row")
 
     logits = torch.randn(3, VOCAB)

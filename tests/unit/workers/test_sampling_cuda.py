@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.logprobs import token_logprobs
 from outrider.workers.sampling.rows import RowSampler, Span
-from outrider.workers.sampling.verify import verify
+from outrider.workers.sampling.verify import VerificationMode, verify
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +22,7 @@ pytestmark = [
 
 VOCAB = 49_152
 OPS = ReferenceOps()
-PARAMETERS = [
+PARAMETERS: list[dict[str, Any]] = [
     dict(temperature=0.0),
     dict(temperature=0.7),
     dict(top_k=50, top_p=0.9),
@@ -54,7 +56,7 @@ def test_scores_on_the_gpu_are_those_of_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "rejection"])
-def test_verdicts_on_the_gpu_are_those_of_the_cpu(mode) -> None:
+def test_verdicts_on_the_gpu_are_those_of_the_cpu(mode: VerificationMode) -> None:
     verdicts = [
         verify(logits_on(device), spans_on(device, mode == "rejection"), OPS, mode)
         for device in ("cuda", "cpu")
@@ -63,7 +65,7 @@ def test_verdicts_on_the_gpu_are_those_of_the_cpu(mode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "rejection"])
-def test_drafts_on_the_gpu_are_those_of_the_cpu(mode) -> None:
+def test_drafts_on_the_gpu_are_those_of_the_cpu(mode: VerificationMode) -> None:
     steps = [
         draft_sample(logits_on(device)[: len(PARAMETERS)], spans_on(device), OPS, mode)
         for device in ("cuda", "cpu")

@@ -16,13 +16,14 @@ from sampling_tools import CPU
 from torch import Tensor
 
 from outrider.kernels.ops import select_ops
+from outrider.kernels.types import Ops
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.groups.collective import Alone
 from outrider.workers.sampling import sharded_filters
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.draft import DraftStep, draft_sample
 from outrider.workers.sampling.rows import RowSampler, Span
-from outrider.workers.sampling.verify import SpanVerdict, verify
+from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
 from outrider.workers.sampling.vocab import VocabPart
 
 OPS = select_ops(CPU, torch.float32)
@@ -65,33 +66,39 @@ class Case:
         vocab = VocabPart(self.bounds, group)
         return self.logits[:, vocab.held.start : vocab.held.stop], vocab
 
-    def sample_whole(self, ops=OPS) -> list[int]:
+    def sample_whole(self, ops: Ops = OPS) -> list[int]:
         return sample(self.logits, self.spans(), ops).tolist()
 
-    def sample_parts(self, ops=OPS) -> list[int]:
+    def sample_parts(self, ops: Ops = OPS) -> list[int]:
         return self.sample_and_count(ops)[0]
 
-    def sample_and_count(self, ops=OPS) -> tuple[list[int], list[tuple[str, tuple[int, ...]]]]:
-        def work(group: ThreadGroup):
+    def sample_and_count(
+        self, ops: Ops = OPS
+    ) -> tuple[list[int], list[tuple[str, tuple[int, ...]]]]:
+        def work(group: ThreadGroup) -> tuple[list[int], list[tuple[str, tuple[int, ...]]]]:
             logits, vocab = self.part(group)
             return sample(logits, self.spans(vocab.held), ops, vocab=vocab).tolist(), group.calls
 
         return same_on_all(run_ranks(self.size, work))
 
-    def verify_whole(self, mode, drafts=DRAFTS) -> list[SpanVerdict]:
+    def verify_whole(
+        self, mode: VerificationMode, drafts: Sequence[int] = DRAFTS
+    ) -> list[SpanVerdict]:
         return verify(self.logits, self.spans(drafts=drafts), OPS, mode)
 
-    def verify_parts(self, mode, drafts=DRAFTS) -> list[SpanVerdict]:
+    def verify_parts(
+        self, mode: VerificationMode, drafts: Sequence[int] = DRAFTS
+    ) -> list[SpanVerdict]:
         def work(group: ThreadGroup) -> list[SpanVerdict]:
             logits, vocab = self.part(group)
             return verify(logits, self.spans(vocab.held, drafts), OPS, mode, vocab)
 
         return same_on_all(run_ranks(self.size, work))
 
-    def draft_whole(self, mode) -> DraftStep:
+    def draft_whole(self, mode: VerificationMode) -> DraftStep:
         return draft_sample(self.logits, self.spans(drafts=DRAFTS), OPS, mode)
 
-    def draft_parts(self, mode) -> DraftStep:
+    def draft_parts(self, mode: VerificationMode) -> DraftStep:
         def work(group: ThreadGroup) -> DraftStep:
             logits, vocab = self.part(group)
             return draft_sample(logits, self.spans(vocab.held, DRAFTS), OPS, mode, vocab)
@@ -125,7 +132,7 @@ PARAMETERS = st.fixed_dictionaries(
 
 
 @st.composite
-def cases(draw, num_rows: int = 1) -> Case:
+def cases(draw: st.DrawFn, num_rows: int = 1) -> Case:
     """Requests of all kinds over 2 to 4 ranks, with ties and tokens that are impossible."""
     vocab_size = draw(st.sampled_from([13, 40, 300, 3000]))
     size = draw(st.integers(2, 4))
@@ -153,13 +160,13 @@ def test_every_rank_chooses_what_whole_rows_choose(case: Case, backend: str, rep
 
 @given(case=cases(num_rows=len(DRAFTS) + 1), mode=st.sampled_from(["shared", "rejection"]))
 @settings(max_examples=60, deadline=None)
-def test_every_rank_reaches_the_verdict_of_whole_rows(case: Case, mode) -> None:
+def test_every_rank_reaches_the_verdict_of_whole_rows(case: Case, mode: VerificationMode) -> None:
     assert case.verify_parts(mode) == case.verify_whole(mode)
 
 
 @given(case=cases(), mode=st.sampled_from(["shared", "rejection"]))
 @settings(max_examples=60, deadline=None)
-def test_every_rank_drafts_what_whole_rows_draft(case: Case, mode) -> None:
+def test_every_rank_drafts_what_whole_rows_draft(case: Case, mode: VerificationMode) -> None:
     whole, parts = case.draft_whole(mode), case.draft_parts(mode)
     assert parts.tokens.tolist() == whole.tokens.tolist()
     torch.testing.assert_close(parts.confidence, whole.confidence, rtol=1e-4, atol=1e-6)
@@ -198,7 +205,9 @@ def test_equals_on_several_ranks_go_to_the_lowest_id() -> None:
 
 
 @pytest.mark.parametrize("params", [dict(top_k=2), dict(top_k=2, top_p=0.99), dict(top_p=0.6)])
-def test_equals_at_the_cut_are_kept_by_lowest_id_whichever_rank_holds_them(params) -> None:
+def test_equals_at_the_cut_are_kept_by_lowest_id_whichever_rank_holds_them(
+    params: dict[str, Any],
+) -> None:
     logits = torch.full((200, 300), NEG_INF)
     logits[:, [50, 120, 220, 221]] = 1.0
     case = Case(logits, [params] * 200)

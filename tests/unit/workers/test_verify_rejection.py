@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from sampling_tools import CPU, PrefixModel, make_sampler, with_seed
 from scipy import stats
+from torch import Tensor
 
 from outrider.kernels.noise import Stream
 from outrider.kernels.ops import select_ops
+from outrider.kernels.reference import ReferenceOps
 from outrider.workers.sampling import verify as verify_module
 from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.draft import draft_sample
@@ -35,7 +38,7 @@ PROMPT = (1, 0)
 LENGTH = 3
 TOLERANCE = 1e-6
 
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "nothing": dict(),
     "temperature": dict(temperature=0.6),
     "top_k": dict(top_k=2),
@@ -63,32 +66,41 @@ POLICIES = {
     "trimmed by the prefix": Policy(
         lambda prefix: False, lambda before, q: sum(before) % 3 != 0, 3
     ),
-    "trimmed by the largest q": Policy(lambda prefix: False, lambda before, q: q.max() > 0.5, 3),
+    "trimmed by the largest q": Policy(
+        lambda prefix: False, lambda before, q: bool(q.max() > 0.5), 3
+    ),
     "proposers switching": Policy(
         lambda prefix: sum(prefix) % 2 == 0, lambda before, q: len(before) % 4 != 1, 3
     ),
 }
 
 
-class RecordingOps:
-    """Keeps the distributions it is asked to sample from, and takes the likeliest token."""
+@dataclass(frozen=True)
+class RecordingOps(ReferenceOps):
+    """Keeps the distributions it was last asked to sample from, and takes the likeliest token."""
 
-    def gumbel_argmax(self, scores, seeds, streams, positions):
-        self.distributions = scores.double().softmax(-1)
+    distributions: list[Tensor] = field(default_factory=list)
+
+    def gumbel_argmax(
+        self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
+    ) -> Tensor:
+        self.distributions[:] = scores.double().softmax(-1)
         return scores.argmax(-1)
 
 
 class Enumeration:
     """All that can be committed after PROMPT, with its probability."""
 
-    def __init__(self, monkeypatch, sampler: RowSampler, policy: Policy) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, sampler: RowSampler, policy: Policy
+    ) -> None:
         self.sampler, self.policy = sampler, policy
         self.target = PrefixModel(sampler.vocab_size, spread=1.2)
         self.draft = PrefixModel(sampler.vocab_size, "draft", spread=1.2)
         self.ops = RecordingOps()
         self.num_rejections = 0
 
-        def record(p, q, tokens):
+        def record(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
             self.accept = acceptance_probability(p, q, tokens)
             return self.accept
 
@@ -104,6 +116,7 @@ class Enumeration:
             befores = [prefix + tuple(span.drafts) for _, span in open_ends]
             logits = torch.from_numpy(np.stack([self.draft(before) for before in befores]))
             step = draft_sample(logits, [span for _, span in open_ends], self.ops, "rejection")
+            assert step.q is not None
             longer = []
             for (weight, span), before, q in zip(open_ends, befores, step.q, strict=True):
                 if len(span.drafts) == self.policy.most or not self.policy.goes_on(before, q):
@@ -154,7 +167,7 @@ class Enumeration:
     def committed(self) -> dict[tuple[int, ...], float]:
         """The distribution of the first LENGTH tokens after PROMPT."""
         total: dict[tuple[int, ...], float] = defaultdict(float)
-        open_ends = {(): 1.0}
+        open_ends: dict[tuple[int, ...], float] = {(): 1.0}
         while open_ends:
             following: dict[tuple[int, ...], float] = defaultdict(float)
             for text, weight in open_ends.items():
@@ -184,7 +197,7 @@ class Enumeration:
         return max(abs(committed.get(text, 0.0) - chance) for text, chance in expected.items())
 
 
-def a_sampler(vocab_size: int, **params) -> RowSampler:
+def a_sampler(vocab_size: int, **params: Any) -> RowSampler:
     bad_words = [(2, 1)] if "min_tokens" in params else []
     return make_sampler(vocab_size, 0, len(PROMPT), [0], bad_words, **params)
 
@@ -192,7 +205,7 @@ def a_sampler(vocab_size: int, **params) -> RowSampler:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_committed_distribution_is_exactly_that_of_the_target(
-    monkeypatch, name: str, policy: str
+    monkeypatch: pytest.MonkeyPatch, name: str, policy: str
 ) -> None:
     run = Enumeration(monkeypatch, a_sampler(3, **PARAMETERS[name]), POLICIES[policy])
     assert run.largest_error() < TOLERANCE
@@ -201,13 +214,13 @@ def test_the_committed_distribution_is_exactly_that_of_the_target(
 
 @pytest.mark.parametrize("policy", ["draft, depth 3", "proposers switching"])
 def test_the_committed_distribution_is_exact_on_a_larger_vocabulary(
-    monkeypatch, policy: str
+    monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     sampler = a_sampler(4, **PARAMETERS["combined"])
     assert Enumeration(monkeypatch, sampler, POLICIES[policy]).largest_error() < TOLERANCE
 
 
-def test_trimming_by_the_drafted_token_would_bias_the_text(monkeypatch) -> None:
+def test_trimming_by_the_drafted_token_would_bias_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """The enumeration does see a violation of the one rule this mode has."""
     peeking = Policy(lambda prefix: False, lambda before, q: True, 2, peeks=True)
     assert Enumeration(monkeypatch, a_sampler(3), peeking).largest_error() > 1e-3
@@ -223,6 +236,7 @@ def test_many_seeds_sample_the_targets_distribution_end_to_end(name: str) -> Non
     for _ in range(2):
         logits = np.stack([draft((*PROMPT, *span.drafts)) for span in spans])
         step = draft_sample(torch.from_numpy(logits), spans, OPS, "rejection")
+        assert step.q is not None
         for span, token, q in zip(spans, step.tokens.tolist(), step.q.unsqueeze(1), strict=True):
             span.drafts = (*span.drafts, token)
             span.draft_q = q if span.draft_q is None else torch.cat((span.draft_q, q))
@@ -297,15 +311,17 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
     assert len({verdict.num_accepted for verdict in together}) > 1
 
 
-def test_each_decision_draws_from_its_own_stream(monkeypatch) -> None:
+def test_each_decision_draws_from_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    class Ops:
-        def gumbel_argmax(self, scores, seeds, streams, positions):
+    class Ops(ReferenceOps):
+        def gumbel_argmax(
+            self, scores: Tensor, seeds: Tensor, streams: Tensor, positions: Tensor
+        ) -> Tensor:
             seen.append((streams.tolist(), positions.tolist()))
             return scores.argmax(-1)
 
-    def uniform(seeds, streams, positions, indices):
+    def uniform(seeds: Tensor, streams: Tensor, positions: Tensor, indices: Tensor) -> Tensor:
         seen.append((streams.tolist(), positions.tolist()))
         return torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
 

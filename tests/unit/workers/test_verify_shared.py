@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ MODEL = PrefixModel(VOCAB)
 DRAFT = PrefixModel(VOCAB, "draft")
 OPS = select_ops(CPU, torch.float32)
 
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "greedy": dict(temperature=0.0),
     "nothing": dict(),
     "temperature": dict(temperature=0.7),
@@ -56,7 +57,7 @@ PARAMETERS = {
 Drafter = Callable[[Sequence[int], int], list[int]]
 
 
-def a_sampler(seed: int = 5, **params) -> RowSampler:
+def a_sampler(seed: int = 5, **params: Any) -> RowSampler:
     return make_sampler(VOCAB, seed, len(PROMPT), STOP_IDS, BAD_WORDS, **params)
 
 
@@ -191,7 +192,7 @@ def test_a_draft_that_is_the_target_is_always_accepted() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_any_parameters_depths_and_drafts_give_the_plain_text(
-    seed: int, params: dict, depths: list[int], accuracy: float
+    seed: int, params: dict[str, Any], depths: list[int], accuracy: float
 ) -> None:
     sampler = a_sampler(seed, **(params | {"max_tokens": None}))
     num_tokens = 14
