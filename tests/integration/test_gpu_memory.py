@@ -253,7 +253,7 @@ def test_the_costliest_requests_stay_inside_the_limit(tmp_path: Path) -> None:
         log_level="error",
     )
     built = llm.engine.built
-    assert built.draft is not None
+    assert built.target is not None and built.draft is not None
     specs = (built.target, built.draft)
     per_block = sum(bytes_per_block(spec, 16, torch.bfloat16) for spec in specs)
     assert budget // 3 < built.facts.num_blocks * per_block < num_requests * 8192 // 16 * per_block
