@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def _nothing() -> None:
-    """Models of this process are lost with it, and end with it."""
+    """Nothing stops a build, and models of this process are lost and end with it, unless told."""
 
 
 def _unchanged(status: EngineStatus) -> EngineStatus:

@@ -33,14 +33,7 @@ from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStat
 from outrider.links.rank_messages import DRAFT as DRAFT_ROLE
 from outrider.links.rank_messages import TARGET as TARGET_ROLE
 from outrider.workers.device import Placement, place
-from outrider.workers.gpu.memory import (
-    FlatRunner,
-    GpuMemory,
-    StepLimits,
-    Workers,
-    hold,
-    measure,
-)
+from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Workers, hold, measure
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.spec import ModelSpec
