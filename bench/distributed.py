@@ -120,8 +120,8 @@ def main(
     for row in rows:
         print(
             f"{row.case:<24} {row.depth:>5}  {row.steps:>5}  {row.median_ms:>9.2f}  "
-            f"{row.over_inline_ms:>11.2f}  {row.over_inline_p90_ms:>5.2f}  {row.ms_per_token:>10.2f}  "
-            f"{row.same_text}"
+            f"{row.over_inline_ms:>11.2f}  {row.over_inline_p90_ms:>5.2f}  "
+            f"{row.ms_per_token:>10.2f}  {row.same_text}"
         )
     if json_file is not None:
         result = {

@@ -13,7 +13,7 @@ import torch
 from outrider.bench.inflate import load_inflated
 from outrider.bench.inflate_recipes import SHAPES
 from outrider.config import EngineConfig
-from outrider.engine.build import place_models, wire
+from outrider.engine.inline import place_models, wire
 from outrider.engine.step import StepLoop
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.params import SamplingParams

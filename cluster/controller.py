@@ -26,7 +26,7 @@ from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
 from outrider.config.colocation import settle_colocation
-from outrider.engine.launch.backoff import Backoff
+from outrider.engine.launch.restarts import Restarts, engine_back, engine_lost
 from outrider.links.gateway_messages import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -123,32 +123,29 @@ class Controller:
             release(placed)
 
     async def _keep_replica(self, config: EngineConfig, placed: Mapping[str, Placed]) -> None:
-        """Only a first start may fail for good: what has worked once is tried again for ever."""
-        backoff = Backoff(time.monotonic)
-        lost_s = time.monotonic() if self._is_successor else None
+        restarts = Restarts(is_first=not self._is_successor)
         while True:
-            say = self._journal.say if lost_s is None else self._say_trouble
+            is_first = restarts.is_first
+            say = self._journal.say if is_first else self._say_trouble
             replica = self._replica = Replica(config, self._secret, placed, say)
-            self._state = "starting" if lost_s is None else "restarting"
+            self._state = "starting" if is_first else "restarting"
             try:
                 await replica.start()
-                if lost_s is not None:
-                    self._tell(Kind.REPAIR, _back(replica, time.monotonic() - lost_s))
-                backoff.started()
+                away_s = restarts.runs()
+                if not is_first:
+                    self._tell(Kind.REPAIR, engine_back(away_s, replica.pids))
                 self._state = "serving"
                 self._serving.set()
                 reason = await replica.watch()
-                lost_s = time.monotonic()
+                pause_s = restarts.lost()
             except ClusterError as error:
-                if lost_s is None:
+                if restarts.is_first:
                     raise
-                reason = str(error)
+                reason, pause_s = str(error), restarts.lost()
             finally:
                 self._serving.clear()
                 await replica.end()
-            pause_s = backoff.next_pause_s()
-            text = f"{reason.rstrip('.')}; engine and models are started anew in {pause_s:g} s"
-            self._tell(Kind.TROUBLE, f"{text}, running requests wait")
+            self._tell(Kind.TROUBLE, engine_lost(reason, pause_s))
             await asyncio.sleep(pause_s)
             self._restarts += 1
             self._draft_restarts += replica.draft_restarts
@@ -176,8 +173,3 @@ def _placing(placed: Mapping[str, Placed]) -> str:
         who = "engine with its models" if role == ENGINE else role
         parts.append(f"{who} on {count} {kind}{'s' * (count > 1)}")
     return ", ".join(parts)
-
-
-def _back(replica: Replica, away_s: float) -> str:
-    pids = [f"{role} pid {' '.join(map(str, each))}" for role, each in replica.pids.items()]
-    return f"serving again after {away_s:.1f} s ({', '.join(pids)})"

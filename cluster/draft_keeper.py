@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -14,7 +13,7 @@ from outrider.cluster.events import Event, Kind, Say, quote
 from outrider.cluster.placement import Placed
 from outrider.cluster.postmortem import root_cause
 from outrider.cluster.tasks import first_of
-from outrider.engine.launch.backoff import Backoff
+from outrider.engine.launch.restarts import Restarts, draft_back, draft_lost
 from outrider.links.rank_messages import DRAFT
 
 
@@ -42,21 +41,18 @@ class DraftKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        backoff = Backoff(time.monotonic)
+        restarts = Restarts()
+        restarts.runs()
         while True:
             reason: str | None = await self._await_loss()
-            lost_s = time.monotonic()
             while reason is not None:
+                pause_s = restarts.lost()
                 self.group.kill()
-                pause_s = backoff.next_pause_s()
-                text = f"draft lost, decoding goes on without it: {reason.rstrip('.')}"
-                self._say(Event(Kind.TROUBLE, f"{text}; it is started anew in {pause_s:g} s"))
+                self._say(Event(Kind.TROUBLE, draft_lost(reason, pause_s)))
                 await asyncio.sleep(pause_s)
                 reason = await self._restart()
-            backoff.started()
-            pids = ", ".join(map(str, self.group.pids))
-            away_s = time.monotonic() - lost_s
-            self._say(Event(Kind.REPAIR, f"draft back after {away_s:.1f} s (pid {pids})"))
+            away_s = restarts.runs()
+            self._say(Event(Kind.REPAIR, draft_back(away_s, self.group.pids)))
 
     async def _await_loss(self) -> str:
         """Wait until a rank has ended or the engine has given the group up; why."""

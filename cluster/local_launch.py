@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
 from outrider.config import EngineConfig
-from outrider.engine.launch.backoff import Backoff
 from outrider.engine.launch.child import EngineChild
+from outrider.engine.launch.restarts import Restarts, engine_back, engine_lost
 from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.gateway.cluster_view import ClusterView
@@ -56,34 +55,33 @@ class LocalLaunch:
             self._engine.kill()
 
     async def _keep(self, say: Say) -> None:
-        backoff = Backoff(time.monotonic)
-        has_served = False
+        restarts = Restarts()
         while not self._stopping.is_set():
             try:
-                await self._serve(say, backoff)
+                await self._serve(say, restarts)
             except OutriderError as error:
                 if self._stopping.is_set():
                     return
-                has_served = has_served or self._address is not None
                 reason = _quote(error, say)
-                if not has_served:
+                if restarts.is_first:
                     raise ClusterError(reason) from error
-                pause_s = backoff.next_pause_s()
-                text = f"{reason}; all is started anew in {pause_s:g} s"
-                say(Event(Kind.TROUBLE, text))
+                pause_s = restarts.lost()
+                say(Event(Kind.TROUBLE, engine_lost(reason, pause_s)))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), pause_s)
             finally:
                 self._located.clear()
                 self._address = None
 
-    async def _serve(self, say: Say, backoff: Backoff) -> None:
+    async def _serve(self, say: Say, restarts: Restarts) -> None:
         engine = self._engine = EngineChild(self._config)
         report = _report_to(say)
         try:
             await asyncio.to_thread(engine.start, report)
             self._address = EngineAddress(engine.address, engine.secret)
-            backoff.started()
+            is_first, away_s = restarts.is_first, restarts.runs()
+            if not is_first:
+                say(Event(Kind.REPAIR, engine_back(away_s, {"engine": [engine.pid]})))
             self._located.set()
             await asyncio.to_thread(engine.run, report)
         finally:

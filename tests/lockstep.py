@@ -15,7 +15,7 @@ import torch
 from rank_threads import ThreadGroup, make_groups, same_on_all
 
 from outrider.config import EngineConfig
-from outrider.engine.built import BuiltEngine
+from outrider.engine.build import BuiltEngine
 from outrider.engine.engine import Engine
 from outrider.engine.sizing import make_scheduler
 from outrider.engine.step import StepLoop
@@ -123,7 +123,7 @@ def lockstep_engine(
         NUM_BLOCKS,
     )
     loop = StepLoop(scheduler, Proposers(proposers, DRAFT if draft is not None else None), targets)
-    return Engine(BuiltEngine(config, loop, None, spec, None, facts))
+    return Engine(BuiltEngine(config, loop, facts, target=spec))
 
 
 def generate(engine: Engine, asked: list[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:

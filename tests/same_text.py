@@ -48,7 +48,7 @@ def recomputed_choice(
     spec = prepared.spec
     seed = sample_seed(spec.seed, index)
     init = Request(SampleId(IN_PROCESS, 0), spec, seed=seed, arrival_s=0.0).row_init()
-    sampler = RowSampler.from_init(init, llm.engine.built.target.vocab_size, torch.device("cpu"))
+    sampler = RowSampler.from_init(init, llm.engine.built.facts.vocab_size, torch.device("cpu"))
 
     def choose(prefix: Sequence[int], nudges: Mapping[int, float]) -> int:
         logits = reference_logits(reference, prefix)[-1:].clone()

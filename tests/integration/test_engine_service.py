@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outrider.config import EngineConfig
+from outrider.engine.build import build_engine
 from outrider.engine.doorway import Doorway
-from outrider.engine.local_build import LocalEngine
 from outrider.engine.service import EngineService
 from outrider.links.address import dial
 from outrider.links.channel import Channel
@@ -36,7 +36,7 @@ def _dial_as_gateway(address: str) -> Channel:
 def test_an_engine_that_is_over_takes_no_gateway_though_its_door_is_open(tmp_path: Path) -> None:
     config = EngineConfig.from_kwargs(model=MODEL, kv_cache_gb=0.05, max_model_len=256)
     doorway = Doorway([f"unix:{tmp_path}/engine.sock"], SECRET, {})
-    engine = LocalEngine(config, print)
+    engine = build_engine(config)
     service = EngineService(engine, doorway)
     try:
         with _dial_as_gateway(doorway.addresses[0]) as before:

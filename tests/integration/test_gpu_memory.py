@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from outrider import LLM, SamplingParams
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
-from outrider.engine import build
+from outrider.engine import inline
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
@@ -89,9 +89,9 @@ def measured_workers(
         max_num_batched_tokens=limits.tokens,
         num_speculative_tokens=3,
     )
-    target = build._load(str(pair.target), placement)
-    draft = build._load(str(pair.draft), placement) if limits.has_draft else None
-    return build._workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
+    target = inline.load_decoder(str(pair.target), placement)
+    draft = inline.load_decoder(str(pair.draft), placement) if limits.has_draft else None
+    return inline.make_workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_the_costliest_requests_stay_inside_the_limit(tmp_path: Path) -> None:
         log_level="error",
     )
     built = llm.engine.built
-    assert built.draft is not None
+    assert built.target is not None and built.draft is not None
     specs = (built.target, built.draft)
     per_block = sum(bytes_per_block(spec, 16, torch.bfloat16) for spec in specs)
     assert budget // 3 < built.facts.num_blocks * per_block < num_requests * 8192 // 16 * per_block

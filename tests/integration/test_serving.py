@@ -16,9 +16,10 @@ from same_text import TEMPERATURES
 from outrider import LLM, SamplingParams
 from outrider.client import Client, DeadlineError
 from outrider.config import EngineConfig
+from outrider.engine.build import build_served
 from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import SpawnedRanks
-from outrider.engine.over_ranks import RemoteEngine, group_sizes
+from outrider.engine.over_ranks import group_sizes
 from outrider.engine.service import EngineService
 from outrider.errors import CapacityError, RequestError
 
@@ -74,8 +75,7 @@ def serving() -> Iterator[Serving]:
     sizes = group_sizes(config)
     ranks = SpawnedRanks(sizes, "cpu")
     doorway = Doorway([ranks.address], ranks.secret, sizes)
-    ranks.start()
-    engine = RemoteEngine(config, doorway, print, lambda _: None, ranks.raise_if_dead)
+    engine = build_served(config, doorway, ranks, print)
     service = EngineService(engine, doorway)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()

@@ -66,7 +66,7 @@ class DraftRank:
             # Posted before it is announced: whoever is woken by the word may take this very core.
             self._link.send(plan, proposals)
             draft_s = time.perf_counter() - start_s
-            self._channel.send(Drafted(plan.epoch, plan.step, draft_s, self._link.num_sends))
+            self._channel.send(Drafted(plan.step, draft_s, self._link.num_sends))
 
     def _join(self, message: Join) -> None:
         self._link = ProposalLink(
@@ -77,4 +77,4 @@ class DraftRank:
             is_target=False,
         )
         self._link.greet()
-        self._channel.send(Joined(message.number, self._link.backend))
+        self._channel.send(Joined(self._link.backend))

@@ -146,7 +146,6 @@ class _Start:
         self._channel.send(
             Described(
                 device=str(placement.device),
-                dtype=str(placement.dtype).removeprefix("torch."),
                 vocab_size=spec.vocab_size,
                 eos_ids=spec.eos_ids,
                 max_position=spec.max_position,
@@ -190,7 +189,6 @@ class _Start:
         self, settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
     ) -> Runner:
         wanted = self._expect(Allocate)
-        start_s = time.monotonic()
         kv = KVCache(
             decoder.spec,
             wanted.num_blocks,
@@ -205,7 +203,7 @@ class _Start:
         self.runner = runner
         if can_record(group):
             runner.record(_QUERY_LENS[self._where.role])
-        self._channel.send(Ready(time.monotonic() - start_s))
+        self._channel.send(Ready())
         return runner
 
     def _expect(self, kind: type[M]) -> M:

@@ -73,8 +73,6 @@ class RowSampler:
             self.has_bias or self.has_penalties or self.has_allowed or self.has_bans
         )
         self.is_plain_greedy = self.is_greedy and not self.changes_logits
-        # The scores depend on the text, so that the content of `Span.tokens` is read at all.
-        self.needs_text = self.has_penalties or bool(self._bad_words)
 
     @classmethod
     def from_init(

@@ -174,12 +174,11 @@ class _Session:
         from rich.console import Console
 
         self._stdout, self._stderr = Console(), Console(stderr=True)
-        with self._stderr.status("importing torch") as status:
+        models = filter(None, (config.target.model, config.draft.model))
+        with self._stderr.status(f"loading {' and '.join(models)}"):
             from outrider.engine.build import build_engine
             from outrider.engine.engine import Engine
 
-            models = filter(None, (config.target.model, config.draft.model))
-            status.update(f"loading {' and '.join(models)}")
             self._engine = Engine(build_engine(config))
         self._config = config
         self._prompt = _encode(self._engine, prompt, raw, system)

@@ -10,7 +10,7 @@ from outrider.config import EngineConfig
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from outrider.engine.built import BuiltEngine
+    from outrider.engine.build import BuiltEngine
     from outrider.text.outputs import CompletionOutput, RequestOutput
     from outrider.workers.models.spec import ModelSpec
 
@@ -76,7 +76,7 @@ def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
     """
     record, config = run.text.speculation, built.config
     cost_ratio = 0.0
-    if record.drafted and config.method == "draft" and built.draft is not None:
+    if record.drafted and config.method == "draft" and built.draft and built.target:
         draft_bytes = _weight_bytes(built.draft, config.draft.quantization, built)
         cost_ratio = draft_bytes / _weight_bytes(built.target, config.target.quantization, built)
     return record.block_efficiency / (cost_ratio * built.facts.depth + 1)

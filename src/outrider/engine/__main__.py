@@ -19,6 +19,7 @@ from outrider.config import EngineConfig
 from outrider.config.sources import read_assignments, resolve
 from outrider.engine.hosting import EngineHost
 from outrider.engine.launch.child import Starter
+from outrider.engine.launch.ranks import SpawnedRanks
 from outrider.engine.over_ranks import group_sizes
 from outrider.errors import OutriderError
 from outrider.links.secret import secret_from_environment
@@ -74,8 +75,6 @@ def _serve(
     secret = secret_from_environment()
     ranks = None
     if ranks_in is not None and group_sizes(config):
-        from outrider.engine.launch.ranks import SpawnedRanks  # torch, which ranks have elsewhere
-
         ranks = SpawnedRanks(group_sizes(config), config.target.device, secret, ranks_in)
         addresses = [*addresses, ranks.address]
     host = EngineHost(config, addresses, secret, ranks)

@@ -1,260 +1,149 @@
-"""From a configuration to a running engine, with the models in this process unless told."""
+"""From a configuration to a running engine: models in this process, or over ranks.
+
+The only factory. It imports torch where models are loaded, not before: an engine over ranks has
+no tensors.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
-from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
-from outrider.engine.built import BuiltEngine
-from outrider.engine.preflight import check_models
-from outrider.engine.progress import progress
-from outrider.engine.sizing import (
-    Reach,
-    depth_of,
-    fixed_kv_bytes,
-    make_scheduler,
-    size_pools,
-    wanted_len,
-)
-from outrider.engine.spawned import build_spawned
+from outrider.config import EngineConfig
+from outrider.engine.doorway import Doorway
+from outrider.engine.launch.ranks import Ranks, SpawnedRanks
+from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
+from outrider.engine.rank_group import Report
 from outrider.engine.step import StepLoop
-from outrider.errors import ConfigError
-from outrider.links.gateway_messages import EngineFacts
-from outrider.workers.device import Placement, place
-from outrider.workers.gpu.memory import (
-    FlatRunner,
-    GpuMemory,
-    StepLimits,
-    Workers,
-    hold,
-    measure,
-)
-from outrider.workers.models.decoder import Decoder
-from outrider.workers.models.kv import KVCache, bytes_per_block
-from outrider.workers.models.spec import ModelSpec
-from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
-from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.registry import DRAFT, build_proposers, entries
-from outrider.workers.rows import RowTable
-from outrider.workers.runner import Runner
-from outrider.workers.sampling.verify import verification_mode
-from outrider.workers.target import TargetWorker
-from outrider.workers.weights.loader import load_model
+from outrider.links.gateway_messages import EngineFacts, EngineStatus
+from outrider.scheduler.scheduler import Scheduler
+from outrider.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.colocated import ColocatedWorker
+    from outrider.workers.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    """Nothing stops a build, and models of this process are lost and end with it, unless told."""
+
+
+def _unchanged(status: EngineStatus) -> EngineStatus:
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """The parts of an engine and what was found out while building it, wherever its models are.
+
+    Tokenizer and models are those read here: ranks of a server read theirs on their own hosts.
+    """
+
+    config: EngineConfig
+    loop: StepLoop
+    facts: EngineFacts
+    tokenizer: Tokenizer | None = None
+    target: ModelSpec | None = None
+    draft: ModelSpec | None = None
+    check: Callable[[], None] = _nothing  # when idle: raises if what it cannot do without is lost
+    close: Callable[[], None] = _nothing  # ends what was started for it
+    name_models: Callable[[EngineStatus], EngineStatus] = _unchanged  # who runs them, and how
+
+    def status(self, query: int = 0) -> EngineStatus:
+        return self.name_models(_load_of(self.loop.scheduler, query))
+
+
 def build_engine(config: EngineConfig) -> BuiltEngine:
-    """Load models and tokenizer, size the KV pools, and wire scheduler and workers."""
-    if config.has_processes:
-        return build_spawned(config)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    placement = place_models(config)
-    target_spec, draft_spec, tokenizer = check_models(config)
-    length = wanted_len(config, _reach(target_spec), None if not draft_spec else _reach(draft_spec))
-    target = _load(
-        config.target.model,
-        placement,
-        revision=config.target.revision,
-        quantization=config.target.quantization,
-    )
-    draft = None
-    if config.draft.model is not None and draft_spec is not None:
-        is_short = draft_spec.max_position < length
-        draft = _load(
-            config.draft.model,
-            placement,
-            max_position=length if is_short else None,
-            quantization=config.draft.quantization,
-        )
-    memory = None
-    if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
-        memory = _measure(config, placement, target, draft, length)
-    num_blocks, max_model_len = _size_pools(config, placement, target, draft, length, memory)
-    loop = wire(config, placement, target, draft, num_blocks, max_model_len)
-    if memory is not None:
-        hold(placement.device, memory.step)
-    facts = EngineFacts(
-        settings=config.to_settings(),
-        vocab_size=target_spec.vocab_size,
-        eos_ids=target_spec.eos_ids,
-        max_model_len=max_model_len,
-        depth=depth_of(config, placement.device.type),
-        has_draft=draft is not None,
-        kernels=placement.ops.name,
-        num_blocks=num_blocks,
-    )
-    return BuiltEngine(config, loop, tokenizer, target_spec, draft_spec, facts)
+    """For the program it is part of; models in processes of their own end with that program."""
+    return _over_own_ranks(config) if config.has_processes else _inline(config, logger.info)
 
 
-def place_models(config: EngineConfig) -> Placement:
-    """In one process both models share device, dtype and kernels (colocated)."""
-    target = config.target
-    placement = place(
-        target.device, target.dtype, config.cpu_kernels, config.deterministic, "target"
-    )
-    for field, value, shared in (
-        ("draft.device", config.draft.device, str(placement.device)),
-        ("draft.dtype", config.draft.dtype, str(placement.dtype).removeprefix("torch.")),
-    ):
-        if value not in ("auto", shared):
-            raise ConfigError(
-                f"{field} is {value!r} but the target's is {shared!r}; in one process they are "
-                "the same, so leave it at auto."
-            )
-    return placement
-
-
-def _reach(spec: ModelSpec) -> Reach:
-    return Reach(spec.max_position, spec.rope is not None)
-
-
-def _load(
-    model: str,
-    placement: Placement,
-    *,
-    max_position: int | None = None,
-    revision: str | None = None,
-    quantization: str | None = None,
-) -> Decoder:
-    return load_model(
-        model,
-        dtype=placement.dtype,
-        device=placement.device,
-        ops=placement.ops,
-        max_position=max_position,
-        revision=revision,
-        quantization=quantization,
-    )
-
-
-def _measure(
+def build_served(
     config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    length: int,
-) -> GpuMemory:
-    """What the GPU has to hold besides KV, whatever requests may come."""
-    limits = StepLimits(
-        rows=config.scheduler.max_num_seqs,
-        tokens=config.scheduler.max_num_batched_tokens,
-        depth=MAX_SPECULATIVE_TOKENS,
-        max_len=length,
-        has_draft=draft is not None,
+    doorway: Doorway,
+    ranks: Ranks,
+    report: Report,
+    raise_if_stopped: Callable[[], None] = _nothing,
+) -> BuiltEngine:
+    """For gateways: with its own models as `cluster.colocate` says, else over ranks, unset too.
+
+    `raise_if_stopped` is asked while ranks are awaited.
+    """
+    config = config.for_server()
+    if not config.cluster.colocate:
+        models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped)
+        return _over(models, config)
+    from outrider.workers.device import take_cores
+
+    # A launcher may have left fewer threads than there are cores, as Ray does.
+    take_cores(config.num_threads, host_share=1, host_index=0)
+    return _inline(config, report)
+
+
+def _inline(config: EngineConfig, report: Report) -> BuiltEngine:
+    from outrider.engine.inline import load_models
+
+    models = load_models(config, report)
+    return BuiltEngine(
+        config,
+        models.loop,
+        models.facts,
+        models.checked.tokenizer,
+        models.checked.target,
+        models.checked.draft,
+        name_models=models.name_models,
     )
 
-    def workers_of_one_block() -> Workers:
-        return _workers(config, placement, target, draft, 1, length, FlatRunner)
 
-    return measure(placement.device, workers_of_one_block, limits)
+def _over_own_ranks(config: EngineConfig) -> BuiltEngine:
+    from outrider.engine.preflight import check_models
+
+    target, draft, tokenizer = check_models(config)
+    sizes = group_sizes(config)
+    with ExitStack() as opened:  # the last is closed first
+        ranks = SpawnedRanks(sizes, config.target.device)
+        opened.callback(ranks.close)
+        doorway = Doorway([ranks.address], ranks.secret, sizes)
+        opened.callback(doorway.close)
+        models = start_over_ranks(config, doorway, ranks, logger.info)
+        opened.callback(models.close)
+        close = opened.pop_all().close
+    built = _over(models, config)
+    return dataclasses.replace(built, tokenizer=tokenizer, target=target, draft=draft, close=close)
 
 
-def _size_pools(
-    config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    length: int,
-    memory: GpuMemory | None,
-) -> tuple[int, int]:
-    size, utilization = config.cache.block_size, config.cache.gpu_memory_utilization
-    specs = [model.spec for model in (target, draft) if model is not None]
-    per_block = sum(bytes_per_block(spec, size, placement.dtype) for spec in specs)
-    if memory is None:
-        return size_pools(config, fixed_kv_bytes(config), per_block, length)
-    num_tensors = 2 * sum(spec.num_layers for spec in specs)  # keys and values
-    kv_bytes = memory.kv_bytes(utilization, num_tensors)
-    num_blocks, max_model_len = size_pools(config, kv_bytes, per_block, length, memory)
-    logger.info(
-        "%s, %.1f by the KV cache of %d tokens",
-        memory.shares(utilization),
-        num_blocks * per_block / 2**30,
-        num_blocks * size,
+def _over(models: RankModels, config: EngineConfig) -> BuiltEngine:
+    return BuiltEngine(
+        config,
+        models.loop,
+        models.facts,
+        check=models.check,
+        close=models.close,
+        name_models=models.name_models,
     )
-    return num_blocks, max_model_len
 
 
-def wire(
-    config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    num_blocks: int,
-    max_model_len: int,
-) -> StepLoop:
-    """Scheduler and workers of loaded models."""
-    workers = _workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
-    _, worker = workers
-    scheduler = make_scheduler(config, num_blocks, draft is not None, worker.lag, worker.max_depth)
-    return StepLoop(scheduler, *workers)
-
-
-def _workers(
-    config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    num_blocks: int,
-    max_model_len: int,
-    runner_type: type[Runner],
-) -> Workers:
-    """Who proposes and who verifies."""
-    block_size, num_rows = config.cache.block_size, config.scheduler.max_num_seqs
-    rows = RowTable(num_rows)
-
-    def runner(decoder: Decoder) -> Runner:
-        kv = KVCache(decoder.spec, num_blocks, block_size, placement.dtype, placement.device)
-        return runner_type(decoder, kv, num_rows, max_model_len, target.spec.vocab_size)
-
-    verification = verification_mode(config.speculation.verification)
-    ops = placement.ops
-    context = ProposerContext(
-        rows,
-        ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max),
-        ops,
-        verification,
-        None if draft is None else runner(draft),
+def _load_of(scheduler: Scheduler, query: int) -> EngineStatus:
+    """An answer that names no rank and no model yet."""
+    stats, pool = scheduler.stats, scheduler.target_pool
+    return EngineStatus(
+        query=query,
+        ranks=(),
+        proposal_backend="",
+        proposal_sends=0,
+        draft_losses=0,
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        kv_blocks_used=pool.num_blocks - pool.num_free,
+        kv_blocks=pool.num_blocks,
+        steps=stats.steps,
+        committed_tokens=stats.committed_tokens,
+        drafted_tokens=stats.drafted_tokens,
+        accepted_tokens=stats.accepted_tokens,
+        preemptions=scheduler.num_preemptions,
     )
-    proposers = build_proposers(context)
-    worker = TargetWorker(rows, runner(target), ops, verification)
-    if ops.fused is None:
-        return proposers, worker
-    colocated = _colocate(config, rows, worker, proposers, max_model_len)
-    return colocated, colocated
-
-
-def _colocate(
-    config: EngineConfig,
-    rows: RowTable,
-    target: TargetWorker,
-    proposers: Proposers,
-    max_model_len: int,
-) -> ColocatedWorker:
-    """Both models on one GPU, every pass recorded."""
-    # Triton, which these need, is not there on every machine.
-    from outrider.workers.gpu.colocated import ColocatedWorker
-    from outrider.workers.gpu.plan_buffers import StepSizes
-
-    has_draft = DRAFT in proposers
-    on_device = [e for e in entries(has_draft_model=has_draft) if e.build_on_device is not None]
-    sizes = StepSizes(
-        rows=config.scheduler.max_num_seqs,
-        tokens=config.scheduler.max_num_batched_tokens,
-        depth=depth_of(config, target.runner.device.type) if on_device else 0,
-        max_len=max_model_len,
-    )
-    is_shared = config.speculation.verification == "shared"
-    draft = proposers.of(DRAFT)
-    assert draft is None or isinstance(draft, DraftProposer)
-    worker = ColocatedWorker(rows, target, draft, proposers, on_device, sizes, is_shared)
-    with progress("recording passes", worker.num_recordings) as advance:
-        worker.record(advance)
-    return worker

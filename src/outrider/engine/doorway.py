@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from outrider.engine.board import Board
 from outrider.links.address import bound_address, listen
+from outrider.links.board import Board
 from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, STORE_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
@@ -68,11 +68,6 @@ class Doorway:
             if not self._changed.wait_for(lambda: role in self._untaken, timeout_s):
                 raise queue.Empty
             return self._untaken.pop(role)
-
-    def missing(self, role: str) -> list[int]:
-        """Ranks the next group still lacks."""
-        with self._changed:
-            return [rank for rank in range(self._sizes[role]) if rank not in self._waiting[role]]
 
     def close(self) -> None:
         """Hang up on everybody who was not taken."""

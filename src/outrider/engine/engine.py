@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from outrider.engine.built import BuiltEngine
+from outrider.engine.build import BuiltEngine
 from outrider.errors import EngineDeadError, OutriderError, RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.scheduler.params import SamplingParams

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 from outrider.config import EngineConfig
+from outrider.engine.build import BuiltEngine, build_served
 from outrider.engine.doorway import Doorway
+from outrider.engine.launch.ranks import AwaitedRanks, Ranks, ranks_blamed
 from outrider.engine.over_ranks import group_sizes
-from outrider.engine.rank_group import RankError, Report
-from outrider.engine.served import ServedEngine, build_served
+from outrider.engine.rank_group import Report
 from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
 from outrider.links.gateway_messages import EngineStatus
-from outrider.links.rank_messages import DRAFT
-
-if TYPE_CHECKING:
-    from outrider.engine.launch.ranks import SpawnedRanks  # torch, which not every host needs
-
-logger = logging.getLogger(__name__)
 
 
 class EngineStoppedError(OutriderError):
@@ -32,8 +25,7 @@ class EngineHost:
     """One life of an engine. Listens from the beginning; `start`, `run`, and `close` in any case,
     all on one thread.
 
-    `ranks` are those this process keeps itself; without them somebody else starts ranks, and
-    starts a lost draft anew.
+    `ranks` are those this process keeps itself.
     """
 
     def __init__(
@@ -41,11 +33,11 @@ class EngineHost:
         config: EngineConfig,
         addresses: Sequence[str],
         secret: str,
-        ranks: SpawnedRanks | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._config = config
-        self._ranks = ranks
-        self._engine: ServedEngine | None = None
+        self._ranks = ranks or AwaitedRanks()
+        self._engine: BuiltEngine | None = None
         self._service: EngineService | None = None
         self._stopping = threading.Event()
         self._doorway = Doorway(addresses, secret, group_sizes(config))
@@ -53,25 +45,16 @@ class EngineHost:
 
     def start(self, report: Report) -> None:
         """Until it takes gateways. Raises what went wrong."""
-        if self._ranks is not None:
-            self._ranks.start()
-        with self._ranks_blamed():
-            engine = build_served(
-                self._config,
-                self._doorway,
-                report,
-                on_draft_lost=lambda reason: self._on_draft_lost(reason, report),
-                raise_if_dead=self._raise_if_dead,
-            )
-        if self._ranks is not None:
-            self._ranks.restart_drafts()
+        engine = build_served(
+            self._config, self._doorway, self._ranks, report, self._raise_if_stopped
+        )
         self._service = EngineService(engine, self._doorway)
         self._engine = engine
 
     def run(self) -> None:
         """Until `stop`, or until it is lost, which raises."""
         assert self._service is not None
-        with self._ranks_blamed():
+        with ranks_blamed(self._ranks):
             if not self._stopping.is_set():
                 self._service.run()
 
@@ -93,25 +76,6 @@ class EngineHost:
         """None before it takes gateways."""
         return None if self._engine is None else self._engine.status()
 
-    @contextmanager
-    def _ranks_blamed(self) -> Iterator[None]:
-        """A rank's own last lines say more than that the engine misses it."""
-        try:
-            yield
-        except RankError as error:
-            if self._ranks is not None:
-                self._ranks.raise_if_dead(error)
-            raise
-
-    def _on_draft_lost(self, reason: str, report: Report) -> None:
-        if self._ranks is None:
-            logger.warning("the draft is lost and must be started anew: %s", reason)
-            return
-        report(f"draft lost, decoding goes on without it: {reason}")
-        self._ranks.kill(DRAFT)
-
-    def _raise_if_dead(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stopping.is_set():
             raise EngineStoppedError("the engine was stopped while it started.")
-        if self._ranks is not None:
-            self._ranks.raise_if_dead()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.engine.interrupts import interrupts_between_steps
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import Message, PreparedRequest, Prompt
@@ -126,6 +128,35 @@ class LLM:
                 num_tokens += sum(len(delta.token_ids) for delta in deltas)
                 ended = {d.request_id for d in deltas if d.finish_reason and d.output.finished}
                 progress.update(task, advance=len(ended), tokens=num_tokens)
+
+
+@contextmanager
+def interrupts_between_steps() -> Iterator[Callable[[], None]]:
+    """Yields a function to call between steps, which raises if Ctrl-C was pressed meanwhile.
+
+    In the middle of a step it would leave a plan without its verdict, and the engine could not go
+    on. Whoever does not want to wait presses it twice.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals arrive in the main thread only
+        return
+    pressed = False
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

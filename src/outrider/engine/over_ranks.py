@@ -1,4 +1,4 @@
-"""From a configuration and ranks that dial in to a running engine whose models are elsewhere."""
+"""Models in other processes: from ranks that dial in to a step loop over them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from outrider.config import EngineConfig
 from outrider.engine.doorway import Arrival, Doorway
+from outrider.engine.launch.ranks import Ranks, ranks_blamed
 from outrider.engine.rank_group import RankError, RankGroup, Report, rank_settings
 from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
 from outrider.engine.sizing import (
@@ -25,7 +26,6 @@ from outrider.engine.sizing import (
     size_pools,
     wanted_len,
 )
-from outrider.engine.status import load_of
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, RankStatus
@@ -46,6 +46,33 @@ def group_sizes(config: EngineConfig) -> dict[str, int]:
     return sizes
 
 
+def start_over_ranks(
+    config: EngineConfig,
+    doorway: Doorway,
+    ranks: Ranks,
+    report: Report,
+    raise_if_stopped: Callable[[], None] = lambda: None,
+) -> RankModels:
+    """Let the ranks be started and wait until all are ready. From then on a draft that is lost
+    starts anew."""
+
+    def raise_if_dead() -> None:
+        raise_if_stopped()
+        ranks.raise_if_dead()
+
+    with ranks_blamed(ranks):
+        ranks.start(report)
+        models = RankModels(
+            config,
+            doorway,
+            report,
+            on_draft_lost=ranks.replace_draft,
+            raise_if_dead=raise_if_dead,
+        )
+    ranks.restart_drafts()
+    return models
+
+
 def _meeting(role: str, life: int) -> str:
     return f"{role}/{life}"
 
@@ -60,7 +87,7 @@ class _Sizes:
     length: int
 
 
-class RemoteEngine:
+class RankModels:
     """Both groups, the step loop over them, and the thread that takes a restarted draft in.
 
     `raise_if_dead` is asked while ranks are awaited; `on_draft_lost` is told so that somebody
@@ -155,7 +182,7 @@ class RemoteEngine:
         return RankGroup(role, _meeting(role, lives[role]), arrivals, self._report, limit_s)
 
     def _describe(self, group: RankGroup) -> Described:
-        return group.describe(rank_settings(self.config, group.role), epoch=0)
+        return group.describe(rank_settings(self.config, group.role))
 
     def _load(self, group: RankGroup, length: int) -> None:
         is_short = group.role == DRAFT and group.described[0].max_position < length
@@ -233,9 +260,10 @@ class RemoteEngine:
             if group is not None:
                 group.stop()
 
-    def status(self, query: int = 0) -> EngineStatus:
+    def name_models(self, status: EngineStatus) -> EngineStatus:
+        """With the ranks, and how the draft fares."""
         return dataclasses.replace(
-            load_of(self._scheduler, query),
+            status,
             ranks=tuple(self._ranks()),
             proposal_backend=self._proposal_backend if self.draft.group is not None else "",
             proposal_sends=self.draft.num_sends,

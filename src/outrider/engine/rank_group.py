@@ -82,18 +82,17 @@ class RankGroup:
         self.start_timeout_s = start_timeout_s
         self.described: list[Described] = []
         self.loaded: list[Loaded] = []
-        self.is_ready = False
         self._hellos = [arrival.hello for arrival in arrivals]
         self._report = report
 
-    def describe(self, settings: RankSettings, epoch: int) -> Described:
+    def describe(self, settings: RankSettings) -> Described:
         """Tell every rank what it is part of; what the first one says of the checkpoint."""
         shares = Counter(hello.host for hello in self._hellos)
         seen: Counter[str] = Counter()
         for hello, channel in zip(self._hellos, self.channels, strict=True):
             share, index = shares[hello.host], seen[hello.host]
             seen[hello.host] += 1
-            self._send(channel, Setup(settings, epoch, self.meeting, share, index))
+            self._send(channel, Setup(settings, self.meeting, share, index))
         self.described = [self._receive(channel, Described) for channel in self.channels]
         return self.described[0]
 
@@ -108,7 +107,6 @@ class RankGroup:
         self.send(Allocate(num_blocks, max_model_len, vocab_size))
         for channel in self.channels:
             self._receive(channel, Ready)
-        self.is_ready = True
 
     def send(self, message: object) -> None:
         """The same to every rank, encoded once."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from outrider.engine.build import BuiltEngine
 from outrider.engine.doorway import Doorway
-from outrider.engine.served import ServedEngine
 from outrider.errors import CapacityError, OutriderError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
@@ -98,7 +98,7 @@ class EngineService:
     """
 
     def __init__(
-        self, engine: ServedEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
+        self, engine: BuiltEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._loop = engine.loop

@@ -70,7 +70,6 @@ class Setup:
     """
 
     settings: RankSettings
-    epoch: int
     meeting: str
     host_share: int
     host_index: int
@@ -81,7 +80,6 @@ class Described:
     """Rank to engine: what the checkpoint is, before its weights are read."""
 
     device: str
-    dtype: str
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_position: int
@@ -122,8 +120,6 @@ class Allocate:
 class Ready:
     """Rank to engine: plans may come."""
 
-    seconds: float
-
 
 @dataclass(frozen=True, slots=True)
 class Join:
@@ -140,7 +136,6 @@ class Join:
 class Joined:
     """First draft rank to engine: the proposal group stands, on this backend."""
 
-    number: int
     backend: str
 
 
@@ -179,7 +174,6 @@ class Drafted:
     `num_sends` counts the transfers of this proposal group so far.
     """
 
-    epoch: int
     step: int
     draft_s: float
     num_sends: int

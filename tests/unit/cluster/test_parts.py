@@ -18,27 +18,52 @@ from outrider.cluster.events import Bookmark, Event, Journal, Kind
 from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.sweeper import Warden
 from outrider.cluster.tasks import first_of
-from outrider.engine.launch.backoff import LONGEST_PAUSE_S, Backoff
+from outrider.engine.launch.restarts import LONGEST_PAUSE_S, Restarts
 
 # -- pauses -----------------------------------------------------------------------------------
 
 
 def test_pauses_double_up_to_the_longest() -> None:
-    backoff = Backoff(lambda: 0.0)
-    pauses = [backoff.next_pause_s() for _ in range(8)]
+    restarts = Restarts(lambda: 0.0)
+    pauses = [restarts.lost() for _ in range(8)]
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
 def test_what_has_worked_a_while_is_started_quickly_again() -> None:
     now_s = 0.0
-    backoff = Backoff(lambda: now_s)
+    restarts = Restarts(lambda: now_s)
     for _ in range(5):
-        backoff.next_pause_s()
-    backoff.started()
+        restarts.lost()
+    restarts.runs()
     now_s += LONGEST_PAUSE_S - 1
-    assert backoff.next_pause_s() == 16.0
+    assert restarts.lost() == 16.0
     now_s += 2
-    assert backoff.next_pause_s() == 0.5
+    assert restarts.lost() == 0.5
+
+
+def test_the_time_away_counts_from_the_loss_through_every_failed_start() -> None:
+    now_s = 0.0
+    restarts = Restarts(lambda: now_s)
+    restarts.runs()
+    now_s = 10.0
+    restarts.lost()
+    now_s = 13.0
+    restarts.lost()
+    now_s = 17.0
+    assert restarts.runs() == 7.0
+    now_s = 20.0
+    restarts.lost()
+    now_s = 21.0
+    assert restarts.runs() == 1.0
+
+
+def test_only_what_has_never_run_may_fail_for_good() -> None:
+    restarts = Restarts(lambda: 0.0)
+    restarts.lost()
+    assert restarts.is_first
+    restarts.runs()
+    restarts.lost()
+    assert not restarts.is_first
 
 
 # -- the journal ------------------------------------------------------------------------------

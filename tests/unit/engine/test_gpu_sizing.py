@@ -11,7 +11,7 @@ import torch
 from checkpoints import random_model
 
 from outrider.config import EngineConfig
-from outrider.engine import build
+from outrider.engine import inline
 from outrider.engine.sizing import size_pools
 from outrider.errors import CapacityError
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
@@ -79,11 +79,11 @@ def test_costly_steps_run_on_a_single_block(tmp_path: Path, has_draft: bool) -> 
     config = EngineConfig.from_kwargs(
         model=str(tmp_path), device="cpu", dtype="float32", max_num_seqs=4, **options
     )
-    placement = build.place_models(config)
-    target = build._load(str(tmp_path), placement)
-    draft = build._load(str(tmp_path), placement) if has_draft else None
+    placement = inline.place_models(config)
+    target = inline.load_decoder(str(tmp_path), placement)
+    draft = inline.load_decoder(str(tmp_path), placement) if has_draft else None
     length = min(40, load_spec(tmp_path).max_position)
-    workers = build._workers(config, placement, target, draft, 1, length, FlatRunner)
+    workers = inline.make_workers(config, placement, target, draft, 1, length, FlatRunner)
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=length, has_draft=has_draft)
     steps: list[CostlyStep] = costliest_steps(limits)
     for step in steps:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from outrider.config import EngineConfig
+from outrider.engine.build import BuiltEngine, build_served
 from outrider.engine.doorway import Doorway
-from outrider.engine.over_ranks import RemoteEngine, group_sizes
+from outrider.engine.launch.ranks import AwaitedRanks
+from outrider.engine.over_ranks import group_sizes
 from outrider.engine.rank_group import RankGroup
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
@@ -63,16 +65,15 @@ class ScriptedRank(threading.Thread):
             case Load():
                 return Loaded(1000, None, "none", 0.0)
             case Allocate():
-                return Ready(0.0)
+                return Ready()
             case Join() if self._role == "draft":
-                return Joined(message.number, "gloo")
+                return Joined("gloo")
         return None
 
 
 def described() -> Described:
     return Described(
         device="cpu",
-        dtype="float32",
         vocab_size=100,
         eos_ids=(2,),
         max_position=512,
@@ -80,21 +81,31 @@ def described() -> Described:
     )
 
 
+class NotedRanks(AwaitedRanks):
+    """Keeps why a draft was given up."""
+
+    def __init__(self, lost: list[str]) -> None:
+        self._lost = lost
+
+    def replace_draft(self, reason: str) -> None:
+        self._lost.append(reason)
+
+
 @contextmanager
-def running(tmp_path: Path, lost: list[str]) -> Iterator[tuple[RemoteEngine, str]]:
+def running(tmp_path: Path, lost: list[str]) -> Iterator[tuple[BuiltEngine, str]]:
     config = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, max_model_len=128)
     address = f"unix:{tmp_path}/engine.sock"
     doorway = Doorway([address], SECRET, group_sizes(config))
     for role in group_sizes(config):
         ScriptedRank(address, role).start()
-    engine = RemoteEngine(config, doorway, lambda _: None, lost.append, lambda: None)
+    engine = build_served(config, doorway, NotedRanks(lost), print)
     try:
         yield engine, address
     finally:
         engine.close()
 
 
-def step_until_drafting(engine: RemoteEngine, limit_s: float = 10.0) -> None:
+def step_until_drafting(engine: BuiltEngine, limit_s: float = 10.0) -> None:
     deadline_s = time.monotonic() + limit_s
     while not engine.status().proposal_backend:
         assert time.monotonic() < deadline_s, "the draft was not taken in"
@@ -109,7 +120,8 @@ def test_a_draft_that_ends_between_ready_and_join_is_not_the_last(
     lost: list[str] = []
     with running(tmp_path, lost) as (engine, address):
         step_until_drafting(engine)
-        engine.draft.give_up()
+        draft: Any = engine.loop._proposers
+        draft.give_up()
         allocate = RankGroup.allocate
         dying = ScriptedRank(address, "draft", last=Allocate)
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.engine.doorway import Arrival
-from outrider.engine.patience import Patience
 from outrider.engine.rank_group import RankError, RankGroup
-from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
+from outrider.engine.rank_workers import Patience, RemoteDraft, RemoteTarget
 from outrider.errors import EngineDeadError
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
@@ -69,7 +68,7 @@ def joined_draft(ranks: Ranks, lost: list[str]) -> RemoteDraft:
 
 
 def draft_one_round(draft: RemoteDraft, ranks: Ranks) -> None:
-    ranks.ends[0].send(Drafted(1, PLAN.step, 0.0, 1))
+    ranks.ends[0].send(Drafted(PLAN.step, 0.0, 1))
     assert draft.propose(PLAN).round == PLAN.step
 
 
@@ -85,7 +84,7 @@ def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [Drafted(1, 4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
+    "answer", [Drafted(4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
 )
 def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: object) -> None:
     lost: list[str] = []

@@ -14,7 +14,7 @@ import pytest
 import torch
 from boards import SECRET, OpenBoard
 
-from outrider.engine import board as board_module
+from outrider.links import board as board_module
 from outrider.links.frames import LinkError
 from outrider.workers.groups.link_store import LinkStore, dist
 from outrider.workers.groups.process_group import TensorParallelGroup

@@ -313,7 +313,6 @@ def test_two_ranks_in_shared_memory_write_the_text_of_one(two_ranks: LLM) -> Non
     outputs = two_ranks.generate(prompts, params, use_tqdm=False)
     assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in expected]
     status = two_ranks.engine.built.status()
-    assert status is not None
     for rank in status.ranks:
         assert MEMORY in Path(f"/proc/{rank.pid}/maps").read_text()
 
@@ -322,7 +321,6 @@ def test_two_ranks_in_shared_memory_write_the_text_of_one(two_ranks: LLM) -> Non
 def test_ranks_that_share_memory_listen_on_nothing(two_ranks: LLM) -> None:
     skip_without_compiler()
     status = two_ranks.engine.built.status()
-    assert status is not None
     for rank in status.ranks:
         assert listening_sockets(rank.pid) == []
 

@@ -131,6 +131,12 @@ class EngineChild:
                 pass_fds=[fd],
             )
 
+    @property
+    def pid(self) -> int:
+        """Once it was started."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         """From any thread: let it end, which `start` and `run` tell."""
         with contextlib.suppress(OSError):  # it has ended already

@@ -1,6 +1,6 @@
-"""Ranks as child processes of this one: no Ray, one host.
+"""Who starts the ranks of an engine: this process, as children of its own, or somebody else.
 
-The same workers, links and step loop as in a cluster; only who starts the processes differs.
+The same workers, links and step loop either way.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
-import torch
-
-from outrider.engine.launch.backoff import Backoff
-from outrider.engine.rank_group import RankError
+from outrider.engine.launch.restarts import Restarts, draft_lost
+from outrider.engine.rank_group import RankError, Report
 from outrider.links.rank_messages import DRAFT, TARGET
 from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines
@@ -33,8 +32,56 @@ _WATCH_S = 0.2
 _STOP_TIMEOUT_S = 5.0
 
 
+class Ranks(Protocol):
+    """Those who start the ranks, as the engine that waits for them deals with them."""
+
+    def start(self, report: Report) -> None:
+        """`report` is told of drafts that are lost, too."""
+
+    def raise_if_dead(self, cause: Exception | None = None) -> None:
+        """A rank that is known to have ended says why, in its own last lines."""
+
+    def restart_drafts(self) -> None:
+        """From now on; a draft that dies while the engine starts is an error to be told."""
+
+    def replace_draft(self, reason: str) -> None:
+        """The engine has given its draft up."""
+
+    def close(self) -> None: ...
+
+
+class AwaitedRanks:
+    """Ranks that somebody else starts, and starts anew."""
+
+    def start(self, report: Report) -> None:
+        """They dial in when they are there."""
+
+    def raise_if_dead(self, cause: Exception | None = None) -> None:
+        """Whoever has started them knows."""
+
+    def restart_drafts(self) -> None:
+        """So does whoever has started this one."""
+
+    def replace_draft(self, reason: str) -> None:
+        logger.warning("the draft is lost and must be started anew: %s", reason)
+
+    def close(self) -> None:
+        """They end when the engine hangs up."""
+
+
+@contextlib.contextmanager
+def ranks_blamed(ranks: Ranks) -> Iterator[None]:
+    """A rank's own last lines say more than that the engine misses it."""
+    try:
+        yield
+    except RankError as error:
+        ranks.raise_if_dead(error)
+        raise
+
+
 class SpawnedRanks:
-    """Starts every rank, restarts a draft group that died, and leaves nothing behind."""
+    """Starts every rank as a child of this process, all on this host without Ray; starts a draft
+    group that died anew, and leaves nothing behind."""
 
     def __init__(
         self,
@@ -44,41 +91,36 @@ class SpawnedRanks:
         parent: Path | None = None,
     ) -> None:
         """With a new secret, and a folder of their own below `parent`."""
-        self.folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
-        self.address = f"unix:{self.folder}/engine.sock"
+        self._folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
+        self.address = f"unix:{self._folder}/engine.sock"
         self.secret = secret or secrets.token_hex(32)
         self._sizes = sizes
         self._device = device
         self._lock = threading.Lock()
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._is_closed = threading.Event()
-        self._restarts = threading.Event()
+        self._may_restart = threading.Event()
+        self._given_up = ""  # why the engine has, the present draft group
 
-    def start(self) -> None:
+    def start(self, report: Report) -> None:
         """Processes end with the thread that started them, so one of our own starts them all."""
-        threading.Thread(target=self._run, name="rank watch", daemon=True).start()
+        threading.Thread(target=self._run, args=(report,), name="rank watch", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, report: Report) -> None:
         for role in self._sizes:
             self._start_group(role)
-        self._watch()
+        self._keep_draft(report)
 
     def restart_drafts(self) -> None:
-        """From now on; a draft that dies while the engine starts is an error to be told."""
-        self._restarts.set()
+        self._may_restart.set()
 
-    def pids(self, role: str) -> list[int]:
+    def replace_draft(self, reason: str) -> None:
         with self._lock:
-            return [process.pid for process in self._processes[role]]
-
-    def kill(self, role: str) -> None:
-        """End a group that is of no use any more; a draft is started anew."""
-        with self._lock:
-            for process in self._processes.get(role, ()):
+            self._given_up = reason
+            for process in self._processes.get(DRAFT, ()):
                 process.kill()
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
-        """While the engine starts: a rank that ended says why, in its own last lines."""
         with self._lock:
             for role, processes in self._processes.items():
                 for rank, process in enumerate(processes):
@@ -99,13 +141,15 @@ class SpawnedRanks:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_group(self, role: str) -> None:
         with self._lock:
             if not self._is_closed.is_set():
                 ranks = range(self._sizes[role])
                 self._processes[role] = [self._start_rank(role, rank) for rank in ranks]
+            if role == DRAFT:
+                self._given_up = ""
 
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
         command = [*_RANK_COMMAND, "--engine", self.address]
@@ -125,7 +169,11 @@ class SpawnedRanks:
         NCCL refuses two ranks of one host on one GPU, so sharers pretend to be on hosts of their
         own: slow, but the same code path.
         """
-        if not self._device.startswith(("auto", "cuda")) or not torch.cuda.is_available():
+        if not self._device.startswith(("auto", "cuda")):
+            return {}
+        import torch  # an engine whose ranks are elsewhere needs none
+
+        if not torch.cuda.is_available():
             return {}
         index = rank if role == TARGET else self._sizes[TARGET] + rank
         available = torch.cuda.device_count()
@@ -135,30 +183,40 @@ class SpawnedRanks:
             variables |= {"NCCL_SOCKET_IFNAME": "lo"}
         return variables
 
-    def _watch(self) -> None:
-        backoff = Backoff(time.monotonic)
+    def _keep_draft(self, report: Report) -> None:
+        """Until `close`, whether there is one or not: the thread's end would be that of the ranks.
+
+        A group is started anew whole, so all of it ends when one rank has.
+        """
+        restarts = Restarts()
+        restarts.runs()
         while not self._is_closed.wait(_WATCH_S):
-            with self._lock:
-                draft = self._processes.get(DRAFT, [])
-                has_ended = any(process.poll() is not None for process in draft)
-            if not has_ended or not self._restarts.is_set():
+            if not self._may_restart.is_set() or (reason := self._draft_loss()) is None:
                 continue
-            self.kill(DRAFT)
-            pause_s = backoff.next_pause_s()
-            logger.warning("a draft rank has ended; the group is started anew in %.1f s", pause_s)
+            pause_s = restarts.lost()
+            report(draft_lost(reason, pause_s))
             if self._is_closed.wait(pause_s):
                 return
-            self._reap(draft)
             self._start_group(DRAFT)
-            backoff.started()
+            restarts.runs()
 
-    def _reap(self, processes: list[subprocess.Popen[bytes]]) -> None:
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_STOP_TIMEOUT_S)
+    def _draft_loss(self) -> str | None:
+        """Why the draft has to be started anew, if it has to. None of it is left then."""
+        with self._lock:
+            processes = self._processes.get(DRAFT, [])
+            ended = [rank for rank, each in enumerate(processes) if each.poll() is not None]
+            if not ended:
+                return None
+            code = processes[ended[0]].returncode
+            reason = self._given_up or f"draft rank {ended[0]} ended with exit code {code}"
+            for process in processes:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_STOP_TIMEOUT_S)
+        return reason
 
     def _log_path(self, role: str, rank: int) -> Path:
-        return self.folder / f"{role}-{rank}.log"
+        return self._folder / f"{role}-{rank}.log"
 
     def _last_lines(self, role: str, rank: int) -> str:
         return "\n".join(last_lines(self._log_path(role, rank)))

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.engine.interrupts import interrupts_between_steps
+from outrider.engine.llm import interrupts_between_steps
 
 
 def test_an_interrupt_is_raised_at_the_next_check_and_not_before() -> None:

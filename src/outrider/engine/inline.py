@@ -1,0 +1,308 @@
+"""Models in this process: loaded, given KV, and wired to a step loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
+from outrider.engine.preflight import Models, check_models
+from outrider.engine.rank_group import Report
+from outrider.engine.sizing import (
+    Reach,
+    depth_of,
+    fixed_kv_bytes,
+    make_scheduler,
+    size_pools,
+    wanted_len,
+)
+from outrider.engine.step import StepLoop
+from outrider.errors import ConfigError
+from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
+from outrider.links.rank_messages import DRAFT as DRAFT_ROLE
+from outrider.links.rank_messages import TARGET as TARGET_ROLE
+from outrider.workers.device import Placement, place
+from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Workers, hold, measure
+from outrider.workers.models.decoder import Decoder
+from outrider.workers.models.kv import KVCache, bytes_per_block
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
+from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.registry import DRAFT, build_proposers, entries
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Runner
+from outrider.workers.sampling.verify import verification_mode
+from outrider.workers.target import TargetWorker
+from outrider.workers.weights.loader import load_model
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.colocated import ColocatedWorker
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InlineModels:
+    """The models and the step loop over them. They have no ranks: what ends one ends it all."""
+
+    loop: StepLoop
+    facts: EngineFacts
+    checked: Models
+    device: str
+
+    def name_models(self, status: EngineStatus) -> EngineStatus:
+        """With the models, and where they run."""
+        pid, host = os.getpid(), socket.gethostname()
+        roles = _roles(has_draft=self.facts.has_draft)
+        models = tuple(ModelStatus(role, pid, host, self.device) for role in roles)
+        return dataclasses.replace(status, models=models)
+
+
+def load_models(config: EngineConfig, report: Report) -> InlineModels:
+    """Load models and tokenizer, size the KV pools, and wire scheduler and workers."""
+    start_s = time.monotonic()
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    placement = place_models(config)
+    checked = check_models(config)
+    names = " and ".join(_roles(has_draft=checked.draft is not None))
+    where = f"on {placement.device} in the engine's process (pid {os.getpid()})"
+    report(f"{names}: loading {where}")
+    draft_reach = None if checked.draft is None else _reach(checked.draft)
+    length = wanted_len(config, _reach(checked.target), draft_reach)
+    target, draft = _load_both(config, placement, checked, length)
+    memory = None
+    if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
+        memory = _measure(config, placement, target, draft, length)
+    num_blocks, max_model_len = _size_pools(config, placement, target, draft, length, memory)
+    loop = wire(config, placement, target, draft, num_blocks, max_model_len)
+    if memory is not None:
+        hold(placement.device, memory.step)
+    facts = EngineFacts(
+        settings=config.to_settings(),
+        vocab_size=checked.target.vocab_size,
+        eos_ids=checked.target.eos_ids,
+        max_model_len=max_model_len,
+        depth=depth_of(config, placement.device.type),
+        has_draft=draft is not None,
+        kernels=placement.ops.name,
+        num_blocks=num_blocks,
+    )
+    report(f"{names}: ready to run after {time.monotonic() - start_s:.1f} s")
+    return InlineModels(loop, facts, checked, str(placement.device))
+
+
+def place_models(config: EngineConfig) -> Placement:
+    """In one process both models share device, dtype and kernels (colocated)."""
+    target = config.target
+    placement = place(
+        target.device, target.dtype, config.cpu_kernels, config.deterministic, "target"
+    )
+    for field, value, shared in (
+        ("draft.device", config.draft.device, str(placement.device)),
+        ("draft.dtype", config.draft.dtype, str(placement.dtype).removeprefix("torch.")),
+    ):
+        if value not in ("auto", shared):
+            raise ConfigError(
+                f"{field} is {value!r} but the target's is {shared!r}; in one process they are "
+                "the same, so leave it at auto."
+            )
+    return placement
+
+
+def _roles(*, has_draft: bool) -> list[str]:
+    return [TARGET_ROLE, DRAFT_ROLE] if has_draft else [TARGET_ROLE]
+
+
+def _reach(spec: ModelSpec) -> Reach:
+    return Reach(spec.max_position, spec.rope is not None)
+
+
+def _load_both(
+    config: EngineConfig, placement: Placement, checked: Models, length: int
+) -> tuple[Decoder, Decoder | None]:
+    target = load_decoder(
+        config.target.model,
+        placement,
+        revision=config.target.revision,
+        quantization=config.target.quantization,
+    )
+    if config.draft.model is None or checked.draft is None:
+        return target, None
+    is_short = checked.draft.max_position < length
+    draft = load_decoder(
+        config.draft.model,
+        placement,
+        max_position=length if is_short else None,
+        quantization=config.draft.quantization,
+    )
+    return target, draft
+
+
+def load_decoder(
+    model: str,
+    placement: Placement,
+    *,
+    max_position: int | None = None,
+    revision: str | None = None,
+    quantization: str | None = None,
+) -> Decoder:
+    return load_model(
+        model,
+        dtype=placement.dtype,
+        device=placement.device,
+        ops=placement.ops,
+        max_position=max_position,
+        revision=revision,
+        quantization=quantization,
+    )
+
+
+def _measure(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    length: int,
+) -> GpuMemory:
+    """What the GPU has to hold besides KV, whatever requests may come."""
+    limits = StepLimits(
+        rows=config.scheduler.max_num_seqs,
+        tokens=config.scheduler.max_num_batched_tokens,
+        depth=MAX_SPECULATIVE_TOKENS,
+        max_len=length,
+        has_draft=draft is not None,
+    )
+
+    def workers_of_one_block() -> Workers:
+        return make_workers(config, placement, target, draft, 1, length, FlatRunner)
+
+    return measure(placement.device, workers_of_one_block, limits)
+
+
+def _size_pools(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    length: int,
+    memory: GpuMemory | None,
+) -> tuple[int, int]:
+    size, utilization = config.cache.block_size, config.cache.gpu_memory_utilization
+    specs = [model.spec for model in (target, draft) if model is not None]
+    per_block = sum(bytes_per_block(spec, size, placement.dtype) for spec in specs)
+    if memory is None:
+        return size_pools(config, fixed_kv_bytes(config), per_block, length)
+    num_tensors = 2 * sum(spec.num_layers for spec in specs)  # keys and values
+    kv_bytes = memory.kv_bytes(utilization, num_tensors)
+    num_blocks, max_model_len = size_pools(config, kv_bytes, per_block, length, memory)
+    logger.info(
+        "%s, %.1f by the KV cache of %d tokens",
+        memory.shares(utilization),
+        num_blocks * per_block / 2**30,
+        num_blocks * size,
+    )
+    return num_blocks, max_model_len
+
+
+def wire(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    num_blocks: int,
+    max_model_len: int,
+) -> StepLoop:
+    """Scheduler and workers of loaded models."""
+    workers = make_workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
+    _, worker = workers
+    scheduler = make_scheduler(config, num_blocks, draft is not None, worker.lag, worker.max_depth)
+    return StepLoop(scheduler, *workers)
+
+
+def make_workers(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    num_blocks: int,
+    max_model_len: int,
+    runner_type: type[Runner],
+) -> Workers:
+    """Who proposes and who verifies."""
+    block_size, num_rows = config.cache.block_size, config.scheduler.max_num_seqs
+    rows = RowTable(num_rows)
+
+    def runner(decoder: Decoder) -> Runner:
+        kv = KVCache(decoder.spec, num_blocks, block_size, placement.dtype, placement.device)
+        return runner_type(decoder, kv, num_rows, max_model_len, target.spec.vocab_size)
+
+    verification = verification_mode(config.speculation.verification)
+    ops = placement.ops
+    context = ProposerContext(
+        rows,
+        ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max),
+        ops,
+        verification,
+        None if draft is None else runner(draft),
+    )
+    proposers = build_proposers(context)
+    worker = TargetWorker(rows, runner(target), ops, verification)
+    if ops.fused is None:
+        return proposers, worker
+    colocated = _colocate(config, rows, worker, proposers, max_model_len)
+    return colocated, colocated
+
+
+def _colocate(
+    config: EngineConfig,
+    rows: RowTable,
+    target: TargetWorker,
+    proposers: Proposers,
+    max_model_len: int,
+) -> ColocatedWorker:
+    """Both models on one GPU, every pass recorded."""
+    # Triton, which these need, is not there on every machine.
+    from outrider.workers.gpu.colocated import ColocatedWorker
+    from outrider.workers.gpu.plan_buffers import StepSizes
+
+    has_draft = DRAFT in proposers
+    on_device = [e for e in entries(has_draft_model=has_draft) if e.build_on_device is not None]
+    sizes = StepSizes(
+        rows=config.scheduler.max_num_seqs,
+        tokens=config.scheduler.max_num_batched_tokens,
+        depth=depth_of(config, target.runner.device.type) if on_device else 0,
+        max_len=max_model_len,
+    )
+    is_shared = config.speculation.verification == "shared"
+    draft = proposers.of(DRAFT)
+    assert draft is None or isinstance(draft, DraftProposer)
+    worker = ColocatedWorker(rows, target, draft, proposers, on_device, sizes, is_shared)
+    with _progress("recording passes", worker.num_recordings) as advance:
+        worker.record(advance)
+    return worker
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Yields what to call after each of `total` parts. The bar is shown on terminals only and goes
+    when all is done; the time it took stays in the log."""
+    start_s = time.perf_counter()
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    shown = console.is_terminal and total > 0
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+    logger.info("%s: %d in %.1f s", what, total, time.perf_counter() - start_s)

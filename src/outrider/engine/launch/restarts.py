@@ -1,0 +1,66 @@
+"""When what was lost is started anew, and what is told of it.
+
+The same for engines and drafts, whether they are children of a process or actors of Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+
+
+class Restarts:
+    """Of one thing that is kept running. Only its first start may fail for good: what has run once
+    is tried again for ever.
+
+    Pauses double with every failure, and begin anew after it has run a while.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, is_first: bool = True
+    ) -> None:
+        self.is_first = is_first  # it has not run yet
+        self._clock = clock
+        self._pause_s = FIRST_PAUSE_S
+        self._started_s = clock()
+        self._lost_s: float | None = clock()
+
+    def runs(self) -> float:
+        """It does, from now on. For how many seconds it did not."""
+        now_s = self._clock()
+        away_s = 0.0 if self._lost_s is None else now_s - self._lost_s
+        self.is_first, self._started_s, self._lost_s = False, now_s, None
+        return away_s
+
+    def lost(self) -> float:
+        """It has failed or ended: how many seconds to wait this time."""
+        now_s = self._clock()
+        if self._lost_s is None:
+            self._lost_s = now_s
+        if now_s - self._started_s > LONGEST_PAUSE_S:
+            self._pause_s = FIRST_PAUSE_S
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause_s
+
+
+def draft_lost(reason: str, pause_s: float) -> str:
+    what = f"draft lost, decoding goes on without it: {reason.rstrip('.')}"
+    return f"{what}; it is started anew in {pause_s:g} s"
+
+
+def draft_back(away_s: float, pids: Sequence[int]) -> str:
+    return f"draft back after {away_s:.1f} s (pid {', '.join(map(str, pids))})"
+
+
+def engine_lost(reason: str, pause_s: float) -> str:
+    what = f"engine and models are started anew in {pause_s:g} s, running requests wait"
+    return f"{reason.rstrip('.')}; {what}"
+
+
+def engine_back(away_s: float, pids: Mapping[str, Sequence[int]]) -> str:
+    """`pids` are those of the processes that hold the models, by role."""
+    who = [f"{role} pid {' '.join(map(str, each))}" for role, each in pids.items()]
+    return f"serving again after {away_s:.1f} s ({', '.join(who)})"
