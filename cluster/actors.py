@@ -29,6 +29,7 @@ from outrider.engine.hosting import EngineHost
 from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.links.gateway_messages import EngineStatus
+from outrider.links.rank_messages import Role
 from outrider.logs import setup_logging
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class RankActor:
         from outrider.workers.ranks.start import RankPlace, run_rank  # torch, which only ranks need
 
         try:
-            run_rank(RankPlace(engine, self._role, self._rank, self._size), secret)
+            run_rank(RankPlace(engine, Role(self._role), self._rank, self._size), secret)
         except OutriderError as error:
             logger.error("%s", error)
             raise

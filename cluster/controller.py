@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import ray
@@ -36,11 +37,21 @@ NAMESPACE = "outrider"
 ORPHAN_S = 60.0  # without a gateway that asks for news, nobody needs the models
 
 
+class ServerState(StrEnum):
+    """How far a server has got."""
+
+    PLACING = "placing"
+    STARTING = "starting"
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    ENDED = "ended"
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """A server as its controller knows it."""
 
-    state: str  # placing, starting, serving, restarting or ended
+    state: ServerState
     processes: tuple[ProcessStatus, ...]
     restarts: int  # of engine and target
     draft_restarts: int
@@ -58,7 +69,7 @@ class Controller:
         self._journal = Journal()
         self._replica: Replica | None = None
         self._serving = asyncio.Event()
-        self._state = "placing"
+        self._state = ServerState.PLACING
         self._restarts = 0
         self._draft_restarts = 0  # of replicas that are gone
         self._stopping = asyncio.Event()
@@ -72,7 +83,7 @@ class Controller:
         try:
             await first_of(self._supervise(), self._stopping.wait(), self._orphaned())
         finally:
-            self._state = "ended"
+            self._state = ServerState.ENDED
             self._ended.set()
         if not self._stopping.is_set():
             leave: Any = ray.actor.exit_actor
@@ -128,13 +139,13 @@ class Controller:
             is_first = restarts.is_first
             say = self._journal.say if is_first else self._say_trouble
             replica = self._replica = Replica(config, self._secret, placed, say)
-            self._state = "starting" if is_first else "restarting"
+            self._state = ServerState.STARTING if is_first else ServerState.RESTARTING
             try:
                 await replica.start()
                 away_s = restarts.runs()
                 if not is_first:
                     self._tell(Kind.REPAIR, engine_back(away_s, replica.pids))
-                self._state = "serving"
+                self._state = ServerState.SERVING
                 self._serving.set()
                 reason = await replica.watch()
                 pause_s = restarts.lost()

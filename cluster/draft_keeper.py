@@ -14,7 +14,7 @@ from outrider.cluster.placement import Placed
 from outrider.cluster.postmortem import root_cause
 from outrider.cluster.tasks import first_of
 from outrider.engine.launch.restarts import Restarts, draft_back, draft_lost
-from outrider.links.rank_messages import DRAFT
+from outrider.links.rank_messages import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DraftKeeper:
 
     async def _await_loss(self) -> str:
         """Wait until a rank has ended or the engine has given the group up; why."""
-        given_up = self._engine.wait_ready(DRAFT, self.group.pids, are_ready=False)
+        given_up = self._engine.wait_ready(Role.DRAFT, self.group.pids, are_ready=False)
         await first_of(self.group.wait_any_ended(), given_up)
         return await self._explain("it does not answer any more")
 
@@ -69,7 +69,7 @@ class DraftKeeper:
             async with asyncio.timeout(limit_s):
                 await self.group.describe()
                 self.group.run(self._dialling.address, self._dialling.secret)
-                joined = self._engine.wait_ready(DRAFT, self.group.pids)
+                joined = self._engine.wait_ready(Role.DRAFT, self.group.pids)
                 await first_of(self.group.wait_any_ended(), joined)
         except TimeoutError:
             return f"it was not ready within cluster.start_timeout_s ({limit_s:g} s)"

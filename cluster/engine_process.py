@@ -16,7 +16,7 @@ from outrider.cluster.events import Bookmark, Event
 from outrider.cluster.placement import ENGINE, Placed
 from outrider.cluster.postmortem import End, await_end, read_last_lines
 from outrider.config import EngineConfig
-from outrider.links.gateway_messages import EngineStatus
+from outrider.links.gateway_messages import EngineStatus, ProcessState
 
 POLL_S = 0.5
 
@@ -81,7 +81,9 @@ class EngineProcess:
     def ready_pids(self, role: str) -> list[int]:
         """Ranks of that role it works with."""
         ranks = () if self.status is None else self.status.ranks
-        return [rank.pid for rank in ranks if rank.role == role and rank.state == "ready"]
+        return [
+            rank.pid for rank in ranks if rank.role == role and rank.state is ProcessState.READY
+        ]
 
     async def last_lines(self) -> list[str]:
         if self.place is None:

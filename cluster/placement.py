@@ -20,7 +20,7 @@ from outrider.cluster.ray_facts import Resources, cluster_resources, free_resour
 from outrider.config import EngineConfig
 from outrider.engine.over_ranks import group_sizes
 from outrider.errors import ConfigError
-from outrider.links.rank_messages import DRAFT, TARGET
+from outrider.links.rank_messages import Role
 
 ENGINE = "engine"
 STRATEGY = "PACK"
@@ -50,30 +50,33 @@ class Placed:
 
 def settle_devices(config: EngineConfig, has_gpus: bool) -> EngineConfig:
     """The configuration with "auto" decided: a rank sees only what it was given."""
-    devices = {TARGET: config.target.device, DRAFT: config.draft.device}
+    devices = {Role.TARGET: config.target.device, Role.DRAFT: config.draft.device}
     for role, device in devices.items():
         if device.startswith("cuda:"):
             raise ConfigError(
                 f"{role}.device is {device!r} but Ray chooses the GPUs of a cluster; set it to "
                 "cuda."
             )
-    if devices[TARGET] == "auto":
-        devices[TARGET] = "cuda" if has_gpus else "cpu"
-    if devices[DRAFT] == "auto":
-        devices[DRAFT] = devices[TARGET]
+    if devices[Role.TARGET] == "auto":
+        devices[Role.TARGET] = "cuda" if has_gpus else "cpu"
+    if devices[Role.DRAFT] == "auto":
+        devices[Role.DRAFT] = devices[Role.TARGET]
     return dataclasses.replace(
         config,
-        target=dataclasses.replace(config.target, device=devices[TARGET]),
-        draft=dataclasses.replace(config.draft, device=devices[DRAFT]),
+        target=dataclasses.replace(config.target, device=devices[Role.TARGET]),
+        draft=dataclasses.replace(config.draft, device=devices[Role.DRAFT]),
     )
 
 
 def needs_of(config: EngineConfig) -> list[Need]:
     """For a configuration whose devices are settled."""
-    devices = {TARGET: config.target.device, DRAFT: config.draft.device}
+    devices: dict[str, str] = {
+        Role.TARGET: config.target.device,
+        Role.DRAFT: config.draft.device,
+    }
     cpu, gpu = {"CPU": 1.0}, {"GPU": 1.0, "CPU": 1.0}
     if config.cluster.colocate:
-        one = gpu if devices[TARGET] == "cuda" else cpu
+        one = gpu if devices[Role.TARGET] == "cuda" else cpu
         num_models = 1 if config.draft.model is None else 2
         return [Need(ENGINE, 1, one | {"CPU": float(num_models)})]
     return [
@@ -147,7 +150,7 @@ def no_room(need: Need, has: Resources, free: Resources, waited_s: float | None 
     waited = "" if waited_s is None else f" after {waited_s:g} s"
     remedies = [f"lower {need.role}.tensor_parallel"] if need.num_ranks > 1 else []
     if "GPU" in need.per_rank:
-        remedies.append(f"set {TARGET if need.role == ENGINE else need.role}.device to cpu")
+        remedies.append(f"set {Role.TARGET if need.role == ENGINE else need.role}.device to cpu")
     remedies.append("use a larger cluster")
     return f"{wanted}, but the cluster has {there}{waited}; {_either(remedies)}."
 

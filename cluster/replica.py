@@ -22,8 +22,8 @@ from outrider.cluster.placement import ENGINE, Placed
 from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
-from outrider.links.gateway_messages import EngineStatus
-from outrider.links.rank_messages import DRAFT, TARGET
+from outrider.links.gateway_messages import EngineStatus, ProcessState
+from outrider.links.rank_messages import Role
 
 _SETTLE_S = 1.0  # after one process has ended, for the one that is to blame to be known
 _STOP_S = 3.0
@@ -51,7 +51,7 @@ class Replica:
         self._secret = secret
         self._placed = placed
         self._say = say
-        self._engine = EngineProcess(config, secret, placed.get(ENGINE) or placed[TARGET])
+        self._engine = EngineProcess(config, secret, placed.get(ENGINE) or placed[Role.TARGET])
         self._first_groups = {
             role: ActorGroup(each) for role, each in placed.items() if role != ENGINE
         }
@@ -87,9 +87,9 @@ class Replica:
         self._engine.run()
         for group in self.groups:
             group.run(address, self._secret)
-        if DRAFT in self._placed:
+        if Role.DRAFT in self._placed:
             dialling = Dialling(address, self._secret, self._config.cluster.start_timeout_s)
-            group, placed = self._first_groups[DRAFT], self._placed[DRAFT]
+            group, placed = self._first_groups[Role.DRAFT], self._placed[Role.DRAFT]
             self._draft = DraftKeeper(group, placed, self._engine, dialling, self._say)
 
     async def _await_ready(self) -> None:
@@ -103,7 +103,7 @@ class Replica:
 
     async def watch(self) -> str:
         """Until the engine or a target rank is lost; returns why."""
-        targets = [group for role, group in self._first_groups.items() if role == TARGET]
+        targets = [group for role, group in self._first_groups.items() if role == Role.TARGET]
         ends = [asyncio.wait({self._engine.ended}), *(each.wait_any_ended() for each in targets)]
         helpers = [self._engine.keep_status()]  # which ends with the engine
         if self._draft is not None:
@@ -151,7 +151,7 @@ class Replica:
         """The present ones."""
         if self._draft is None:
             return list(self._first_groups.values())
-        return [self._first_groups[TARGET], self._draft.group]
+        return [self._first_groups[Role.TARGET], self._draft.group]
 
     @property
     def pids(self) -> dict[str, list[int]]:
@@ -172,13 +172,13 @@ class Replica:
         """`restarts` of the replica count for all of it."""
         found = []
         if self._engine.place is not None:
-            state = "starting" if self._engine.status is None else "ready"
+            state = ProcessState.STARTING if self._engine.status is None else ProcessState.READY
             found.append(ProcessStatus(ENGINE, 0, self._engine.place, restarts, state))
         for group in self.groups:
             ready = self._engine.ready_pids(group.role)
-            missing = "lost" if group.ends else "starting"
-            own = restarts + (self.draft_restarts if group.role == DRAFT else 0)
+            missing = ProcessState.LOST if group.ends else ProcessState.STARTING
+            own = restarts + (self.draft_restarts if group.role == Role.DRAFT else 0)
             for rank, place in enumerate(group.places):
-                state = "ready" if place.pid in ready else missing
+                state = ProcessState.READY if place.pid in ready else missing
                 found.append(ProcessStatus(group.role, rank, place, own, state))
         return found

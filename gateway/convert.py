@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.errors import RequestError
-from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
+from outrider.links.gateway_messages import EngineStatus, ModelStatus, ProcessState, RankStatus
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason
@@ -156,10 +156,15 @@ def engine_to_proto(status: EngineStatus) -> control_pb2.EngineState:
 def engine_from_proto(state: control_pb2.EngineState) -> EngineStatus:
     return EngineStatus(
         query=0,
-        ranks=tuple(RankStatus(**_plain_fields(each, type(each))) for each in state.ranks),
+        ranks=tuple(_rank_from_proto(each) for each in state.ranks),
         models=tuple(ModelStatus(**_plain_fields(each, type(each))) for each in state.models),
         **_plain_fields(state, control_pb2.EngineState),
     )
+
+
+def _rank_from_proto(rank: control_pb2.RankState) -> RankStatus:
+    fields = _plain_fields(rank, control_pb2.RankState)
+    return RankStatus(**fields | {"state": ProcessState(rank.state)})
 
 
 def _plain_fields(source: object, message: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from outrider.links.gateway_messages import (
     Submit,
     Updates,
 )
-from outrider.links.rank_messages import GATEWAY, Hello
+from outrider.links.rank_messages import Hello, Role
 from outrider.scheduler.types import RequestUpdate
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class EngineLink:
 
     async def _connect(self) -> AsyncChannel:
         place = await self._locate()
-        hello = Hello(GATEWAY, 0, 1, os.getpid(), socket.gethostname())
+        hello = Hello(Role.GATEWAY, 0, 1, os.getpid(), socket.gethostname())
         channel = await open_channel(
             place.address, place.secret, hello, GATEWAY_CODEC, CONNECT_TIMEOUT_S
         )

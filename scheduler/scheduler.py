@@ -66,13 +66,15 @@ class Scheduler:
         draft_pool: BlockPool | None = None,
         proposers: Iterable[ProposerTraits] = (),
         choose_depths: ChooseDepths = fixed_depths,
+        epoch: int = 0,
     ) -> None:
-        """Requests may name any of `proposers`; `choose_depths` says how far they draft."""
+        """Requests may name any of `proposers`; `choose_depths` says how far they draft. `epoch`
+        tells this engine from those before it: workers drop all rows of a lower one."""
         self.limits = limits
         self.target_pool = target_pool
         self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
         self.stats = SchedulerStats()
-        self.epoch = 0
+        self.epoch = epoch
         self._draft_life = 0  # counts drafts lost: what an earlier one computed is gone
         self._step = 0
         self._arrivals = 0

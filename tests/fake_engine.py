@@ -32,6 +32,7 @@ from outrider.links.gateway_messages import (
     Cancel,
     EngineFacts,
     EngineStatus,
+    ProcessState,
     RankStatus,
     Refused,
     StatusQuery,
@@ -260,9 +261,9 @@ class FakeEngine:
 
     def _status(self, query: int) -> EngineStatus:
         ranks = (
-            RankStatus("target", 0, 101, "here", "cpu", "ready"),
-            RankStatus("target", 1, 102, "here", "cpu", "ready"),
-            RankStatus("draft", 0, 103, "here", "cpu", "starting"),
+            RankStatus("target", 0, 101, "here", "cpu", ProcessState.READY),
+            RankStatus("target", 1, 102, "here", "cpu", ProcessState.READY),
+            RankStatus("draft", 0, 103, "here", "cpu", ProcessState.STARTING),
         )
         return EngineStatus(
             query=query,

@@ -10,6 +10,7 @@ import signal
 import sys
 
 from outrider.errors import OutriderError
+from outrider.links.rank_messages import Role
 from outrider.links.secret import secret_from_environment
 from outrider.logs import setup_logging
 from outrider.workers.ranks.start import ROLES, RankPlace, run_rank
@@ -35,7 +36,8 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)  # writes where every thread is, for a rank that hangs
     try:
         run_rank(
-            RankPlace(given.engine, given.role, given.rank, given.size), secret_from_environment()
+            RankPlace(given.engine, Role(given.role), given.rank, given.size),
+            secret_from_environment(),
         )
     except OutriderError as error:
         sys.exit(f"error: {error}")

@@ -39,7 +39,12 @@ class RowTable:
 
     def begin(self, plan: StepPlan) -> None:
         """Take over the plan's changes of rows. The first worker that sees a plan does it."""
-        if plan.epoch != self._epoch:  # a new engine: nothing of the old one is known
+        if plan.epoch < self._epoch:
+            raise OutriderError(
+                f"a plan of epoch {plan.epoch} came after one of epoch {self._epoch}: its engine "
+                "has been replaced."
+            )
+        if plan.epoch > self._epoch:  # a new engine: nothing of the old one is known
             self._rows = [None] * len(self._rows)
             self._epoch, self._begun, self._committed = plan.epoch, -1, -1
         if plan.step <= self._begun:

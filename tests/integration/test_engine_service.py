@@ -18,7 +18,7 @@ from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkClosedError
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.handshake import greet
-from outrider.links.rank_messages import GATEWAY, Hello
+from outrider.links.rank_messages import Hello, Role
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]
 
@@ -29,7 +29,7 @@ TIMEOUT_S = 10.0
 
 def _dial_as_gateway(address: str) -> Channel:
     sock = dial(address, TIMEOUT_S)
-    greet(sock, SECRET, Hello(GATEWAY, 0, 1, os.getpid(), socket.gethostname()), TIMEOUT_S)
+    greet(sock, SECRET, Hello(Role.GATEWAY, 0, 1, os.getpid(), socket.gethostname()), TIMEOUT_S)
     return Channel(sock, GATEWAY_CODEC, peer="the engine")
 
 

@@ -20,8 +20,8 @@ from outrider.links.channel import Channel
 from outrider.links.codec import STORE_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.handshake import dial_in
-from outrider.links.rank_messages import Hello
-from outrider.links.store_messages import STORE, Add, Count, Erase, Read, Values, Write, Written
+from outrider.links.rank_messages import Hello, Role
+from outrider.links.store_messages import Add, Count, Erase, Read, Values, Write, Written
 
 dist: Any = distributed  # which does not declare what it exports
 
@@ -40,7 +40,7 @@ class LinkStore(dist.Store):  # type: ignore[misc]
 
     def __init__(self, engine: str, secret: str, timeout_s: float) -> None:
         super().__init__()
-        hello = Hello(STORE, 0, 1, os.getpid(), socket.gethostname())
+        hello = Hello(Role.STORE, 0, 1, os.getpid(), socket.gethostname())
         sock = dial_in(engine, secret, hello, timeout_s)
         # Where other ranks reach this host.
         self.own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]

@@ -11,7 +11,6 @@ from outrider.links.rank_messages import Adopt, Drafted, Join, Joined, Propose, 
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.registry import has_round
 from outrider.workers.ranks.proposal_link import ProposalLink
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
@@ -61,12 +60,12 @@ class DraftRank:
             return
         self._draft.follow(plan)
         proposals = self._draft.propose(plan)
-        if self._is_first and has_round(plan):
+        if self._is_first and message.round is not None:
             assert self._link is not None, "a round is wanted before the proposal group stands"
             # Posted before it is announced: whoever is woken by the word may take this very core.
-            self._link.send(plan, proposals)
+            self._link.send(plan, message.round, proposals)
             draft_s = time.perf_counter() - start_s
-            self._channel.send(Drafted(plan.step, draft_s, self._link.num_sends))
+            self._channel.send(Drafted(message.round, draft_s, self._link.num_sends))
 
     def _join(self, message: Join) -> None:
         self._link = ProposalLink(

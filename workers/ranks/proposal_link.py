@@ -29,7 +29,7 @@ from outrider.workers.proposers.registry import DRAFT
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
-_HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
+_HEADER = 6  # version, epoch, round, number of rows; number of rows of q and their width
 _RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
 _TARGET, _DRAFT = 0, 1  # ranks in the group of two
 _GREETING_TIMEOUT_S = 10.0
@@ -56,12 +56,12 @@ class _Shape(NamedTuple):
         return _HEADER + self.rows * self.record
 
 
-def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
+def pack_round(plan: StepPlan, number: int, proposals: Mapping[int, Proposal]) -> Tensor:
     """int64 message of the plan's size; rows the draft had nothing for are left out."""
     shape = _Shape.of(plan)
     message = np.zeros(shape.size, dtype=np.int64)
     q_shape = _q_of(proposals).shape
-    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, len(proposals), *q_shape)
+    message[:_HEADER] = (_VERSION, plan.epoch, number, len(proposals), *q_shape)
     records = message[_HEADER:].reshape(shape.rows, shape.record)
     for record, (row, proposal) in zip(records, proposals.items(), strict=False):
         count = len(proposal.tokens)
@@ -73,12 +73,14 @@ def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
     return torch.from_numpy(message)
 
 
-def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int, Proposal] | None:
+def unpack_round(
+    plan: StepPlan, number: int, message: Tensor, q: Tensor | None
+) -> dict[int, Proposal] | None:
     """The proposals by row; None if the message is another round's."""
     shape = _Shape.of(plan)
     values = message.numpy()
-    version, epoch, step, num_rows, _, _ = values[:_HEADER].tolist()
-    if (version, epoch, step) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
+    version, epoch, found, num_rows, _, _ = values[:_HEADER].tolist()
+    if (version, epoch, found) != (_VERSION, plan.epoch, number) or num_rows > shape.rows:
         return None
     records = values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
     confidences = records[:, _RECORD + shape.depth :].view(np.float64).tolist()
@@ -129,10 +131,10 @@ class ProposalLink:
     def await_greeting(self) -> None:
         self._receive(torch.zeros(1, dtype=torch.int64), _GREETING_TIMEOUT_S)
 
-    def send(self, plan: StepPlan, proposals: Mapping[int, Proposal]) -> None:
+    def send(self, plan: StepPlan, number: int, proposals: Mapping[int, Proposal]) -> None:
         """Post a round. Returns at once; the target takes it when it gets there."""
         self._pending.clear()
-        self._post(pack_round(plan, proposals))
+        self._post(pack_round(plan, number, proposals))
         q = _q_of(proposals)
         if q.numel():
             self._post(q)
@@ -194,12 +196,12 @@ class ProposalInbox:
             self._link.close()
         self._link = link
 
-    def take(self, plan: StepPlan) -> dict[int, Proposal] | None:
+    def take(self, plan: StepPlan, number: int) -> dict[int, Proposal] | None:
         """The announced round, or None if it was lost."""
         message, q = self._receive(plan)
         if self._group.size > 1:
             message, q = self._share(message, q)
-        return unpack_round(plan, message, q)
+        return unpack_round(plan, number, message, q)
 
     def _receive(self, plan: StepPlan) -> tuple[Tensor, Tensor | None]:
         nothing = torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
@@ -208,7 +210,7 @@ class ProposalInbox:
         try:
             return self._link.receive(plan)
         except RuntimeError as error:
-            logger.warning("round %d did not arrive: %s", plan.step, error)
+            logger.warning("the round of step %d did not arrive: %s", plan.step, error)
             self._link.close()
             self._link = None
             return nothing, None

@@ -20,8 +20,6 @@ from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
 from outrider.links.handshake import dial_in
 from outrider.links.rank_messages import (
-    DRAFT,
-    TARGET,
     Allocate,
     Described,
     Failed,
@@ -30,6 +28,7 @@ from outrider.links.rank_messages import (
     Loaded,
     RankSettings,
     Ready,
+    Role,
     Setup,
     Stop,
 )
@@ -56,7 +55,7 @@ logger = logging.getLogger(__name__)
 DIAL_TIMEOUT_S = 60.0
 # Tokens a row usually has in a pass: a span verified at the default depth, and what a draft that
 # guessed all of it right has to catch up on.
-_QUERY_LENS = {TARGET: 6, DRAFT: 2}
+_QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
 
 M = TypeVar("M")
 
@@ -72,7 +71,7 @@ class RankPlace:
     """Which rank of which group, and where its engine is."""
 
     engine: str  # "unix:/path" or "tcp:host:port"
-    role: str
+    role: Role
     rank: int
     size: int
 
@@ -135,7 +134,7 @@ class _Start:
         decoder = self._load(settings, placement, group)
         runner = self._allocate(settings, placement, decoder, group)
         server: RankServer
-        if self._where.role == TARGET:
+        if self._where.role == Role.TARGET:
             server = TargetRank(self._channel, group, self._store, runner, placement.ops, settings)
         else:
             server = DraftRank(self._channel, group, self._store, runner, placement.ops, settings)
@@ -229,4 +228,4 @@ def _kv_bytes(
     return max(free - recording_bytes(decoder), 0) if can_record(group) else free
 
 
-ROLES = (TARGET, DRAFT)
+ROLES = (Role.TARGET, Role.DRAFT)

@@ -64,7 +64,7 @@ class TargetRank:
         proposals = dict(self._proposers.propose(message.plan).proposals)
         drafted = None
         if message.round is not None:
-            drafted = self._inbox.take(message.plan)
+            drafted = self._inbox.take(message.plan, message.round)
             proposals |= drafted or {}
         ticket = Ticket(message.plan.step, proposals, message.draft_s)
         verdict = self._worker.verify(message.plan, ticket)

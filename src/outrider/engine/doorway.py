@@ -17,8 +17,7 @@ from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, STORE_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
 from outrider.links.handshake import receive_greeting
-from outrider.links.rank_messages import GATEWAY, Hello
-from outrider.links.store_messages import STORE
+from outrider.links.rank_messages import Hello, Role
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +122,9 @@ class Doorway:
         try:
             welcome = partial(self._welcome, sock)
             hello = receive_greeting(sock, self._secret, GREETING_TIMEOUT_S, welcome)
-            if hello.role == GATEWAY:
+            if hello.role == Role.GATEWAY:
                 self._admit_gateway(hello, sock)
-            elif hello.role == STORE:
+            elif hello.role == Role.STORE:
                 self._admit_to_board(hello, sock)
             else:
                 self._admit_rank(hello, sock)

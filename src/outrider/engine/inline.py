@@ -30,8 +30,7 @@ from outrider.engine.sizing import (
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
-from outrider.links.rank_messages import DRAFT as DRAFT_ROLE
-from outrider.links.rank_messages import TARGET as TARGET_ROLE
+from outrider.links.rank_messages import Role
 from outrider.workers.device import Placement, place
 from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Workers, hold, measure
 from outrider.workers.models.decoder import Decoder
@@ -122,7 +121,7 @@ def place_models(config: EngineConfig) -> Placement:
 
 
 def _roles(*, has_draft: bool) -> list[str]:
-    return [TARGET_ROLE, DRAFT_ROLE] if has_draft else [TARGET_ROLE]
+    return [Role.TARGET, Role.DRAFT] if has_draft else [Role.TARGET]
 
 
 def _reach(spec: ModelSpec) -> Reach:

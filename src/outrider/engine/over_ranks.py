@@ -28,8 +28,8 @@ from outrider.engine.sizing import (
 )
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError, OutriderError
-from outrider.links.gateway_messages import EngineFacts, EngineStatus, RankStatus
-from outrider.links.rank_messages import DRAFT, TARGET, Described, Join, Joined, proposal_meeting
+from outrider.links.gateway_messages import EngineFacts, EngineStatus, ProcessState, RankStatus
+from outrider.links.rank_messages import Described, Join, Joined, Role, proposal_meeting
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ def group_sizes(config: EngineConfig) -> dict[str, int]:
     """Ranks of each role this configuration has; none if the engine holds the models itself."""
     if config.cluster.colocate:
         return {}
-    sizes = {TARGET: config.target.tensor_parallel}
+    sizes: dict[str, int] = {Role.TARGET: config.target.tensor_parallel}
     if config.draft.model is not None:
-        sizes[DRAFT] = config.draft.tensor_parallel
+        sizes[Role.DRAFT] = config.draft.tensor_parallel
     return sizes
 
 
@@ -185,7 +185,7 @@ class RankModels:
         return group.describe(rank_settings(self.config, group.role))
 
     def _load(self, group: RankGroup, length: int) -> None:
-        is_short = group.role == DRAFT and group.described[0].max_position < length
+        is_short = group.role == Role.DRAFT and group.described[0].max_position < length
         group.load(length if is_short else None)
 
     def _size_pools(self, groups: list[RankGroup], length: int) -> tuple[int, int]:
@@ -224,13 +224,13 @@ class RankModels:
     def _keep_draft(self) -> None:
         while not self._is_closed.is_set():
             try:
-                arrivals = self._doorway.take_group(DRAFT, _POLL_S)
+                arrivals = self._doorway.take_group(Role.DRAFT, _POLL_S)
             except queue.Empty:
                 continue
             self._take_back(arrivals)
 
     def _take_back(self, arrivals: list[Arrival]) -> None:
-        group = self._group(DRAFT, arrivals)
+        group = self._group(Role.DRAFT, arrivals)
         self._starting = group
         try:
             self._describe(group)
@@ -271,13 +271,15 @@ class RankModels:
         )
 
     def _ranks(self) -> list[RankStatus]:
-        ranks = self._target.status("ready")
+        ranks = self._target.status(ProcessState.READY)
         draft, starting = self.draft.group, self._starting
         if draft is not None:
-            ranks += draft.status("ready")
+            ranks += draft.status(ProcessState.READY)
         elif starting is not None:
-            ranks += starting.status("starting")
+            ranks += starting.status(ProcessState.STARTING)
         elif self.facts.has_draft:
             size = self.config.draft.tensor_parallel
-            ranks += [RankStatus(DRAFT, rank, 0, "", "", "lost") for rank in range(size)]
+            ranks += [
+                RankStatus(Role.DRAFT, rank, 0, "", "", ProcessState.LOST) for rank in range(size)
+            ]
         return ranks

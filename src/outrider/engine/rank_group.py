@@ -13,9 +13,8 @@ from outrider.errors import OutriderError
 from outrider.links.channel import Channel, wait_any
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
-from outrider.links.gateway_messages import RankStatus
+from outrider.links.gateway_messages import ProcessState, RankStatus
 from outrider.links.rank_messages import (
-    TARGET,
     Allocate,
     Described,
     Failed,
@@ -23,6 +22,7 @@ from outrider.links.rank_messages import (
     Loaded,
     RankSettings,
     Ready,
+    Role,
     Setup,
     Stop,
 )
@@ -38,13 +38,16 @@ class RankError(OutriderError):
 
 
 def rank_settings(config: EngineConfig, role: str) -> RankSettings:
-    part = config.target if role == TARGET else config.draft
+    is_target = role == Role.TARGET
+    part = config.target if is_target else config.draft
     assert part.model is not None
     return RankSettings(
         model=part.model,
-        revision=config.target.revision if role == TARGET else None,
-        device=part.device if role == TARGET or part.device != "auto" else config.target.device,
-        dtype=part.dtype if role == TARGET or part.dtype != "auto" else config.target.dtype,
+        revision=config.target.revision if is_target else None,
+        device=part.device
+        if role == Role.TARGET or part.device != "auto"
+        else config.target.device,
+        dtype=part.dtype if is_target or part.dtype != "auto" else config.target.dtype,
         quantization=part.quantization,
         cpu_kernels=config.cpu_kernels,
         deterministic=config.deterministic,
@@ -155,7 +158,7 @@ class RankGroup:
                 continue
         self.close()
 
-    def status(self, state: str) -> list[RankStatus]:
+    def status(self, state: ProcessState) -> list[RankStatus]:
         devices = [described.device for described in self.described]
         devices += ["?"] * (len(self._hellos) - len(devices))
         return [

@@ -126,6 +126,7 @@ class RemoteDraft:
         self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
         self._is_told = True  # whether the loop takes it to be there, as it does at first
         self._past: list[Past] = []
+        self._round = 0  # of drafts, counted over all groups
 
     def join(self, group: RankGroup) -> None:
         """A started group, its proposal link standing, takes part from the next plan on."""
@@ -181,10 +182,12 @@ class RemoteDraft:
             return Ticket(plan.step)
         past, self._past = tuple(self._past), []
         self._num_tokens += sum(row.draft_tokens + row.depth for row in plan.rows)
-        self._tell(Propose(past, plan))
-        if has_round(plan):
-            return self._await_round(plan)
-        return Ticket(plan.step)  # it only catches up, beside the target's own pass
+        if not has_round(plan):  # it only catches up, beside the target's own pass
+            self._tell(Propose(past, plan))
+            return Ticket(plan.step)
+        self._round += 1
+        self._tell(Propose(past, plan, self._round))
+        return self._await_round(plan)
 
     def observe(self, verdict: Verdict) -> None:
         if self.group is not None:
@@ -196,15 +199,15 @@ class RemoteDraft:
         start_s = time.monotonic()
         try:
             drafted = self.group.answer(self._patience.limit_s(self._num_tokens))
-            if not isinstance(drafted, Drafted) or drafted.step != plan.step:
-                raise RankError(f"it sent {drafted!r:.200} where round {plan.step} was due.")
+            if not isinstance(drafted, Drafted) or drafted.round != self._round:
+                raise RankError(f"it sent {drafted!r:.200} where round {self._round} was due.")
         except RankError as error:
             self._lose(error)
             return Ticket(plan.step)
         self._patience.learn(self._num_tokens, time.monotonic() - start_s)
         self._num_tokens = 0
         self.num_sends = drafted.num_sends
-        return Ticket(plan.step, draft_s=drafted.draft_s, round=drafted.step)
+        return Ticket(plan.step, draft_s=drafted.draft_s, round=drafted.round)
 
     def _note(self, past: Past) -> None:
         self._past.append(past)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,13 @@ def make_scheduler(
     size, caching = config.cache.block_size, config.cache.prefix_caching
     draft_pool = BlockPool(num_blocks, size, caching) if has_draft else None
     proposers = traits(has_draft_model=has_draft)
-    return Scheduler(limits, BlockPool(num_blocks, size, caching), draft_pool, proposers)
+    return Scheduler(
+        limits,
+        BlockPool(num_blocks, size, caching),
+        draft_pool,
+        proposers,
+        epoch=time.time_ns(),  # higher than that of any engine before it
+    )
 
 
 def depth_of(config: EngineConfig, device: str) -> int:

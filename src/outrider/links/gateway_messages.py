@@ -11,6 +11,7 @@ Clients' ids stay in the gateway: what the engine says about a request names non
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from outrider.scheduler.types import RequestSpec, RequestUpdate
@@ -84,6 +85,14 @@ class StatusQuery:
     query: int
 
 
+class ProcessState(StrEnum):
+    """How a process of a server fares."""
+
+    STARTING = "starting"
+    READY = "ready"
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class RankStatus:
     """One process of a group as the engine sees it."""
@@ -93,7 +102,7 @@ class RankStatus:
     pid: int
     host: str
     device: str
-    state: str  # starting, ready or lost
+    state: ProcessState
 
 
 @dataclass(frozen=True, slots=True)

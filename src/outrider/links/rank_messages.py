@@ -10,12 +10,18 @@ announced. A rank whose link to the engine ends has nothing left to do and ends 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from outrider.scheduler.types import RowInit, StepPlan, Verdict
 
-TARGET = "target"
-DRAFT = "draft"
-GATEWAY = "gateway"
+
+class Role(StrEnum):
+    """Who dials in to an engine."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    GATEWAY = "gateway"
+    STORE = "store"  # a rank again, for what its group agrees on
 
 
 def proposal_meeting(number: int) -> str:
@@ -27,7 +33,7 @@ def proposal_meeting(number: int) -> str:
 class Hello:
     """Who dials in: a rank of a group of `size`, or a gateway."""
 
-    role: str
+    role: Role
     rank: int
     size: int
     pid: int
@@ -165,16 +171,17 @@ class Propose:
 
     past: tuple[Past, ...]
     plan: StepPlan | None
+    round: int | None = None  # the number this round of drafts is known by, if it is one
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """First draft rank to engine: round `step` is finished and its transfer is posted.
+    """First draft rank to engine: the round is finished and its transfer is posted.
 
     `num_sends` counts the transfers of this proposal group so far.
     """
 
-    step: int
+    round: int
     draft_s: float
     num_sends: int
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-STORE = "store"  # the role of such a link
-
 
 @dataclass(frozen=True, slots=True)
 class Write:

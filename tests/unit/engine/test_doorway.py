@@ -17,7 +17,7 @@ from outrider.engine import doorway as doorway_module
 from outrider.engine.doorway import Doorway
 from outrider.links.address import TcpAddress, parse
 from outrider.links.handshake import dial_in
-from outrider.links.rank_messages import Hello
+from outrider.links.rank_messages import Hello, Role
 
 SECRET = "of this test"
 SIZES = {"target": 1}
@@ -34,7 +34,7 @@ def open_door(address: str) -> Iterator[Doorway]:
 
 def join(door: Doorway) -> None:
     """A rank of the only group dials in and is taken."""
-    hello = Hello("target", 0, 1, os.getpid(), "here")
+    hello = Hello(Role.TARGET, 0, 1, os.getpid(), "here")
     with dial_in(door.addresses[0], SECRET, hello, 10):
         [arrival] = door.take_group("target", 10)
         arrival.channel.close()
@@ -120,7 +120,7 @@ def test_ranks_get_in_while_strangers_keep_coming(monkeypatch: pytest.MonkeyPatc
 def test_a_group_that_nobody_took_is_replaced_by_the_next(tmp_path: Path) -> None:
     with open_door(f"unix:{tmp_path}/engine.sock") as door, ExitStack() as stack:
         for pid in (1, 2):
-            hello = Hello("target", 0, 1, pid, "here")
+            hello = Hello(Role.TARGET, 0, 1, pid, "here")
             sock = stack.enter_context(dial_in(door.addresses[0], SECRET, hello, 10))
             wait_until(lambda: "target" in door._untaken)
             if pid == 1:

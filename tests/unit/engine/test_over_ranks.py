@@ -31,6 +31,7 @@ from outrider.links.rank_messages import (
     Load,
     Loaded,
     Ready,
+    Role,
     Setup,
 )
 
@@ -48,7 +49,7 @@ class ScriptedRank(threading.Thread):
         self._last = last
 
     def run(self) -> None:
-        hello = Hello(self._role, 0, 1, os.getpid(), "here")
+        hello = Hello(Role(self._role), 0, 1, os.getpid(), "here")
         sock = dial_in(self._address, SECRET, hello, 10)
         with Channel(sock, RANK_CODEC) as channel, suppress(LinkError):
             while True:

@@ -14,7 +14,7 @@ from outrider.gateway.convert import (
     put_params,
     stats_to_proto,
 )
-from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
+from outrider.links.gateway_messages import EngineStatus, ModelStatus, ProcessState, RankStatus
 from outrider.proto import generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.text.outputs import Logprob, Speculation
@@ -80,7 +80,7 @@ def test_statistics_are_summed_over_samples() -> None:
 
 
 def test_an_engines_status_survives() -> None:
-    ranks = (RankStatus("draft", 1, 4_000_000, "far", "cuda:1", "lost"),)
+    ranks = (RankStatus("draft", 1, 4_000_000, "far", "cuda:1", ProcessState.LOST),)
     models = (ModelStatus("target", 4_000_001, "near", "cuda"),)
     status = EngineStatus(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12, models)
     assert engine_from_proto(engine_to_proto(status)) == status

@@ -18,9 +18,9 @@ from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError, LinkTimeoutError
 from outrider.links.handshake import receive_greeting
-from outrider.links.rank_messages import GATEWAY, Failed, Hello, Load
+from outrider.links.rank_messages import Failed, Hello, Load, Role
 
-HELLO = Hello(GATEWAY, 0, 1, 4711, "here")
+HELLO = Hello(Role.GATEWAY, 0, 1, 4711, "here")
 SECRET = "of this test"
 LOAD = Load(4096)
 

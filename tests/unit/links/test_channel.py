@@ -28,7 +28,7 @@ from outrider.links.frames import (
     pack,
 )
 from outrider.links.handshake import receive_greeting
-from outrider.links.rank_messages import Failed, Hello, Load, Ready, Stop
+from outrider.links.rank_messages import Failed, Hello, Load, Ready, Role, Stop
 
 LOAD = Load(4096)
 SECRET = "of this test"
@@ -349,7 +349,7 @@ def test_a_process_on_a_unix_socket_answers_and_leaves(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with echo_process("unix:link.sock") as (process, channel):
-        for message in (LOAD, Ready(), Hello("draft", 0, 1, 1, "there")):
+        for message in (LOAD, Ready(), Hello(Role.DRAFT, 0, 1, 1, "there")):
             channel.send(message)
             assert channel.receive(5) == message
         channel.send(Stop())

@@ -26,9 +26,9 @@ from outrider.links.handshake import (
     listener_script,
     receive_greeting,
 )
-from outrider.links.rank_messages import DRAFT, Hello
+from outrider.links.rank_messages import Hello, Role
 
-HELLO = Hello(DRAFT, rank=0, size=1, pid=4711, host="node-1")
+HELLO = Hello(Role.DRAFT, rank=0, size=1, pid=4711, host="node-1")
 SECRET = "correct horse"
 OPENING_BYTES = 4 + 1 + 32
 ANSWER_BYTES = 1 + 32
@@ -138,7 +138,7 @@ def test_a_hello_of_no_possible_length_is_refused_unread(announced: int) -> None
 
 
 def test_the_longest_hello_is_told_before_dialling() -> None:
-    long = Hello(DRAFT, 0, 1, 1, host="x" * MAX_HELLO_BYTES)
+    long = Hello(Role.DRAFT, 0, 1, 1, host="x" * MAX_HELLO_BYTES)
     with pytest.raises(LinkError, match="over the limit"):
         next(dialler_script(SECRET, long))
 

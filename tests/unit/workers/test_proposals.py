@@ -30,6 +30,7 @@ def planned(row: int, depth: int, proposer: str = DRAFT) -> RowPlan:
 
 
 PLAN = StepPlan(2, 7, (planned(0, 3), planned(4, 2), planned(5, 4, NGRAM)))
+NUMBER = 41  # of the round
 ROUND = {
     0: Proposal(1, 20, [5, 6, 7], [0.5, 0.25, 1e-9]),
     4: Proposal(1, 2**40, [9], [1.0]),
@@ -47,26 +48,29 @@ def _plain(value: object) -> object:
 
 
 def test_a_round_comes_out_as_it_went_in() -> None:
-    assert content(unpack_round(PLAN, pack_round(PLAN, ROUND), None)) == content(ROUND)
+    assert content(unpack_round(PLAN, NUMBER, pack_round(PLAN, NUMBER, ROUND), None)) == content(
+        ROUND
+    )
 
 
 def test_the_size_of_a_message_depends_on_the_plan_alone() -> None:
-    sizes = {pack_round(PLAN, part).shape for part in (ROUND, {4: ROUND[4]}, {})}
+    sizes = {pack_round(PLAN, NUMBER, part).shape for part in (ROUND, {4: ROUND[4]}, {})}
     assert len(sizes) == 1
 
 
 def test_rows_the_draft_had_nothing_for_are_left_out() -> None:
-    assert unpack_round(PLAN, pack_round(PLAN, {}), None) == {}
+    assert unpack_round(PLAN, NUMBER, pack_round(PLAN, NUMBER, {}), None) == {}
 
 
-@pytest.mark.parametrize("other", [StepPlan(2, 8, PLAN.rows), StepPlan(3, 7, PLAN.rows)])
-def test_a_message_of_another_round_is_dropped(other: StepPlan) -> None:
-    assert unpack_round(PLAN, pack_round(other, ROUND), None) is None
+@pytest.mark.parametrize(("epoch", "number"), [(2, 42), (3, 41)])
+def test_a_message_of_another_round_or_engine_is_dropped(epoch: int, number: int) -> None:
+    other = StepPlan(epoch, 7, PLAN.rows)
+    assert unpack_round(PLAN, NUMBER, pack_round(other, number, ROUND), None) is None
 
 
 def test_an_empty_message_is_a_lost_round() -> None:
-    message = torch.zeros_like(pack_round(PLAN, ROUND))
-    assert unpack_round(PLAN, message, None) is None
+    message = torch.zeros_like(pack_round(PLAN, NUMBER, ROUND))
+    assert unpack_round(PLAN, NUMBER, message, None) is None
 
 
 def linked_pair() -> tuple[ProposalLink, ProposalLink]:
@@ -93,10 +97,10 @@ def test_a_round_travels_with_the_distributions_it_was_sampled_from() -> None:
     greeting.join(30)
     q = torch.rand(3, 11)
     proposals = {0: ROUND[0]._replace(q=q), 4: ROUND[4]}
-    draft.send(PLAN, proposals)
+    draft.send(PLAN, NUMBER, proposals)
     inbox = ProposalInbox(Alone(), CPU)
     inbox.connect(target)
-    received = inbox.take(PLAN)
+    received = inbox.take(PLAN, NUMBER)
     assert received is not None and received[0].q is not None
     assert torch.equal(received[0].q, q)
     assert received[4].q is None
@@ -105,13 +109,13 @@ def test_a_round_travels_with_the_distributions_it_was_sampled_from() -> None:
 
 def test_every_rank_gets_what_the_first_received() -> None:
     target, draft = linked_pair()
-    draft.send(PLAN, {0: ROUND[0]._replace(q=torch.ones(3, 5)), 4: ROUND[4]})
+    draft.send(PLAN, NUMBER, {0: ROUND[0]._replace(q=torch.ones(3, 5)), 4: ROUND[4]})
 
     def take(group: object) -> object:
         inbox = ProposalInbox(group, CPU)  # type: ignore[arg-type]
         if group.rank == 0:  # type: ignore[attr-defined]
             inbox.connect(target)
-        return content(inbox.take(PLAN))
+        return content(inbox.take(PLAN, NUMBER))
 
     received = same_on_all(run_ranks(3, take))
     assert received is not None
@@ -120,7 +124,7 @@ def test_every_rank_gets_what_the_first_received() -> None:
 
 def test_ranks_agree_that_a_round_is_lost() -> None:
     def take(group: object) -> object:
-        return ProposalInbox(group, CPU).take(PLAN)  # type: ignore[arg-type]
+        return ProposalInbox(group, CPU).take(PLAN, NUMBER)  # type: ignore[arg-type]
 
     assert run_ranks(2, take) == [None, None]
 
@@ -147,8 +151,8 @@ def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -
             link.await_greeting()
             inbox = ProposalInbox(Alone(), CPU)
             inbox.connect(link)
-            assert inbox.take(PLAN) is None
-            assert inbox.take(PLAN) is None, "a lost link stays lost"
+            assert inbox.take(PLAN, NUMBER) is None
+            assert inbox.take(PLAN, NUMBER) is None, "a lost link stays lost"
         finally:
             process.kill()
             process.wait()

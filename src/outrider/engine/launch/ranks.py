@@ -21,7 +21,7 @@ from typing import Protocol
 
 from outrider.engine.launch.restarts import Restarts, draft_lost
 from outrider.engine.rank_group import RankError, Report
-from outrider.links.rank_messages import DRAFT, TARGET
+from outrider.links.rank_messages import Role
 from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines
 
@@ -117,7 +117,7 @@ class SpawnedRanks:
     def replace_draft(self, reason: str) -> None:
         with self._lock:
             self._given_up = reason
-            for process in self._processes.get(DRAFT, ()):
+            for process in self._processes.get(Role.DRAFT, ()):
                 process.kill()
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
@@ -148,7 +148,7 @@ class SpawnedRanks:
             if not self._is_closed.is_set():
                 ranks = range(self._sizes[role])
                 self._processes[role] = [self._start_rank(role, rank) for rank in ranks]
-            if role == DRAFT:
+            if role == Role.DRAFT:
                 self._given_up = ""
 
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
@@ -175,7 +175,7 @@ class SpawnedRanks:
 
         if not torch.cuda.is_available():
             return {}
-        index = rank if role == TARGET else self._sizes[TARGET] + rank
+        index = rank if role == Role.TARGET else self._sizes[Role.TARGET] + rank
         available = torch.cuda.device_count()
         variables = {"CUDA_VISIBLE_DEVICES": str(index % available)}
         if sum(self._sizes.values()) > available:
@@ -197,13 +197,13 @@ class SpawnedRanks:
             report(draft_lost(reason, pause_s))
             if self._is_closed.wait(pause_s):
                 return
-            self._start_group(DRAFT)
+            self._start_group(Role.DRAFT)
             restarts.runs()
 
     def _draft_loss(self) -> str | None:
         """Why the draft has to be started anew, if it has to. None of it is left then."""
         with self._lock:
-            processes = self._processes.get(DRAFT, [])
+            processes = self._processes.get(Role.DRAFT, [])
             ended = [rank for rank, each in enumerate(processes) if each.poll() is not None]
             if not ended:
                 return None
