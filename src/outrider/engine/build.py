@@ -60,7 +60,7 @@ class BuiltEngine:
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
     """For the program it is part of; models in processes of their own end with that program."""
-    return _over_own_ranks(config) if config.has_processes else _inline(config, logger.info)
+    return _over_own_ranks(config) if config.has_processes else _inline(config, logger.debug)
 
 
 def build_served(
