@@ -40,8 +40,10 @@ class ServeProcess:
         self._mark = f"{_MARK}={secrets.token_hex(8)}"
         name, _, value = self._mark.partition("=")
         self._folder = tempfile.mkdtemp(prefix="t-")  # short: it is part of socket names
+        # The tests themselves may run under nohup, which would be handed down.
+        wrapper = ["nohup"] if is_nohup else ["env", "--default-signal=HUP"]
         self._process = subprocess.Popen(
-            [*(["nohup"] * is_nohup), *_SERVE, *arguments],
+            [*wrapper, *_SERVE, *arguments],
             env=os.environ | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
