@@ -7,7 +7,7 @@ until that plan has returned, so that no pass in flight ever writes into somebod
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from outrider.scheduler.pool import ROOT, BlockPool
 from outrider.scheduler.request import Holding, Request, State
@@ -137,11 +137,12 @@ class Residents:
         held += blocks
         return True
 
-    def count_spare_blocks(self) -> None:
-        """At the start of a step: what is free beyond the next token, or the prompt, of all."""
+    def count_spare_blocks(self, short: Iterable[Request]) -> None:
+        """Before drafts are planned: what is free beyond the next token, or the prompt, of all.
+        Only those in `short` may lack blocks for that."""
         size = self.target_pool.block_size
         needed = 0
-        for request in self.running:  # `upper` is the length of a prompt as well
+        for request in short:  # `upper` is the length of a prompt as well
             missing = request.upper - len(request.target.blocks) * size
             if missing > 0:
                 needed += -(-missing // size)

@@ -264,7 +264,8 @@ class Scheduler:
                 self._residents.leave(request)
 
     def _commit(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
-        _, generation, base_len, _, _, _, new, _, prompt_logprobs = row
+        _, generation, base_len, num_drafted, _, num_accepted, new, _, prompt_logprobs = row
+        _, _, num_tokens, depth, _, samples, proposer, _, _, _, _, draft_tokens = plan
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
                 f"{request.sample_id}: verdict for generation {generation} at "
@@ -272,10 +273,21 @@ class Scheduler:
             )
         if prompt_logprobs:
             prompt_logprobs = _unsent(request, row)
-        self._advance(request, plan, row, knows_draft)
+        # KV that is true now. The workers apply the same rules to the same numbers.
+        if samples:
+            request.target.computed = base_len + num_accepted
+        else:
+            request.target.computed += num_tokens
+        if draft_tokens and knows_draft:
+            draft = request.draft
+            if depth:  # it has caught up with the text, then drafted behind it
+                kept = self._kv_rules[proposer](num_drafted, num_accepted)
+                draft.computed = draft.planned = base_len + kept
+            else:
+                draft.computed += draft_tokens
         finish: FinishReason | None = None
         if new:
-            request.upper += len(new) - plan.depth - 1
+            request.upper += len(new) - depth - 1
             new, finish = request.until_end(new)
             request.tokens += new
         self._residents.publish(request)
@@ -296,13 +308,14 @@ class Scheduler:
         prompt_logprobs: tuple[TokenLogprobs, ...],
         finish: FinishReason | None,
     ) -> None:
-        num_new, num_drafted, num_accepted = len(new), row.num_drafted, row.num_accepted
+        _, _, _, num_drafted, num_verified, num_accepted, _, logprobs, _ = row
+        num_new = len(new)
         if num_accepted > num_new:
             num_accepted = num_new
         stats = self.stats
         stats.committed_tokens += num_new
         stats.drafted_tokens += num_drafted
-        stats.verified_tokens += row.num_verified
+        stats.verified_tokens += num_verified
         stats.accepted_tokens += num_accepted
         self._updates.append(
             RequestUpdate(
@@ -310,28 +323,14 @@ class Scheduler:
                 new,
                 num_accepted,
                 num_drafted,
-                row.num_verified,
-                row.logprobs[:num_new],
+                num_verified,
+                logprobs[:num_new],
                 prompt_logprobs,
                 finish,
-                new[-1] if finish == FinishReason.STOP else None,
+                new[-1] if finish is not None and finish is FinishReason.STOP else None,
                 request.num_cached,
             )
         )
-
-    def _advance(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
-        """KV that is true now. The workers apply the same rules to the same numbers."""
-        if plan.samples:
-            request.target.computed = row.base_len + row.num_accepted
-        else:
-            request.target.computed += plan.num_tokens
-        if plan.draft_tokens and knows_draft:
-            draft = request.draft
-            if plan.depth:  # it has caught up with the text, then drafted behind it
-                kept = self._kv_rules[plan.proposer](row.num_drafted, row.num_accepted)
-                draft.computed = draft.planned = row.base_len + kept
-            else:
-                draft.computed += plan.draft_tokens
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.sample_id]
