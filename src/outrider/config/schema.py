@@ -178,7 +178,8 @@ class SchedulerConfig(Checked):
     lag: int | None = setting(
         None,
         whole(0, 1, optional=True),
-        "Steps planned before the last result is known; unset is 0 on CPU and 1 on CUDA.",
+        "Steps planned before the last result is known; unset is what the workers can use: 1 on "
+        "CUDA and where ranks are processes, else 0.",
     )
     priority_aging_s: float = setting(
         10.0, _POSITIVE, "Seconds of waiting that lift a request by one priority."

@@ -122,7 +122,7 @@ class RankModels:
             for group in self._groups:
                 group.close()
             raise
-        worker = RemoteTarget(self._target, self.draft.give_up, self._lag, config.stall_timeout_s)
+        worker = RemoteTarget(self._target, self.draft.give_up, config.stall_timeout_s)
         self.loop = StepLoop(self._scheduler, self.draft, worker)
         if first_draft is not None:
             self.draft.join(first_draft)
@@ -146,8 +146,9 @@ class RankModels:
             self._sizes = _Sizes(num_blocks, max_model_len, described[0].vocab_size, length)
             list(pool.map(self._allocate, groups))
         device = described[0].device.partition(":")[0]
-        self._lag = int(device == "cuda")
-        self._scheduler = make_scheduler(config, num_blocks, len(groups) > 1, self._lag)
+        self._scheduler = make_scheduler(
+            config, num_blocks, len(groups) > 1, RemoteTarget.lag, texts_are_remote=True
+        )
         self.facts = EngineFacts(
             settings=config.to_settings(),
             vocab_size=described[0].vocab_size,

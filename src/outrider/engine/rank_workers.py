@@ -62,17 +62,13 @@ class RemoteTarget:
     """Sends a plan to all target ranks; the first one's verdict counts. Without it nothing goes on,
     so a rank that is lost, or hangs, ends the engine."""
 
+    lag = 1  # the ranks work on a pass while the next is planned and sent
     max_depth: int | None = None
 
     def __init__(
-        self,
-        group: RankGroup,
-        on_lost_round: Callable[[], None],
-        lag: int,
-        stall_timeout_s: float,
+        self, group: RankGroup, on_lost_round: Callable[[], None], stall_timeout_s: float
     ) -> None:
         self.group = group
-        self.lag = lag
         self._on_lost_round = on_lost_round
         self._patience = Patience(stall_timeout_s)
         # A round is up to two transfers, and the draft may hang in the middle of it.

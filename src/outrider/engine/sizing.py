@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from outrider.config import EngineConfig
 from outrider.errors import CapacityError, ConfigError
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.proposers import Place
 from outrider.scheduler.scheduler import Scheduler
 from outrider.workers.proposers.registry import traits
 
@@ -88,8 +90,11 @@ def make_scheduler(
     has_draft: bool,
     lag: int,
     max_depth: int | None = None,
+    *,
+    texts_are_remote: bool = False,
 ) -> Scheduler:
-    """`lag` is what the workers can make use of, `max_depth` the most they can draft."""
+    """`lag` is what the workers can make use of, `max_depth` the most they can draft. Proposers
+    that run where the texts are, in the ranks, may work ahead of verdicts, whatever they are."""
     wanted_lag = config.scheduler.lag
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -102,6 +107,8 @@ def make_scheduler(
     size, caching = config.cache.block_size, config.cache.prefix_caching
     draft_pool = BlockPool(num_blocks, size, caching) if has_draft else None
     proposers = traits(has_draft_model=has_draft)
+    if texts_are_remote:
+        proposers = tuple(dataclasses.replace(each, place=Place.DEVICE) for each in proposers)
     return Scheduler(
         limits,
         BlockPool(num_blocks, size, caching),

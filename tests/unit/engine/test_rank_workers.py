@@ -107,7 +107,7 @@ def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: ob
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_target_that_hangs_but_sends_heartbeats_ends_the_engine(size: int) -> None:
     with linked("target", size) as ranks:
-        target = RemoteTarget(ranks.group, lambda: None, 1, STALL_S)
+        target = RemoteTarget(ranks.group, lambda: None, STALL_S)
         ranks.ends[0].send(Judged(VERDICT, False))
         assert target.verify(PLAN, Ticket(PLAN.step)).wait() == VERDICT
         assert isinstance(ranks.ends[0].receive(5), Verify)
@@ -117,7 +117,7 @@ def test_a_target_that_hangs_but_sends_heartbeats_ends_the_engine(size: int) -> 
 
 def test_plans_go_to_the_target_ahead_of_its_verdicts() -> None:
     with linked("target") as ranks:
-        target = RemoteTarget(ranks.group, lambda: None, 1, STALL_S)
+        target = RemoteTarget(ranks.group, lambda: None, STALL_S)
         first = target.verify(PLAN, Ticket(PLAN.step))
         second = target.verify(PLAN, Ticket(PLAN.step))
         assert isinstance(ranks.ends[0].receive(5), Verify)
