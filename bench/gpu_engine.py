@@ -20,7 +20,7 @@ from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, NOBODY, RequestSpec, SampleId
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 BLOCK_SIZE = 16

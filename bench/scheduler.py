@@ -38,7 +38,8 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
-from outrider.workers.proposers.registry import DRAFT, traits
+from outrider.workers.proposers.base import DRAFT
+from outrider.workers.proposers.registry import traits
 
 DEPTH = 5
 BLOCK_SIZE = 16

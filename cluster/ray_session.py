@@ -23,7 +23,7 @@ from outrider.cluster.ray_facts import (
     num_nodes,
     own_node_id,
 )
-from outrider.cluster.sweeper import Warden
+from outrider.cluster.sweeper import Sweeper
 from outrider.errors import ConfigError
 
 _SPARE_CPUS = 2
@@ -57,12 +57,12 @@ def _started(num_ranks: int) -> Iterator[RaySession]:
     folder = Path(tempfile.mkdtemp(prefix="outrider-ray-"))
     has_failed = False
     try:
-        with Warden(folder) as warden:
+        with Sweeper(folder) as sweeper:
             try:
                 _start(folder / _RAY_FOLDER, num_ranks)
                 size = _size(cluster_resources())
                 summary = f"Ray started on this machine ({size}), logs in {logs_folder()}"
-                yield RaySession(own_node_id(), summary, warden.end_all)
+                yield RaySession(own_node_id(), summary, sweeper.end_all)
             finally:
                 ray.shutdown()
     except Exception:

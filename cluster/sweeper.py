@@ -22,7 +22,7 @@ _SWEEP_S = 10.0
 _POLL_S = 0.05
 
 
-class Warden:
+class Sweeper:
     """A small process beside this one, which ends all that write to `folder` once this one is gone.
 
     Leaving the context ends them too.
@@ -43,7 +43,7 @@ class Warden:
         self._process.stdin.close()
         self._process.wait()
 
-    def __enter__(self) -> Warden:
+    def __enter__(self) -> Sweeper:
         return self
 
     def __exit__(

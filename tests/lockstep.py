@@ -26,10 +26,9 @@ from outrider.scheduler.types import Proposal, StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.proposers.base import Proposer, Proposers
+from outrider.workers.proposers.base import DRAFT, NGRAM, Proposer, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.proposers.ngram import NgramProposer
-from outrider.workers.proposers.registry import DRAFT, NGRAM
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.target import TargetWorker

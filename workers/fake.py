@@ -25,7 +25,7 @@ from outrider.scheduler.types import (
     Verdict,
 )
 from outrider.workers.fake_kv import FakeKV, require, text_hashes
-from outrider.workers.proposers.registry import DRAFT, NGRAM
+from outrider.workers.proposers.base import DRAFT, NGRAM
 
 
 class FakeModel:

@@ -15,7 +15,7 @@ from scheduler_tools import PLAIN, Simulation, make_request
 from outrider.errors import CapacityError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import NOBODY
-from outrider.workers.proposers.registry import DRAFT, NGRAM
+from outrider.workers.proposers.base import DRAFT, NGRAM
 
 WITH_PROMPT_LOGPROBS = SamplingParams(max_tokens=None, prompt_logprobs=1)
 WITH_MIN_TOKENS = SamplingParams(max_tokens=None, min_tokens=4)

@@ -26,8 +26,7 @@ from outrider.scheduler.types import (
     StepPlan,
     Ticket,
 )
-from outrider.workers.proposers.base import Proposers
-from outrider.workers.proposers.registry import DRAFT, NGRAM
+from outrider.workers.proposers.base import DRAFT, NGRAM, Proposers
 from outrider.workers.runner import Runner
 from outrider.workers.target import LOGIT_ROWS, TargetWorker
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # the registry, which names all proposers, needs no tensors
     from outrider.workers.runner import Runner
     from outrider.workers.sampling.verify import VerificationMode
 
+# Names of those that come with Outrider.
+DRAFT = "draft"
+NGRAM = "ngram"
+
 
 class Proposer(Protocol):
     """Guesses what the target will say next."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.kernels.ops import Ops
 from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import Proposal, RowInit, RowPlan, StepPlan, Verdict
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.scheduler.types import Proposal, StepPlan, Verdict
-from outrider.workers.proposers.registry import NGRAM
+from outrider.workers.proposers.base import NGRAM
 from outrider.workers.rows import RowTable
 
 _FIRST_TRUST = 1

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from outrider.errors import ConfigError
 from outrider.scheduler.proposers import Place, ProposerTraits, own_guesses_kept
 from outrider.scheduler.types import StepPlan
-from outrider.workers.proposers.base import Proposer, ProposerContext, Proposers
+from outrider.workers.proposers.base import DRAFT, NGRAM, Proposer, ProposerContext, Proposers
 
 if TYPE_CHECKING:
     from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
 
 Build: TypeAlias = Callable[[ProposerContext], Proposer]
 BuildOnDevice: TypeAlias = "Callable[[DeviceContext], DeviceProposer]"
-
-DRAFT = "draft"
-NGRAM = "ngram"
 
 
 @dataclass(frozen=True, slots=True)

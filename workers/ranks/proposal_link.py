@@ -24,7 +24,7 @@ from outrider.scheduler.types import Proposal, StepPlan
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import Group, make_group
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT
 
 logger = logging.getLogger(__name__)
 

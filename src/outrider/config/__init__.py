@@ -1,18 +1,15 @@
 """What can be set: the settings themselves, their rules, and where their values come from."""
 
-from outrider.config.schema import (
+from outrider.config.schema import SECTIONS, EngineConfig, find_setting, settings
+from outrider.config.sections import (
     MAX_SPECULATIVE_TOKENS,
-    SECTIONS,
     CacheConfig,
     ClusterConfig,
     DraftConfig,
-    EngineConfig,
     SchedulerConfig,
     ServerConfig,
     SpeculationConfig,
     TargetConfig,
-    find_setting,
-    settings,
 )
 
 __all__ = [

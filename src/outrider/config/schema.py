@@ -8,7 +8,6 @@ what is derived from it (devices found, KV blocks that fit) lives in other types
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,238 +22,21 @@ from outrider.config.rules import (
     choice,
     did_you_mean,
     setting,
-    text_rule,
     whole,
 )
-from outrider.workers.proposers.registry import proposer_names
-
-MAX_SPECULATIVE_TOKENS = 32
-MAX_WAITING_OF_SERVERS = 4096
-
-_FLAG = Rule(bool, "true or false", lambda v: True)
-_POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
-_QUANTIZATION = choice("fp8", "int8", optional=True)
-_DTYPE = choice("auto", "float32", "bfloat16", "float16")
-_DEVICE = Rule(
-    str,
-    "'auto', 'cpu', 'cuda' or 'cuda:N'",
-    lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None,
+from outrider.config.sections import (
+    FLAG,
+    POSITIVE,
+    CacheConfig,
+    ClusterConfig,
+    DraftConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+    TargetConfig,
 )
-_MODEL_WANTED = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetConfig(Checked):
-    """The large model, whose text is generated."""
-
-    _section = "target."
-
-    model: str = setting(
-        "smollm2-135m-instruct",
-        text_rule(_MODEL_WANTED),
-        "The target: a bundled model's name, a checkpoint folder, a .gguf file or a hub id.",
-    )
-    revision: str | None = setting(
-        None,
-        text_rule("a branch, tag or commit of the hub", optional=True),
-        "Revision of a hub id.",
-    )
-    dtype: str = setting(
-        "auto", _DTYPE, "Type of weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
-    )
-    quantization: str | None = setting(
-        None,
-        _QUANTIZATION,
-        "8-bit weights of its layers: fp8 or int8; on GPUs this saves memory and time, on CPUs "
-        "it only rounds.",
-    )
-    device: str = setting(
-        "auto", _DEVICE, "Where it runs; auto is the first CUDA device, or else the CPU."
-    )
-    tensor_parallel: int = setting(1, whole(1), "Number of devices the weights are split over.")
-    max_model_len: int | None = setting(
-        None,
-        whole(1, optional=True),
-        "Longest prompt plus output in tokens; unset is what the checkpoint allows.",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftConfig(Checked):
-    """The small model that proposes tokens."""
-
-    _section = "draft."
-
-    model: str | None = setting(
-        None,
-        text_rule(_MODEL_WANTED, optional=True),
-        "The draft, named like the target; unset means there is none.",
-    )
-    dtype: str = setting("auto", _DTYPE, "Type of weights and KV; auto is the target's.")
-    quantization: str | None = setting(
-        None,
-        _QUANTIZATION,
-        "8-bit weights of its layers: fp8 or int8, whatever the target's are; unset is none.",
-    )
-    device: str = setting("auto", _DEVICE, "Where it runs; auto is the target's device.")
-    tensor_parallel: int = setting(
-        1, whole(1), "Number of devices the weights are split over; need not be the target's."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationConfig(Checked):
-    """Who proposes, how far ahead, and how proposals are verified."""
-
-    _section = "speculation."
-
-    method: str | None = setting(
-        None,
-        Rule(
-            str,
-            " or ".join(map(repr, proposer_names())) + ", or unset",
-            lambda v: v in proposer_names(),
-            optional=True,
-        ),
-        "Who proposes: draft or ngram; unset is draft if draft.model is set, else nobody.",
-    )
-    num_speculative_tokens: int | None = setting(
-        None,
-        whole(0, MAX_SPECULATIVE_TOKENS, optional=True),
-        "Depth: tokens proposed per request and round; 0 is plain decoding, unset is 2 on CPU "
-        "and 5 on CUDA.",
-    )
-    verification: str = setting(
-        "shared",
-        choice("shared", "rejection"),
-        "shared gives the text plain decoding gives; rejection keeps its distribution only.",
-    )
-    ngram_min: int = setting(1, whole(1), "Shortest n-gram looked up in prompt and output.")
-    ngram_max: int = setting(4, whole(1), "Longest n-gram looked up in prompt and output.")
-
-    def _check_together(self) -> None:
-        if self.ngram_min > self.ngram_max:
-            raise FieldError(
-                ("speculation.ngram_min", "speculation.ngram_max"),
-                f"is {self.ngram_min}, above speculation.ngram_max ({self.ngram_max}); "
-                "lower the first or raise the second.",
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig(Checked):
-    """Memory for keys and values."""
-
-    _section = "cache."
-
-    block_size: int = setting(
-        16,
-        Rule(int, "a power of two from 1 to 256", lambda v: v in {2**e for e in range(9)}),
-        "Tokens in one KV block.",
-    )
-    kv_cache_gb: float | None = setting(
-        None,
-        dataclasses.replace(_POSITIVE, wanted="a number > 0, or unset", optional=True),
-        "Gigabytes (2**30 bytes) of KV for target and draft together; unset is chosen by device.",
-    )
-    gpu_memory_utilization: float = setting(
-        0.9,
-        Rule(float, "a number in (0, 1]", lambda v: 0 < v <= 1),
-        "Share of a GPU's memory that weights, passes and KV may take when kv_cache_gb is unset.",
-    )
-    prefix_caching: bool = setting(True, _FLAG, "Reuse the KV of prompts that begin alike.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig(Checked):
-    """How requests share the passes of the target."""
-
-    _section = "scheduler."
-
-    max_num_seqs: int = setting(64, whole(1), "Most requests that run at once.")
-    max_num_batched_tokens: int = setting(
-        512, whole(1), "Most tokens in one pass of the target; at least max_num_seqs."
-    )
-    lag: int | None = setting(
-        None,
-        whole(0, 1, optional=True),
-        "Steps planned before the last result is known; unset is what the workers can use: 1 on "
-        "CUDA and where ranks are processes, else 0.",
-    )
-    priority_aging_s: float = setting(
-        10.0, _POSITIVE, "Seconds of waiting that lift a request by one priority."
-    )
-    max_waiting: int | None = setting(
-        None,
-        whole(1, optional=True),
-        "Most requests that may wait, each sample counting; unset is 4096 for a server and no "
-        "limit for LLM.",
-    )
-
-    def _check_together(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise FieldError(
-                ("scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"),
-                f"is {self.max_num_batched_tokens}, below scheduler.max_num_seqs "
-                f"({self.max_num_seqs}); raise the first or lower the second.",
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(Checked):
-    """How clients reach it."""
-
-    _section = "server."
-
-    host: str = setting("127.0.0.1", text_rule("an address to listen on"), "Address of the server.")
-    port: int = setting(50051, whole(0, 65535), "Port of gRPC; 0 takes a free one.")
-    model_name: str | None = setting(
-        None,
-        text_rule("a name", optional=True),
-        "Name the model is served under; unset is that of target.model.",
-    )
-    allow_client_templates: bool = setting(
-        False,
-        _FLAG,
-        "Let clients bring chat templates of their own; these are programs, and run in a process "
-        "with limits.",
-    )
-    max_requests: int = setting(
-        1024, whole(1), "Most requests in hand at once; more are refused until some have ended."
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig(Checked):
-    """Where `outrider serve` puts the processes."""
-
-    _section = "cluster."
-
-    address: str | None = setting(
-        None,
-        text_rule("the address of a Ray cluster", optional=True),
-        "Ray cluster to use; unset starts one on this machine for as long as it serves.",
-    )
-    placement_timeout_s: float = setting(
-        60.0, _POSITIVE, "Seconds to wait for the cluster to have room for a model."
-    )
-    start_timeout_s: float = setting(
-        600.0,
-        _POSITIVE,
-        "Seconds until all ranks must have their weights; streams wait as long for an engine that "
-        "is started anew, besides its placement.",
-    )
-    colocate: bool | None = setting(
-        None,
-        dataclasses.replace(_FLAG, wanted="true or false, or unset", optional=True),
-        "Hold target and draft in the engine's process, without ranks; unset is true for models "
-        "of one rank on the only GPU there is.",
-    )
-
-    @property
-    def restart_timeout_s(self) -> float:
-        """The longest that placing and starting everything anew may take."""
-        return self.placement_timeout_s + self.start_timeout_s
+MAX_WAITING_OF_SERVERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,12 +58,12 @@ class EngineConfig(Checked):
     )
     stall_timeout_s: float = setting(
         30.0,
-        _POSITIVE,
+        POSITIVE,
         "Seconds a rank in a process of its own may take for a step before it counts as hung; slow "
         "steps and first ones get more.",
     )
     deterministic: bool = setting(
-        False, _FLAG, "Make a request's text independent of what runs beside it, bit for bit."
+        False, FLAG, "Make a request's text independent of what runs beside it, bit for bit."
     )
     seed: int | None = setting(
         None,

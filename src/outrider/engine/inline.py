@@ -36,9 +36,9 @@ from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Worke
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
+from outrider.workers.proposers.base import DRAFT, ProposerContext, Proposers, ProposerSettings
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.registry import DRAFT, build_proposers, entries
+from outrider.workers.proposers.registry import build_proposers, entries
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode

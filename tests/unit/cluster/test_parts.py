@@ -16,7 +16,7 @@ from outrider.cluster.actors import Endpoint
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind
 from outrider.cluster.postmortem import End, root_cause
-from outrider.cluster.sweeper import Warden
+from outrider.cluster.sweeper import Sweeper
 from outrider.cluster.tasks import first_of
 from outrider.engine.launch.restarts import LONGEST_PAUSE_S, Restarts
 
@@ -138,14 +138,14 @@ def test_whoever_is_not_first_is_cancelled_and_failures_are_raised() -> None:
     assert cancelled == ["wait"]
 
 
-# -- the warden -------------------------------------------------------------------------------
+# -- the sweeper -------------------------------------------------------------------------------
 
 SERVER = """
 import subprocess, sys, time
 from pathlib import Path
-from outrider.cluster.sweeper import Warden
+from outrider.cluster.sweeper import Sweeper
 folder = Path(sys.argv[1])
-warden = Warden(folder)
+sweeper = Sweeper(folder)
 child = subprocess.Popen(["sleep", "60"], stdout=(folder / "log").open("w"), start_new_session=True)
 print(child.pid, flush=True)
 time.sleep(60)
@@ -175,7 +175,7 @@ def test_processes_of_a_killed_server_are_ended(tmp_path: Path) -> None:
 
 def test_a_warden_spares_others_and_the_server_itself(tmp_path: Path) -> None:
     with (tmp_path / "own").open("w"), subprocess.Popen(["sleep", "60"]) as other:
-        with Warden(tmp_path):
+        with Sweeper(tmp_path):
             pass
         assert not _has_ended(other.pid)
         other.kill()
@@ -190,7 +190,7 @@ def test_whoever_reads_a_log_or_has_it_in_an_editor_is_spared(tmp_path: Path) ->
         subprocess.Popen(["sleep", "60"], stdout=hidden) as editor,
     ):
         assert reader.stdout is not None and reader.stdout.readline() == b"a line\n"
-        with Warden(tmp_path), log.open("a") as end:
+        with Sweeper(tmp_path), log.open("a") as end:
             writer = subprocess.Popen(["sleep", "60"], stdout=end)
         assert writer.wait(10) == -signal.SIGKILL
         assert not _has_ended(reader.pid) and not _has_ended(editor.pid)

@@ -34,7 +34,7 @@ from outrider.scheduler.types import (
     TokenLogprobs,
     Verdict,
 )
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT
 
 STALL_S = 0.3
 ROW = RowPlan(0, 1, 1, 3, 3, True, DRAFT, 0, (), 0, (), 1)

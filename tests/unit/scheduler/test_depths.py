@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler_tools import Simulation, make_request
 
 from outrider.scheduler.depths import DepthSnapshot, fixed_depths
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT
 
 
 def snapshot(wanted: Sequence[int], room: int, step: int = 0) -> DepthSnapshot:

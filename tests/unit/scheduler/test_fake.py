@@ -15,7 +15,8 @@ from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import StepPlan
 from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import BrokenPlan, FakeKV, text_hashes
-from outrider.workers.proposers.registry import DRAFT, traits
+from outrider.workers.proposers.base import DRAFT
+from outrider.workers.proposers.registry import traits
 
 HASHES = text_hashes([1, 2, 3, 4])
 

@@ -11,7 +11,7 @@ from outrider.errors import CapacityError
 from outrider.scheduler.depths import DepthSnapshot
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.types import StepPlan
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT
 
 
 def crowd(num_rows: int, depth: int, *, lag: int, budget: int, **fields: int) -> Simulation:

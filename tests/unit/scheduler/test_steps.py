@@ -13,7 +13,7 @@ from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.request import State
 from outrider.scheduler.types import NOBODY, FinishReason, StepPlan, Ticket, Verdict
-from outrider.workers.proposers.registry import DRAFT, NGRAM
+from outrider.workers.proposers.base import DRAFT, NGRAM
 
 
 def planned(simulation: Simulation) -> StepPlan:

@@ -14,7 +14,7 @@ from rank_threads import run_ranks, same_on_all
 
 from outrider.scheduler.types import Proposal, RowPlan, StepPlan
 from outrider.workers.groups.collective import Alone
-from outrider.workers.proposers.registry import DRAFT, NGRAM
+from outrider.workers.proposers.base import DRAFT, NGRAM
 from outrider.workers.ranks.proposal_link import (
     ProposalInbox,
     ProposalLink,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import Proposal, RowInit, RowPlan, SampleId, StepPlan, Verdict
-from outrider.workers.proposers.base import Proposers
-from outrider.workers.proposers.registry import DRAFT
+from outrider.workers.proposers.base import DRAFT, Proposers
 
 
 class Recorder:
