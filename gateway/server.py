@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -85,7 +86,7 @@ class GrpcServer:
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             )
         )
-        generation_pb2_grpc.add_GenerationServicer_to_server(_Generation(self.gateway), server)
+        server.add_generic_rpc_handlers((_handler_of(_Generation(self.gateway)),))
         control_pb2_grpc.add_ControlServicer_to_server(
             _Control(self.gateway, self._ask_cluster), server
         )
@@ -128,9 +129,13 @@ class _Generation(generation_pb2_grpc.GenerationServicer):
         self._gateway = gateway
 
     async def Generate(  # noqa: N802 - gRPC's name
-        self, request: generation_pb2.GenerateRequest, context: Any
+        self, request: generation_pb2.GenerateRequest | None, context: Any
     ) -> None:
         try:
+            if request is None:
+                raise RequestError(
+                    "the request cannot be read; send a GenerateRequest of proto/generation.proto."
+                )
             await self._stream(request, context)
         except OutriderError as error:
             await _abort(context, code_of(error), str(error))
@@ -158,6 +163,23 @@ class _Generation(generation_pb2_grpc.GenerationServicer):
                 async with contextlib.aclosing(session.deltas()) as deltas:
                     async for delta in deltas:
                         await context.write(responses.make(delta))
+
+
+def _handler_of(servicer: _Generation) -> grpc.GenericRpcHandler:
+    """In place of the generated one, with which bytes that are no request end in UNKNOWN."""
+    generate = grpc.unary_stream_rpc_method_handler(
+        servicer.Generate,
+        request_deserializer=_read_request,
+        response_serializer=generation_pb2.GenerateResponse.SerializeToString,
+    )
+    return grpc.method_handlers_generic_handler(GENERATION, {"Generate": generate})
+
+
+def _read_request(data: bytes) -> generation_pb2.GenerateRequest | None:
+    try:
+        return generation_pb2.GenerateRequest.FromString(data)
+    except DecodeError:
+        return None
 
 
 def _call(request: generation_pb2.GenerateRequest, deadline_s: float | None) -> Call:

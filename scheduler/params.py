@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_ALLOWED_OF_ALL_SAMPLES = 2**21  # each sample carries the list with it
 # Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
 SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 def _ints(name: str, value: Any) -> tuple[int, ...]:
@@ -40,11 +43,15 @@ def _check_count(name: str, count: int, most: int) -> None:
 def _strings(name: str, value: Any, most: int, most_chars: int) -> tuple[str, ...]:
     if value is None:
         return ()
+    if not isinstance(value, Iterable):
+        raise RequestError(f"{name} must be a string or a list of them, not {value!r}.")
     items = (value,) if isinstance(value, str) else tuple(value)
     _check_count(name, len(items), most)
     for item in items:
         if not isinstance(item, str) or not item:
             raise RequestError(f"{name} holds {item!r}; every entry must be a non-empty string.")
+        if _HALF_CHARACTER.search(item):
+            raise RequestError(f"{name} holds {item!r} with half a character; give whole ones.")
         if len(item) > most_chars:
             raise RequestError(
                 f"{name} holds {item[:40]!r}... of {len(item)} characters; an entry may have "
@@ -93,7 +100,8 @@ class SamplingParams:
         put(self, "stop", _strings("stop", self.stop, MAX_STOPS, MAX_STOP_CHARS))
         bad_words = _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
         put(self, "bad_words", bad_words)
-        put(self, "stop_token_ids", _ints("stop_token_ids", self.stop_token_ids or ()))
+        ids = () if self.stop_token_ids is None else self.stop_token_ids
+        put(self, "stop_token_ids", _ints("stop_token_ids", ids))
         _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ints("allowed_token_ids", self.allowed_token_ids))
@@ -112,13 +120,16 @@ class SamplingParams:
 
     def _checked_bias(self) -> dict[int, float]:
         checked: dict[int, float] = {}
-        _check_count("logit_bias", len(self.logit_bias or {}), MAX_LOGIT_BIASES)
-        for token, bias in (self.logit_bias or {}).items():
+        given = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(given, Mapping):
+            raise RequestError(f"logit_bias must be a mapping from token ids, not {given!r}.")
+        _check_count("logit_bias", len(given), MAX_LOGIT_BIASES)
+        for token, bias in given.items():
             try:
-                token_id = int(token)
+                token_id = int(token) if isinstance(token, str) else operator.index(token)
             except (TypeError, ValueError):
                 token_id = -1
-            if token_id < 0:
+            if token_id < 0 or isinstance(token, bool):
                 raise RequestError(f"logit_bias has the key {token!r}; keys are token ids >= 0.")
             if not _is_kind(bias, float) or not -100 <= bias <= 100:
                 raise RequestError(
@@ -178,7 +189,7 @@ def _is_kind(value: Any, kind: type) -> bool:
     if isinstance(value, bool):
         return False
     if kind is float:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and abs(value) < math.inf
     return isinstance(value, kind)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from outrider import LLM, SamplingParams
 from outrider.cli import main
 from outrider.client import Client
 from outrider.config import EngineConfig
+from outrider.engine.launch import child as child_module
 from outrider.engine.launch.child import EngineChild, EngineChildError
 from outrider.workers.weights.resolve import resolve_source
 
@@ -130,6 +133,25 @@ def test_an_engine_that_fails_to_start_says_why(tmp_path: Path, colocate: bool, 
         with pytest.raises(EngineChildError, match=told):
             child.start(print)
     finally:
+        child.close()
+
+
+def test_an_engine_that_hangs_is_killed_and_one_that_idles_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence_s = 2 * child_module._BEAT_S
+    monkeypatch.setattr(child_module, "_SILENCE_S", silence_s)
+    child = EngineChild(EngineConfig.from_kwargs(model=MODEL, colocate=True, kv_cache_gb=0.1))
+    stopping = threading.Timer(1.5 * silence_s, lambda: os.kill(child.pid, signal.SIGSTOP))
+    try:
+        child.start(print)
+        stopping.start()
+        with pytest.raises(EngineChildError, match="the engine failed: it was silent for 4 s"):
+            child.run(print)
+        assert stopping.finished.is_set()
+        assert not is_alive(child.pid)
+    finally:
+        stopping.cancel()
         child.close()
 
 

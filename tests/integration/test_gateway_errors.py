@@ -53,6 +53,16 @@ def generate(service: FakeService) -> Iterator[Any]:
         yield call
 
 
+@pytest.mark.parametrize("data", [b"\xff" * 50, b"\x0a\x7fabc", b"\x52\x02\xff\xfe"])
+def test_bytes_that_are_no_request_are_refused_as_such(service: FakeService, data: bytes) -> None:
+    with grpc.insecure_channel(service.server.address) as channel:
+        call = channel.unary_stream("/outrider.v1.Generation/Generate")
+        with pytest.raises(grpc.RpcError) as failure:
+            list(call(data, timeout=10))
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert failure.value.details().startswith("the request cannot be read; send a GenerateRequest")
+
+
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [

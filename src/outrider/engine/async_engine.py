@@ -64,9 +64,8 @@ class AsyncEngine:
         timeout_s: float | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Stream a request. Leaving the iterator early cancels it."""
-        deadline_s = None if timeout_s is None else self.engine.now_s() + timeout_s
-        prepared = self.engine.front_door.prepare(
-            request_id, prompt, params, priority=priority, deadline_s=deadline_s
+        prepared = self.engine.prepare(
+            request_id, prompt, params, priority=priority, timeout_s=timeout_s
         )
         stream = _Stream(params.n)
         self._post(lambda: self._add(prepared, stream))

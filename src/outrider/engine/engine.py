@@ -7,8 +7,10 @@ thread of its own.
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from outrider.engine.build import BuiltEngine
 from outrider.errors import EngineDeadError, OutriderError, RequestError
@@ -40,10 +42,6 @@ class Engine:
         """Whether a step would do something: compute, or tell a reader that its request ended."""
         return self._scheduler.has_work or bool(self._texts)
 
-    def now_s(self) -> float:
-        """The clock of deadlines and metrics."""
-        return self._clock()
-
     def add(
         self,
         request_id: str,
@@ -54,11 +52,25 @@ class Engine:
         timeout_s: float | None = None,
     ) -> RequestOutput:
         """Check and queue a request; the output returned grows as the engine steps."""
-        deadline_s = None if timeout_s is None else self._clock() + timeout_s
-        prepared = self.front_door.prepare(
+        prepared = self.prepare(request_id, prompt, params, priority=priority, timeout_s=timeout_s)
+        return self.add_prepared(prepared)
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> PreparedRequest:
+        """Check a request, on any thread; its time runs from now."""
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id is {request_id!r}; it must be text.")
+        deadline_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
+        return self.front_door.prepare(
             request_id, prompt, params, priority=priority, deadline_s=deadline_s
         )
-        return self.add_prepared(prepared)
 
     def add_prepared(self, prepared: PreparedRequest) -> RequestOutput:
         if self._failure is not None:
@@ -129,3 +141,13 @@ class Engine:
         unfinished.remove(sample_id)
         if not unfinished:
             del self._sample_ids[request_id]
+
+
+def _checked_timeout_s(timeout_s: Any) -> float:
+    """One that is no number is neither before nor after any other and would hide their passing."""
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not abs(timeout_s) <= sys.float_info.max:
+        raise RequestError(
+            f"timeout_s is {timeout_s!r}; it must be a number of seconds, or None for no limit."
+        )
+    return float(timeout_s)

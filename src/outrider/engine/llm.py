@@ -6,7 +6,7 @@ import itertools
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -88,8 +88,7 @@ class LLM:
         add_generation_prompt: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        several = bool(messages) and not isinstance(messages[0], Mapping)
-        conversations: Sequence[Any] = messages if several else [messages]
+        conversations: Sequence[Any] = messages if _are_several(messages) else [messages]
         prompts: list[Prompt] = [
             self.engine.front_door.chat_prompt(conversation, chat_template, add_generation_prompt)
             for conversation in conversations
@@ -162,10 +161,23 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"prompts is {prompts!r}; it must be text, a list of token ids or a list of prompts."
+        )
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(item, int) for item in listed):
         return [listed]
     return listed
+
+
+def _are_several(messages: Any) -> bool:
+    """Whether these are conversations rather than the messages of one."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        raise RequestError(
+            f"messages is {messages!r}; it must be a list of {{'role': ..., 'content': ...}}."
+        )
+    return bool(messages) and all(isinstance(each, list | tuple) for each in messages)
 
 
 def _matched(

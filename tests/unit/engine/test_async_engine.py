@@ -160,6 +160,28 @@ def test_a_bad_request_is_refused_and_the_engine_goes_on(server: AsyncEngine) ->
     assert _collected_alone(server) != ""
 
 
+@pytest.mark.parametrize("request_id", [[], None, 5])
+def test_an_id_that_is_no_text_is_refused_and_the_engine_goes_on(
+    server: AsyncEngine, request_id: Any
+) -> None:
+    async def ask() -> None:
+        async with asyncio.timeout(10):
+            await _collect(server.generate(request_id, PROMPTS[0], GREEDY))
+
+    with pytest.raises(RequestError, match="request_id is .*; it must be text"):
+        asyncio.run(ask())
+    assert _collected_alone(server) != ""
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), 10**400, "x", True])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(
+    server: AsyncEngine, timeout_s: Any
+) -> None:
+    with pytest.raises(RequestError, match="timeout_s is .*; it must be a number of seconds"):
+        asyncio.run(_collect(server.generate("r", PROMPTS[0], GREEDY, timeout_s=timeout_s)))
+    assert _collected_alone(server) != ""
+
+
 def test_a_closed_engine_refuses_requests(engine: Engine) -> None:
     server = AsyncEngine(engine)
     server.close()
@@ -171,7 +193,7 @@ class BrokenEngine:
     """Takes requests like the engine it stands for, and fails at the first step."""
 
     def __init__(self, engine: Engine) -> None:
-        self.front_door = engine.front_door
+        self.prepare = engine.prepare
         self.has_work = False
 
     def add_prepared(self, prepared: Any) -> None:

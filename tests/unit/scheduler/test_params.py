@@ -25,7 +25,19 @@ WRONG: list[tuple[str, Any]] = [
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0.0),
+    ("temperature", 10**400),
+    ("logit_bias", [5]),
+    ("logit_bias", 5),
     ("logit_bias", {"x": 1.0}),
+    ("logit_bias", {float("inf"): 1.0}),
+    ("logit_bias", {1.5: 1.0}),
+    ("logit_bias", {True: 1.0}),
+    ("logit_bias", {3: 10**400}),
+    ("bad_words", 5),
+    ("bad_words", ["\ud800"]),
+    ("stop", 5),
+    ("stop", ["a\udfff"]),
+    ("stop_token_ids", 0),
     ("logit_bias", {3: 101.0}),
     ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ("allowed_token_ids", []),
@@ -135,6 +147,8 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ({"prompt_token_ids": [3, "x"]}, "holds 'x'"),
     ({"text": "x"}, "has the keys.*text"),
     (["fine", 5], "the prompt is 5; it must be text or a list of token ids"),
+    (None, "prompts is None; it must be text"),
+    (b"abc", "prompts is b'abc'; it must be text"),
 ]
 
 
@@ -200,6 +214,13 @@ def test_a_draft_is_refused_where_there_is_none(intact: LLM) -> None:
 def test_an_empty_conversation_is_refused(intact: LLM) -> None:
     with pytest.raises(RequestError, match="the conversation is empty"):
         intact.chat([])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("messages", [5, {"role": "user", "content": "x"}, "hello", [5], [None]])
+def test_what_is_no_conversation_is_refused(intact: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match="give messages as|it must be a list of"):
+        intact.chat(messages)
 
 
 @pytest.mark.model

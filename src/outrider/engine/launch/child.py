@@ -2,6 +2,7 @@
 
 They share a socket. The child tells how it fares; the end of either is known to the other at once,
 whatever the reason, so no child outlives its starter. Ranks that the child has started end with it.
+A child that says nothing for long, not even that it is alive, hangs and is killed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines
 
 _STOP_TIMEOUT_S = 5.0
+_BEAT_S = 2.0
+_SILENCE_S = 30.0  # gateways give up on it sooner, but it may come back to them
 _STEP_S = 3.0  # for the step under way, and for ranks to be told
 
 
@@ -39,6 +42,7 @@ class _Word(StrEnum):
 
     STAGE = "stage"
     READY = "ready"
+    ALIVE = "alive"
     FAILED = "failed"
 
 
@@ -63,13 +67,20 @@ class Starter:
         """From now on `stop` is called when it ends; before, nobody has anything to lose."""
         self._stop = stop
         self._tell(_Word.READY)
+        threading.Thread(target=self._beat, name="starter beat", daemon=True).start()
 
     def tell_failure(self, reason: str) -> None:
         self._tell(_Word.FAILED, reason)
 
     def _tell(self, word: _Word, text: str = "") -> None:
         with contextlib.suppress(OSError):  # it is gone, and so will be this process
-            self._socket.sendall(json.dumps([word, text]).encode() + b"\n")
+            self._socket.sendall(_line(word, text))
+
+    def _beat(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # it is gone, or does not read at the moment
+                self._socket.send(_line(_Word.ALIVE), socket.MSG_DONTWAIT)
+            time.sleep(_BEAT_S)
 
     def _end_with_it(self) -> None:
         with contextlib.suppress(OSError):
@@ -101,8 +112,15 @@ class EngineChild:
         self._listen(report)
 
     def run(self, report: Report) -> None:
-        """Until it ends, which raises."""
-        self._listen(report)
+        """Until it ends or hangs, which raises."""
+        self._socket.settimeout(_SILENCE_S)
+        try:
+            self._listen(report)
+        except TimeoutError:
+            assert self._process is not None
+            self._process.kill()
+            self._failure = f"it was silent for {_SILENCE_S:g} s, so it hung and was killed."
+            raise self._end() from None
 
     def _listen(self, report: Report) -> None:
         """Until it is ready. Raises if it ends."""
@@ -112,7 +130,7 @@ class EngineChild:
                 return
             if word == _Word.STAGE:
                 report(text)
-            else:
+            elif word == _Word.FAILED:
                 self._failure = text
         raise self._end()
 
@@ -174,6 +192,10 @@ class EngineChild:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+
+def _line(word: _Word, text: str = "") -> bytes:
+    return json.dumps([word, text]).encode() + b"\n"
 
 
 def _file_text(config: EngineConfig) -> str:
