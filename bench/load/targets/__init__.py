@@ -1,0 +1,1 @@
+"""The servers that can be measured, by the scheme of their address."""
