@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.bench.load.files import json_rows
+from outrider.bench.load.prompts.bundled import MT_BENCH, SPEC_BENCH, group_of
 from outrider.errors import ConfigError
 
-SPEC_BENCH = Path(__file__).parent / "data" / "spec_bench" / "question.jsonl"
-MT_BENCH = "mt_bench"
-# In the file MT-Bench appears under its own eight categories, ten questions each.
-MT_BENCH_CATEGORIES = frozenset(
-    {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-)
 GROUPS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
 
 
@@ -28,13 +23,12 @@ class Question:
     @property
     def group(self) -> str:
         """The task the question belongs to, one of `GROUPS`."""
-        return MT_BENCH if self.category in MT_BENCH_CATEGORIES else self.category
+        return group_of(self.category)
 
 
 def read_questions(path: Path = SPEC_BENCH) -> list[Question]:
     """All questions in the order of the file."""
-    with path.open(encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines if line.strip()]
+    rows = [row for _, row in json_rows(path, "JSON lines of {question_id, category, turns}")]
     return [Question(row["question_id"], row["category"], tuple(row["turns"])) for row in rows]
 
 
