@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from outrider.bench.load.plain import plain
 from outrider.errors import OutriderError
 
 CLOCK_DIGITS = 5  # of a second; what a client can tell apart
+LARGEST = 1e12  # of seconds and of tokens; what is beyond it was not measured
+_TIMES = ("intended_s", "sent_s", "end_s")
+_COUNTS = ("output_tokens", "retries", "client")
+_OPTIONAL_COUNTS = ("prompt_tokens", "cached_tokens")
+Row = TypeVar("Row")
+_NAMES = ("id", "arm", "cell", "category")
+_OPTIONAL_TEXTS = ("error", "message", "finish")
 
 
 class Outcome(StrEnum):
@@ -34,7 +42,7 @@ class Phase(StrEnum):
     WARM_UP = "warm-up"
     MEASURED = "measured"
     COOL_DOWN = "cool-down"
-    DISCARDED = "discarded"  # the client could not keep up; measured again with more processes
+    DISCARDED = "discarded"  # the client could not keep up, or the run was interrupted
 
 
 class CountedBy(StrEnum):
@@ -98,37 +106,88 @@ class RequestRecord:
 
     def to_json(self) -> str:
         """One line; what is empty is left out."""
-        shown = {
-            name: value
-            for name, value in dataclasses.asdict(self).items()
-            if value is not None and value != []
-        }
-        return json.dumps(_rounded(shown), separators=(",", ":"), ensure_ascii=False)
+        shown: dict[str, Any] = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is None or value == []:
+                continue
+            kind = type(value)
+            if kind is float:
+                value = round(value, CLOCK_DIGITS)
+            elif kind is Speculated:
+                value = dataclasses.asdict(value)
+            shown[name] = value
+        if "update_s" in shown:
+            shown["update_s"] = [round(at_s, CLOCK_DIGITS) for at_s in self.update_s]
+        line = json.dumps(shown, separators=(",", ":"), ensure_ascii=False)
+        # A server may send half a character: a file of UTF-8 holds it escaped only.
+        return line if _is_utf8(line) else json.dumps(shown, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> RequestRecord:
-        given: dict[str, Any] = json.loads(line)
+        """Raises `ValueError`, `TypeError` or `KeyError` for what `to_json` does not write."""
+        given: dict[str, Any] = read_row(line)
         given["phase"] = Phase(given["phase"])
         given["outcome"] = Outcome(given["outcome"])
         given["counted_by"] = CountedBy(given["counted_by"])
         if "speculated" in given:
             given["speculated"] = Speculated(**given["speculated"])
-        return cls(**given)
+        record = cls(**given)
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        """The file may have passed through other hands."""
+        for name in _TIMES:
+            _need(abs(getattr(self, name)) < LARGEST, name)
+        _need(type(self.block) is int and abs(self.block) < LARGEST, "block")
+        for name in _COUNTS:
+            _need(_is_count(getattr(self, name)), name)
+        for name in _OPTIONAL_COUNTS:
+            _need(getattr(self, name) is None or _is_count(getattr(self, name)), name)
+        _need(_are_within(self.update_s), "update_s")
+        _need(_are_within(self.update_tokens), "update_tokens")
+        _need(len(self.update_tokens) in (0, len(self.update_s)), "update_tokens")
+        if (told := self.speculated) is not None:
+            counts = (told.rounds, told.drafted, told.accepted)
+            _need(
+                all(map(_is_count, counts)) and _are_within(told.rounds_by_accepted), "speculated"
+            )
+        for name in (*_NAMES, *_OPTIONAL_TEXTS):
+            if (text := getattr(self, name)) is not None or name in _NAMES:
+                _need(isinstance(text, str), name)
+                setattr(self, name, plain(text))
 
 
 def read_records(path: Path) -> Iterator[RequestRecord]:
     """The records of a file, one at a time; a damaged line is named."""
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield RequestRecord.from_json(line)
-            except (ValueError, TypeError, KeyError) as error:
-                raise OutriderError(
-                    f"{path}:{number} is not a record of a request ({error}); give a "
-                    "requests.jsonl of `outrider bench serve`."
-                ) from None
+    expected = "a record of a request", "a requests.jsonl of `outrider bench serve`"
+    yield from read_lines(path, RequestRecord.from_json, *expected)
+
+
+def read_lines(path: Path, read: Callable[[str], Row], what: str, expected: str) -> Iterator[Row]:
+    """What `read` makes of each line that is not blank; a line it refuses is named."""
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    yield read(line)
+    except OSError as error:
+        raise OutriderError(f"{path} cannot be read ({error.strerror}); give {expected}.") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise OutriderError(
+            f"{path}:{number} is not {what} ({plain(str(error))[:200]}); give {expected}."
+        ) from None
+
+
+def read_row(line: str) -> dict[str, Any]:
+    """An object of JSON; NaN and Infinity, which Python would take, are none."""
+    row = _decoder.decode(line)
+    if not isinstance(row, dict):
+        raise TypeError("it is no object")
+    return row
 
 
 def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
@@ -136,11 +195,32 @@ def write_records(path: Path, records: Iterable[RequestRecord]) -> None:
         lines.writelines(record.to_json() + "\n" for record in records)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, CLOCK_DIGITS)
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _rounded(each) for name, each in value.items()}
-    return value
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse)
+
+
+def _need(is_right: bool, name: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} is out of range or of another kind")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < LARGEST
+
+
+def _are_within(values: Any) -> bool:
+    """Whether all are numbers from 0; by the least and the largest, as there are many."""
+    return isinstance(values, list) and (
+        not values or bool(min(values) >= 0 and max(values) < LARGEST)
+    )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

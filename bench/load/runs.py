@@ -4,6 +4,7 @@ run.json         what was done: arms, loads, options, machine
 requests.jsonl   every request, see `records`
 shifts.jsonl     every stretch of one arm under one load
 samples.jsonl    servers and clients once a second: memory, handles, threads, CPU, counters
+chaos.jsonl      what was done to the server on purpose, see `chaos`
 report.html      made from the above, with its pictures beside it
 """
 
@@ -15,10 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from outrider.bench.load.records import RequestRecord, read_records
+from outrider.bench.load.plain import plain
+from outrider.bench.load.records import LARGEST, RequestRecord, read_lines, read_records, read_row
 from outrider.errors import OutriderError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(slots=True)
@@ -32,7 +37,7 @@ class ShiftRecord:
     measured_from_s: float
     measured_to_s: float
     end_s: float  # when its last request had ended
-    is_discarded: bool = False  # the client could not keep up; another shift took its place
+    is_discarded: bool = False  # the client could not keep up, or nothing was measured yet
     # The client's own account.
     client_processes: int = 1
     client_cpu_s: float = 0.0  # of all of them
@@ -58,16 +63,20 @@ class Sample:
     server: str
     arm: str | None  # being measured just then
     processes: int = 0
-    memory_mb: float | None = None
+    memory_mb: float | None = None  # resident
+    anonymous_mb: float | None = None  # of it, not from files; see `processes.Use`
     handles: int | None = None
     threads: int | None = None
     cpu_s: float | None = None
     running: int | None = None
     waiting: int | None = None
-    rounds: int | None = None  # drafts that were verified (vLLM), or passes that committed (ours)
+    steps: int | None = None  # passes of the target, each for many requests
+    rounds: int | None = None  # of single requests: drafts verified, or passes that committed
     committed: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    accepted_by_position: list[int] | None = None
+    accept_length: float | None = None  # tokens a round of late, where a server tells only that
 
 
 @dataclass(slots=True)
@@ -88,6 +97,8 @@ class CellFacts:
     name: str  # "rate 2", "clients 8", "trace azure-conv x0.5"
     kind: str  # "rate", "clients", "trace"
     value: float  # requests a second, clients at once, or the scale of the trace
+    text: str = ""  # the set of prompts, where a run has several
+    temperature: float | None = None  # likewise
 
 
 @dataclass(slots=True)
@@ -106,6 +117,17 @@ class RunFacts:
     notes: list[str] = field(default_factory=list)
 
 
+Kind = TypeVar("Kind", bound="DataclassInstance")
+_KINDS: dict[str, Any] = {
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "float": (int, float),
+    "list": list,
+    "dict": dict,
+}
+
+
 class Run:
     """A folder of a run."""
 
@@ -116,20 +138,26 @@ class Run:
     def facts(self) -> RunFacts:
         path = self.folder / "run.json"
         try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-            given["arms"] = [ArmFacts(**arm) for arm in given["arms"]]
-            given["cells"] = [CellFacts(**cell) for cell in given["cells"]]
-            return RunFacts(**given)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            given = read_row(path.read_text(encoding="utf-8"))
+            given["arms"] = [checked(ArmFacts, arm) for arm in given["arms"]]
+            given["cells"] = [checked(CellFacts, cell) for cell in given["cells"]]
+            given["notes"] = [plain(note) for note in given.get("notes", [])]
+            return checked(RunFacts, given)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise OutriderError(
-                f"{self.folder} is not the folder of a run ({error}); give one that "
-                "`outrider bench serve --out` has written."
+                f"{self.folder} is not the folder of a run ({plain(str(error))[:200]}); give one "
+                "that `outrider bench serve --out` has written."
             ) from None
 
     def write_facts(self, facts: RunFacts) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(dataclasses.asdict(facts), indent=1, ensure_ascii=False)
-        (self.folder / "run.json").write_text(text + "\n", encoding="utf-8")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "run.json").write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutriderError(
+                f"{self.folder} cannot be written ({error.strerror}); give --out another folder."
+            ) from None
 
     @property
     def requests_path(self) -> Path:
@@ -143,14 +171,18 @@ class Run:
     def samples_path(self) -> Path:
         return self.folder / "samples.jsonl"
 
+    @property
+    def chaos_path(self) -> Path:
+        return self.folder / "chaos.jsonl"
+
     def requests(self) -> Iterator[RequestRecord]:
         return read_records(self.requests_path)
 
     def shifts(self) -> list[ShiftRecord]:
-        return [ShiftRecord(**row) for row in _rows(self.shifts_path)]
+        return rows_of(self.shifts_path, ShiftRecord)
 
     def samples(self) -> list[Sample]:
-        return [Sample(**row) for row in _rows(self.samples_path)]
+        return rows_of(self.samples_path, Sample)
 
 
 def append(path: Path, row: ShiftRecord | Sample) -> None:
@@ -158,8 +190,28 @@ def append(path: Path, row: ShiftRecord | Sample) -> None:
         lines.write(json.dumps(dataclasses.asdict(row), separators=(",", ":")) + "\n")
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def rows_of(path: Path, kind: type[Kind]) -> list[Kind]:
+    """The rows of a file, none if there is no such file; a damaged line is named."""
     if not path.exists():
         return []
-    with path.open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    what, expected = f"a row of {path.name}", "the folder as `outrider bench serve` has left it"
+    return list(read_lines(path, lambda line: checked(kind, read_row(line)), what, expected))
+
+
+def checked(kind: type[Kind], row: dict[str, Any]) -> Kind:
+    """A record of what a file says, whose fields are of their kinds and can be printed."""
+    made = kind(**row)
+    fit: dict[str, str] = {}
+    for each in dataclasses.fields(made):
+        value = getattr(made, each.name)
+        name, *or_none = str(each.type).split(" | ")
+        if value is None and or_none:
+            continue
+        is_right = isinstance(value, _KINDS[name.partition("[")[0]])
+        if name in ("int", "float"):
+            is_right = is_right and not isinstance(value, bool) and abs(value) < LARGEST
+        if not is_right:
+            raise ValueError(f"{each.name} is out of range or of another kind")
+        if isinstance(value, str):
+            fit[each.name] = plain(value)
+    return dataclasses.replace(made, **fit)

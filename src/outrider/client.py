@@ -46,6 +46,8 @@ __all__ = [
     "Stream",
     "UnavailableError",
     "UnknownModelError",
+    "chat_request",
+    "prompt_request",
 ]
 
 DEFAULT_SERVER = "localhost:50051"
@@ -109,7 +111,7 @@ class Client:
 
     def __init__(self, address: str = DEFAULT_SERVER) -> None:
         self.address = address
-        self._channel = grpc.insecure_channel(address, _CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
         self._generation = generation_pb2_grpc.GenerationStub(self._channel)
         self._control = control_pb2_grpc.ControlStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -221,7 +223,7 @@ class AsyncClient:
 
     def __init__(self, address: str = DEFAULT_SERVER) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
         self._generation = generation_pb2_grpc.GenerationStub(self._channel)
         self._control = control_pb2_grpc.ControlStub(self._channel)
 
@@ -287,8 +289,22 @@ _Put: TypeAlias = Callable[[generation_pb2.GenerateRequest], None]
 """Writes the prompt into a request."""
 
 # A long answer with log-probabilities of a long prompt may take more than gRPC's 4 MiB.
-_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 * 2**20),)
+CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 * 2**20),)
 _OF_THE_REQUEST = ("model", "request_id", "priority", "want_text_spans")
+
+
+def prompt_request(
+    prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
+) -> generation_pb2.GenerateRequest:
+    """The message `Client.generate` sends, for those who bring a connection of their own."""
+    return _request(_put_prompt(prompt), params, overrides)
+
+
+def chat_request(
+    messages: Sequence[ChatMessage], params: SamplingParams | None = None, **overrides: Any
+) -> generation_pb2.GenerateRequest:
+    """The message `Client.chat` sends, likewise."""
+    return _request(_put_chat(messages), params, overrides)
 
 
 def _request(
