@@ -7,6 +7,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 USER_FIELD, SYSTEM_FIELD = 11, 12  # of /proc/PID/stat, counted after the command's name
+OF_CHILDREN_FIELDS = (13, 14)  # the same of children that have ended and were waited for
 IDLE_FIELDS = (3, 4)  # idle and waiting for a disk, in /proc/stat
 
 
@@ -14,14 +15,15 @@ def _tick_s() -> float:
     return 1.0 / os.sysconf("SC_CLK_TCK")
 
 
-def process_cpu_s(pid: int) -> float | None:
+def process_cpu_s(pid: int, *, with_ended_children: bool = False) -> float | None:
     """Seconds of all the threads of a process, or None without `/proc` or such a process."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return (int(fields[USER_FIELD]) + int(fields[SYSTEM_FIELD])) * _tick_s()
+    counted = (USER_FIELD, SYSTEM_FIELD, *(OF_CHILDREN_FIELDS if with_ended_children else ()))
+    return sum(int(fields[i]) for i in counted) * _tick_s()
 
 
 def machine_cpu_s() -> float | None:
