@@ -1,0 +1,1 @@
+"""From the files of a run to figures, intervals, verdicts and sentences."""
