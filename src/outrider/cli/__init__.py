@@ -34,6 +34,7 @@ COMMANDS = {
     "serve": _Lazy("outrider.cli.serve", "Serve a model over gRPC, its ranks placed by Ray."),
     "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
     "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
+    "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
 }
 

@@ -1,0 +1,1 @@
+"""Client processes: they send what is due and keep the books."""

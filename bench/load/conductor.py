@@ -1,0 +1,216 @@
+"""Carries out a plan: wakes the server whose turn it is, lets the clients send, keeps the books.
+
+The primitive is `shift`, one arm under one load; a plan is all of them in turn, a search asks for
+the next one when it knows the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from io import BufferedRandom
+
+from outrider.bench.load.clients.pool import ClientAccount, ClientPool
+from outrider.bench.load.clients.process import Batch
+from outrider.bench.load.clients.shifts import Load, Shift
+from outrider.bench.load.dashboard import View
+from outrider.bench.load.plan import Arm, Plan
+from outrider.bench.load.records import Phase
+from outrider.bench.load.runs import Run, ShiftRecord, append
+from outrider.bench.load.servers.processes import use_of_tree
+from outrider.bench.load.servers.server import Server
+from outrider.bench.load.servers.watch import ServerWatch, sample_of_processes
+
+MOST_CLIENT_PROCESSES = 8
+SAMPLE_S = 1.0
+CLIENTS = "clients"  # the name under which the client processes are sampled
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuClock:
+    """Processor seconds used so far, by server; None where they cannot be seen."""
+
+    by_server: dict[str, float | None]
+
+    @classmethod
+    def read(cls, servers: dict[str, Server]) -> _CpuClock:
+        return cls({name: _cpu_s(server) for name, server in servers.items()})
+
+    def since(self, earlier: _CpuClock, name: str) -> float | None:
+        now, before = self.by_server[name], earlier.by_server[name]
+        return None if now is None or before is None else max(0.0, now - before)
+
+
+class Conductor:
+    """Use `open`; everything it has started has ended when that is left."""
+
+    def __init__(self, plan: Plan, run: Run, view: View) -> None:
+        self.plan = plan
+        self.origin_s = time.monotonic()
+        self._run = run
+        self._view = view
+        self._servers = {spec.name: Server(spec, run.folder) for spec in plan.servers}
+        self._watches = {
+            name: ServerWatch(server, self.now_s) for name, server in self._servers.items()
+        }
+        self._clients = ClientPool(plan.pool, plan.client_processes or 1)
+        self._arm: Arm | None = None  # being measured now
+        self.remarks: list[str] = []  # what went otherwise than planned
+        run.folder.mkdir(parents=True, exist_ok=True)
+        self._lines: BufferedRandom = run.requests_path.open("w+b")
+        for path in (run.shifts_path, run.samples_path):
+            path.unlink(missing_ok=True)
+
+    def now_s(self) -> float:
+        """On the clock of the run."""
+        return time.monotonic() - self.origin_s
+
+    def server_of(self, arm: Arm) -> Server:
+        return self._servers[arm.server.name]
+
+    @contextlib.asynccontextmanager
+    async def open(self) -> AsyncIterator[Conductor]:
+        """All servers answer, then all but the first rest."""
+        watching: asyncio.Task[None] | None = None
+        try:
+            for server in self._servers.values():
+                if server.command is not None:
+                    self._view.say(f"starting {server.spec.name}: {server.command}")
+                await server.start()
+                if len(self._servers) > 1:
+                    await server.rest()
+            watching = asyncio.create_task(self._watch())
+            yield self
+        finally:
+            if watching is not None:
+                watching.cancel()
+            await asyncio.to_thread(self._clients.close)
+            for watch in self._watches.values():
+                await watch.close()
+            await asyncio.gather(*(server.stop() for server in self._servers.values()))
+            self._lines.close()
+
+    async def run_plan(self) -> None:
+        for block, load, arm in self.plan.order():
+            await self.shift(arm, load, block)
+
+    async def shift(self, arm: Arm, load: Load, block: int) -> ShiftRecord:
+        """One stretch; taken again with more client processes where one could not keep up.
+
+        Cancelling it keeps what was measured so far, as a shorter shift.
+        """
+        while True:
+            begin = self._lines.tell()
+            record, account = await self._attempt(arm, load, block)
+            wanted = min(2 * len(self._clients), MOST_CLIENT_PROCESSES, os.cpu_count() or 1)
+            may_grow = self.plan.client_processes is None and wanted > len(self._clients)
+            is_cut = account.stopped_s is not None
+            if is_cut:
+                record.is_discarded = record.seconds <= 0
+            else:
+                record.is_discarded = account.is_bound and may_grow
+            append(self._run.shifts_path, record)
+            self._view.shift_ends(record)
+            if is_cut:
+                raise asyncio.CancelledError
+            if not record.is_discarded:
+                return record
+            self._discard(begin)
+            self._view.say(f"one client could not keep up: {wanted} processes from here on")
+            self._clients.grow(wanted)
+
+    async def _attempt(self, arm: Arm, load: Load, block: int) -> tuple[ShiftRecord, ClientAccount]:
+        server = await self._wake(arm)
+        shift = self.plan.shift(arm, load, block, server.url, self.origin_s)
+        self._view.shift_begins(arm, load, block)
+        before = _CpuClock.read(self._servers)
+        account = await self._clients.run(shift, self._take)
+        end_s = self.now_s()
+        after = _CpuClock.read(self._servers)
+        others = [name for name in self._servers if name != arm.server.name]
+        record = _shift_record(shift, account, end_s - (account.start_s - self.origin_s))
+        record.server_cpu_s = after.since(before, arm.server.name)
+        used = [after.since(before, name) for name in others]
+        record.idle_arms_cpu_s = sum(seconds or 0.0 for seconds in used) if others else None
+        return record, account
+
+    async def _wake(self, arm: Arm) -> Server:
+        """The arm's server answers, and the others rest."""
+        for name, server in self._servers.items():
+            if name != arm.server.name and not server.is_resting:
+                await server.rest()
+        server = self._servers[arm.server.name]
+        if server.spec.command is not None and not (server.is_resting or server.is_running):
+            self._remark(f"Server {arm.server.name} had ended by itself and was started again.")
+        await server.wake()
+        self._arm = arm
+        return server
+
+    def _remark(self, text: str) -> None:
+        self.remarks.append(text)
+        self._view.say(text)
+
+    def _take(self, client: int, batch: Batch) -> None:
+        self._lines.write("".join(line + "\n" for line in batch.lines).encode())
+        self._view.ended(client, batch)
+
+    def _discard(self, begin: int) -> None:
+        """Requests of the last attempt stay in the file, marked."""
+        self._lines.seek(begin)
+        lines = self._lines.read()
+        self._lines.seek(begin)
+        self._lines.truncate()
+        for phase in (Phase.WARM_UP, Phase.MEASURED, Phase.COOL_DOWN):
+            lines = lines.replace(
+                f'"phase":"{phase}"'.encode(), f'"phase":"{Phase.DISCARDED}"'.encode()
+            )
+        self._lines.write(lines)
+
+    async def _watch(self) -> None:
+        """Once a second, what servers and clients use; a server that rests is not disturbed."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            for name, server in self._servers.items():
+                if server.is_resting:
+                    continue
+                arm = self._arm.name if self._arm and self._arm.server.name == name else None
+                append(self._run.samples_path, await self._watches[name].sample(arm))
+            own = sample_of_processes(CLIENTS, self._clients.pids, self.now_s())
+            append(self._run.samples_path, own)
+            self._lines.flush()
+
+
+def _shift_record(shift: Shift, account: ClientAccount, seconds: float) -> ShiftRecord:
+    start_s = account.start_s - shift.origin_s
+    measured_from_s = start_s + shift.warm_up_s
+    measured_to_s = measured_from_s + shift.measured_s
+    if shift.max_requests is not None:
+        measured_to_s = start_s + seconds  # to their ends
+    if account.stopped_s is not None:
+        measured_to_s = min(measured_to_s, account.stopped_s - shift.origin_s)
+    return ShiftRecord(
+        arm=shift.arm,
+        cell=shift.load.name,
+        block=shift.block,
+        start_s=start_s,
+        measured_from_s=measured_from_s,
+        measured_to_s=measured_to_s,
+        end_s=start_s + seconds,
+        client_processes=account.processes,
+        client_cpu_s=account.cpu_s,
+        loop_delay_p50_ms=account.loop_delay_p50_ms,
+        loop_delay_p99_ms=account.loop_delay_p99_ms,
+        loop_delay_max_ms=account.loop_delay_max_ms,
+        send_lag_p99_ms=account.send_lag_p99_ms,
+        is_client_bound=account.is_bound,
+    )
+
+
+def _cpu_s(server: Server) -> float | None:
+    root = server.root_pid
+    use = use_of_tree(root) if root is not None else None
+    return None if use is None else use.cpu_s

@@ -1,0 +1,1 @@
+"""The same models behind other servers."""
