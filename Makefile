@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SERVE ?=
 BENCH ?= --per-group 2
+BENCH_SERVE ?=
 # An old one: stubs take no older grpcio and protobuf than they were made for, but any newer. What
 # it depends on is left out, as that would hold the environment to an old protobuf.
 GRPC_TOOLS := 1.73.0
@@ -15,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow test-gpu lint format proto bench clean
+.PHONY: help serve test test-fast test-slow test-gpu lint format proto bench bench-serve clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -52,6 +53,16 @@ proto: $(INSTALLED) ## Generate the stubs of outrider.v1 anew.
 
 bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
 	$(BIN)/python -m outrider.bench.engine $(BENCH)
+
+# Arms that share a server share its prefix cache, so it is off.
+bench-serve: $(INSTALLED) ## Load on the bundled pair: off, depth 2 and 4, from idle to overload (16 minutes).
+	$(BIN)/outrider bench serve \
+	  --server "ours=$(BIN)/outrider serve --no-ray --port {port} --set cache.prefix_caching=false" \
+	  --arm "off=ours?speculation=off" --arm "depth 2=ours?num_speculative_tokens=2" \
+	  --arm "depth 4=ours?num_speculative_tokens=4" \
+	  --rate 0.3,0.7,1.2,2.4 --duration 10s --blocks 4 \
+	  --max-prompt-tokens 256 --max-tokens 48 --output fixed --tokenizer smollm2-135m-instruct \
+	  --out docs/reports/bundled $(BENCH_SERVE)
 
 clean: ## Remove caches and build results; the environment stays.
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
