@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
+from outrider.bench.load.units import UNITS_S
 from outrider.errors import ConfigError
 
 MIN_RATE, MAX_RATE = 1e-6, 1e6  # requests a second
 MIN_BURSTINESS, MAX_BURSTINESS = 0.01, 1000.0
 MAX_DURATION_S = 366 * 24 * 3600.0
-UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 SPECS = "poisson, gamma:BURSTINESS, constant, ramp:FROM-TO, spike:RATE-PEAK@AT+FOR"
 
 

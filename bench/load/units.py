@@ -7,15 +7,15 @@ import re
 
 from outrider.errors import ConfigError
 
-_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
-_TIME = re.compile(r"\s*([0-9.eE+-]+)\s*(ms|s|min|m|h|)\s*")
+UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
+_TIME = re.compile(r"\s*([0-9.eE+-]+)\s*(us|ms|s|min|m|h|)\s*")
 
 
 def seconds_of(text: str, what: str) -> float:
     """Seconds of "500ms", "30s", "5m" or "8h"; a bare number is seconds."""
     found = _TIME.fullmatch(text)
     try:
-        seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
+        seconds = float(found[1]) * UNITS_S[found[2]] if found else math.nan
     except ValueError:
         seconds = math.nan
     if not (0 <= seconds < math.inf):

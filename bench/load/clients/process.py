@@ -1,4 +1,4 @@
-"""A client process: `python -m outrider.bench.load.clients.process`, told what to do over a pipe.
+"""A client process, started by the conductor and told what to do over a pipe.
 
 It has a process of its own so that neither the dashboard nor the books of the run delay a request.
 Messages are pickled, both ends being this program.
@@ -257,7 +257,6 @@ def run_client(pipe: Connection) -> None:
         welcome = pipe.recv()
     except (EOFError, OSError):
         return  # the conductor has gone
-    raise_file_limit()
     # A full collection would stop the loop for as long as the pool is large.
     gc.freeze()
     _runner()(_serve(pipe, welcome))
@@ -265,13 +264,6 @@ def run_client(pipe: Connection) -> None:
 
 async def _serve(pipe: Connection, welcome: Welcome) -> None:
     await _Client(pipe, welcome).serve()
-
-
-def raise_file_limit() -> None:
-    """As many connections as the system lets us have."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _runner() -> Callable[[Any], Any]:

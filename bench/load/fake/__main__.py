@@ -14,9 +14,8 @@ from typing import Any
 
 from outrider.bench.load.fake.http_server import FakeOpenAiServer
 from outrider.bench.load.fake.script import Fault, Jitter, Script
-from outrider.errors import OutriderError
-
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+from outrider.bench.load.units import seconds_of
+from outrider.errors import ConfigError, OutriderError
 
 
 def main() -> None:
@@ -95,10 +94,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit):
-            return float(text.removesuffix(unit)) * factor
-    return float(text)
+    try:
+        return seconds_of(text, "the time")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _fault(text: str) -> tuple[Fault, float]:

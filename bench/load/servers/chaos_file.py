@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from outrider.bench.load.files import settings_text, shown
+from outrider.bench.load.units import UNITS_S
 from outrider.errors import ConfigError
 
 SIGNALS: Mapping[str, signal.Signals] = {
@@ -35,7 +36,6 @@ GROUPS = ("draft", "target")  # those that have ranks
 _FIELDS = ("at", "do", "what", "for")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)?")
 _LONGEST = 1e6
-_SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, None: 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _seconds(field: str, value: Any) -> float:
     found = _TIME.fullmatch(str(value)) if isinstance(value, str | int | float) else None
     if found is None or float(found[1]) > _LONGEST:
         raise ConfigError(f"{field} is {shown(value)}; give a time, as 20s, 1.5min or 2h.")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(found[1]) * UNITS_S[found[2] or ""]
 
 
 def _part(value: Any) -> Part:
