@@ -50,8 +50,10 @@ class Command:
 
     def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
         name, _, value = self._mark.partition("=")
+        # A shell's background job ignores Ctrl-C, and so would all that it starts.
         return subprocess.Popen(
-            [sys.executable, "-m", "outrider", "bench", *map(str, arguments)],
+            ["env", "--default-signal=INT", sys.executable, "-m", "outrider", "bench"]
+            + [*map(str, arguments)],
             env=os.environ | {name: value, "COLUMNS": "200"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -115,7 +115,9 @@ def test_every_request_ends_in_one_record_whatever_the_server_does(kind: str, lo
 
     done = Counter(each.fault for each in drive.served)
     kinds = Counter(record.error for record in drive.records if record.outcome is Outcome.ERROR)
-    assert len(drive.served) == len(drive.records)
+    # A kept connection on which the server hung up costs a second try.
+    tries = len(drive.records) + sum(record.retries for record in drive.records)
+    assert len(drive.served) == tries
     assert drive.outcomes[Outcome.OK] == done[None] + done[Fault.DRIP]
     assert drive.outcomes[Outcome.TIMEOUT] == done[Fault.SILENCE]
     if kind == "http":
