@@ -18,9 +18,10 @@ from outrider.bench.load.clients.pool import ClientAccount, ClientPool
 from outrider.bench.load.clients.process import Batch
 from outrider.bench.load.clients.shifts import Load, Shift
 from outrider.bench.load.dashboard import View
+from outrider.bench.load.plain import without_key
 from outrider.bench.load.plan import Arm, Plan
 from outrider.bench.load.records import Phase
-from outrider.bench.load.runs import Run, ShiftRecord, append
+from outrider.bench.load.runs import Run, Sample, ShiftRecord, append
 from outrider.bench.load.servers.processes import use_of_tree
 from outrider.bench.load.servers.server import Server
 from outrider.bench.load.servers.watch import ServerWatch, sample_of_processes
@@ -62,7 +63,7 @@ class Conductor:
         self.remarks: list[str] = []  # what went otherwise than planned
         run.folder.mkdir(parents=True, exist_ok=True)
         self._lines: BufferedRandom = run.requests_path.open("w+b")
-        for path in (run.shifts_path, run.samples_path):
+        for path in (run.shifts_path, run.samples_path, run.chaos_path):
             path.unlink(missing_ok=True)
 
     def now_s(self) -> float:
@@ -79,7 +80,7 @@ class Conductor:
         try:
             for server in self._servers.values():
                 if server.command is not None:
-                    self._view.say(f"starting {server.spec.name}: {server.command}")
+                    self._view.say(f"starting {server.spec.name}: {without_key(server.command)}")
                 await server.start()
                 if len(self._servers) > 1:
                     await server.rest()
@@ -156,6 +157,7 @@ class Conductor:
 
     def _take(self, client: int, batch: Batch) -> None:
         self._lines.write("".join(line + "\n" for line in batch.lines).encode())
+        self._lines.flush()
         self._view.ended(client, batch)
 
     def _discard(self, begin: int) -> None:
@@ -178,10 +180,12 @@ class Conductor:
                 if server.is_resting:
                     continue
                 arm = self._arm.name if self._arm and self._arm.server.name == name else None
-                append(self._run.samples_path, await self._watches[name].sample(arm))
-            own = sample_of_processes(CLIENTS, self._clients.pids, self.now_s())
-            append(self._run.samples_path, own)
-            self._lines.flush()
+                self._note(await self._watches[name].sample(arm))
+            self._note(sample_of_processes(CLIENTS, self._clients.pids, self.now_s()))
+
+    def _note(self, sample: Sample) -> None:
+        with contextlib.suppress(OSError):  # a full disk is told by who writes the requests
+            append(self._run.samples_path, sample)
 
 
 def _shift_record(shift: Shift, account: ClientAccount, seconds: float) -> ShiftRecord:

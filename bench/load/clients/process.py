@@ -257,6 +257,9 @@ def run_client(pipe: Connection) -> None:
         welcome = pipe.recv()
     except (EOFError, OSError):
         return  # the conductor has gone
+    # Prompts of a trace are made when asked for, and the first takes as long as all its texts.
+    if len(welcome.pool):
+        _ = welcome.pool[0]
     # A full collection would stop the loop for as long as the pool is large.
     gc.freeze()
     _runner()(_serve(pipe, welcome))

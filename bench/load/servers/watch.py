@@ -7,15 +7,13 @@ second is asked again a second later.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from outrider.bench.load.runs import Sample, append
+from outrider.bench.load.runs import Sample
 from outrider.bench.load.servers.counters import put_metrics, put_status, speculation_between
 from outrider.bench.load.servers.processes import Use, use_of, use_of_tree
 from outrider.bench.load.servers.server import Server, base_of
@@ -56,21 +54,6 @@ class ServerWatch:
         except Exception as error:  # whatever it is, the run is worth more than a sample
             logger.debug("no full sample of %s: %s", sample.server, error)
         return sample
-
-    async def run(
-        self, path: Path, arm: Callable[[], str | None], period_s: float = PERIOD_S
-    ) -> None:
-        """Append a sample to `path` every period, until cancelled."""
-        due_s = time.monotonic()
-        try:
-            while True:
-                sample = await self.sample(arm())
-                with contextlib.suppress(OSError):  # a full disk is told by who writes requests
-                    append(path, sample)
-                due_s = max(due_s + period_s, time.monotonic())  # a missed one is not made up for
-                await asyncio.sleep(due_s - time.monotonic())
-        finally:
-            await self.close()
 
     async def close(self) -> None:
         if self._session is not None:

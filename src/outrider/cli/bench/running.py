@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import re
 import shlex
 import signal
 import sys
@@ -20,6 +19,7 @@ from outrider import __version__
 from outrider.bench.load.clients.shifts import Load
 from outrider.bench.load.conductor import Conductor
 from outrider.bench.load.dashboard import View, make_view
+from outrider.bench.load.plain import without_key
 from outrider.bench.load.plan import Arm, Plan
 from outrider.bench.load.results.analysis import analyse
 from outrider.bench.load.results.chaos_verdict import DISTURBED, UNDISTURBED
@@ -164,7 +164,7 @@ def _facts(plan: Plan, wishes: Wishes, started: datetime) -> RunFacts:
                 server=arm.server.name,
                 url=arm.server.url,
                 extras=dict(arm.target.extras),
-                command=arm.server.command and _hidden(arm.server.command),
+                command=arm.server.command and without_key(arm.server.command),
             )
             for arm in plan.arms
         ],
@@ -222,10 +222,5 @@ def _without_secrets(arguments: list[str]) -> list[str]:
             argument = "***"
         elif name in _SECRET and has_value:
             argument = f"{name}=***"
-        shown.append(_hidden(argument))
+        shown.append(without_key(argument))
     return shown
-
-
-def _hidden(command: str) -> str:
-    """The command of a server without its key."""
-    return re.sub(r"(--api-key[ =])(?!\*)\S+", r"\1***", command)

@@ -161,18 +161,15 @@ def test_a_server_that_is_not_there_gives_an_empty_sample(url: str, tmp_path: Pa
 
 
 def test_a_server_that_does_not_answer_costs_a_second_and_no_more(tmp_path: Path) -> None:
-    async def watch() -> list[Sample]:
+    async def watch() -> Sample:
         with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, never answers
             spec = ServerSpec("mute", f"http://127.0.0.1:{listener.getsockname()[1]}")
             watching = ServerWatch(Server(spec, tmp_path))
-            path = tmp_path / "samples.jsonl"
-            task = asyncio.create_task(watching.run(path, lambda: "a", period_s=0.05))
-            async with asyncio.timeout(20):
-                while not path.exists():
-                    await asyncio.sleep(0.05)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            return Run(tmp_path).samples()
+            try:
+                async with asyncio.timeout(20):
+                    return await watching.sample("a")
+            finally:
+                await watching.close()
 
-    [sample, *_] = asyncio.run(watch())
+    sample = asyncio.run(watch())
     assert (sample.running, sample.processes, sample.arm) == (None, 1, "a")
