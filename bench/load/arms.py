@@ -34,6 +34,7 @@ from outrider.bench.load.files import settings_text
 from outrider.bench.load.plan import Arm
 from outrider.bench.load.servers.server import Idle, ServerSpec, idle_rule
 from outrider.bench.load.targets.base import TargetSpec
+from outrider.bench.load.targets.registry import is_inprocess
 from outrider.errors import ConfigError
 
 _MOST_VALUES = 10_000
@@ -72,6 +73,8 @@ def read_arms(
             raise ConfigError(f"--arm {name!r} is given twice; give every arm its own name.")
         named.add(name)
         where, _, query = address.partition("?")
+        if is_inprocess(address):
+            where, query = address, ""  # there it configures the engine
         place = {"server": where} if where in specs else {"url": where}
         given[name] = {**place, "extras": _extras(query)}
     if not given:

@@ -150,6 +150,7 @@ class Run:
             ) from None
 
     def write_facts(self, facts: RunFacts) -> None:
+        self.__dict__.pop("facts", None)  # what was read before is out of date
         text = json.dumps(dataclasses.asdict(facts), indent=1, ensure_ascii=False)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -128,3 +128,10 @@ def test_a_file_that_would_grow_without_end_is_refused(tmp_path: Path, text: str
     file.write_text(text)
     with pytest.raises(ConfigError, match="arms.yaml"):
         read_arms((), (), file, TargetSpec(url="inprocess:"))
+
+
+def test_what_stands_behind_inprocess_configures_the_engine() -> None:
+    [arm] = read_arms(
+        ["e=inprocess:?model=x&draft_model=y"], (), None, TargetSpec(url="inprocess:")
+    )
+    assert arm.target.url == "inprocess:?model=x&draft_model=y" and not arm.target.extras
