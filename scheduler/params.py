@@ -20,6 +20,7 @@ MAX_STOPS, MAX_STOP_CHARS = 64, 256
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
+MAX_FIXED_DEPTH = 8  # whoever fixes a depth has drafts verified that may not pay
 MAX_ALLOWED_OF_ALL_SAMPLES = 2**21  # each sample carries the list with it
 # Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
 SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
@@ -67,7 +68,8 @@ class SamplingParams:
     The chain is applied in float32 in a fixed order: bias, penalties, bans; temperature; min_p;
     top_k; top_p. `temperature=0` takes the most likely token. Speculation never changes the
     result of any of these; `speculation` and `num_speculative_tokens` only override, for this
-    request, how drafts are made (None: as the engine is configured).
+    request, who drafts and how far at most (None: as the engine is configured), and `fix_depth`
+    has exactly `num_speculative_tokens` drafted, whatever the engine's policy says.
     """
 
     n: int = 1
@@ -94,6 +96,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     speculation: str | None = None
     num_speculative_tokens: int | None = None
+    fix_depth: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the one place where a frozen instance is normalised
@@ -152,6 +155,15 @@ class SamplingParams:
             raise RequestError(
                 f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}; "
                 "min_tokens may be at most max_tokens."
+            )
+        if self.fix_depth and self.num_speculative_tokens is None:
+            raise RequestError(
+                "fix_depth is True but num_speculative_tokens is None; say how many to draft."
+            )
+        if self.fix_depth and (self.num_speculative_tokens or 0) > MAX_FIXED_DEPTH:
+            raise RequestError(
+                f"num_speculative_tokens is {self.num_speculative_tokens} with fix_depth; it may "
+                f"be {MAX_FIXED_DEPTH}, or more as a maximum without fix_depth."
             )
 
     @classmethod
@@ -227,4 +239,5 @@ _RULES: dict[str, _Rule] = {
     ),
     "speculation": (str, str.isidentifier, "a proposer's name, 'off' or None"),
     "num_speculative_tokens": (int, lambda v: 0 <= v <= 32, "a whole number from 0 to 32, or None"),
+    "fix_depth": (bool, lambda v: True, "True or False"),
 }

@@ -1,24 +1,33 @@
 """What one pass computes: a token for every decode row, prompts, and drafts in what is left.
 
-In this order: whoever decodes keeps one token; prompts and new requests take their share; then the
-policy says how far each row is drafted, and lookahead is reserved for that.
+In two phases. First whoever decodes gets one token, and prompts and new requests what the time
+limit of a step leaves them. Then the policy says how far each row is drafted; lookahead is reserved
+for that, and drafts that are behind catch up.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError
-from outrider.scheduler.depths import ChooseDepths, DepthSnapshot
+from outrider.scheduler.control import Candidates, SpeculationControl, StepRecord
+from outrider.scheduler.depths import Choice
 from outrider.scheduler.proposers import MOST_BEHIND, Place, ProposerTraits
 from outrider.scheduler.request import NO_BLOCKS, Request, State
 from outrider.scheduler.residents import Residents
-from outrider.scheduler.types import NOBODY, RowInit, RowPlan
+from outrider.scheduler.turns import Turns
+from outrider.scheduler.types import NOBODY, Apart, RowInit, RowPlan
 from outrider.scheduler.waiting import WaitingQueue
 
 _new_tuple = tuple.__new__
+
+CATCH_UP_TOKENS = 512
+"""The most that drafts catch up on in one step, of all rows together, or as much as the target
+computes of prompts: what is drafted for others waits behind it."""
+CATCH_UP_OUTPUT = 32
+"""The most output of one row among these: the shape of the recorded pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +52,28 @@ class SchedulerLimits:
 class Step:
     """The plan being made: its rows so far and what is left of its budgets."""
 
-    __slots__ = ("admitted", "catch_up", "requests", "rows", "short", "tokens")
+    __slots__ = (
+        "admitted", "catch_up", "is_apart", "is_typical", "num_caught_up",
+        "num_drafts", "num_selected", "prompts", "record", "requests",
+        "rows", "short", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, is_apart: bool = False) -> None:
         self.tokens = budget
-        self.catch_up = budget  # known tokens the draft computes before it can guess
+        self.is_apart = is_apart  # of those who share no step with others, and only of them
+        self.is_typical = True  # or it says nothing of what steps cost
+        self.catch_up = min(
+            CATCH_UP_TOKENS, budget
+        )  # known tokens the draft computes before it can guess
+        self.num_caught_up = 0
+        self.num_drafts = 0
+        self.num_selected: int | None = None
+        self.prompts: list[tuple[Request, int]] = []  # with the tokens of each to compute
         self.rows: list[RowPlan] = []
         self.requests: list[Request] = []  # behind the rows
         self.admitted: list[RowInit] = []
         self.short: list[Request] = []  # those that may still need blocks for what is known
-
-
-class _Decoding:
-    """The decode rows of a step and what each could use; lists by row."""
-
-    __slots__ = ("behind", "proposers", "requests", "total", "wanted")
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.proposers: list[str] = []
-        self.wanted: list[int] = []
-        self.behind: list[int] = []
-        self.total = 0  # wanted in all
+        self.record: StepRecord | None = None
 
 
 class Planner:
@@ -76,14 +85,14 @@ class Planner:
         residents: Residents,
         waiting: WaitingQueue,
         proposers: Mapping[str, ProposerTraits],
-        choose_depths: ChooseDepths,
+        control: SpeculationControl,
     ) -> None:
         self._budget = limits.max_num_batched_tokens
         self._max_depth = sys.maxsize if limits.max_depth is None else limits.max_depth
         self._on_device = {n for n, each in proposers.items() if each.place is Place.DEVICE}
         self._residents = residents
         self._waiting = waiting
-        self._choose_depths = choose_depths
+        self._control = control
         # Ahead of the verdict nobody on the host knows what a row has come to.
         self._without_lag = {
             name for name, each in proposers.items() if limits.lag and each.place is Place.HOST
@@ -91,43 +100,83 @@ class Planner:
         self._with_kv = {name for name, each in proposers.items() if each.keeps_kv}
         self._block_size = residents.target_pool.block_size
         self.has_draft = True  # or its rows are planned as if nobody drafted for them
+        self.has_apart = False  # anybody, ever, who shares no step with others
+        self.turns = Turns()
+        self._unannounced: list[RowInit] = []  # admitted, but by no plan yet
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
 
     def make_step(self, number: int) -> Step:
-        step = Step(self._budget)
-        decoding, prompts = self._decode_rows(step)
-        own_share = max(step.tokens - decoding.total, step.tokens // 2)
-        for_drafts, step.tokens = step.tokens - own_share, own_share
-        self._plan_prompts(step, prompts)
-        self._admit(step)
-        num_prompt_tokens = own_share - step.tokens
-        step.tokens += for_drafts
-        snapshot = DepthSnapshot(
-            number,
-            step.tokens,
-            num_prompt_tokens,
-            len(self._waiting),
-            decoding.proposers,
-            decoding.wanted,
-            decoding.behind,
-        )
-        depths = self._choose_depths(snapshot) if decoding.total else decoding.wanted
-        self._plan_decodes(step, decoding, depths)
+        if not self.has_apart:
+            return self._fill(Step(self._budget), number)
+        running = self._residents.running
+        num_apart = sum(map(_is_apart, running))
+        num_others = len(running) - num_apart
+        is_apart = self.turns.is_apart_next(num_apart, num_others)
+        for turn in (is_apart, not is_apart):
+            step = Step(self._budget, turn)
+            step.is_typical = not (turn and num_others)
+            step.admitted += self._unannounced
+            self._fill(step, number)
+            self._unannounced = [] if step.rows else step.admitted
+            if step.rows:
+                self.turns.begin(turn)
+                break
         return step
 
-    def _decode_rows(self, step: Step) -> tuple[_Decoding, list[Request]]:
+    def _fill(self, step: Step, number: int) -> Step:
+        decoding, prompts = self._decode_rows(step)
+        self._take_prompts(step, prompts, decoding)
+        num_prompt_tokens = sum(chunk for _, chunk in step.prompts)
+        step.catch_up = min(max(CATCH_UP_TOKENS, num_prompt_tokens), self._budget)
+        choice = self._choose(step, number, decoding, num_prompt_tokens)
+        self._plan_prompts(step)
+        self._plan_decodes(step, decoding, choice)
+        step.record = StepRecord(
+            number,
+            len(decoding.requests),
+            num_prompt_tokens,
+            len(self._waiting),
+            choice,
+            step.num_drafts,
+            self._budget - step.tokens,
+            step.num_caught_up,
+            decoding.context,
+            self._control.policy_name,
+        )
+        return step
+
+    def _choose(
+        self, step: Step, number: int, decoding: Candidates, num_prompt_tokens: int
+    ) -> Choice:
+        if not any(decoding.wanted):
+            return Choice(decoding.wanted)
+        if not step.is_typical:  # no table tells what it costs
+            drafts = self._control.wants_prompts
+            return Choice(decoding.wanted if drafts else [0] * len(decoding.wanted))
+        choice = self._control.choose(
+            number, step.tokens, num_prompt_tokens, len(self._waiting), decoding
+        )
+        step.num_selected = choice.num_selected
+        return choice
+
+    def _decode_rows(self, step: Step) -> tuple[Candidates, list[Request]]:
         """Every request past its prompt, with room for its next token; and the others.
 
         The order is by key, so a request that must make room takes it from later ones.
         """
-        decoding, prompts = _Decoding(), list[Request]()
+        decoding, prompts = Candidates(), list[Request]()
         requests, proposers = decoding.requests, decoding.proposers
         wanted, behind = decoding.wanted, decoding.behind
         # Looking these up is slow.
         running, size, without_lag = State.RUNNING, self._block_size, self._without_lag
+        has_apart, is_apart = self.has_apart, step.is_apart
+        context = 0
         for request in list(self._residents.running):
             if request.state is not running:
+                continue
+            if has_apart and _is_apart(request) != is_apart:
+                step.short.append(request)
                 continue
             if request.in_prompt:
                 prompts.append(request)
@@ -150,10 +199,11 @@ class Planner:
             requests.append(request)
             proposers.append(proposer)
             wanted.append(depth)
+            context += upper
             behind.append(
                 request.behind if request.drafts_in_flight else upper - request.draft.planned
             )
-        decoding.total = sum(wanted)
+        decoding.context = context
         step.tokens -= len(requests)
         step.short += prompts
         return decoding, prompts
@@ -161,20 +211,25 @@ class Planner:
     def _usable_depth(self, proposer: str, depth: int) -> int:
         if depth > self._max_depth and proposer in self._on_device:
             depth = self._max_depth
+        most = self._control.max_depth
+        if most is not None and depth > most:
+            depth = most
         return depth if self.has_draft or proposer not in self._with_kv else 0
 
-    def _plan_decodes(self, step: Step, decoding: _Decoding, depths: Sequence[int]) -> None:
+    def _plan_decodes(self, step: Step, decoding: Candidates, choice: Choice) -> None:
         residents, with_kv, running = self._residents, self._with_kv, State.RUNNING
         size, append = self._block_size, self._append
         residents.count_spare_blocks(step.short)
-        rows = zip(decoding.requests, decoding.wanted, decoding.behind, depths, strict=True)
-        for request, most, behind, depth in rows:
+        probed = self._control.probes(decoding) if self.has_draft else ()
+        room = step.tokens if step.num_selected is None else sys.maxsize
+        rows = zip(decoding.requests, decoding.wanted, decoding.behind, choice.depths, strict=True)
+        for index, (request, most, behind, depth) in enumerate(rows):
             if request.state is not running:
                 continue  # a prompt before it needed its memory
             draft_tokens = 0
             if depth:
-                if depth > most or depth > step.tokens:  # whatever a policy may say
-                    depth = min(most, step.tokens)
+                if depth > most or depth > room:  # whatever a policy may say
+                    depth = min(most, room)
                 keeps_kv = request.proposer in with_kv
                 reach = request.upper + depth
                 if keeps_kv and behind > MOST_BEHIND:
@@ -186,36 +241,68 @@ class Planner:
                     depth = min(depth, -request.upper % size)
                 if depth and keeps_kv:
                     draft_tokens = behind
-            append(step, request, 1, depth, draft_tokens, True)
+            elif index in probed:
+                draft_tokens = self._catch_up(step, request)
+            room -= append(step, request, 1, depth, draft_tokens, True)
+        self._settle_selection(step)
+
+    def _settle_selection(self, step: Step) -> None:
+        """Rows may have been cut: then there is less to select from, or nothing to leave out."""
+        if step.num_selected is not None and step.num_selected >= step.num_drafts:
+            step.num_selected = None
+        num_verified = step.num_drafts if step.num_selected is None else step.num_selected
+        step.tokens -= num_verified
 
     def _catch_up(self, step: Step, request: Request) -> int:
-        """Applied tokens that the draft is to compute now, which the workers therefore know."""
-        if request.drafts_in_flight:
+        """Applied tokens that the draft is to compute now, which the workers therefore know: of the
+        prompt, or else of the output."""
+        if request.drafts_in_flight or request.is_draft_given_up:
             return 0  # nobody knows yet where it stands
-        count = min(len(request.tokens) - request.draft.planned, step.catch_up)
+        start = request.draft.planned
+        missing = request.prompt_len - start
+        if missing <= 0:
+            missing = min(len(request.tokens) - start, CATCH_UP_OUTPUT)
+        count = min(missing, step.catch_up)
         step.catch_up -= count
+        step.num_caught_up += count
         return count
 
-    def _plan_prompts(self, step: Step, prompts: list[Request]) -> None:
+    # -- prompts ----------------------------------------------------------------------------
+
+    def _take_prompts(self, step: Step, prompts: list[Request], decoding: Candidates) -> None:
+        """Prompts under way, then new ones, up to what the step has time for, and what drafts want
+        of its room leaves; at least half of that is theirs."""
+        share = max(step.tokens - sum(decoding.wanted), step.tokens // 2)
+        room = self._control.prompt_room(len(decoding.requests), share)
+        left, step.tokens = step.tokens - room, room
         for request in prompts:
             if step.tokens <= 0:
-                return
+                break
             if request.state is State.RUNNING:
-                self._plan_chunk(step, request)
+                self._take_chunk(step, request)
+        self._admit(step)
+        step.tokens += left
 
-    def _plan_chunk(self, step: Step, request: Request) -> None:
+    def _take_chunk(self, step: Step, request: Request) -> None:
         holding = request.target
-        length = len(request.tokens)
-        chunk = min(length - holding.planned, step.tokens)
-        if not self._residents.reserve(request, holding.planned + chunk):
-            return
-        draft_tokens = 0
-        if request.proposer in self._with_kv and self.has_draft:
-            draft_tokens = self._catch_up(step, request)
-        holding.planned += chunk
-        request.in_prompt = holding.planned < length
-        step.tokens -= chunk
-        self._append(step, request, chunk, 0, draft_tokens, not request.in_prompt)
+        chunk = min(len(request.tokens) - holding.planned, step.tokens)
+        if self._residents.reserve(request, holding.planned + chunk):
+            step.prompts.append((request, chunk))
+            step.tokens -= chunk
+
+    def _plan_prompts(self, step: Step) -> None:
+        """The draft computes them as well, if their rows are to draft."""
+        drafts = self.has_draft and self._control.wants_prompts
+        for request, chunk in step.prompts:
+            if request.state is not State.RUNNING:
+                continue  # one before it needed its memory
+            draft_tokens = 0
+            if drafts and request.proposer in self._with_kv:
+                draft_tokens = self._catch_up(step, request)
+            holding = request.target
+            holding.planned += chunk
+            request.in_prompt = holding.planned < len(request.tokens)
+            self._append(step, request, chunk, 0, draft_tokens, not request.in_prompt)
 
     def _append(
         self,
@@ -225,7 +312,8 @@ class Planner:
         depth: int,
         draft_tokens: int,
         samples: bool,
-    ) -> None:
+    ) -> int:
+        """Returns the depth it is planned with."""
         holding = request.target
         target_start, target_blocks = holding.announced, NO_BLOCKS
         if target_start < len(holding.blocks):
@@ -234,7 +322,11 @@ class Planner:
         if draft_tokens:
             if self._residents.reserve_draft(request, draft_tokens, depth):
                 draft_start, draft_blocks = request.draft.announce()
+                request.draft_plans_in_flight += 1
             else:  # no memory for the draft: this row decodes plainly
+                if not depth:
+                    step.catch_up += draft_tokens
+                    step.num_caught_up -= draft_tokens
                 draft_tokens = depth = 0
         step.rows.append(
             _new_tuple(  # what `RowPlan(...)` does, in half the time
@@ -260,12 +352,13 @@ class Planner:
         if samples:
             request.upper += depth + 1
         if depth:
-            step.tokens -= depth
+            step.num_drafts += depth
             if draft_tokens:
                 request.drafts_in_flight += 1
                 request.behind = MOST_BEHIND
-                return
+                return depth
         request.behind += samples
+        return depth
 
     def _admit(self, step: Step) -> None:
         """Start waiting requests in order while rows, budget and memory last.
@@ -281,4 +374,11 @@ class Planner:
             self.num_cached_tokens += request.num_cached
             step.admitted.append(request.row_init())
             step.short.append(request)
-            self._plan_chunk(step, request)
+            if _is_apart(request) == step.is_apart:
+                self._take_chunk(step, request)
+
+
+def _is_apart(request: Request) -> bool:
+    """Whether its next tokens are computed in a step without others."""
+    apart = request.apart
+    return apart is not Apart.NEVER and (apart is Apart.ALWAYS or request.in_prompt)

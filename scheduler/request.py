@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from outrider.scheduler.hazards import RowLuck
 from outrider.scheduler.pool import ROOT
-from outrider.scheduler.types import NOBODY, FinishReason, RequestSpec, RowInit, SampleId
+from outrider.scheduler.types import NOBODY, Apart, FinishReason, RequestSpec, RowInit, SampleId
 
 NO_BLOCKS: tuple[int, ...] = ()
 
@@ -61,18 +62,23 @@ class Request:
     reads of its `spec` is held here as well."""
 
     __slots__ = (
+        "apart",
         "arrival_s",
         "behind",
         "deadline_s",
         "depth",
         "draft",
+        "draft_plans_in_flight",
         "drafts_in_flight",
         "followers",
         "generation",
         "in_flight",
         "in_prompt",
+        "is_depth_fixed",
+        "is_draft_given_up",
         "is_watched",
         "key",
+        "luck",
         "max_len",
         "missing_blocks",
         "num_cached",
@@ -117,6 +123,9 @@ class Request:
         self.is_watched = False  # by those who mind deadlines
         self.proposer = spec.proposer if spec.depth > 0 else NOBODY
         self.depth = spec.depth if spec.proposer else 0
+        self.is_depth_fixed = spec.is_depth_fixed
+        self.apart = Apart.NEVER  # set when it is added
+        self.luck = RowLuck()  # what its drafts came to so far
         self.followers: list[Request] = []
         self.state = State.WAITING
         self.num_preemptions = 0
@@ -126,6 +135,8 @@ class Request:
         self.generation = 0
         self.in_flight = 0  # plans under way that name it
         self.drafts_in_flight = 0  # of these: those that use the draft's KV to draft
+        self.draft_plans_in_flight = 0  # and those that use it at all
+        self.is_draft_given_up = False  # for lack of memory, as long as it has its row
         self.behind = 0  # see `most_behind`
         self.in_prompt = True  # until the chunk with its last known token is planned
         self.prompt_logprobs_sent = prompt_logprobs_sent
@@ -167,6 +178,7 @@ class Request:
     def forget_kv(self) -> None:
         self.target = Holding()
         self.draft = Holding()
+        self.is_draft_given_up = False
         self.row = -1
 
     def row_init(self) -> RowInit:

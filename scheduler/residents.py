@@ -13,6 +13,9 @@ from outrider.scheduler.pool import ROOT, BlockPool
 from outrider.scheduler.request import Holding, Request, State
 from outrider.scheduler.waiting import WaitingQueue
 
+_DRAFT_HEADROOM = 256
+"""Tokens that a row's draft has blocks for beyond its text when it begins."""
+
 
 class Residents:
     """Rows, both pools, and who is in them."""
@@ -32,6 +35,7 @@ class Residents:
         self.running: list[Request] = []  # by key: who came first is served and kept first
         self.leaving: set[Request] = set()
         self.released_rows: list[int] = []  # since the last plan
+        self.draft_released_rows: list[int] = []  # likewise, of the draft's KV alone
         self.num_preemptions = 0
         self.spare_blocks = 0  # for drafts, in the step being planned
         self._block_size = target_pool.block_size
@@ -100,6 +104,8 @@ class Residents:
         self.draft_pool.release(request.draft.blocks)
         self._free_rows.append(request.row)
         self.released_rows.append(request.row)
+        if request.row in self.draft_released_rows:
+            self.draft_released_rows.remove(request.row)
         request.forget_kv()
         if request.state is State.PREEMPTED:
             request.state = State.WAITING
@@ -149,19 +155,42 @@ class Residents:
         self.spare_blocks = max(self.target_pool.num_free - needed, 0)
 
     def reserve_draft(self, request: Request, num_tokens: int, depth: int) -> bool:
-        """Draft blocks for `num_tokens` more known tokens and the drafts, from what is free."""
-        holding = request.draft
+        """Draft blocks for `num_tokens` more known tokens and the drafts, from what is free.
+
+        The draft's pool may be far smaller than the target's. So a row begins with room to go on
+        for a while or not at all, and one that can go no further gives up what it has, for good:
+        rows that each hold a part would wait for each other.
+        """
+        holding, pool = request.draft, self.draft_pool
+        if request.is_draft_given_up:
+            return False
         planned = holding.planned + num_tokens
         reach = request.upper + depth - 1 if depth else planned
         missing = -(-reach // self._block_size) - len(holding.blocks)
         if missing > 0:
-            blocks = self.draft_pool.allocate(missing)
+            ahead = min(request.max_len, max(request.upper, reach) + _DRAFT_HEADROOM)
+            wanted = -(-ahead // self._block_size) - len(holding.blocks)
+            is_first = not holding.announced
+            blocks = pool.allocate(wanted)
+            if blocks is None and not is_first:
+                blocks = pool.allocate(missing)
             if blocks is None:
+                if not is_first:
+                    self.give_up_draft(request)
                 return False
             holding.blocks += blocks
         if not depth:
             holding.planned = planned
         return True
+
+    def give_up_draft(self, request: Request) -> None:
+        """It decodes plainly from now on; its draft blocks go back once no plan names them."""
+        request.is_draft_given_up = True
+        if not request.draft_plans_in_flight:
+            if request.draft.planned:
+                self.draft_released_rows.append(request.row)
+            self.draft_pool.release(request.draft.blocks)
+            request.draft = Holding()
 
     def return_lookahead(self, request: Request) -> None:
         """Release blocks beyond what the applied text and the plans still in flight can reach."""
@@ -170,11 +199,10 @@ class Residents:
         keep = -(-request.upper // self._block_size)
         if len(request.target.blocks) > keep:
             self.target_pool.release(request.target.cut(keep))
-        if len(request.draft.blocks) > keep:
-            self.draft_pool.release(request.draft.cut(keep))
 
     def forget_draft(self) -> None:
         """The draft's KV is gone, and with it every block that anybody holds there."""
+        self.draft_released_rows.clear()
         for request in (*self.running, *self.leaving):
             self.draft_pool.release(request.draft.blocks)
             request.draft = Holding()

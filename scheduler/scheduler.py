@@ -8,19 +8,22 @@ request that ends meanwhile keeps its blocks and its row until the last plan nam
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError, OutriderError
-from outrider.scheduler.depths import ChooseDepths, fixed_depths
-from outrider.scheduler.planner import Planner, SchedulerLimits
+from outrider.scheduler.control import SpeculationControl
+from outrider.scheduler.planner import Planner, SchedulerLimits, Step
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request, State
 from outrider.scheduler.residents import Residents
 from outrider.scheduler.types import (
+    Apart,
     FinishReason,
+    RequestSpec,
     RequestUpdate,
     RowInit,
     RowPlan,
@@ -48,11 +51,12 @@ class SchedulerStats:
 class _InFlight:
     """A plan under way, the requests behind its rows, and the draft it was made for."""
 
-    __slots__ = ("draft_life", "plan", "requests")
+    __slots__ = ("draft_life", "plan", "requests", "step")
 
-    def __init__(self, plan: StepPlan, requests: list[Request], draft_life: int) -> None:
+    def __init__(self, plan: StepPlan, step: Step, draft_life: int) -> None:
         self.plan = plan
-        self.requests = requests
+        self.step = step
+        self.requests = step.requests
         self.draft_life = draft_life
 
 
@@ -65,11 +69,13 @@ class Scheduler:
         target_pool: BlockPool,
         draft_pool: BlockPool | None = None,
         proposers: Iterable[ProposerTraits] = (),
-        choose_depths: ChooseDepths = fixed_depths,
+        control: SpeculationControl | None = None,
         epoch: int = 0,
+        apart: Callable[[RequestSpec], Apart] | None = None,
     ) -> None:
-        """Requests may name any of `proposers`; `choose_depths` says how far they draft. `epoch`
-        tells this engine from those before it: workers drop all rows of a lower one."""
+        """Requests may name any of `proposers`; `control` says how far they draft. `epoch`
+        tells this engine from those before it: workers drop all rows of a lower one. `apart`
+        says which requests the workers want in steps of their own."""
         self.limits = limits
         self.target_pool = target_pool
         self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
@@ -93,9 +99,12 @@ class Scheduler:
             self._waiting,
             self._kv_rules.keys(),
         )
+        self.control = control or SpeculationControl(seats=limits.max_num_seqs)
+        self.control.know(self._proposers.values())
         self._planner = Planner(
-            limits, self._residents, self._waiting, self._proposers, choose_depths
+            limits, self._residents, self._waiting, self._proposers, self.control
         )
+        self._apart = apart
         self._in_flight: deque[_InFlight] = deque()
         self._updates: list[RequestUpdate] = []
 
@@ -159,6 +168,10 @@ class Scheduler:
         aged = request.spec.priority * self.limits.priority_aging_s + request.arrival_s
         request.key = (aged, self._arrivals)
         self._requests[request.sample_id] = request
+        if self._apart is not None:
+            request.apart = self._apart(request.spec)
+            self._planner.has_apart |= request.apart is not Apart.NEVER
+        self.control.arrive(request.arrival_s)
         self._deadlines.watch(request)
         sibling = self._requests.get(after) if after is not None else None
         if sibling is not None and sibling.in_prompt and self.target_pool.prefix_caching:
@@ -216,6 +229,7 @@ class Scheduler:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next pass, or None if nothing can be computed before a verdict or a request."""
+        self.control.tick(now_s)
         for late in self._deadlines.expired(now_s):
             self.cancel(late.sample_id, FinishReason.DEADLINE)
         if len(self._in_flight) > self.limits.lag:
@@ -230,9 +244,15 @@ class Scheduler:
             rows=tuple(step.rows),
             admitted=tuple(step.admitted),
             released=tuple(self._residents.released_rows),
+            draft_released=tuple(self._residents.draft_released_rows),
+            num_selected=step.num_selected,
         )
         self._residents.released_rows.clear()
-        self._in_flight.append(_InFlight(plan, step.requests, self._draft_life))
+        self._residents.draft_released_rows.clear()
+        assert step.record is not None
+        if step.is_typical:
+            self.control.records.append(step.record)
+        self._in_flight.append(_InFlight(plan, step, self._draft_life))
         return plan
 
     # -- applying ---------------------------------------------------------------------------
@@ -249,22 +269,49 @@ class Scheduler:
         self._in_flight.popleft()
         self.stats.steps += 1
         knows_draft = flight.draft_life == self._draft_life
+        is_fair = flight.plan.num_selected is None
+        before = dataclasses.replace(self.stats)
         finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
         for request, row_plan, row in zip(
             flight.requests, flight.plan.rows, verdict.rows, strict=True
         ):
             request.in_flight -= 1
-            if row_plan.depth and row_plan.draft_tokens:
-                request.drafts_in_flight -= 1
+            if row_plan.draft_tokens:
+                request.draft_plans_in_flight -= 1
+                if row_plan.depth:
+                    request.drafts_in_flight -= 1
             if request.state is finished:
                 self._residents.leave(request)
                 continue
-            self._commit(request, row_plan, row, knows_draft)
+            self._commit(request, row_plan, row, knows_draft, is_fair)
             if request.state is preempted:
                 self._residents.leave(request)
+        self._learn(flight, verdict, before)
 
-    def _commit(self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool) -> None:
-        _, generation, base_len, num_drafted, _, num_accepted, new, _, prompt_logprobs = row
+    def _learn(self, flight: _InFlight, verdict: Verdict, before: SchedulerStats) -> None:
+        if verdict.agreements:
+            holders = {request.row: request for request in self._residents.running}
+            for agreement in verdict.agreements:
+                request = holders.get(agreement.row)
+                if request is not None and request.generation == agreement.generation:
+                    self.control.see_agreement(request, agreement)
+        stats, step = self.stats, flight.step
+        self._planner.turns.end(step.is_apart, verdict.draft_s + verdict.verify_s)
+        if step.record is None or not step.is_typical:
+            return
+        self.control.see_step(
+            step.record,
+            verdict,
+            stats.committed_tokens - before.committed_tokens,
+            stats.verified_tokens - before.verified_tokens,
+            stats.accepted_tokens - before.accepted_tokens,
+        )
+
+    def _commit(
+        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, is_fair: bool
+    ) -> None:
+        """`is_fair`: what was verified was not selected for being likely."""
+        _, generation, base_len, drafted, verified, num_accepted, new, _, prompt_logprobs = row
         _, _, num_tokens, depth, _, samples, proposer, _, _, _, _, draft_tokens = plan
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
@@ -278,15 +325,19 @@ class Scheduler:
             request.target.computed = base_len + num_accepted
         else:
             request.target.computed += num_tokens
-        if draft_tokens and knows_draft:
+        if draft_tokens and request.is_draft_given_up:
+            self._residents.give_up_draft(request)  # what other plans still named
+        elif draft_tokens and knows_draft:
             draft = request.draft
             if depth:  # it has caught up with the text, then drafted behind it
-                kept = self._kv_rules[proposer](num_drafted, num_accepted)
+                kept = self._kv_rules[proposer](drafted, num_accepted)
                 draft.computed = draft.planned = base_len + kept
             else:
                 draft.computed += draft_tokens
         finish: FinishReason | None = None
         if new:
+            if request.proposer and is_fair:
+                self.control.see_row(request, verified, num_accepted)
             request.upper += len(new) - depth - 1
             new, finish = request.until_end(new)
             request.tokens += new
@@ -335,6 +386,7 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         del self._requests[request.sample_id]
         self.stats.finished += 1
+        self.control.end(request)
         self._release_followers(request)
         before, request.state = request.state, State.FINISHED
         if before in (State.RUNNING, State.PREEMPTED):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from outrider.scheduler.params import SamplingParams
@@ -39,6 +39,14 @@ class SampleId(NamedTuple):
 IN_PROCESS = 0
 
 
+class Apart(IntEnum):
+    """When a request cannot share a step with others; the workers say so."""
+
+    NEVER = 0
+    PROMPT = 1  # until its prompt is computed
+    ALWAYS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
     """What a request asks to have computed, checked and with every default settled."""
@@ -51,6 +59,7 @@ class RequestSpec:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     proposer: str = NOBODY
     depth: int = 0
+    is_depth_fixed: bool = False  # draft so far whatever the policy says, not at most so far
     priority: int = 0  # lower runs sooner
 
 
@@ -114,6 +123,10 @@ class StepPlan:
     rows: tuple[RowPlan, ...]
     admitted: tuple[RowInit, ...] = ()
     released: tuple[int, ...] = ()  # rows whose state the workers may forget
+    draft_released: tuple[int, ...] = ()  # rows that go on, but whose KV of the draft is void
+    num_selected: int | None = None
+    """Verify only so many drafts in all: the likeliest of those drafted, each with all before it in
+    its row. None: every row's `num_verified`."""
 
 
 class Proposal(NamedTuple):
@@ -141,6 +154,7 @@ class Ticket:
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     draft_s: float = 0.0
     round: int | None = None
+    agreements: tuple[Agreement, ...] = ()  # found out since the last ticket
 
     def drafts_for(self, row: int, generation: int, base_len: int) -> Proposal | None:
         found = self.proposals.get(row)
@@ -178,6 +192,16 @@ class RowVerdict(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this chunk predicts
 
 
+class Agreement(NamedTuple):
+    """What a draft would have guessed of output it has caught up on: under shared noise a text does
+    not depend on its drafts, so this is what drafting there would have been worth. Prompt tokens
+    say nothing, nor do rows whose noise is not shared."""
+
+    row: int
+    generation: int
+    hits: tuple[bool, ...]  # token by token, in the order of the text
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of one step, rows in the order of the plan."""
@@ -185,8 +209,9 @@ class Verdict:
     epoch: int
     step: int
     rows: tuple[RowVerdict, ...]
-    draft_s: float = 0.0
+    draft_s: float = 0.0  # drafting and catching up, wherever in the step
     verify_s: float = 0.0
+    agreements: tuple[Agreement, ...] = ()  # of rows that caught up in this step or before it
 
     def wait(self) -> Verdict:
         return self

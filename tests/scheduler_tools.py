@@ -6,12 +6,14 @@ each step, that nothing was lost, leaked, reordered or starved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engine.step import StepLoop
-from outrider.scheduler.depths import ChooseDepths, fixed_depths
+from outrider.scheduler.control import SpeculationControl
+from outrider.scheduler.costs import StepCosts
+from outrider.scheduler.depths import ChooseDepths
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
@@ -19,6 +21,7 @@ from outrider.scheduler.request import Request, State
 from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import (
     IN_PROCESS,
+    Apart,
     DraftEvent,
     FinishReason,
     RequestSpec,
@@ -102,7 +105,9 @@ class Simulation:
         acceptance: float | Sequence[int] = 0.7,
         priority_aging_s: float = 10.0,
         max_waiting: int | None = None,
-        choose_depths: ChooseDepths = fixed_depths,
+        choose_depths: ChooseDepths | str = "fixed",
+        costs: StepCosts | None = None,
+        apart: Callable[[RequestSpec], Apart] | None = None,
     ) -> None:
         limits = SchedulerLimits(max_num_seqs, budget, lag, priority_aging_s, max_waiting)
         self.target_pool = BlockPool(num_blocks, block_size, prefix_caching)
@@ -112,7 +117,8 @@ class Simulation:
             self.target_pool,
             self.draft_pool,
             traits(has_draft_model=True),
-            choose_depths,
+            SpeculationControl(choose_depths, costs, seats=max_num_seqs),
+            apart=apart,
         )
         self.workers = FakeWorkers(
             num_blocks,

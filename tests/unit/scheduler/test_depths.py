@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_tools import Simulation, make_request
 
-from outrider.scheduler.depths import DepthSnapshot, fixed_depths
+from outrider.scheduler.depths import Choice, DepthSnapshot, fixed_depths
 from outrider.workers.proposers.base import DRAFT
 
 
@@ -18,15 +18,15 @@ def snapshot(wanted: Sequence[int], room: int, step: int = 0) -> DepthSnapshot:
 
 
 def test_every_row_gets_what_it_wants_if_there_is_room() -> None:
-    assert fixed_depths(snapshot([5, 0, 3], room=8)) == [5, 0, 3]
+    assert fixed_depths(snapshot([5, 0, 3], room=8)).depths == [5, 0, 3]
 
 
 def test_rows_are_cut_to_one_level() -> None:
-    assert fixed_depths(snapshot([5, 1, 5], room=5)) == [2, 1, 2]
+    assert fixed_depths(snapshot([5, 1, 5], room=5)).depths == [2, 1, 2]
 
 
 def test_who_gets_one_more_changes_from_step_to_step() -> None:
-    got = [fixed_depths(snapshot([3, 3, 3], room=4, step=step)) for step in range(3)]
+    got = [fixed_depths(snapshot([3, 3, 3], room=4, step=step)).depths for step in range(3)]
     assert got == [[2, 1, 1], [1, 2, 1], [1, 1, 2]]
 
 
@@ -34,7 +34,7 @@ def test_who_gets_one_more_changes_from_step_to_step() -> None:
 def test_no_row_gets_more_than_it_wants_and_the_room_is_used(
     wanted: list[int], room: int, step: int
 ) -> None:
-    depths = fixed_depths(snapshot(wanted, room, step))
+    depths = fixed_depths(snapshot(wanted, room, step)).depths
     assert all(0 <= depth <= most for depth, most in zip(depths, wanted, strict=True))
     assert sum(depths) == min(sum(wanted), room)
 
@@ -42,9 +42,9 @@ def test_no_row_gets_more_than_it_wants_and_the_room_is_used(
 def test_another_policy_decides_from_what_the_planner_tells_it() -> None:
     seen: list[DepthSnapshot] = []
 
-    def only_the_second(given: DepthSnapshot) -> Sequence[int]:
+    def only_the_second(given: DepthSnapshot) -> Choice:
         seen.append(given)
-        return [0, *given.wanted[1:]]
+        return Choice([0, *given.wanted[1:]])
 
     simulation = Simulation(budget=40, choose_depths=only_the_second)
     for name in "ab":
@@ -58,7 +58,7 @@ def test_another_policy_decides_from_what_the_planner_tells_it() -> None:
 
 
 def test_a_policy_that_asks_for_too_much_gets_what_there_is() -> None:
-    simulation = Simulation(budget=9, choose_depths=lambda given: [99] * len(given.wanted))
+    simulation = Simulation(budget=9, choose_depths=lambda given: Choice([99] * len(given.wanted)))
     for name in "ab":
         simulation.add(make_request(name, [1, 2, 3], 20, proposer=DRAFT, depth=4))
     simulation.step()

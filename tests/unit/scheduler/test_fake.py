@@ -12,7 +12,7 @@ from outrider.engine.step import StepLoop
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import StepPlan
+from outrider.scheduler.types import Agreement, StepPlan, Ticket, Verdict
 from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import BrokenPlan, FakeKV, text_hashes
 from outrider.workers.proposers.base import DRAFT
@@ -188,3 +188,70 @@ def test_the_step_loop_runs_on_the_fake_workers_alone() -> None:
     text = text_hashes(prompt)[-1]
     assert tokens == workers.model.continuation(text, request.seed, num_tokens)
     assert scheduler.stats.drafted_tokens > scheduler.stats.accepted_tokens > 0
+
+
+def test_what_a_row_only_catches_up_on_is_written_with_the_next_plan() -> None:
+    """As real drafts do, whose first tokens must not wait: nobody may read it before."""
+    simulation = Simulation(num_blocks=8, draft_blocks=8)
+    simulation.add(make_request("a", [1, 2, 3, 4], 20, proposer=DRAFT, depth=2))
+    simulation.step()
+    kv = simulation.workers.draft_kv
+    hashes = text_hashes([1, 2, 3, 4])
+    with pytest.raises(BrokenPlan, match="another text"):
+        kv.read(0, hashes)
+    simulation.step()
+    kv.read(0, hashes)
+
+
+def caught_up_output(acceptance: float | list[int]) -> list[Agreement]:
+    """What is told of a request that comes with output which the draft has not seen."""
+    simulation = Simulation(acceptance=acceptance)
+    found: list[Agreement] = []
+    verify = simulation.workers.verify
+
+    def watched(plan: StepPlan, ticket: Ticket) -> Verdict:
+        verdict = verify(plan, ticket)
+        found.extend(verdict.agreements)
+        return verdict
+
+    simulation.workers.verify = watched  # type: ignore[method-assign]
+    output = list(range(20))
+    simulation.add(
+        make_request("a", [1, 2, 3], max_len=40, output_ids=output, proposer=DRAFT, depth=2)
+    )
+    simulation.drain()
+    return found
+
+
+@pytest.mark.parametrize(("acceptance", "is_right"), [(1.0, True), (0.0, False), ([3], True)])
+def test_of_output_that_is_caught_up_on_is_told_whether_it_would_have_been_guessed(
+    acceptance: float | list[int], is_right: bool
+) -> None:
+    [found] = caught_up_output(acceptance)
+    assert found.hits == (is_right,) * 21
+
+
+def test_only_as_many_drafts_are_verified_as_a_plan_selects() -> None:
+    simulation = Simulation(acceptance=1.0)
+    for name in ("a", "b"):
+        simulation.add(make_request(name, [1, ord(name)], 20, proposer=DRAFT, depth=4))
+    simulation.step()
+    simulation.step()
+    plan = simulation.scheduler.plan(0.0)
+    assert plan is not None and [row.depth for row in plan.rows] == [4, 4]
+    workers = simulation.workers
+    selected = replace(plan, num_selected=3)
+    verdict = workers.verify(selected, workers.propose(selected))
+    assert [row.num_drafted for row in verdict.rows] == [4, 4]
+    assert sum(row.num_verified for row in verdict.rows) == 3
+    assert [row.num_accepted for row in verdict.rows] == [row.num_verified for row in verdict.rows]
+    simulation.scheduler.apply(verdict)
+    simulation.drain()
+
+
+def test_a_selection_of_drafts_is_what_counts_for_the_pass() -> None:
+    simulation, plan = plan_to_break()
+    wide = plan.rows[0]._replace(depth=9, num_verified=9)
+    broken = replace(plan, rows=(wide,), num_selected=8)
+    with pytest.raises(BrokenPlan, match="9 tokens, 0 for the draft; 8 may be"):
+        simulation.workers.propose(broken)

@@ -8,7 +8,7 @@ import pytest
 from scheduler_tools import Simulation, make_request, name_of
 
 from outrider.errors import CapacityError
-from outrider.scheduler.depths import DepthSnapshot
+from outrider.scheduler.depths import Choice, DepthSnapshot
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.types import StepPlan
 from outrider.workers.proposers.base import DRAFT
@@ -57,11 +57,11 @@ def test_a_row_that_fell_behind_catches_up_in_a_plain_step_beside_drafting_neigh
 ) -> None:
     wants = {"r1": False}
 
-    def policy(snapshot: DepthSnapshot) -> Sequence[int]:
+    def policy(snapshot: DepthSnapshot) -> Choice:
         depths = list(snapshot.wanted)
         if not wants["r1"]:
             depths[1] = 0
-        return depths
+        return Choice(depths)
 
     simulation = Simulation(num_blocks=512, draft_blocks=512, lag=lag, choose_depths=policy)
     for index in range(3):

@@ -66,6 +66,7 @@ WRONG: list[tuple[str, Any]] = [
     ("speculation", "no name"),
     ("speculation", 1),
     ("num_speculative_tokens", 33),
+    ("fix_depth", 1),
 ]
 
 
@@ -93,6 +94,12 @@ def test_every_field_has_a_wrong_value_above() -> None:
 def test_min_tokens_above_max_tokens_is_refused() -> None:
     with pytest.raises(RequestError, match="min_tokens is 9 but max_tokens is 8"):
         SamplingParams(min_tokens=9, max_tokens=8)
+
+
+def test_a_depth_to_keep_to_must_be_given() -> None:
+    SamplingParams(fix_depth=True, num_speculative_tokens=0)
+    with pytest.raises(RequestError, match="fix_depth is True but num_speculative_tokens is None"):
+        SamplingParams(fix_depth=True)
 
 
 def test_every_sample_carries_the_allowed_tokens_so_their_product_is_limited() -> None:
@@ -247,3 +254,10 @@ def test_a_configuration_and_single_options_exclude_each_other() -> None:
 
     with pytest.raises(RequestError, match="either config or single options"):
         LLM(model="x", config=EngineConfig())
+
+
+def test_a_fixed_depth_has_a_limit_since_its_neighbours_pay_for_it_as_well() -> None:
+    SamplingParams(num_speculative_tokens=8, fix_depth=True)
+    SamplingParams(num_speculative_tokens=32)
+    with pytest.raises(RequestError, match="it may be 8"):
+        SamplingParams(num_speculative_tokens=9, fix_depth=True)

@@ -1,0 +1,141 @@
+"""What the parts of a step take, by their sizes: measured at start-up, put right by every step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds by size. Between two sizes it costs what lies between them, or, where passes are
+    padded to the next recorded size, what that one costs; beyond the last it goes on as before."""
+
+    sizes: tuple[int, ...]  # ascending
+    seconds: tuple[float, ...]
+    is_padded: bool = False
+
+    def at(self, size: int) -> float:
+        if size <= 0:
+            return 0.0
+        sizes, seconds = self.sizes, self.seconds
+        index = bisect_left(sizes, size)
+        if index < len(sizes) and (self.is_padded or sizes[index] == size or index == 0):
+            return seconds[index]
+        if len(sizes) == 1:
+            return seconds[0] * size / sizes[0]
+        high = min(index, len(sizes) - 1)
+        low = high - 1
+        slope = (seconds[high] - seconds[low]) / (sizes[high] - sizes[low])
+        if size > sizes[high]:  # where two sizes cost the same, the next need not
+            slope = max(slope, (seconds[high] - seconds[0]) / (sizes[high] - sizes[0]), 0.0)
+        return seconds[high] + slope * (size - sizes[high])
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What a step is made of. Gaps between passes, layouts and sampling belong to the pass they
+    come with."""
+
+    verify: CostTable  # the target's pass by its tokens, but for what attention reads
+    first_draft: CostTable  # the first pass of a drafting round by its rows
+    next_draft: CostTable  # each of the others
+    context_s: float = 0.0  # a token of context that one tile of the target's pass reads
+    tile_tokens: int = 4  # tokens of a row that share such a tile
+    prefill_s: float = 0.0  # a prompt token that the draft computes as well
+
+
+_FIRST_WEIGHT, _LEAST_WEIGHT = 0.5, 0.05  # of a new observation
+_WILD = 2.5  # so many times off, something else held the step up
+_PATIENCE = 8  # unless it does so again and again
+_HOPE = 0.9  # of what was not tried yet: or what was measured too high would never be found out
+_REFRESH = 16  # observations
+_LARGEST = 2048  # tokens; few passes are larger
+
+
+class _Ratio:
+    """What steps took over what the table says."""
+
+    __slots__ = ("num_seen", "num_wild", "value")
+
+    def __init__(self) -> None:
+        self.value = 1.0
+        self.num_seen = 0
+        self.num_wild = 0
+
+    def see(self, ratio: float) -> None:
+        now = ratio / self.value
+        if not 1 / _WILD < now < _WILD and self.num_wild < _PATIENCE:
+            self.num_wild += 1
+            return
+        self.num_wild = 0
+        self.num_seen += 1
+        weight = max(_FIRST_WEIGHT / self.num_seen, _LEAST_WEIGHT)
+        self.value += weight * (ratio - self.value)
+
+
+class LiveCosts:
+    """Measured costs, put right by what steps take."""
+
+    def __init__(self, measured: StepCosts) -> None:
+        measured = replace(measured, verify=_extended(measured.verify))
+        self._measured = measured
+        self._verify = [_Ratio() for _ in measured.verify.sizes]
+        self._overall = _Ratio()
+        self._draft = _Ratio()
+        self._num_unread = 0
+        self.now = measured
+
+    def see_verify(self, tokens: int, context: float, seconds: float) -> None:
+        measured = self._measured
+        expected = measured.verify.at(tokens) + context * measured.context_s
+        if expected <= 0 or seconds <= 0:
+            return
+        sizes = measured.verify.sizes
+        index = min(bisect_left(sizes, tokens), len(sizes) - 1)
+        self._verify[index].see(seconds / expected)
+        self._overall.see(seconds / expected)
+        self._num_unread += 1
+        if self._num_unread >= _REFRESH:
+            self._refresh()
+
+    def see_draft(self, expected_s: float, seconds: float) -> None:
+        """`expected_s` by the costs as they are now."""
+        if expected_s > 0 and seconds > 0:
+            self._draft.see(self._draft.value * seconds / expected_s)
+
+    def _refresh(self) -> None:
+        self._num_unread = 0
+        measured, overall = self._measured, self._overall.value
+        hoped = overall * _HOPE
+        ratios = [each.value if each.num_seen >= _PATIENCE else hoped for each in self._verify]
+        drafting = self._draft.value
+        if self._draft.num_seen < _PATIENCE:
+            drafting *= _HOPE
+        self.now = StepCosts(
+            _scaled(measured.verify, ratios),
+            _scaled(measured.first_draft, [drafting] * len(measured.first_draft.sizes)),
+            _scaled(measured.next_draft, [drafting] * len(measured.next_draft.sizes)),
+            measured.context_s * overall,
+            measured.tile_tokens,
+            measured.prefill_s * drafting,
+        )
+
+
+def _extended(table: CostTable) -> CostTable:
+    """With sizes beyond those measured, each of which is put right by itself."""
+    sizes, seconds = list(table.sizes), list(table.seconds)
+    while sizes[-1] < _LARGEST:
+        sizes.append(2 * sizes[-1])
+        seconds.append(table.at(sizes[-1]))
+    return CostTable(tuple(sizes), tuple(seconds), table.is_padded)
+
+
+def _scaled(table: CostTable, ratios: Sequence[float]) -> CostTable:
+    """Rising with size still, as one ratio or another may be a little off."""
+    seconds, least = [], 0.0
+    for each, ratio in zip(table.seconds, ratios, strict=True):
+        least = max(each * ratio, least)
+        seconds.append(least)
+    return CostTable(table.sizes, tuple(seconds), table.is_padded)

@@ -1,0 +1,161 @@
+"""What the controller keeps between steps: costs, load, probes, and that policies change live."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from scheduler_tools import Simulation, make_request
+
+from outrider.errors import ConfigError
+from outrider.scheduler.control import Candidates, SpeculationControl
+from outrider.scheduler.costs import CostTable, LiveCosts, StepCosts
+from outrider.scheduler.policies import POLICIES
+from outrider.workers.proposers.base import DRAFT
+from outrider.workers.proposers.registry import traits
+
+COSTS = StepCosts(
+    CostTable((1, 16, 64, 512), (4e-3, 4.1e-3, 5e-3, 12e-3), True),
+    CostTable((16, 64), (1e-4, 2e-4), True),
+    CostTable((16, 64), (1e-4, 2e-4), True),
+    prefill_s=1e-6,
+)
+
+
+def control(**fields: float) -> SpeculationControl:
+    made = SpeculationControl("goodput", COSTS, seats=64, **fields)  # type: ignore[arg-type]
+    made.know(traits(has_draft_model=True))
+    return made
+
+
+# -- costs ----------------------------------------------------------------------------------------
+
+
+def test_a_table_goes_on_beyond_its_last_size_as_before_it() -> None:
+    table = CostTable((1, 2, 4), (1.0, 1.5, 2.5))
+    assert [table.at(size) for size in (0, 1, 2, 3, 4, 8)] == [0.0, 1.0, 1.5, 2.0, 2.5, 4.5]
+
+
+def test_a_padded_pass_costs_what_the_next_size_does() -> None:
+    table = CostTable((1, 8, 16), (1.0, 2.0, 3.0), is_padded=True)
+    assert [table.at(size) for size in (1, 2, 8, 9, 16)] == [1.0, 2.0, 2.0, 3.0, 3.0]
+
+
+def test_costs_follow_what_steps_take() -> None:
+    costs, rng = LiveCosts(COSTS), random.Random(3)
+    for _ in range(200):
+        costs.see_verify(60, 0.0, 10e-3 * rng.uniform(0.95, 1.05))
+    assert costs.now.verify.at(60) == pytest.approx(10e-3, rel=0.05)
+    assert costs.now.verify.at(16) > 6e-3, "and sizes not seen follow the others"
+
+
+def test_a_step_that_something_else_held_up_changes_nothing() -> None:
+    costs = LiveCosts(COSTS)
+    for number in range(100):
+        costs.see_verify(60, 0.0, 1.0 if number % 10 == 5 else 5e-3)
+    assert costs.now.verify.at(60) == pytest.approx(5e-3, rel=0.02)
+
+
+def test_larger_passes_never_look_cheaper_than_smaller_ones() -> None:
+    costs = LiveCosts(COSTS)
+    for _ in range(100):
+        costs.see_verify(16, 0.0, 8e-3)
+        costs.see_verify(60, 0.0, 5e-3)
+    assert costs.now.verify.at(60) >= costs.now.verify.at(16)
+
+
+# -- prompts --------------------------------------------------------------------------------------
+
+
+def test_prompts_get_what_the_time_limit_of_a_step_leaves() -> None:
+    limited = control(step_limit_s=8e-3)
+    found = limited.prompt_room(8, 500)
+    assert COSTS.verify.at(8 + found) <= 8e-3 or found == 16
+    assert limited.prompt_room(0, 500) == 500, "where nobody waits for his next token"
+    assert control().prompt_room(8, 500) == 500
+
+
+# -- load -----------------------------------------------------------------------------------------
+
+
+def test_the_arrival_rate_falls_while_nobody_comes() -> None:
+    made = control()
+    for number in range(20):
+        made.arrive(number * 0.1)
+    made.tick(2.0)
+    assert made.arrivals_per_s == pytest.approx(10.0, rel=0.1)
+    made.tick(20.0)
+    assert made.arrivals_per_s == pytest.approx(1.0, rel=0.1)
+
+
+# -- policies -------------------------------------------------------------------------------------
+
+
+def test_an_unknown_policy_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="'clever'.*goodput, threshold, trim, fixed, off"):
+        SpeculationControl("clever")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_every_policy_ends_every_request_with_its_plain_text(policy: str, lag: int) -> None:
+    simulation = Simulation(
+        num_blocks=256, draft_blocks=256, lag=lag, choose_depths=policy, costs=COSTS
+    )
+    for number in range(6):
+        simulation.add(make_request(f"r{number}", [1, 2, number], 40, proposer=DRAFT, depth=4))
+    simulation.drain()  # which compares every text with the model's
+
+
+def test_off_neither_drafts_nor_computes_anything_for_the_draft() -> None:
+    simulation = Simulation(num_blocks=256, draft_blocks=256, choose_depths="off", costs=COSTS)
+    for number in range(4):
+        simulation.add(make_request(f"r{number}", [1, 2, number], 30, proposer=DRAFT, depth=4))
+    simulation.drain()
+    rows = [row for plan in simulation.plans for row in plan.rows]
+    assert not any(row.depth or row.draft_tokens or row.draft_blocks for row in rows)
+
+
+def test_a_policy_changed_in_between_holds_from_the_next_step() -> None:
+    simulation = Simulation(num_blocks=256, draft_blocks=256, choose_depths="fixed", costs=COSTS)
+    simulation.add(make_request("r", [1, 2, 3], 200, proposer=DRAFT, depth=4))
+    for _ in range(5):
+        simulation.step()
+    assert simulation.plans[-1].rows[0].depth == 4
+    simulation.scheduler.control.max_depth = 2
+    simulation.step()
+    assert simulation.plans[-1].rows[0].depth == 2
+    simulation.scheduler.control.set_policy("off")
+    simulation.step()
+    assert simulation.plans[-1].rows[0].depth == 0
+    simulation.drain()
+
+
+def test_while_nothing_is_drafted_a_draft_is_asked_now_and_then_what_it_would_guess() -> None:
+    made = control()
+    request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
+    rows = Candidates([request], [DRAFT], [4], [30], 40)
+    made.set_policy("goodput")
+    made._previous_level = 0
+    assert not made.probes(rows), "no time was saved up for it"
+    made._probe_budget_s = 1.0
+    assert list(made.probes(rows)) == [0]
+    asked = [made.probes(rows) for _ in range(4)]
+    assert not asked[-1], "and soon that is spent"
+
+
+def test_rows_that_accept_nothing_stop_drafting_and_the_others_go_on() -> None:
+    simulation = Simulation(
+        num_blocks=512,
+        draft_blocks=512,
+        choose_depths="goodput",
+        costs=COSTS,
+        acceptance=0.0,
+    )
+    for number in range(8):
+        simulation.add(make_request(f"r{number}", [1, 2, number], 150, proposer=DRAFT, depth=4))
+    for _ in range(100):
+        simulation.step()
+    last = simulation.plans[-20:]
+    assert sum(row.depth for plan in last for row in plan.rows) == 0
+    simulation.drain()
