@@ -38,6 +38,8 @@ GOALS = {
     "draft_round5_ms": 0.9,
     "host_critical_ms_per_round": 0.15,
 }
+# Of decoding, of verification under load, and of passes that hold prompts as well.
+LINEARS_ROWS = (1, 6, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 # The bundled draft guesses badly behind longer prompts, on any device; they are measured apart.
 SHORT_PROMPT = 256
 LONG_PROMPT = 1200
@@ -206,8 +208,8 @@ def _measure(
         run.note("read_tb_per_s", read_tb_per_s())
         run.note("copy_tb_per_s", copy_tb_per_s())
         run.note("matrix_tflops", matrix_tflops())
-        run.note("linears_1_ms", linears_ms(run.models.target(), 1))
-        run.note("linears_6_ms", linears_ms(run.models.target(), 6))
+        for rows in LINEARS_ROWS:
+            run.note(f"linears_{rows}_ms", linears_ms(run.models.target(), rows))
     if "single" in parts:
         _measure_single(run, depths, depths_1b)
     if "batch" in parts:

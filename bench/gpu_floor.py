@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.gpu.linear import GpuLinear
-from outrider.kernels.gpu.stream import MAX_SMALL_ROWS
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.layers import GatedMlp
 
@@ -61,26 +61,31 @@ def matrix_tflops(size: int = 8192) -> float:
 
 
 def linears_ms(decoder: Decoder, rows: int) -> float:
-    """All linears of a pass over `rows` tokens and its head, one after the other in one graph, by
-    the faster of our kernels and the library's."""
-    linears = _linears(decoder)
-    inputs = {
-        depth: torch.randn(rows, depth, device="cuda", dtype=decoder.dtype)
-        for depth in {linear.weight.shape[1] for linear in linears}
-    }
+    """All linears of a pass over `rows` tokens and its head with nothing in between: those of one
+    shape one after the other in one graph, by the fastest of our kernels and the library's."""
+    shapes: dict[torch.Size, list[GpuLinear]] = {}
+    for linear in _linears(decoder):
+        shapes.setdefault(linear.weight.shape, []).append(linear)
+    return sum(_fastest_ms(linears, rows, decoder.dtype) for linears in shapes.values())
 
-    @torch.inference_mode()
-    def by_library() -> None:
-        for linear in linears:
-            functional.linear(inputs[linear.weight.shape[1]], linear.weight)
 
-    @torch.inference_mode()
-    def by_ours() -> None:
-        for linear in linears:
-            linear(inputs[linear.weight.shape[1]])
+def _fastest_ms(linears: list[GpuLinear], rows: int, dtype: torch.dtype) -> float:
+    x = torch.randn(rows, linears[0].depth, device="cuda", dtype=dtype)
+    ways: list[Callable[[GpuLinear], Tensor]] = [
+        lambda linear: functional.linear(x, linear.weight),
+        lambda linear: torch.mm(linear.weight, x.t()),
+        lambda linear: linear(x),
+    ]
 
-    ways = [by_library, by_ours] if rows <= MAX_SMALL_ROWS else [by_library]
-    return min(time_graph(way, repeats=6) for way in ways)
+    def all_by(way: Callable[[GpuLinear], Tensor]) -> Callable[[], None]:
+        @torch.inference_mode()
+        def run() -> None:
+            for linear in linears:
+                way(linear)
+
+        return run
+
+    return min(time_graph(all_by(way), repeats=6) for way in ways)
 
 
 def _linears(decoder: Decoder) -> list[GpuLinear]:

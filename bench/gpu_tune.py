@@ -1,6 +1,9 @@
-"""Finds how small-row products are best cut up on this GPU, and adds it to the table of that.
+"""Finds how products are best cut up on this GPU, or whether they are better left to the library,
+and adds it to the table of that.
 
     PYTHONPATH=src python -m outrider.bench.gpu_tune --out kernels/gpu/tuned.json
+    PYTHONPATH=src python -m outrider.bench.gpu_tune --out kernels/gpu/tuned.json --models 8b \\
+        --rows 96,128,160,192,224,256,320,384,448,512
     PYTHONPATH=src python -m outrider.bench.gpu_tune --out kernels/gpu/tuned.json --weights fp8
 
 Every candidate is compiled first, in many processes; then each is timed in a recorded graph that
@@ -24,12 +27,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.bench.gpu_floor import time_graph
+from outrider.bench.gpu_tune_blocks import block_candidates, library_ways
 from outrider.kernels.gpu.linear import GpuLinear
-from outrider.kernels.gpu.stream import Stream
+from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, Stream
 from outrider.kernels.gpu.tuning import (
     SHARED_BYTES,
+    LibraryConfig,
     LinearConfig,
     LinearKind,
+    Way,
     forced,
     table_key,
 )
@@ -108,10 +114,13 @@ PRODUCTS = {
 
 def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
     """Ways to cut a product up that keep enough bytes under way and every multiprocessor busy."""
-    if rows > 64:  # 8-bit weights only: what is converted once serves many rows
-        yield from _wide_candidates(item, rows)
-        return
     is_pair = item.kind != "linear"
+    if rows > MAX_SMALL_ROWS:
+        if item.is_8bit:  # what is converted once serves many rows
+            yield from _wide_candidates(item, rows)
+        else:
+            yield from _block_candidates(item, rows)
+        return
     splits = (1, 2, 4) if item.features <= 16384 else (1,)
     widths = (16, 32, 64) if item.bytes <= 64 << 20 else (32, 64)
     depths = (128, 256) if item.is_8bit else (64, 128, 256)
@@ -125,6 +134,12 @@ def candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
         yield LinearConfig(wide, deep, 4, stages, parts, _LINES)
         if stage >= 24 << 10:
             yield LinearConfig(wide, deep, 8, stages, parts, _LINES)
+
+
+def _block_candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
+    most = item.head_dim // 2 if item.kind == "qkv" else item.features
+    is_pair = item.kind != "linear"
+    yield from block_candidates(item.features, item.depth, is_pair, rows, most)
 
 
 def _wide_candidates(item: Product, rows: int) -> Iterator[LinearConfig]:
@@ -170,7 +185,7 @@ class Bench:
             )
         if self.item.name == "head":
             return linear.wide(self.x)
-        return linear.add(self.x, self.residual, self.norm).total
+        return linear.add(self.x, self.residual, self.norm, 1e-5).total
 
     def library(self, linear: GpuLinear) -> Tensor:
         return functional.linear(self.x, linear.weight)
@@ -225,11 +240,17 @@ def compile_all(jobs: list[tuple[Product, int, LinearConfig]]) -> None:
         worker.join()
 
 
-def tune(item: Product, rows: int, configs: list[LinearConfig]) -> list[tuple[float, LinearConfig]]:
-    """Candidates by time, the best first."""
+Found = list[tuple[float, Way]]
+
+
+def tune(item: Product, rows: int, configs: list[LinearConfig]) -> Found:
+    """Candidates by time, the best first; from so many rows on the library is among them."""
     bench = Bench(item, rows)
-    found = []
-    for config in configs:
+    found: Found = []
+    ways: list[Way] = list(configs)
+    if rows >= MAX_SMALL_ROWS and not item.is_8bit:
+        ways += library_ways(rows)
+    for config in ways:
         try:
             with forced(config):
                 found.append((bench.microseconds(bench.run), config))
@@ -249,6 +270,15 @@ def tune(item: Product, rows: int, configs: list[LinearConfig]) -> list[tuple[fl
     return found
 
 
+def entry(way: Way) -> dict[str, int]:
+    """What the table says of a way."""
+    told = {name: int(value) for name, value in asdict(way).items()}
+    is_library = isinstance(way, LibraryConfig)
+    optional = ("rows", "rest", "biased", "turned")
+    known = {name: value for name, value in told.items() if value or name not in optional}
+    return {"library": 1} | known if is_library else known
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Where to write the table.")],
     models: Annotated[str, typer.Option(help="Shapes, separated by commas.")] = "70b,8b,1b,110m",
@@ -262,20 +292,30 @@ def main(
     if weights != "16bit":
         items = [replace(item, quantization=weights) for item in items if item.name != "head"]
     counts = [int(count) for count in rows.split(",")]
-    first = {item: list(candidates(item, counts[0])) for item in items}
-    compile_all([(item, counts[0], config) for item in items for config in first[item]])
+    few, many = _parted(counts, MAX_SMALL_ROWS)
     table: dict[str, dict[str, int]] = {}
     best: dict[Product, list[LinearConfig]] = {}
-    for item in items:
-        found = tune(item, counts[0], first[item])
-        best[item] = [config for _, config in found[:6]]
-        table[item.key(counts[0])] = asdict(found[0][1])
-    rest = list(product(items, counts[1:]))
-    compile_all([(item, count, config) for item, count in rest for config in best[item]])
-    for item, count in rest:
-        found = tune(item, count, best[item])
-        table[item.key(count)] = asdict(found[0][1])
+    for number, count in enumerate(few):
+        # The first number of rows tells which ways are worth trying with the others.
+        ways = best if number else {item: list(candidates(item, count)) for item in items}
+        if count == MAX_SMALL_ROWS and weights == "16bit":
+            ways = {item: [*own, *_block_candidates(item, count)] for item, own in ways.items()}
+        compile_all([(item, count, config) for item in items for config in ways[item]])
+        for item in items:
+            found = tune(item, count, ways[item])
+            own = [way for _, way in found if isinstance(way, LinearConfig)]
+            best.setdefault(item, own[:6])
+            table[item.key(count)] = entry(found[0][1])
+    blocks = [(item, count, list(candidates(item, count))) for item, count in product(items, many)]
+    distinct = {(item, config): count for item, count, ways in blocks for config in ways}
+    compile_all([(item, count, config) for (item, config), count in distinct.items()])
+    for item, count, own in blocks:
+        table[item.key(count)] = entry(tune(item, count, own)[0][1])
     write_table(out, table)
+
+
+def _parted(counts: list[int], most: int) -> tuple[list[int], list[int]]:
+    return [n for n in counts if n <= most], [n for n in counts if n > most]
 
 
 def write_table(path: Path, found: dict[str, dict[str, int]]) -> None:

@@ -31,6 +31,9 @@ class RaggedBatch:
     max_query_len: int
     max_context_len: int
     tiles: Tensor | None = None  # for kernels that share work by tiles; see `TileColumn`
+    # Sequences of many queries have tiles as suit `max_query_len`, each in so many places for tiles
+    # as suit few, of which all but the first are nobody's. 0: all tiles are of one kind.
+    places_of_long_tile: int = 0
 
 
 class TileColumn:
@@ -55,8 +58,9 @@ class FusedLinear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
-    def add(self, x: Tensor, residual: Any, next_norm: Tensor) -> Any:
-        """The stream behind this product, `residual` being the stream before it."""
+    def add(self, x: Tensor, residual: Any, next_norm: Tensor, eps: float) -> Any:
+        """The stream behind this product, `residual` being the stream before it; `eps` is that of
+        the next norm."""
         ...
 
     def norm_gated(self, stream: Any, eps: float) -> Tensor:
@@ -79,10 +83,7 @@ class FusedLinear(Protocol):
 
 
 class FusedOps(Protocol):
-    """What a pass of few tokens needs beside `FusedLinear` and attention."""
-
-    @property
-    def max_tokens(self) -> int: ...
+    """What a fused pass needs beside `FusedLinear` and attention."""
 
     def can_rotate(self, head_dim: int) -> bool: ...
 
@@ -115,11 +116,12 @@ class Ops(Protocol):
 
     @property
     def fused(self) -> FusedOps | None:
-        """Operations for passes of few tokens; with them, every `linear` is a `FusedLinear`."""
+        """Operations that do more than one thing; with them, every `linear` is a `FusedLinear`."""
         ...
 
-    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
-        """How many queries a tile holds; 0: attention needs no `RaggedBatch.tiles`."""
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
+        """How many queries a tile of a sequence with so many of them holds; 0: attention needs no
+        `RaggedBatch.tiles`."""
         ...
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:

@@ -58,7 +58,7 @@ class CpuOps:
     def fused(self) -> None:
         return None
 
-    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
         return 0
 
     def repeatable(self, run: Pass) -> Pass:

@@ -60,13 +60,21 @@ class TextTable:
 
 
 def accept_drafts(
-    chosen: Tensor, first_logit: Tensor, depths: Tensor, rows: Tensor, text: TextTable, out: Tensor
+    chosen: Tensor,
+    first_logit: Tensor,
+    depths: Tensor,
+    drafted: Tensor,
+    rows: Tensor,
+    text: TextTable,
+    out: Tensor,
 ) -> None:
     """Commit, for each of the B sampled rows of a pass, its accepted drafts and one token more.
 
     `chosen` int32 or int64 [R] are the tokens chosen for the logit rows; those of sampled row b
     start at `first_logit[b]`, one more than the `depths[b]` drafts that were verified. It is row
     `rows[b]` of `text`, and no two b share one. A negative depth is padding: nothing is written.
+    `drafted[b]` drafts were made by a model that fed itself all but the last, so that it has
+    computed those that stand; where it is 0 its KV stays as it was.
     `out` int32 [B, outcome_width(max_depth)] says what happened, see `OutcomeColumn`. Tokens beyond
     the text's `max_len` are reported, and counted in the length, but not kept.
     """
@@ -75,7 +83,7 @@ def accept_drafts(
         return
     pdl = pdl_enabled(chosen.device)
     _accept_kernel[(num_sampled,)](
-        chosen, first_logit, depths, rows,
+        chosen, first_logit, depths, drafted, rows,
         text.drafts, text.lengths, text.tokens, text.draft_computed, out,
         text.drafts.stride(0), text.tokens.stride(0), out.stride(0), text.tokens.shape[1],
         max_depth, BLOCK=triton.next_power_of_2(max_depth + 1), PDL=pdl,
@@ -86,7 +94,7 @@ def accept_drafts(
 
 @triton.jit
 def _accept_kernel(
-    chosen_ptr, first_logit_ptr, depth_ptr, row_ptr,
+    chosen_ptr, first_logit_ptr, depth_ptr, drafted_ptr, row_ptr,
     draft_ptr, length_ptr, token_ptr, draft_computed_ptr, out_ptr,
     draft_stride, token_stride, out_stride, max_len, max_depth,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -109,9 +117,10 @@ def _accept_kernel(
         at = length + place
         tl.store(token_ptr + row * token_stride + at, chosen, mask=is_new & (at < max_len))
         tl.store(length_ptr + row, length + num_accepted + 1)
-        if depth > 0:
+        drafted = tl.load(drafted_ptr + index)
+        if drafted > 0:
             # The draft has not computed its own last guess.
-            tl.store(draft_computed_ptr + row, length + tl.minimum(num_accepted, depth - 1))
+            tl.store(draft_computed_ptr + row, length + tl.minimum(num_accepted, drafted - 1))
         own = out_ptr + index.to(tl.int64) * out_stride
         tl.store(own + _BASE_LEN, length)
         tl.store(own + _DEPTH, depth)

@@ -2,9 +2,11 @@
 
 A tile is a few consecutive queries of one sequence (`TileColumn`); with all the query heads that
 share a KV head they are the rows of one matrix product, so keys and values are read once for all
-of them. A row's reduction runs over blocks of positions aligned to position 0, one after another:
-blocks in which it sees nothing leave its numbers as they are. So without splits its result does not
-depend, bit for bit, on the other rows of its tile.
+of them. Prompts want large tiles and decoding rows small ones: a pass of both may have both.
+
+A row's reduction runs over blocks of positions aligned to position 0, one after another: blocks in
+which it sees nothing leave its numbers as they are. So without splits its result does not depend,
+bit for bit, on the other rows of its tile.
 
 In passes with few tiles each tile's positions are split over several programs. Each leaves its
 partial result in scratch memory, and the last to arrive combines them in the order of positions.
@@ -13,6 +15,8 @@ program goes through all of the spans or there is one for each.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,19 +29,21 @@ from outrider.kernels.types import RaggedBatch
 _MIN_SPAN = 128  # fewer positions are not worth a program; a multiple of the keys of a block
 _FIXED_SPAN = 256
 _LOG2_E = 1.4426950408889634
+MAX_DECODE_QUERIES = 33
+"""The deepest speculation, and a token; of a sequence with more a prompt is computed."""
 _DECODE_ROWS = 16  # what a matrix unit takes; larger tiles are slower wherever reading counts
-_MAX_DECODE_QUERIES = 33  # the deepest speculation, and a token; with more a prompt is computed
 _PREFILL_ROWS = 128
 _MAX_SPLITS = 32
+_PREFETCHED = 256  # positions a split has fetched while it waits; more are in the way of others'
 _MAX_PARTS = 1 << 14  # results of fixed spans that are kept: 136 MB with 16 rows of 128
 _TARGET_PROGRAMS = 2 * 132  # two for each multiprocessor of an H200
 
 
 def tile_tokens_for(
-    num_heads: int, num_kv_heads: int, max_query_len: int, is_fixed: bool = False
+    num_heads: int, num_kv_heads: int, query_len: int, is_fixed: bool = False
 ) -> int:
-    """How many tokens a tile may have in a pass whose longest sequence has `max_query_len`."""
-    is_decoding = is_fixed or max_query_len <= _MAX_DECODE_QUERIES
+    """How many tokens a tile may have of a sequence that computes `query_len`."""
+    is_decoding = is_fixed or query_len <= MAX_DECODE_QUERIES
     rows = _DECODE_ROWS if is_decoding else _PREFILL_ROWS
     return max(1, rows // (num_heads // num_kv_heads))
 
@@ -75,24 +81,45 @@ def paged_attention(
     num_tiles = batch.tiles.shape[0]
     if num_tiles == 0:
         return out
-    tile_heads = num_tiles * num_kv_heads
+    num_programs, least_tokens, places, turns = num_tiles, 1, 1, 1
+    if batch.places_of_long_tile and not is_fixed:
+        # Each kind in a launch of its own, which skips the other's tiles.
+        few = replace(batch, max_query_len=1, places_of_long_tile=0)
+        paged_attention(q, key_cache, value_cache, few, scale, window, out=out)
+        tile_tokens = tile_tokens_for(num_heads, num_kv_heads, 1)
+        least_tokens, places = tile_tokens + 1, batch.places_of_long_tile
+        turns = _most_long_tiles(places, tile_tokens)
+        num_programs = turns * -(-num_tiles // places)
+    tile_heads = num_programs * num_kv_heads
     num_splits = num_splits or _splits(tile_heads, batch.max_context_len, window, is_fixed)
     parts = _parts(q.device, tile_heads, num_splits, tile_rows, head_dim)
     pdl = pdl_enabled(q.device)
     block_keys, num_warps, num_stages = _config(
         tile_rows, head_dim, q.element_size(), None if is_fixed else tile_heads
     )
-    attention_kernel[(num_tiles, num_kv_heads, num_splits)](
+    attention_kernel[(tile_heads, num_splits)](
         out, q, key_cache, value_cache, batch.tiles, batch.block_tables, *parts,
-        scale * _LOG2_E, window, num_splits, q.stride(0), q.stride(1), batch.block_tables.stride(0),
-        GROUP=group, HEAD_DIM=head_dim, PADDED_DIM=_padded(head_dim), BLOCK_SIZE=block_size,
-        TILE_ROWS=tile_rows, BLOCK_KEYS=block_keys, MIN_SPAN=max(_MIN_SPAN, block_keys),
+        scale * _LOG2_E, window, num_tiles, num_splits, q.stride(0), q.stride(1),
+        batch.block_tables.stride(0),
+        KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim, PADDED_DIM=_padded(head_dim),
+        BLOCK_SIZE=block_size,
+        LEAST_TOKENS=least_tokens, PLACES=places, TURNS=turns, TILE_ROWS=tile_rows,
+        BLOCK_KEYS=block_keys, MIN_SPAN=_MIN_SPAN, PREFETCHED=_PREFETCHED,
         FIXED_SPAN=_FIXED_SPAN if is_fixed else 0, WINDOWED=window > 0,
         TWO_LOOPS=tile_rows > 2 * _DECODE_ROWS and window == 0 and not is_fixed,
-        SPLIT=num_splits > 1, PDL=pdl, num_warps=num_warps, num_stages=num_stages,
+        HEADS_FIRST=tile_rows <= 2 * _DECODE_ROWS, SPLIT=num_splits > 1,
+        PARTS_AT_ONCE=max(1, num_warps // 2 * _DECODE_ROWS // tile_rows), PDL=pdl,
+        num_warps=num_warps, num_stages=num_stages,
         **launch_options(pdl),
     )  # fmt: skip
     return out
+
+
+def _most_long_tiles(places: int, tile_tokens: int) -> int:
+    """How many long tiles so many consecutive places may hold: the last of a sequence, which takes
+    two places or more, and the first of those that follow, with all the places of each."""
+    least = -(-(MAX_DECODE_QUERIES + 1) // tile_tokens)
+    return 1 + -(-(places - 2) // least)
 
 
 def _check(q: Tensor, key_cache: Tensor, value_cache: Tensor, out: Tensor, scale: float) -> None:
@@ -138,14 +165,15 @@ def _config(
     if element_size > 2:
         return 16, 8, 2  # without matrix units all is in registers, which larger blocks overflow
     if tile_rows > 2 * _DECODE_ROWS:
-        return 64, 8 if tile_rows > 64 else 4, 3
+        # Of heads wider than 128 shared memory holds two blocks beside the queries, not three.
+        return 64, 8 if tile_rows > 64 else 4, 3 if _padded(head_dim) <= 128 else 2
     if num_tile_heads is None or _padded(head_dim) > 128:
         return 64, 4, 3
     if num_tile_heads <= _TARGET_PROGRAMS:
         # A split is one block at most contexts, read whole before anything is computed.
         return 128, 8, 2
     # Many programs hide each other's waiting, the better the more of them fit.
-    return (64, 4, 3) if num_tile_heads <= 4 * _TARGET_PROGRAMS else (32, 1, 4)
+    return 32, 1 if num_tile_heads <= 3 * _TARGET_PROGRAMS else 2, 4
 
 
 def _padded(head_dim: int) -> int:

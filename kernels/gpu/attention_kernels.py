@@ -1,6 +1,7 @@
 """The kernel of `outrider.kernels.gpu.attention`.
 
-Program ids are (tile of queries, KV head, split of the tile's positions).
+Program ids are (tile of queries and KV head, split of the tile's positions). Of decoding tiles the
+heads of one follow each other: tiles of nobody, which are the last, come after all the work.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
+from outrider.kernels.gpu.launch import let_next_start, prefetch_runs, wait_for_inputs
 from outrider.kernels.types import TileColumn
 
 FIRST_TOKEN = tl.constexpr(TileColumn.FIRST_TOKEN)
@@ -18,6 +19,14 @@ TABLE_ROW = tl.constexpr(TileColumn.TABLE_ROW)
 TILE_COLUMNS = tl.constexpr(4)
 # Below every score. It is finite, so that a row that has seen nothing yet meets no inf - inf.
 LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _block_ids(table, key_at, first_key, past_key, BLOCK_SIZE: tl.constexpr):
+    """Of the blocks that hold these positions; behind the tile, or before its window, tables may
+    hold anything."""
+    exists = (key_at >= first_key) & (key_at < past_key)
+    return tl.load(table + key_at // BLOCK_SIZE, mask=exists, other=0)
 
 
 @triton.jit
@@ -32,17 +41,19 @@ def _attend(
     keys, values, table, block_stride = cache
     dims = tl.arange(0, PADDED_DIM)
     in_head = (dims < HEAD_DIM)[None, :]
+    own = tl.arange(0, BLOCK_KEYS)
+    # Always a block ahead: loads that depend on loads of the same turn would not be overlapped with
+    # the products.
+    block_ids = _block_ids(table, begin + own, first_key, past_key, BLOCK_SIZE)
     for block_begin in range(begin, end, BLOCK_KEYS):
-        key_at = block_begin + tl.arange(0, BLOCK_KEYS)
+        key_at = block_begin + own
         if MASKED:
             # Nothing else is read: behind the tile, or before its window, blocks may hold anything.
-            exists = (key_at >= first_key) & (key_at < past_key)
-            readable = exists[:, None] & in_head
-            block_ids = tl.load(table + key_at // BLOCK_SIZE, mask=exists, other=0)
+            readable = ((key_at >= first_key) & (key_at < past_key))[:, None] & in_head
         else:
             readable = in_head
-            block_ids = tl.load(table + key_at // BLOCK_SIZE)
         in_cache = block_ids.to(tl.int64) * block_stride + key_at % BLOCK_SIZE
+        block_ids = _block_ids(table, key_at + BLOCK_KEYS, first_key, past_key, BLOCK_SIZE)
         elements = in_cache[:, None] * HEAD_DIM + dims[None, :]
         k = tl.load(keys + elements, mask=readable, other=0.0)
         v = tl.load(values + elements, mask=readable, other=0.0)
@@ -107,7 +118,7 @@ def _hand_in(state, scratch, valid, tile_head, split, num_splits):
 @triton.jit
 def _combine(
     scratch, valid, tile_head, num_splits, num_active,
-    TILE_ROWS: tl.constexpr, PADDED_DIM: tl.constexpr,
+    TILE_ROWS: tl.constexpr, PADDED_DIM: tl.constexpr, PARTS_AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """A tile's result from its partial ones, in the order of positions. Loads pass by the first
     cache, which does not see what other multiprocessors store."""
@@ -120,9 +131,8 @@ def _combine(
     row_sum = tl.zeros([TILE_ROWS], tl.float32)
     # As many at a time as registers hold, so that their loads overlap. Parts are the middle axis,
     # which the compiler keeps within a thread.
-    CHUNK: tl.constexpr = 64 // TILE_ROWS if TILE_ROWS < 64 else 1
-    for first in range(0, num_active, CHUNK):
-        splits = first + tl.arange(0, CHUNK)[None, :]
+    for first in range(0, num_active, PARTS_AT_ONCE):
+        splits = first + tl.arange(0, PARTS_AT_ONCE)[None, :]
         at = rows[:, None] + splits * TILE_ROWS
         there = valid[:, None] & (splits < num_active)
         part_max = tl.load(maxima + at, mask=there, other=LOWEST, cache_modifier=".cg")
@@ -165,7 +175,7 @@ def _store(outs, acc, row_sum, written):
 @triton.jit
 def _join(
     outs, state, scratch, tile_head, split, num_splits, num_active, valid, written,
-    IN_ORDER: tl.constexpr,
+    PARTS_AT_ONCE: tl.constexpr, IN_ORDER: tl.constexpr,
 ):  # fmt: skip
     """Store the tile's result if this program is the only one at work on it, or the last."""
     acc, _, row_sum = state
@@ -182,24 +192,25 @@ def _join(
                 )
             else:
                 acc, row_sum = _combine(
-                    scratch, valid, tile_head, num_splits, num_active, TILE_ROWS, PADDED_DIM
-                )
+                    scratch, valid, tile_head, num_splits, num_active, TILE_ROWS, PADDED_DIM,
+                    PARTS_AT_ONCE,
+                )  # fmt: skip
             _store(outs, acc, row_sum, written)
 
 
 @triton.jit
-def _prefetch(
-    cache, begin, end, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_KEYS: tl.constexpr
-):
-    """Have keys and values of earlier passes brought near."""
+def _prefetch(cache, begin, end, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Have keys and values of earlier passes brought near, by whole blocks of the cache."""
     keys, values, table, block_stride = cache
-    LINES: tl.constexpr = 2 if HEAD_DIM * keys.dtype.element_ty.primitive_bitwidth > 1024 else 1
-    for block_begin in range(begin, end, BLOCK_KEYS):
-        key_at = tl.minimum(block_begin + tl.arange(0, BLOCK_KEYS), end - 1)
-        block_ids = tl.load(table + key_at // BLOCK_SIZE)
-        elements = (block_ids.to(tl.int64) * block_stride + key_at % BLOCK_SIZE) * HEAD_DIM
-        prefetch_rows(keys + elements, LINES, True)
-        prefetch_rows(values + elements, LINES, True)
+    BYTES: tl.constexpr = BLOCK_SIZE * HEAD_DIM * keys.dtype.element_ty.primitive_bitwidth // 8
+    past_block = tl.cdiv(end, BLOCK_SIZE)
+    for first_block in range(begin // BLOCK_SIZE, past_block, 128):
+        at = first_block + tl.arange(0, 128)
+        block_ids = tl.load(table + at, mask=at < past_block, other=0)
+        elements = block_ids.to(tl.int64) * (block_stride * HEAD_DIM)
+        num_bytes = tl.where(at < past_block, BYTES, 0)
+        prefetch_runs(keys + elements, num_bytes, True)
+        prefetch_runs(values + elements, num_bytes, True)
 
 
 @triton.jit
@@ -208,32 +219,62 @@ def _span_of_split(num_positions, num_splits, BLOCK_KEYS: tl.constexpr, MIN_SPAN
     return tl.maximum(blocks * BLOCK_KEYS, MIN_SPAN)
 
 
+@triton.jit
+def _long_tile(
+    tiles, program, num_tiles, LEAST_TOKENS: tl.constexpr, PLACES: tl.constexpr, TURNS: tl.constexpr
+):
+    """Where this program's tile is, or -1: each of TURNS programs takes one of the long tiles among
+    PLACES consecutive places."""
+    lane = tl.arange(0, triton.next_power_of_2(PLACES))
+    place = program // TURNS * PLACES + lane
+    there = (lane < PLACES) & (place < num_tiles)
+    counts = tl.load(tiles + place * TILE_COLUMNS + NUM_TOKENS, mask=there, other=0)
+    is_long = counts >= LEAST_TOKENS
+    is_own = is_long & (tl.cumsum(is_long.to(tl.int32)) == program % TURNS + 1)
+    return tl.max(tl.where(is_own, place, -1))
+
+
 # What differs from pass to pass must not select another compilation, which might round otherwise.
-@triton.jit(do_not_specialize=["num_splits", "table_stride"])
+@triton.jit(do_not_specialize=["num_tiles", "num_splits", "table_stride"])
 def attention_kernel(
     out, q, keys, values, tiles, block_tables, accs, maxima, sums, arrivals,
-    scale_log2, window, num_splits, q_token_stride, q_head_stride, table_stride,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    MIN_SPAN: tl.constexpr, FIXED_SPAN: tl.constexpr, WINDOWED: tl.constexpr,
-    TWO_LOOPS: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    scale_log2, window, num_tiles, num_splits, q_token_stride, q_head_stride, table_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, LEAST_TOKENS: tl.constexpr, PLACES: tl.constexpr,
+    TURNS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr, MIN_SPAN: tl.constexpr,
+    PREFETCHED: tl.constexpr, FIXED_SPAN: tl.constexpr, WINDOWED: tl.constexpr,
+    TWO_LOOPS: tl.constexpr, HEADS_FIRST: tl.constexpr, SPLIT: tl.constexpr,
+    PARTS_AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """With FIXED_SPAN, positions are gone through in spans of so many from position 0 on, each by
     itself, and the spans' results put together in order: by one program or by one for each."""
     # Tiles and tables were written by the first kernel of the pass, which has ended.
-    entry = tiles + tl.program_id(0) * TILE_COLUMNS
-    num_tokens = tl.load(entry + NUM_TOKENS)
+    if HEADS_FIRST:
+        program, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    else:
+        num_programs = tl.num_programs(0) // KV_HEADS
+        program, kv_head = tl.program_id(0) % num_programs, tl.program_id(0) // num_programs
+    place = program
+    if PLACES > 1:
+        place = _long_tile(tiles, program, num_tiles, LEAST_TOKENS, PLACES, TURNS)
+    entry = tiles + tl.maximum(place, 0) * TILE_COLUMNS
+    num_tokens = tl.where(place >= 0, tl.load(entry + NUM_TOKENS), 0)
+    # A tile of fewer tokens is nobody's or another launch's, and so is one of too many. Its program
+    # makes room at once; only the first ones stay: a launch in which nobody waits would end before
+    # the one it follows.
+    is_own = (num_tokens >= LEAST_TOKENS) & (num_tokens <= TILE_ROWS // GROUP)
+    if (not is_own) & (program > 0):
+        return
     position = tl.load(entry + POSITION)
     table = block_tables + tl.load(entry + TABLE_ROW).to(tl.int64) * table_stride
-    kv_head, num_kv_heads = tl.program_id(1), tl.num_programs(1)
     head_begin = kv_head * (BLOCK_SIZE * HEAD_DIM)
-    cache = (keys + head_begin, values + head_begin, table, num_kv_heads * BLOCK_SIZE)
+    cache = (keys + head_begin, values + head_begin, table, KV_HEADS * BLOCK_SIZE)
     past_key = position + num_tokens
     first_key = tl.maximum(position - window + 1, 0) if WINDOWED else 0
     begin = first_key // BLOCK_KEYS * BLOCK_KEYS
     end = past_key
     if SPLIT:
-        split = tl.program_id(2)
+        split = tl.program_id(1)
         if FIXED_SPAN:
             first_span = first_key // FIXED_SPAN
             num_active = tl.cdiv(past_key, FIXED_SPAN) - first_span
@@ -244,13 +285,15 @@ def attention_kernel(
             num_active = tl.cdiv(past_key - begin, span)
             begin += split * span
             end = tl.minimum(begin + span, past_key)
-        if PDL:
-            _prefetch(cache, begin, tl.minimum(end, position), HEAD_DIM, BLOCK_SIZE, BLOCK_KEYS)
+        if (split >= num_active) & (split > 0):
+            return
+    if PDL and SPLIT:
+        near = tl.minimum(tl.minimum(end, position), begin + PREFETCHED)
+        near = tl.where(is_own, near, begin)
+        _prefetch(cache, begin, near, HEAD_DIM, BLOCK_SIZE)
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    if num_tokens == 0:
-        return
-    if SPLIT and split >= num_active:
+    if not is_own:
         return
 
     # Row r is token r // GROUP and, of the query heads that share the KV head, head r % GROUP.
@@ -288,14 +331,14 @@ def attention_kernel(
             HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_KEYS, WINDOWED, True,
         )  # fmt: skip
 
-    out_rows = out + (tokens * (num_kv_heads * GROUP) + heads) * HEAD_DIM
+    out_rows = out + (tokens * (KV_HEADS * GROUP) + heads) * HEAD_DIM
     outs = out_rows[:, None] + dims[None, :]
     if SPLIT:
-        tile_head = tl.program_id(0) * num_kv_heads + kv_head
+        tile_head = program * KV_HEADS + kv_head
         scratch = (accs, maxima, sums, arrivals)
         _join(
             outs, state, scratch, tile_head, split, num_splits, num_active, valid, written,
-            FIXED_SPAN > 0,
+            PARTS_AT_ONCE, FIXED_SPAN > 0,
         )  # fmt: skip
     else:
         _store(outs, state[0], state[2], written)

@@ -84,13 +84,19 @@ def mass_of(scores):
 
 
 @triton.jit
-def mass_of_parts(highest_ptr, mass_ptr, at, is_part):
-    """`mass_of` a row, from that of its parts; and the highest scores of these."""
+def highest_of_parts(highest_ptr, at, is_part):
+    """The highest score of a row, and those of its parts."""
     of_parts = tl.load(highest_ptr + at, mask=is_part, other=_NEG_INF)
-    highest = tl.max(of_parts, axis=0)
+    return tl.max(of_parts, axis=0), of_parts
+
+
+@triton.jit
+def mass_of_parts(highest_ptr, mass_ptr, at, is_part):
+    """`mass_of` a row, from that of its parts."""
+    highest, of_parts = highest_of_parts(highest_ptr, at, is_part)
     shift = tl.where(highest == _NEG_INF, 0.0, highest)
     masses = tl.load(mass_ptr + at, mask=is_part, other=0.0)
-    return highest, tl.sum(masses * tl.exp(of_parts - shift), axis=0), of_parts
+    return highest, tl.sum(masses * tl.exp(of_parts - shift), axis=0)
 
 
 @triton.jit
@@ -138,7 +144,7 @@ def least_needed(of_parts, highest, of_winner, top_k, top_p, log_min_p):
 @triton.jit
 def list_tokens_kernel(
     logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, log_min_p_ptr,
-    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr, units_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, list_ptr, count_ptr, units_ptr,
     stride, vocab, num_parts,
     PART: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -158,7 +164,7 @@ def list_tokens_kernel(
             parts = tl.arange(0, PARTS)
             at, is_part = index * num_parts + parts, parts < num_parts
             _, winner = winner_of_parts(noisy_ptr, winner_ptr, at, is_part)
-            highest, _, of_parts = mass_of_parts(highest_ptr, mass_ptr, at, is_part)
+            highest, of_parts = highest_of_parts(highest_ptr, at, is_part)
             of_winner = tempered_at(row_ptr, winner, True, temperature)
             needed = least_needed(of_parts, highest, of_winner, top_k, top_p, log_min_p)
 

@@ -48,6 +48,26 @@ def prefetch_rows(rows, LINES: tl.constexpr, PDL: tl.constexpr):
         )
 
 
+@triton.jit
+def prefetch_runs(starts, num_bytes, PDL: tl.constexpr):
+    """Have runs of so many bytes (a multiple of 16, and 0 for none) fetched into the cache, while a
+    kernel waits for its inputs."""
+    if PDL:
+        tl.inline_asm_elementwise(
+            """{
+            .reg .pred some;
+            setp.ne.u32 some, $2, 0;
+            @some cp.async.bulk.prefetch.L2.global [$1], $2;
+            mov.u32 $0, 0;
+            }""",
+            "=r,l,r",
+            [starts.to(tl.int64), num_bytes],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
 @cache
 def pdl_enabled(device: torch.device) -> bool:
     """Hopper and later have it; the interpreter has not."""

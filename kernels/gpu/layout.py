@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.attention import MAX_DECODE_QUERIES
 from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
@@ -30,7 +31,7 @@ seen neither."""
 
 
 class EntryColumn:
-    """A plan on the device, int32 [7, entries]: each entry is one sequence's share of a pass."""
+    """A plan on the device, int32 [8, entries]: each entry is one sequence's share of a pass."""
 
     ROW = 0  # in the tables of rows
     NUM_TOKENS = 1
@@ -39,17 +40,20 @@ class EntryColumn:
     FIRST_TOKEN = 4
     FIRST_TILE = 5
     FIRST_LOGIT = 6
-    SIZE = 7
+    DRAFTED = 7  # by a model with KV of its own, verified or not
+    SIZE = 8
 
 
 class TotalColumn:
-    """What a pass holds in all, int32 [4]; what is recorded beyond is padding."""
+    """What a pass holds in all, int32 [6]; what is recorded beyond is padding."""
 
     TOKENS = 0
     TILES = 1
     LOGITS = 2
     ENTRIES = 3
-    SIZE = 4
+    SELECTED = 4  # drafts to verify in all; negative: those of every entry's depth
+    TILE_TOKENS = 5  # the most a tile holds
+    SIZE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,13 @@ class PassBuffers:
             self.logit_positions[:logits],
         )
 
-    def batch(self, tables: Tensor, max_query_len: int, max_context_len: int) -> RaggedBatch:
+    def batch(
+        self,
+        tables: Tensor,
+        max_query_len: int,
+        max_context_len: int,
+        places_of_long_tile: int = 0,
+    ) -> RaggedBatch:
         nobody = self.tiles[:0, 0]
         return RaggedBatch(
             self.positions,
@@ -102,6 +112,7 @@ class PassBuffers:
             max_query_len,
             max_context_len,
             self.tiles,
+            places_of_long_tile,
         )
 
 
@@ -137,10 +148,13 @@ def target_layout_kernel(
     num_logits,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    LONG_TILE: tl.constexpr,  # of an entry with more than SHORT tokens
+    SHORT: tl.constexpr,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program e lays out entry e; the last one fills what is left with padding."""
+    """Program e lays out entry e; the last one fills what is left with padding. A long tile has the
+    first of the places that short ones would take, and the others are nobody's."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -185,13 +199,15 @@ def target_layout_kernel(
             tl.store(ids_ptr + first + index, token, mask=inside)
             tl.store(positions_ptr + first + index, tl.minimum(position, max_len - 1), mask=inside)
             tl.store(slots_ptr + first + index, slot, mask=inside)
+        size = tl.where(count > SHORT, LONG_TILE, TILE)
         for at in range(0, count, WIDTH * TILE):
             offset = at + lane * TILE
             inside = offset < count
             tile = tiles_ptr + (first_tile + offset // TILE) * 4
             tl.store(tile, first + offset, mask=inside)
-            held = tl.minimum(tl.minimum(count, max_len - start) - offset, TILE)
-            tl.store(tile + 1, tl.maximum(held, 0), mask=inside)
+            held = tl.minimum(tl.minimum(count, max_len - start) - offset, size)
+            held = tl.where(offset % size == 0, tl.maximum(held, 0), 0)
+            tl.store(tile + 1, held, mask=inside)
             tl.store(tile + 2, start + offset, mask=inside)
             tl.store(tile + 3, row.to(tl.int32), mask=inside)
         for at in range(0, depth + 1, WIDTH):
@@ -223,7 +239,8 @@ def draft_layout_kernel(
     max_len,
     max_drafts,
     max_blocks,
-    round_index,
+    level_ptr,
+    level,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     COMMITTED: tl.constexpr,
@@ -239,7 +256,7 @@ def draft_layout_kernel(
     row = tl.load(entries_ptr + entry, mask=is_real, other=0).to(tl.int64)
     depth = tl.load(entries_ptr + 3 * entries_stride + entry, mask=is_real, other=0)
     length = tl.load(lengths_ptr + row)
-    drafted = 0 if COMMITTED > 0 else round_index
+    drafted = tl.where(level < 0, tl.load(level_ptr), level)
     # Lookahead was reserved for so many drafts; others would never be verified.
     is_real = is_real & (drafted < depth) & (length + drafted <= max_len)
     count: tl.constexpr = COMMITTED if COMMITTED > 0 else 1
@@ -251,8 +268,9 @@ def draft_layout_kernel(
         least = tl.load(computed_ptr + row)
         skipped = tl.minimum(tl.maximum(COMMITTED - length, 0), COMMITTED - 1)
     else:
-        position = length - 1 + round_index + index
-        token = tl.load(drafts_ptr + row * max_drafts + round_index - 1 + index)
+        position = length - 1 + drafted + index
+        last = drafts_ptr + row * max_drafts + drafted - 1 + index
+        token = tl.load(last, mask=index < tl.where(is_real, count, 0), other=0)
         least = 0
         skipped = 0
     least = tl.maximum(tl.where(is_real, least, max_len), 0)
@@ -285,9 +303,12 @@ def lay_out_target(
     buffers: PassBuffers,
     block_size: int,
     tile_tokens: int,
+    long_tile_tokens: int | None = None,
 ) -> None:
     """Fill `buffers` from the first `totals[ENTRIES]` of `entries`, and their rest with padding.
 
+    Places of tiles are counted by `tile_tokens`. With `long_tile_tokens`, a multiple of it, entries
+    of more than `MAX_DECODE_QUERIES` tokens have tiles of that size.
     `tables` int32 [rows, max_blocks] are the block tables of the model that runs the pass.
     """
     pdl = pdl_enabled(entries.device)
@@ -314,6 +335,8 @@ def lay_out_target(
         buffers.logit_tokens.shape[0],
         BLOCK=block_size,
         TILE=tile_tokens,
+        LONG_TILE=long_tile_tokens or tile_tokens,
+        SHORT=MAX_DECODE_QUERIES,
         WIDTH=64,
         PDL=pdl,
         num_warps=1,
@@ -329,12 +352,14 @@ def lay_out_draft(
     buffers: PassBuffers,
     block_size: int,
     tile_tokens: int,
-    round_index: int,
+    level: int | Tensor,
     num_committed: int = FIRST_TOKENS,
 ) -> None:
-    """Fill `buffers` for pass `round_index` of a drafting round over `entries`: in the first pass
-    the last `num_committed` tokens each, a power of two, then the last draft."""
+    """Fill `buffers` for the pass of a drafting round over `entries` that makes each row's draft
+    number `level`: at level 0 from the last `num_committed` tokens each, a power of two, and then
+    from the last draft. An int32 tensor [1] holds a level from 1 on."""
     pdl = pdl_enabled(entries.device)
+    is_told = isinstance(level, int)
     draft_layout_kernel[(entries.shape[1],)](
         entries,
         totals,
@@ -354,12 +379,72 @@ def lay_out_draft(
         text.tokens.shape[1],
         text.drafts.shape[1],
         tables.shape[1],
-        round_index,
+        totals if is_told else level,  # somewhere to read from
+        level if is_told else -1,
         BLOCK=block_size,
         TILE=tile_tokens,
-        COMMITTED=0 if round_index else num_committed,
+        COMMITTED=num_committed if is_told and level == 0 else 0,
         PDL=pdl,
         num_warps=1,
+        **launch_options(pdl),
+    )
+
+
+@triton.jit
+def keep_drafts_kernel(
+    rows_ptr,
+    guesses_ptr,
+    chances_ptr,
+    drafts_ptr,
+    confidences_ptr,
+    level_ptr,
+    num_rows,
+    max_drafts,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program, so that the level goes up when all is kept."""
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    level = tl.load(level_ptr)
+    for first in range(0, num_rows, WIDTH):
+        index = first + tl.arange(0, WIDTH)
+        row = tl.load(rows_ptr + index, mask=index < num_rows, other=-1).to(tl.int64)
+        is_real = row >= 0
+        at = row * max_drafts + level
+        guess = tl.load(guesses_ptr + row, mask=is_real, other=0)
+        chance = tl.load(chances_ptr + row, mask=is_real, other=0.0)
+        tl.store(drafts_ptr + at, guess, mask=is_real)
+        tl.store(confidences_ptr + at, chance, mask=is_real)
+    tl.store(level_ptr, level + 1)
+
+
+def keep_drafts(
+    rows: Tensor,
+    guesses: Tensor,
+    chances: Tensor,
+    text: TextTable,
+    confidences: Tensor,
+    level: Tensor,
+) -> None:
+    """Make the guesses each row's draft number `level`, an int32 tensor [1], which then goes up.
+
+    `rows` int32 [R] are those that guessed, negative ones nobody; `guesses` int32 and `chances`
+    float32 are by row number, as are the text's drafts and their `confidences`.
+    """
+    pdl = pdl_enabled(rows.device)
+    keep_drafts_kernel[(1,)](
+        rows,
+        guesses,
+        chances,
+        text.drafts,
+        confidences,
+        level,
+        rows.shape[0],
+        text.drafts.shape[1],
+        WIDTH=128,
+        PDL=pdl,
+        num_warps=1,  # in step, so that all have read the level before one writes it
         **launch_options(pdl),
     )
 

@@ -1,9 +1,11 @@
-"""Products of a few rows with a large weight, at the speed the weight can be read.
+"""Products with a large weight, and the work around them in a decoder layer.
 
-A decode or verification pass multiplies 1 to 64 rows: the weight's bytes are all that counts. Each
-program takes some output features over the whole depth, so the work around a product happens where
-its operands are anyway: the RMS norm of the input, the residual sum, SiLU-mul, the rotation of
-queries and keys and the write of the KV cache. A layer of a pass is then five kernels.
+A decode or verification pass of few requests multiplies 1 to 64 rows: the weight's bytes are all
+that counts. Each program takes some output features over the whole depth, so the work around a
+product happens where its operands are anyway: the RMS norm of the input, the residual sum,
+SiLU-mul, the rotation of queries and keys and the write of the KV cache. A layer of a pass is then
+five kernels. With more rows each product is done so where that is faster, or else by the library
+and a thin kernel behind it: both speak the same stream, so they mix freely.
 
 A norm costs nothing here; see `outrider.kernels.gpu.stream`.
 
@@ -18,14 +20,32 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.nn import functional
 
+from outrider.kernels.gpu.block_linear import can_copy, gate_up_block, linear_block, qkv_block
 from outrider.kernels.gpu.launch import launch_options, pdl_enabled
+from outrider.kernels.gpu.library import library_product, wide_product
 from outrider.kernels.gpu.linear_kernels import gate_up_kernel, linear_kernel, qkv_kernel
+from outrider.kernels.gpu.norm import add_rms_norm
 from outrider.kernels.gpu.packed import pack, unpack
+from outrider.kernels.gpu.pointwise import silu_mul
+from outrider.kernels.gpu.rotary import rotate_and_store
 from outrider.kernels.gpu.scratch import split_scratch
-from outrider.kernels.gpu.stream import FEWEST_ROWS, MAX_SMALL_ROWS, Stream, rows_of_block
-from outrider.kernels.gpu.tuning import LinearConfig, LinearKind, linear_config
+from outrider.kernels.gpu.stream import (
+    FEWEST_ROWS,
+    MAX_SMALL_ROWS,
+    Stream,
+    close_stream,
+    rows_of_block,
+)
+from outrider.kernels.gpu.tuning import (
+    LibraryConfig,
+    LinearConfig,
+    LinearKind,
+    Way,
+    linear_config,
+    product_way,
+)
+from outrider.kernels.gpu.turned import turned_add, turned_silu_mul
 from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.types import RaggedBatch
 
@@ -42,14 +62,6 @@ def _power_of_2_in(number: int) -> int:
 def can_rotate(head_dim: int) -> bool:
     """Whether a head's pairs can be shared out among programs; the matrix units need 16 each."""
     return _power_of_2_in(head_dim // 2) >= 16
-
-
-def _wide_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The library's product in float32; not rounded in between where the library can do that."""
-    can_widen = hasattr(torch.ops.aten.mm, "dtype") and x.is_cuda  # torch 2.8 and later
-    if can_widen and bias is None and x.dtype != torch.float32:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return functional.linear(x, weight, bias).float()
 
 
 class GpuLinear:
@@ -77,51 +89,89 @@ class GpuLinear:
         self.is_fixed = is_fixed
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._is_large(x):
-            return functional.linear(x, self._whole_weight(x.dtype), self.bias)
-        return self._small(x, x.new_empty(x.shape[0], self.weight.shape[0]))
+        way = self._way("linear", self.weight.shape[0], x.shape[0])
+        if isinstance(way, LibraryConfig):
+            return self._library(x, way)
+        return self._own(x, x.new_empty(x.shape[0], self.weight.shape[0]), way)
 
     def wide(self, x: Tensor) -> Tensor:
         """The product in float32, not rounded to the dtype of its operands: logits."""
-        if self._is_large(x):
-            return _wide_product(x, self._whole_weight(x.dtype), self.bias)
+        way = self._way("linear", self.weight.shape[0], x.shape[0])
+        if isinstance(way, LibraryConfig):
+            return wide_product(x, self._whole_weight(x.dtype), self.bias)
         out = x.new_empty(x.shape[0], self.weight.shape[0], dtype=torch.float32)
-        return self._small(x, out)
+        return self._own(x, out, way)
 
-    def _is_large(self, x: Tensor) -> bool:
-        most = MAX_SMALL_ROWS if self.scales is None else MAX_QUANTIZED_ROWS
-        return x.shape[0] > most and not self.is_fixed
+    def _way(self, kind: LinearKind, num_features: int, num_rows: int) -> Way:
+        is_8bit = self.scales is not None
+        if self.is_fixed or (is_8bit and num_rows <= MAX_QUANTIZED_ROWS):
+            return self._cut(kind, num_features, num_rows)
+        if is_8bit:
+            return LibraryConfig()
+        way = product_way(kind, num_features, self.depth, num_rows)
+        if isinstance(way, LibraryConfig):
+            return way
+        if not way.rows:
+            return self._fitting(kind, way, num_rows)
+        return way if can_copy(self.weight) else LibraryConfig()
 
     def _whole_weight(self, dtype: torch.dtype) -> Tensor:
         if self.scales is None:
             return self.weight
         return unpack(self.weight, self.scales, _KINDS[self._value_type], dtype)
 
-    def add(self, x: Tensor, residual: Stream, next_norm: Tensor) -> Stream:
+    def _library(self, x: Tensor, way: LibraryConfig) -> Tensor:
+        return library_product(x, self._whole_weight(x.dtype), self.bias, way)
+
+    def _of_stream(
+        self, stream: Stream, eps: float, way: LibraryConfig
+    ) -> tuple[Tensor, Stream | None]:
+        """The library's product of the stream; and the stream, where its norm is left to do. That
+        cannot wait where a bias follows, or where what is not normalised could overflow."""
+        if stream.squares is not None and (
+            self.bias is not None or stream.scaled.dtype == torch.float16
+        ):
+            stream = Stream(stream.total, close_stream(stream, eps), None)
+        out = self._library(stream.scaled, way)
+        return out, None if stream.squares is None else stream
+
+    def _turned(self, x: Tensor) -> Tensor:
+        return torch.mm(self._whole_weight(x.dtype), x.t())
+
+    def add(self, x: Tensor, residual: Stream, next_norm: Tensor, eps: float) -> Stream:
         """The residual stream behind this product, ready for the norm that follows."""
-        num_features = self.weight.shape[0]
-        config, _, _ = self._cut("linear", num_features, x.shape[0])
-        parts = triton.cdiv(num_features, config.features)
-        squares = x.new_empty(x.shape[0], parts, dtype=torch.float32)
-        total, scaled = residual.total.new_empty(2, x.shape[0], num_features)
-        self._small(x, total, residual.total, next_norm, scaled, squares)
+        num_rows, num_features = x.shape[0], self.weight.shape[0]
+        way = self._way("linear", num_features, num_rows)
+        if isinstance(way, LibraryConfig) and way.turned and self.bias is None:
+            return turned_add(self._turned(x), residual.total, next_norm)
+        if isinstance(way, LibraryConfig):
+            out = self._library(x, way)
+            normed, total = add_rms_norm(out, residual.total, next_norm, eps)
+            return Stream(total, normed, None)
+        parts = triton.cdiv(num_features, way.features)
+        squares = x.new_empty(num_rows, parts, dtype=torch.float32)
+        total, scaled = residual.total.new_empty(2, num_rows, num_features)
+        self._own(x, total, way, residual.total, next_norm, scaled, squares)
         return Stream(total, scaled, squares)
 
-    def _cut(
-        self, kind: LinearKind, num_features: int, num_rows: int
-    ) -> tuple[LinearConfig, int, int]:
-        """How the product is cut up, rows of a block, and how many of these there are."""
-        is_8bit = self.scales is not None
-        is_small = self.is_fixed or not is_8bit
-        rows = rows_of_block(num_rows, MAX_SMALL_ROWS if is_small else _QUANTIZED_BLOCK)
+    def _rows(self, num_rows: int) -> int:
+        is_small = self.is_fixed or self.scales is None
+        return rows_of_block(num_rows, MAX_SMALL_ROWS if is_small else _QUANTIZED_BLOCK)
+
+    def _cut(self, kind: LinearKind, num_features: int, num_rows: int) -> LinearConfig:
+        """How our kernels for few rows cut the product up."""
         # How rows share a matrix unit changes none of their bits; where the depth is cut does.
-        tuned_rows = FEWEST_ROWS if self.is_fixed else rows
-        config = linear_config(kind, num_features, self.depth, tuned_rows, is_8bit)
+        rows = FEWEST_ROWS if self.is_fixed else self._rows(num_rows)
+        is_8bit = self.scales is not None
+        config = linear_config(kind, num_features, self.depth, rows, is_8bit)
+        return self._fitting(kind, config, num_rows)
+
+    def _fitting(self, kind: LinearKind, config: LinearConfig, num_rows: int) -> LinearConfig:
         weights = config.features * (1 if kind == "linear" else 2)
         stage_bytes = config.depth * (
-            weights * self._value_type.itemsize + rows * self._input_type.itemsize
+            weights * self._value_type.itemsize + self._rows(num_rows) * self._input_type.itemsize
         )
-        return config.within(stage_bytes), rows, triton.cdiv(num_rows, rows)
+        return config.within(stage_bytes)
 
     def _options(self, config: LinearConfig, device: torch.device) -> dict[str, Any]:
         pdl = pdl_enabled(device)
@@ -136,10 +186,11 @@ class GpuLinear:
             **launch_options(pdl),
         }
 
-    def _small(
+    def _own(
         self,
         x: Tensor,
         out: Tensor,
+        config: LinearConfig,
         residual: Tensor | None = None,
         norm: Tensor | None = None,
         scaled: Tensor | None = None,
@@ -148,7 +199,11 @@ class GpuLinear:
         num_rows, num_features = x.shape[0], self.weight.shape[0]
         if num_rows == 0:
             return out
-        config, rows, blocks = self._cut("linear", num_features, num_rows)
+        around = (residual, norm, scaled, squares)
+        if config.rows:
+            return linear_block(x, self.weight, self.bias, config, out, *around)
+        rows = self._rows(num_rows)
+        blocks = triton.cdiv(num_rows, rows)
         tiles = triton.cdiv(num_features, config.features)
         scratch = split_scratch(x.device, tiles * blocks, config.splits, config.features * rows)
         linear_kernel[(tiles, config.splits, blocks)](
@@ -176,7 +231,13 @@ class GpuLinear:
     def norm_gated(self, stream: Stream, eps: float) -> Tensor:
         """silu(gate) * up of the normalised stream; this weight's first half is the gate's."""
         num_rows, half = stream.scaled.shape[0], self.weight.shape[0] // 2
-        config, rows, blocks = self._cut("gate_up", half, num_rows)
+        config = self._way("gate_up", half, num_rows)
+        if isinstance(config, LibraryConfig):
+            return self._library_gated(stream, eps, config)
+        if config.rows:
+            return gate_up_block(stream, eps, self.weight, self.bias, config)
+        rows = self._rows(num_rows)
+        blocks = triton.cdiv(num_rows, rows)
         out = stream.scaled.new_empty(num_rows, half)
         tiles = triton.cdiv(half, config.features)
         floats = 2 * config.features * rows
@@ -201,6 +262,12 @@ class GpuLinear:
         )
         return out
 
+    def _library_gated(self, stream: Stream, eps: float, way: LibraryConfig) -> Tensor:
+        if way.turned and self.bias is None and stream.scaled.dtype != torch.float16:
+            source = None if stream.squares is None else stream
+            return turned_silu_mul(self._turned(stream.scaled), source, eps)
+        return silu_mul(*self._of_stream(stream, eps, way), eps)
+
     def norm_rotate_store(
         self,
         stream: Stream,
@@ -215,8 +282,16 @@ class GpuLinear:
         """Queries [T, H, D] of the normalised stream; keys and values are rotated and stored."""
         num_rows = stream.scaled.shape[0]
         _, kv_heads, block_size, head_dim = key_cache.shape
-        config, rows, blocks = self._cut("qkv", self.weight.shape[0] // 2, num_rows)
+        config = self._way("qkv", self.weight.shape[0] // 2, num_rows)
+        places = (cos, sin, batch, key_cache, value_cache, num_heads)
+        if isinstance(config, LibraryConfig):
+            qkv, source = self._of_stream(stream, eps, config)
+            return rotate_and_store(qkv, *places, kv_heads, head_dim, source=source, source_eps=eps)
         pairs = min(config.features, _power_of_2_in(head_dim // 2))
+        if config.rows:
+            return qkv_block(stream, eps, self.weight, self.bias, config, pairs, *places)
+        rows = self._rows(num_rows)
+        blocks = triton.cdiv(num_rows, rows)
         q = stream.scaled.new_empty(num_rows, num_heads, head_dim)
         tiles = (num_heads + 2 * kv_heads) * (head_dim // 2 // pairs)
         scratch = split_scratch(q.device, tiles * blocks, config.splits, 2 * pairs * rows)

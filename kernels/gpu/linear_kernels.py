@@ -130,6 +130,42 @@ def add_up_splits(
     return first, second, is_last
 
 
+@triton.jit
+def store_linear(
+    acc,  # [features, rows]
+    row,
+    feature,
+    tile,  # of features, of so many
+    num_tiles,
+    num_rows,
+    N,
+    bias_ptr,
+    residual_ptr,
+    norm_ptr,
+    out_ptr,
+    scaled_ptr,
+    squares_ptr,
+    HAS_BIAS: tl.constexpr,
+    IS_STREAM: tl.constexpr,
+):
+    held = tl.minimum(feature, N - 1)
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + held).to(tl.float32)[:, None]
+    dtype = out_ptr.dtype.element_ty
+    at = row[None, :].to(tl.int64) * N + feature[:, None]
+    inside = (row < num_rows)[None, :] & (feature < N)[:, None]
+    if IS_STREAM:
+        # Rounded before and behind the sum, as where product and sum are two operations.
+        acc = acc.to(dtype).to(tl.float32)
+        acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        acc = tl.where(inside, acc.to(dtype).to(tl.float32), 0.0)
+        norm = tl.load(norm_ptr + held).to(tl.float32)
+        tl.store(scaled_ptr + at, (acc * norm[:, None]).to(dtype), mask=inside)
+        own_squares = squares_ptr + row * num_tiles + tile
+        tl.store(own_squares, tl.sum(acc * acc, 0), mask=row < num_rows)
+    tl.store(out_ptr + at, acc.to(dtype), mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
     x_ptr,
@@ -178,21 +214,32 @@ def linear_kernel(
     )
     if is_last:
         acc *= scale
-        if HAS_BIAS:
-            acc += tl.load(bias_ptr + held).to(tl.float32)[:, None]
-        dtype = out_ptr.dtype.element_ty
-        at = row[None, :].to(tl.int64) * N + feature[:, None]
-        inside = (row < num_rows)[None, :] & (feature < N)[:, None]
-        if IS_STREAM:
-            # Rounded before and behind the sum, as where product and sum are two operations.
-            acc = acc.to(dtype).to(tl.float32)
-            acc += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
-            acc = tl.where(inside, acc.to(dtype).to(tl.float32), 0.0)
-            norm = tl.load(norm_ptr + held).to(tl.float32)
-            tl.store(scaled_ptr + at, (acc * norm[:, None]).to(dtype), mask=inside)
-            own_squares = squares_ptr + row * tl.num_programs(0) + tile
-            tl.store(own_squares, tl.sum(acc * acc, 0), mask=row < num_rows)
-        tl.store(out_ptr + at, acc.to(dtype), mask=inside)
+        store_linear(
+            acc, row, feature, tile, tl.num_programs(0), num_rows, N, bias_ptr, residual_ptr,
+            norm_ptr, out_ptr, scaled_ptr, squares_ptr, HAS_BIAS, IS_STREAM,
+        )  # fmt: skip
+
+
+@triton.jit
+def store_gated(
+    gate,  # [features, rows], as is `up`
+    up,
+    row,
+    feature,
+    num_rows,
+    N,
+    bias_ptr,
+    out_ptr,
+    HAS_BIAS: tl.constexpr,
+):
+    if HAS_BIAS:
+        held = tl.minimum(feature, N - 1)
+        gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
+        up += tl.load(bias_ptr + held + N).to(tl.float32)[:, None]
+    inside = (row < num_rows)[None, :] & (feature < N)[:, None]
+    at = row[None, :].to(tl.int64) * N + feature[:, None]
+    gated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + at, gated.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -244,13 +291,7 @@ def gate_up_kernel(
     if is_last:
         inverse = inverse_norm(squares_ptr, row, num_rows, eps, K, PARTS, PARTS_SIZE)
         gate, up = gate * gate_scale * inverse, up * up_scale * inverse
-        if HAS_BIAS:
-            gate += tl.load(bias_ptr + held).to(tl.float32)[:, None]
-            up += tl.load(bias_ptr + held + N).to(tl.float32)[:, None]
-        inside = (row < num_rows)[None, :] & (feature < N)[:, None]
-        at = row[None, :].to(tl.int64) * N + feature[:, None]
-        gated = gate / (1.0 + tl.exp(-gate)) * up
-        tl.store(out_ptr + at, gated.to(out_ptr.dtype.element_ty), mask=inside)
+        store_gated(gate, up, row, feature, num_rows, N, bias_ptr, out_ptr, HAS_BIAS)
 
 
 @triton.jit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from outrider.kernels.gpu import linear, norm, pointwise, rotary, sampling
 from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.pointwise import check_dtypes
-from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, Stream, close_stream, open_stream
+from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
 from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
@@ -19,13 +18,6 @@ from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 @dataclass(frozen=True, slots=True)
 class GpuFusedOps:
     """See `outrider.kernels.types.FusedOps`."""
-
-    deterministic: bool = False
-
-    @property
-    def max_tokens(self) -> int:
-        """The library's products win with many tokens, but round by how many there are."""
-        return sys.maxsize if self.deterministic else MAX_SMALL_ROWS
 
     def can_rotate(self, head_dim: int) -> bool:
         return linear.can_rotate(head_dim)
@@ -55,10 +47,10 @@ class GpuOps:
 
     @property
     def fused(self) -> FusedOps:
-        return GpuFusedOps(self.deterministic)
+        return GpuFusedOps()
 
-    def tile_tokens(self, num_heads: int, num_kv_heads: int, max_query_len: int) -> int:
-        return tile_tokens_for(num_heads, num_kv_heads, max_query_len, self.deterministic)
+    def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
+        return tile_tokens_for(num_heads, num_kv_heads, query_len, self.deterministic)
 
     def repeatable(self, run: Pass) -> Pass:
         return run

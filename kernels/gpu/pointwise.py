@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.launch import launch_options, let_next_start, pdl_enabled, wait_for_inputs
+from outrider.kernels.gpu.stream import NO_PARTS, Stream, inverse_norm_of
 from outrider.kernels.quantized import QuantizedWeight
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,8 +26,9 @@ def check_dtypes(x: Tensor | QuantizedWeight, *others: Tensor | None) -> None:
             raise TypeError(f"The Triton kernels got {x.dtype} together with {other.dtype}.")
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[T, 2I] -> [T, I]: `silu(gate) * up`, the gate half first."""
+def silu_mul(gate_up: Tensor, source: Stream | None = None, eps: float = 0.0) -> Tensor:
+    """[T, 2I] -> [T, I]: `silu(gate) * up`, the gate half first. `source` is the stream that
+    `gate_up` is a product of; its norm, if not done, is done here."""
     check_dtypes(gate_up)
     num_rows, double_width = gate_up.shape
     width, remainder = divmod(double_width, 2)
@@ -38,7 +40,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     block = min(triton.next_power_of_2(width), _MAX_BLOCK)
     pdl = pdl_enabled(gate_up.device)
     _silu_mul_kernel[(num_rows, triton.cdiv(width, block))](
-        gate_up.contiguous(), out, width, BLOCK=block, PDL=pdl, **launch_options(pdl)
+        gate_up.contiguous(),
+        out,
+        width,
+        None if source is None else source.squares,
+        0 if source is None else source.scaled.shape[1],
+        eps,
+        **(NO_PARTS if source is None else source.parts),
+        BLOCK=block,
+        PDL=pdl,
+        **launch_options(pdl),
     )
     return out
 
@@ -69,7 +80,18 @@ def embed(ids: Tensor, table: Tensor) -> Tensor:
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_mul_kernel(
+    gate_up_ptr,
+    out_ptr,
+    width,
+    squares_ptr,
+    hidden,
+    eps,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
@@ -79,6 +101,10 @@ def _silu_mul_kernel(gate_up_ptr, out_ptr, width, BLOCK: tl.constexpr, PDL: tl.c
     let_next_start(PDL)
     gate = tl.load(gate_row + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_row + width + columns, mask=mask, other=0.0).to(tl.float32)
+    if PARTS > 0:
+        inverse = inverse_norm_of(squares_ptr, row, hidden, eps, PARTS, PARTS_SIZE)
+        gate = (gate * inverse).to(dtype).to(tl.float32)
+        up = (up * inverse).to(dtype).to(tl.float32)
     # torch's silu is an operation of its own, so its result is rounded before the product.
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     tl.store(out_ptr + row * width + columns, (activated * up).to(dtype), mask=mask)

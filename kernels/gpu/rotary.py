@@ -11,9 +11,11 @@ from torch import Tensor
 
 from outrider.kernels.gpu.launch import launch_options, let_next_start, pdl_enabled, wait_for_inputs
 from outrider.kernels.gpu.pointwise import check_dtypes
+from outrider.kernels.gpu.stream import NO_PARTS, Stream, inverse_norm_of
 from outrider.kernels.types import RaggedBatch
 
-_HEADS_PER_PROGRAM = 4
+_QUERY_HEADS = 16  # of a program; so many queries, or
+_KEY_HEADS = 8  # so many keys and their values
 _MAX_HEAD_DIM = 256
 
 
@@ -30,9 +32,12 @@ def rotate_and_store(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     norm_eps: float = 0.0,
+    source: Stream | None = None,
+    source_eps: float = 0.0,
 ) -> Tensor:
     """See `outrider.kernels.types.Ops`. A token whose slot is negative gets its q, but its K and V
-    are stored nowhere: it fills up a recorded pass."""
+    are stored nowhere: it fills up a recorded pass. `source` is the stream that `qkv` is a product
+    of; its norm, if not done, is done here."""
     check_dtypes(qkv, key_cache, value_cache, q_norm, k_norm)
     _check_shapes(qkv, key_cache, value_cache, num_heads, num_kv_heads, head_dim)
     _check_tables(cos, sin, q_norm, k_norm, head_dim)
@@ -41,7 +46,9 @@ def rotate_and_store(
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return q
-    groups = sum(triton.cdiv(count, _HEADS_PER_PROGRAM) for count in (num_heads, num_kv_heads))
+    query_group = min(_QUERY_HEADS, triton.next_power_of_2(num_heads))
+    key_group = min(_KEY_HEADS, triton.next_power_of_2(num_kv_heads))
+    groups = triton.cdiv(num_heads, query_group) + triton.cdiv(num_kv_heads, key_group)
     pdl = pdl_enabled(qkv.device)
     _rotate_and_store_kernel[(num_tokens, groups)](
         qkv.contiguous(),
@@ -54,18 +61,23 @@ def rotate_and_store(
         k_norm,
         batch.positions.contiguous(),
         batch.slots.contiguous(),
+        None if source is None else source.squares,
+        0 if source is None else source.scaled.shape[1],
+        source_eps,
         norm_eps,
         num_heads,
         num_kv_heads,
         HEAD_DIM=head_dim,
         CACHE_BLOCK=key_cache.shape[2],
-        GROUP=_HEADS_PER_PROGRAM,
+        GROUP=query_group,
+        KEY_GROUP=key_group,
         HALF=triton.next_power_of_2(head_dim // 2),
         HAS_ROTATION=cos is not None and sin is not None,
         HAS_Q_NORM=q_norm is not None,
         HAS_K_NORM=k_norm is not None,
+        **(NO_PARTS if source is None else source.parts),
         PDL=pdl,
-        num_warps=1,
+        num_warps=4,
         **launch_options(pdl),
     )
     return q
@@ -137,21 +149,27 @@ def _rotate_and_store_kernel(
     k_norm_ptr,
     positions_ptr,
     slots_ptr,
+    squares_ptr,
+    hidden,
+    source_eps,
     norm_eps,
     num_heads,
     num_kv_heads,
     HEAD_DIM: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    KEY_GROUP: tl.constexpr,
     HALF: tl.constexpr,
     HAS_ROTATION: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
     HAS_K_NORM: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The first groups of a token are query heads, the others key heads with their values.
 
-    A head lies in two tiles [GROUP, HALF], because element j turns with element j + D / 2.
+    A head lies in two tiles [heads, HALF], because element j turns with element j + D / 2.
     """
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
@@ -162,26 +180,28 @@ def _rotate_and_store_kernel(
     wait_for_inputs(PDL)
     let_next_start(PDL)
     position = tl.load(positions_ptr + token).to(tl.int64)
+    inverse = inverse_norm_of(squares_ptr, token, hidden, source_eps, PARTS, PARTS_SIZE)
     # No name is given in both branches: Triton would carry its value, of one type, out of them.
     if group < query_groups:
         q_head = group * GROUP + tl.arange(0, GROUP)[:, None]
         q_mask = (q_head < num_heads) & in_head
         q_at = q_head * HEAD_DIM + lanes
         q_first, q_second = _turned_heads(
-            row + q_at, q_mask, lanes, q_norm_ptr, norm_eps, cos_ptr, sin_ptr, position,
-            HEAD_DIM, HAS_Q_NORM, HAS_ROTATION,
+            row + q_at, q_mask, lanes, q_norm_ptr, norm_eps, cos_ptr, sin_ptr, position, inverse,
+            HEAD_DIM, HAS_Q_NORM, HAS_ROTATION, PARTS > 0,
         )  # fmt: skip
         q_row = q_ptr + token * num_heads * HEAD_DIM
         _store_halves(q_row + q_at, q_first, q_second, q_mask, HEAD_DIM)
     else:
         slot = tl.load(slots_ptr + token).to(tl.int64)
-        head = (group - query_groups) * GROUP + tl.arange(0, GROUP)[:, None]
+        head = (group - query_groups) * KEY_GROUP + tl.arange(0, KEY_GROUP)[:, None]
         mask = (head < tl.where(slot >= 0, num_kv_heads, 0)) & in_head
         source = row + (num_heads + head) * HEAD_DIM + lanes
-        v_first, v_second = _load_halves(source + num_kv_heads * HEAD_DIM, mask, HEAD_DIM)
+        values = source + num_kv_heads * HEAD_DIM
+        v_first, v_second = _load_scaled(values, mask, inverse, HEAD_DIM, PARTS > 0)
         k_first, k_second = _turned_heads(
-            source, mask, lanes, k_norm_ptr, norm_eps, cos_ptr, sin_ptr, position,
-            HEAD_DIM, HAS_K_NORM, HAS_ROTATION,
+            source, mask, lanes, k_norm_ptr, norm_eps, cos_ptr, sin_ptr, position, inverse,
+            HEAD_DIM, HAS_K_NORM, HAS_ROTATION, PARTS > 0,
         )  # fmt: skip
         place = (slot // CACHE_BLOCK * num_kv_heads + head) * CACHE_BLOCK + slot % CACHE_BLOCK
         target = place * HEAD_DIM + lanes
@@ -199,13 +219,15 @@ def _turned_heads(
     cos_ptr,
     sin_ptr,
     position,
+    inverse,
     HEAD_DIM: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_ROTATION: tl.constexpr,
+    IS_SCALED: tl.constexpr,
 ):
     """Both halves of the heads at `source`, rounded after each operation as torch does it."""
     in_head = lanes < HEAD_DIM // 2
-    first, second = _load_halves(source, mask, HEAD_DIM)
+    first, second = _load_scaled(source, mask, inverse, HEAD_DIM, IS_SCALED)
     dtype: tl.constexpr = first.dtype
     if HAS_NORM:
         first, second = first.to(tl.float32), second.to(tl.float32)
@@ -222,6 +244,17 @@ def _turned_heads(
         sin = tl.load(sin_ptr + at, mask=in_head, other=0.0)
         first, second = first * cos - second * sin, second * cos + first * sin
         first, second = first.to(dtype), second.to(dtype)
+    return first, second
+
+
+@triton.jit
+def _load_scaled(source, mask, inverse, HEAD_DIM: tl.constexpr, IS_SCALED: tl.constexpr):
+    """Both halves, times what is left of the norm before the product."""
+    first, second = _load_halves(source, mask, HEAD_DIM)
+    if IS_SCALED:
+        dtype: tl.constexpr = first.dtype
+        first = (first.to(tl.float32) * inverse).to(dtype)
+        second = (second.to(tl.float32) * inverse).to(dtype)
     return first, second
 
 

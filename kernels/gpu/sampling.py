@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.kernels.gpu.filters import (
     LIST_SLOTS,
     choose_filtered,
+    highest_of_parts,
     list_tokens_kernel,
     load_filters,
     mass_of,
@@ -41,6 +42,7 @@ _PART_WARPS = 8
 _SEARCH_BLOCK = 4096
 _SEARCH_WARPS = 8
 _SHARED_STREAM = tl.constexpr(int(Stream.SHARED))
+_NEG_INF = tl.constexpr(float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +138,22 @@ def choose_tokens(
     rows: Tensor,
     positions: Tensor,
     out_tokens: Tensor,
-    out_confidence: Tensor | None = None,
+    out_confidences: Tensor | None = None,
     by_row: bool = False,
 ) -> None:
     """Each row's choice, as `outrider.workers.sampling.choose.sample` makes it.
 
     `logits` [R, vocab] may be the first columns of wider rows. `rows` int32 [R] says which row of
     `settings` each goes by; where it is negative, the token is -1 and no confidence is written.
-    `positions` int32 [R] are those of the tokens to be chosen. The confidence, float32 [R], is the
-    token's probability after temperature, before filters. Any integer type will do for the tokens;
-    with `by_row` each is written at the place of its row of `settings`, and none for padding.
+    `positions` int32 [R] are those of the tokens to be chosen. Any integer type will do for the
+    tokens; with `by_row` each is written at the place of its row of `settings`, and none for
+    padding.
+
+    The confidences, float32 and at the places of the tokens, tell how likely a model much like this
+    one, given the same noise, chooses the same: the logistic function of the margin, noise included
+    and at temperature 0 of the logits, by which the token beats all others. Those that filters
+    forbid count as well, which can only make it smaller; where the best of all is forbidden itself,
+    the confidence is 1/2.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:
@@ -155,12 +163,14 @@ def choose_tokens(
     counts = logits.new_empty(num_rows, parts.count, dtype=torch.int32)
     units = logits.new_empty(num_rows, parts.count, dtype=torch.int64)
     filters = (settings.top_k, settings.top_p, settings.log_min_p)
-    found = (parts.noisy, parts.winner, parts.highest, parts.mass)
+    found = (parts.noisy, parts.winner, parts.highest)
+    has_confidence = out_confidences is not None
     pdl = pdl_enabled(logits.device)
     _contest_kernel[(num_rows, parts.count)](
-        logits, rows, positions, settings.temperature, settings.seed, *found,
+        logits, rows, positions, settings.temperature, settings.seed, *found, parts.second,
         logits.stride(0), vocab,
-        PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **_options(pdl),
+        PART=_PART_TOKENS, HAS_CONFIDENCE=has_confidence, PDL=pdl, num_warps=_PART_WARPS,
+        **_options(pdl),
     )  # fmt: skip
     list_tokens_kernel[(num_rows, parts.count)](
         logits, rows, settings.temperature, *filters, *found, lists, counts, units,
@@ -170,11 +180,11 @@ def choose_tokens(
     )  # fmt: skip
     _settle_kernel[(num_rows,)](
         logits, rows, positions, settings.temperature, settings.seed, *filters, *found,
-        lists, counts, units, out_tokens, out_confidence, logits.stride(0), vocab, parts.count,
-        out_tokens.stride(0), BY_ROW=by_row,
+        parts.second, lists, counts, units, out_tokens, out_confidences,
+        logits.stride(0), vocab, parts.count, out_tokens.stride(0),
+        0 if out_confidences is None else out_confidences.stride(0), BY_ROW=by_row,
         PARTS=parts.padded_count, SLOTS=LIST_SLOTS, BLOCK=_SEARCH_BLOCK,
-        HAS_CONFIDENCE=out_confidence is not None, PDL=pdl, num_warps=_SEARCH_WARPS,
-        **_options(pdl),
+        HAS_CONFIDENCE=has_confidence, PDL=pdl, num_warps=_SEARCH_WARPS, **_options(pdl),
     )  # fmt: skip
 
 
@@ -184,14 +194,15 @@ class _Parts:
 
     noisy: Tensor  # float32, the best score with its noise
     winner: Tensor  # int32, whose it is
+    second: Tensor  # float32, the best score with its noise but for the winner's
     highest: Tensor  # float32, the best score without noise
     mass: Tensor  # float32, the sum of exp(score - highest)
 
     @classmethod
     def empty(cls, scores: Tensor) -> _Parts:
         shape = (scores.shape[0], -(-scores.shape[1] // _PART_TOKENS))
-        floats = scores.new_empty(3, *shape, dtype=torch.float32)
-        return cls(floats[0], scores.new_empty(shape, dtype=torch.int32), floats[1], floats[2])
+        floats = scores.new_empty(4, *shape, dtype=torch.float32)
+        return cls(floats[0], scores.new_empty(shape, dtype=torch.int32), *floats[1:])
 
     @property
     def count(self) -> int:
@@ -278,9 +289,7 @@ def _probability_kernel(
     let_next_start(PDL)
     row = tl.program_id(0)
     parts = tl.arange(0, PARTS)
-    highest, mass, _ = mass_of_parts(
-        highest_ptr, mass_ptr, row * num_parts + parts, parts < num_parts
-    )
+    highest, mass = mass_of_parts(highest_ptr, mass_ptr, row * num_parts + parts, parts < num_parts)
     row_ptr = scores_ptr + row.to(tl.int64) * stride
     score = scores_at(row_ptr, tl.load(tokens_ptr + row), True)
     tl.store(out_ptr + row, tl.exp(score - highest) / mass)
@@ -289,11 +298,11 @@ def _probability_kernel(
 @triton.jit
 def _contest_kernel(
     logits_ptr, rows_ptr, positions_ptr, temperature_ptr, seed_ptr,
-    noisy_ptr, winner_ptr, highest_ptr, mass_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, second_ptr,
     stride, vocab,
-    PART: tl.constexpr, PDL: tl.constexpr,
+    PART: tl.constexpr, HAS_CONFIDENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best token of each part, noise included, no filter looked at; highest score and mass."""
+    """The best token of each part, noise included, no filter looked at; and the highest score."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
@@ -308,21 +317,31 @@ def _contest_kernel(
             position = tl.load(positions_ptr + index)
             noisy += gumbel(row_state(tl.load(seed_ptr + row), _SHARED_STREAM, position), ids)
         best, winner = _best_in_part(noisy, part, PART)
-        highest, mass = mass_of(scores)
         at = index * tl.num_programs(1) + part
         tl.store(noisy_ptr + at, best)
         tl.store(winner_ptr + at, winner)
-        tl.store(highest_ptr + at, highest)
-        tl.store(mass_ptr + at, mass)
+        tl.store(highest_ptr + at, tl.max(scores, axis=0))
+        if HAS_CONFIDENCE:
+            tl.store(second_ptr + at, tl.max(tl.where(ids == winner, _NEG_INF, noisy), axis=0))
+
+
+@triton.jit
+def _margin_of_parts(noisy_ptr, second_ptr, at, is_part):
+    """By how much the best noisy score of a row beats all others."""
+    noisy = tl.load(noisy_ptr + at, mask=is_part, other=_NEG_INF)
+    best, part = tl.max(noisy, axis=0, return_indices=True)
+    seconds = tl.load(second_ptr + at, mask=is_part, other=_NEG_INF)
+    others = tl.where(tl.arange(0, noisy.shape[0]) == part, seconds, noisy)
+    return best - tl.max(others, axis=0)
 
 
 @triton.jit
 def _settle_kernel(
     logits_ptr, rows_ptr, positions_ptr, temperature_ptr, seed_ptr,
     top_k_ptr, top_p_ptr, log_min_p_ptr,
-    noisy_ptr, winner_ptr, highest_ptr, mass_ptr, list_ptr, count_ptr, units_ptr,
+    noisy_ptr, winner_ptr, highest_ptr, second_ptr, list_ptr, count_ptr, units_ptr,
     token_ptr, confidence_ptr,
-    stride, vocab, num_parts, token_stride,
+    stride, vocab, num_parts, token_stride, confidence_stride,
     BY_ROW: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
     HAS_CONFIDENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -339,8 +358,9 @@ def _settle_kernel(
         row_ptr = logits_ptr + index.to(tl.int64) * stride
         parts = tl.arange(0, PARTS)
         at, is_part = index * num_parts + parts, parts < num_parts
-        _, winner = winner_of_parts(noisy_ptr, winner_ptr, at, is_part)
-        highest, mass, of_parts = mass_of_parts(highest_ptr, mass_ptr, at, is_part)
+        _, best = winner_of_parts(noisy_ptr, winner_ptr, at, is_part)
+        winner = best
+        highest, of_parts = highest_of_parts(highest_ptr, at, is_part)
         top_k, top_p, log_min_p, has_filters = load_filters(
             top_k_ptr, top_p_ptr, log_min_p_ptr, row, temperature, vocab
         )
@@ -356,8 +376,10 @@ def _settle_kernel(
                 tl.where(is_listed, num_parts * SLOTS, vocab), vocab, temperature, state,
                 winner, highest, units, of_parts, top_k, top_p, log_min_p, BLOCK,
             )  # fmt: skip
-        place = row if BY_ROW else index
-        tl.store(token_ptr + place.to(tl.int64) * token_stride, winner)
+        place = (row if BY_ROW else index).to(tl.int64)
+        tl.store(token_ptr + place * token_stride, winner)
         if HAS_CONFIDENCE:
-            score = tempered_at(row_ptr, winner, True, temperature)
-            tl.store(confidence_ptr + index, tl.exp(score - highest) / mass)
+            margin = _margin_of_parts(noisy_ptr, second_ptr, at, is_part)
+            is_ahead = (winner == best) & (margin > 0)
+            chance = tl.where(is_ahead, tl.sigmoid(margin), 0.5)
+            tl.store(confidence_ptr + place * confidence_stride, chance)

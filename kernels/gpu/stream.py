@@ -21,7 +21,7 @@ from outrider.kernels.gpu.launch import (
 )
 
 MAX_SMALL_ROWS = 64
-"""Beyond so many rows the library's product is as good."""
+"""With more rows than these a product is no longer one of reading the weight alone."""
 
 
 FEWEST_ROWS = 16  # what a matrix unit takes
@@ -29,6 +29,8 @@ FEWEST_ROWS = 16  # what a matrix unit takes
 
 # However few parts there are, so that their sum's order does not depend on the number of rows.
 _FEWEST_PARTS = 64
+NO_PARTS = {"PARTS": 0, "PARTS_SIZE": _FEWEST_PARTS}
+"""What a kernel is told of a stream that needs no norm any more."""
 
 
 def rows_of_block(num_rows: int, most: int = MAX_SMALL_ROWS) -> int:
@@ -43,10 +45,13 @@ class Stream:
 
     total: Tensor  # [T, hidden]
     scaled: Tensor  # total times the weight of the next norm
-    squares: Tensor  # float32 [T, parts]: squares of total, summed over parts of hidden
+    squares: Tensor | None  # float32 [T, parts]: squares of total, summed over parts of hidden;
+    # None: `scaled` is normalised
 
     @property
     def parts(self) -> dict[str, int]:
+        if self.squares is None:
+            return NO_PARTS
         count = self.squares.shape[1]
         size = max(_FEWEST_PARTS, triton.next_power_of_2(count))
         return {"PARTS": count, "PARTS_SIZE": size}
@@ -75,6 +80,8 @@ def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
 
 def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Tensor:
     """The normalised stream [T, hidden], or of the tokens at `index` alone."""
+    if stream.squares is None and index is None:
+        return stream.scaled
     hidden = stream.scaled.shape[1]
     num_rows = stream.scaled.shape[0] if index is None else index.shape[0]
     out = stream.scaled.new_empty(num_rows, hidden)
@@ -96,14 +103,28 @@ def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Ten
 
 
 @triton.jit
-def inverse_norm(
-    squares_ptr, row, num_rows, eps, K: tl.constexpr, PARTS: tl.constexpr, SIZE: tl.constexpr
-):
-    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream."""
-    part = tl.arange(0, SIZE)[None, :]
-    inside = (row < num_rows)[:, None] & (part < PARTS)
-    squares = tl.load(squares_ptr + row[:, None] * PARTS + part, mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[None, :]
+def inverse_norm(squares_ptr, row, num_rows, eps, K, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """1 / sqrt(mean(x^2) + eps) of every row, from the sums that came with the stream; 1 of a
+    stream that is normalised already."""
+    if PARTS == 0:
+        inverse = tl.full(row.shape, 1.0, tl.float32)
+    else:
+        part = tl.arange(0, SIZE)[None, :]
+        inside = (row < num_rows)[:, None] & (part < PARTS)
+        squares = tl.load(squares_ptr + row[:, None] * PARTS + part, mask=inside, other=0.0)
+        inverse = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
+    return inverse[None, :]
+
+
+@triton.jit
+def inverse_norm_of(squares_ptr, row, width, eps, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """`inverse_norm` of one row."""
+    inverse = 1.0
+    if PARTS > 0:
+        part = tl.arange(0, SIZE)
+        squares = tl.load(squares_ptr + row * PARTS + part, mask=part < PARTS, other=0.0)
+        inverse = tl.rsqrt(tl.sum(squares) / width + eps)
+    return inverse
 
 
 @triton.jit
@@ -151,9 +172,7 @@ def close_stream_kernel(
     let_next_start(PDL)
     row = tl.program_id(0)
     source = tl.load(index_ptr + row).to(tl.int32) if HAS_INDEX else row
-    part = tl.arange(0, PARTS_SIZE)
-    squares = tl.load(squares_ptr + source * PARTS + part, mask=part < PARTS, other=0.0)
-    inverse = tl.rsqrt(tl.sum(squares) / hidden + eps)
+    inverse = inverse_norm_of(squares_ptr, source, hidden, eps, PARTS, PARTS_SIZE)
     at = tl.arange(0, SIZE)
     inside = at < hidden
     scaled = tl.load(scaled_ptr + source.to(tl.int64) * hidden + at, mask=inside, other=0.0)

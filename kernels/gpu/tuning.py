@@ -1,4 +1,7 @@
-"""How a small-row product is cut up, per shape: what was found best on a chip, or else a rule.
+"""How a product is cut up, per shape and rows: what was found best on a chip, or else a rule.
+
+Some products are better left to the library, as the table says; without an entry those of more than
+`MAX_SMALL_ROWS` rows are.
 
 `python -m outrider.bench.gpu_tune` finds it and writes the table.
 """
@@ -12,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+from outrider.kernels.gpu.stream import MAX_SMALL_ROWS, rows_of_block
 
 LinearKind = Literal["linear", "gate_up", "qkv"]
 
@@ -30,6 +35,8 @@ class LinearConfig:
     stages: int
     splits: int = 1
     lines: int = 0  # cache lines of each weight row fetched before the input is there
+    rows: int = 0  # of a block, then `rest` more; 0: as many as there are, up to a limit
+    rest: int = 0
 
     def within(self, stage_bytes: int) -> LinearConfig:
         """With no more stages of this size than shared memory holds."""
@@ -37,13 +44,29 @@ class LinearConfig:
         return self if self.stages <= most else replace(self, stages=most)
 
 
-_forced: list[LinearConfig] = []
+@dataclass(frozen=True, slots=True)
+class LibraryConfig:
+    """The product is left to the library, and what stands around it to a thin kernel.
+
+    For some numbers of rows the library chooses badly: then `rows` are multiplied, those that lack
+    being zeros, or a bias is added, of zeros if there is none, for which it has other kernels, or
+    the product is made `turned`, features by rows.
+    """
+
+    rows: int = 0
+    biased: bool = False
+    turned: bool = False
+
+
+Way = LinearConfig | LibraryConfig
+
+_forced: list[Way] = []
 
 
 @contextmanager
-def forced(config: LinearConfig) -> Iterator[None]:
-    """Inside, every product is cut up this way."""
-    _forced.append(config)
+def forced(way: Way) -> Iterator[None]:
+    """Inside, every product is done this way, but for fixed ones, which are never the library's."""
+    _forced.append(way)
     try:
         yield
     finally:
@@ -53,9 +76,15 @@ def forced(config: LinearConfig) -> Iterator[None]:
 def linear_config(
     kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool = False
 ) -> LinearConfig:
-    if _forced:
+    """How few rows are multiplied by our kernels."""
+    if _forced and isinstance(_forced[-1], LinearConfig):
         return _forced[-1]
     return _known_config(kind, num_features, depth, rows, is_8bit)
+
+
+def product_way(kind: LinearKind, num_features: int, depth: int, num_rows: int) -> Way:
+    """How any number of rows is multiplied with 16-bit weights."""
+    return _forced[-1] if _forced else _known_way(kind, num_features, depth, num_rows)
 
 
 def table_key(
@@ -65,14 +94,39 @@ def table_key(
 
 
 @cache
+def _known_way(kind: LinearKind, num_features: int, depth: int, num_rows: int) -> Way:
+    """That of the next size in the table; without one, the rule."""
+    for rows in _known_sizes(kind, num_features, depth):
+        if rows >= num_rows:
+            return _entry(_table()[table_key(kind, num_features, depth, rows)])
+    if num_rows > MAX_SMALL_ROWS:
+        return LibraryConfig()
+    return _default_config(kind, num_features, rows_of_block(num_rows), False)
+
+
+def _known_sizes(kind: LinearKind, num_features: int, depth: int) -> list[int]:
+    start = table_key(kind, num_features, depth, 0)[:-1]
+    ends = [key.removeprefix(start) for key in _table() if key.startswith(start)]
+    return sorted(int(end) for end in ends if end.isdigit())
+
+
+def _entry(known: dict[str, int]) -> Way:
+    if "library" in known:
+        biased, turned = (bool(known.get(name, 0)) for name in ("biased", "turned"))
+        return LibraryConfig(known.get("rows", 0), biased, turned)
+    return LinearConfig(**known)
+
+
+@cache
 def _known_config(
     kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool
 ) -> LinearConfig:
     """8-bit weights of a shape that was tuned for others only are cut up like those."""
     for key_8bit in (True, False) if is_8bit else (False,):
         known = _table().get(table_key(kind, num_features, depth, rows, key_8bit))
-        if known is not None:
-            return LinearConfig(**known)
+        way = None if known is None else _entry(known)
+        if isinstance(way, LinearConfig) and not way.rows:
+            return way
     return _default_config(kind, num_features, rows, is_8bit)
 
 

@@ -70,17 +70,18 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
-    def tile_tokens(self, max_query_len: int) -> int:
-        """How many queries a tile of `RaggedBatch.tiles` holds; 0: no tiles are needed."""
+    def tile_tokens(self, query_len: int) -> int:
+        """How many queries a tile of `RaggedBatch.tiles` holds where a sequence has `query_len`; 0:
+        no tiles are needed."""
         attention = self._layers[0].attention
-        return self._ops.tile_tokens(attention.num_heads, attention.num_kv_heads, max_query_len)
+        return self._ops.tile_tokens(attention.num_heads, attention.num_kv_heads, query_len)
 
     def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size] behind the final norm.
 
         Writes the keys and values of all T tokens into the cache.
         """
-        if self._fused is not None and token_ids.shape[0] <= self._fused.max_tokens:
+        if self._fused is not None:
             return self._fused(token_ids, batch, kv, None)
         if self._run is None or kv is not self._kv:
             self._kv, self._run = kv, self._pass_over(kv)
@@ -90,7 +91,7 @@ class Decoder:
         self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor
     ) -> Tensor:
         """`forward`, but only the hidden states of the tokens at `index` [n] are returned."""
-        if self._fused is not None and token_ids.shape[0] <= self._fused.max_tokens:
+        if self._fused is not None:
             return self._fused(token_ids, batch, kv, index)
         return self.forward(token_ids, batch, kv).index_select(0, index)
 

@@ -1,7 +1,8 @@
-"""A pass of few tokens in five kernels a layer, for the models whose layers allow it.
+"""A pass in five kernels a layer or a few more, for the models whose layers allow it.
 
 It computes what `Decoder` does part by part. Here the residual stream goes from kernel to kernel
-with its next norm under way, so that no kernel only adds, normalises, rotates or gates.
+with its next norm under way, so that no kernel need only add, normalise, rotate or gate: whether
+one does is left to each product, which knows what is fastest for the number of tokens.
 """
 
 from __future__ import annotations
@@ -52,10 +53,6 @@ class FusedPass:
             return None
         return cls(ops, fused, embedding, first_norm, found)
 
-    @property
-    def max_tokens(self) -> int:
-        return self.fused.max_tokens
-
     def __call__(
         self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor | None
     ) -> Tensor:
@@ -74,10 +71,11 @@ class FusedPass:
                 own.num_heads,
             )
             mixed = self.ops.attention(query, keys, values, batch, own.scale, own.window)
-            stream = layer.out.add(mixed, stream, layer.mlp_norm.weight)
-            gated = layer.gate_up.norm_gated(stream, layer.mlp_norm.eps)
+            norm = layer.mlp_norm
+            stream = layer.out.add(mixed, stream, norm.weight, norm.eps)
+            gated = layer.gate_up.norm_gated(stream, norm.eps)
             norm = layer.next_norm
-            stream = layer.down.add(gated, stream, norm.weight)
+            stream = layer.down.add(gated, stream, norm.weight, norm.eps)
         return self.fused.close_stream(stream, norm.eps, index)
 
 

@@ -53,7 +53,7 @@ def test_c_kernels_for_another_dtype_are_refused() -> None:
 def test_without_a_compiler_torch_takes_over_with_one_hint(
     no_compiler: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="outrider"):
         ops = select_ops(CPU, torch.float32)
     assert ops.name == "torch"
     assert [r.message for r in caplog.records if "no C compiler" in r.message]

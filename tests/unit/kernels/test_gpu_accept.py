@@ -38,11 +38,18 @@ def copy_of(text: TextTable) -> TextTable:
 
 
 def accept_by_hand(
-    chosen: Tensor, first_logit: Tensor, depths: Tensor, rows: Tensor, text: TextTable, out: Tensor
+    chosen: Tensor,
+    first_logit: Tensor,
+    depths: Tensor,
+    drafted: Tensor,
+    rows: Tensor,
+    text: TextTable,
+    out: Tensor,
 ) -> None:
     """The rule in Python, one token after the other."""
-    sampled = zip(first_logit.tolist(), depths.tolist(), rows.tolist(), strict=True)
-    for index, (first, depth, row) in enumerate(sampled):
+    columns = (first_logit, depths, drafted, rows)
+    sampled = zip(*(column.tolist() for column in columns), strict=True)
+    for index, (first, depth, num_drafted, row) in enumerate(sampled):
         if depth < 0:
             continue
         length = int(text.lengths[row])
@@ -56,8 +63,8 @@ def accept_by_hand(
             if length + i < MAX_LEN:
                 text.tokens[row, length + i] = token
         text.lengths[row] = length + len(new)
-        if depth > 0:
-            text.draft_computed[row] = length + own_guesses_kept(depth, num_accepted)
+        if num_drafted > 0:
+            text.draft_computed[row] = length + own_guesses_kept(num_drafted, num_accepted)
         out[index] = -1
         out[index, : OutcomeColumn.TOKENS] = torch.tensor([length, depth, num_accepted])
         for i, token in enumerate(new):
@@ -66,8 +73,9 @@ def accept_by_hand(
 
 def a_pass(
     max_depth: int, depths: list[int], generator: torch.Generator, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Choices, and for each sampled row its first logit row, depth and row of the text."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Choices, and for each sampled row its first logit row, depth, what was drafted for it (some
+    is not verified, some by nobody with KV) and its row of the text."""
     num_logits, first_logit = 2, []  # those of other rows come first
     for depth in depths:
         first_logit.append(num_logits if depth >= 0 else -1)
@@ -75,8 +83,13 @@ def a_pass(
     chosen = torch.randint(0, 3, (num_logits,), generator=generator).to(DEVICE, dtype)
     rows = torch.randperm(NUM_ROWS, generator=generator)[: len(depths)]
     rows[torch.tensor(depths) < 0] = -1
-    first, deep = (torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (first_logit, depths))
-    return chosen, first, deep, rows.to(DEVICE, torch.int32)
+    drafted = []
+    for depth in depths:
+        reach = int(torch.randint(max(depth, 0), max_depth + 1, (), generator=generator))
+        drafted.append(reach if torch.rand((), generator=generator) < 0.8 else 0)
+    columns = (torch.tensor(each, dtype=torch.int32) for each in (first_logit, depths, drafted))
+    first, deep, reaches = (column.to(DEVICE) for column in columns)
+    return chosen, first, deep, reaches, rows.to(DEVICE, torch.int32)
 
 
 def assert_same_text(one: TextTable, other: TextTable) -> None:
@@ -114,12 +127,29 @@ def test_drafts_stand_up_to_the_first_wrong_one(num_right: int) -> None:
         chosen[num_right] = 77
     one = torch.tensor([1], dtype=torch.int32, device=DEVICE)
     out = torch.full((1, outcome_width(4)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    accept_drafts(chosen.to(DEVICE), one - 1, one * 4, one, text, out)
+    accept_drafts(chosen.to(DEVICE), one - 1, one * 4, one * 4, one, text, out)
     new = [*range(5, 5 + num_right), 77 if num_right < 4 else 9]
     assert out[0].tolist() == [10, 4, num_right, *new, *[-1] * (5 - len(new))]
     assert text.tokens[1, 10 : 10 + len(new)].tolist() == new
     assert text.lengths.tolist() == [0, 10 + len(new)]
     assert text.draft_computed.tolist() == [0, 10 + min(num_right, 3)]
+
+
+@pytest.mark.parametrize("num_verified", [0, 1, 2, 3])
+def test_a_draft_keeps_what_it_computed_of_guesses_that_were_not_all_verified(
+    num_verified: int,
+) -> None:
+    """Its fourth guess it has not computed; those before it stand as far as they were verified."""
+    text = TextTable.create(2, MAX_LEN, 4, DEVICE)
+    text.lengths[1] = 10
+    text.drafts[1] = torch.tensor([5, 6, 7, 8], dtype=torch.int32)
+    one = torch.tensor([1], dtype=torch.int32, device=DEVICE)
+    chosen = torch.tensor([5, 6, 7, 8], dtype=torch.int32, device=DEVICE)
+    out = torch.full((1, outcome_width(4)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    accept_drafts(chosen, one - 1, one * num_verified, one * 4, one, text, out)
+    assert out[0, : OutcomeColumn.TOKENS].tolist() == [10, num_verified, num_verified]
+    assert text.lengths.tolist() == [0, 10 + num_verified + 1]
+    assert text.draft_computed.tolist() == [0, 10 + num_verified]
 
 
 def test_without_drafts_one_token_is_committed_and_the_draft_has_computed_nothing() -> None:
@@ -128,7 +158,7 @@ def test_without_drafts_one_token_is_committed_and_the_draft_has_computed_nothin
     row = torch.tensor([4], dtype=torch.int32, device=DEVICE)
     zero = torch.zeros_like(row)
     out = torch.full((1, outcome_width(3)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    accept_drafts(torch.tensor([31], device=DEVICE), zero, zero, row, text, out)
+    accept_drafts(torch.tensor([31], device=DEVICE), zero, zero, zero, row, text, out)
     length = int(expected.lengths[4])
     expected.tokens[4, length] = 31
     expected.lengths[4] += 1
@@ -142,7 +172,8 @@ def test_tokens_beyond_the_room_are_reported_but_not_written() -> None:
     text.drafts[0] = torch.tensor([1, 2, 3], dtype=torch.int32)
     zero = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     out = torch.empty(1, outcome_width(3), dtype=torch.int32, device=DEVICE)
-    accept_drafts(torch.tensor([1, 2, 3, 4], device=DEVICE), zero, zero + 3, zero, text, out)
+    chosen, three = torch.tensor([1, 2, 3, 4], device=DEVICE), zero + 3
+    accept_drafts(chosen, zero, three, three, zero, text, out)
     assert text.tokens[0, -2:].tolist() == [1, 2]
     assert text.tokens[1].tolist() == [0] * MAX_LEN
     assert out[0].tolist() == [MAX_LEN - 2, 3, 3, 1, 2, 3, 4]
@@ -152,7 +183,7 @@ def test_no_sampled_rows_are_no_work() -> None:
     text = a_text(2, torch.Generator().manual_seed(1))
     expected = copy_of(text)
     nothing = torch.empty(0, dtype=torch.int32, device=DEVICE)
-    accept_drafts(nothing, nothing, nothing, nothing, text, nothing.view(0, 1))
+    accept_drafts(nothing, nothing, nothing, nothing, nothing, text, nothing.view(0, 1))
     assert_same_text(text, expected)
 
 

@@ -16,9 +16,7 @@ from outrider.kernels.gpu.accept import accept_drafts, outcome_width
 from outrider.kernels.gpu.adjust import Mark, adjust_logits, count_tokens
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.reference import ReferenceOps
-from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import RowInit, SampleId
-from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
+from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.sampling import chain
 from outrider.workers.sampling.choose import sample
@@ -199,7 +197,8 @@ def test_counts_follow_the_texts() -> None:
         outcomes = torch.full((NUM_ROWS, outcome_width(MAX_DEPTH)), 5).to(DEVICE, torch.int32)
         numbers = [row if depth >= 0 else -1 for row, depth in zip(rows, depths, strict=True)]
         plan = int32(depths), int32(numbers)
-        accept_drafts(chosen.to(DEVICE, torch.int32), first, *plan, device.text, outcomes)
+        chosen = chosen.to(DEVICE, torch.int32)
+        accept_drafts(chosen, first, plan[0], *plan, device.text, outcomes)
         count_tokens(outcomes, *plan, device.adjustments)
         for row, tokens in texts.items():
             tokens[:] = device.text.tokens[row, : int(device.text.lengths[row])].tolist()
@@ -247,28 +246,6 @@ def test_whole_parts_of_the_vocabulary_may_be_barred(filters: dict[str, Any]) ->
             assert chosen.tolist() == sample(logits, [Span(sampler, [0])], ReferenceOps()).tolist()
         else:
             assert int(chosen) in allowed
-
-
-def a_row_init(bad_word_ids: tuple[tuple[int, ...], ...] = (), **params: Any) -> RowInit:
-    return RowInit(
-        row=0,
-        generation=0,
-        sample_id=SampleId(0, 1),
-        token_ids=(1, 2),
-        prompt_len=2,
-        params=SamplingParams(**params),
-        seed=0,
-        bad_word_ids=bad_word_ids,
-    )
-
-
-def test_what_does_not_fit_the_table() -> None:
-    most = dict.fromkeys(range(Mark.MOST_BIASES), 1.0)
-    assert fits_table(a_row_init(logit_bias=most), MAX_LEN)
-    assert not fits_table(a_row_init(logit_bias=most | {Mark.MOST_BIASES: 1.0}), MAX_LEN)
-    assert fits_table(a_row_init(((3,), (4,))), MAX_LEN)
-    assert not fits_table(a_row_init(((3,), (4, 5))), MAX_LEN)
-    assert not fits_table(a_row_init(presence_penalty=1.0), 2**Mark.COUNT_BITS)
 
 
 def test_as_many_biases_as_fit() -> None:

@@ -12,7 +12,7 @@ from gpu_tools import DEVICE, DTYPES, GPU_MARKS, HAS_CUDA, TOLERANCE, ragged_bat
 from torch import Tensor
 
 from outrider.config import MAX_SPECULATIVE_TOKENS
-from outrider.kernels.gpu.attention import _splits, paged_attention, tile_tokens_for
+from outrider.kernels.gpu.attention import _config, _splits, paged_attention, tile_tokens_for
 from outrider.kernels.gpu.scratch import split_scratch
 from outrider.kernels.types import RaggedBatch
 
@@ -51,10 +51,15 @@ class Case:
     def scale(self) -> float:
         return 1.5 / math.sqrt(self.head_dim)
 
+    places: int = 0  # of a long tile
+
     @property
-    def tile_tokens(self) -> int:
+    def tile_tokens(self) -> int | list[int]:
         if self.tile_rows is not None:
             return self.tile_rows // self.group
+        if self.places:
+            few = tile_tokens_for(self.num_heads, self.num_kv_heads, 1)
+            return [few * (self.places if queries > 33 else 1) for queries, _ in self.lengths]
         longest = max(queries for queries, _ in self.lengths)
         return tile_tokens_for(self.num_heads, self.num_kv_heads, longest, self.is_fixed)
 
@@ -93,6 +98,7 @@ def make_inputs(case: Case) -> Inputs:
         generator=generator,
         empty_tiles=case.empty_tiles,
     )
+    batch = replace(batch, places_of_long_tile=case.places)
     shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
     keys, values = (torch.full(shape, float("nan"), dtype=case.dtype) for _ in range(2))
     for table, (queries, context) in zip(batch.block_tables.cpu(), case.lengths, strict=True):
@@ -131,8 +137,13 @@ def poisoned(want: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.full(want.shape, float("nan"), dtype=dtype, device=DEVICE)
 
 
+BOTH = ((1, 60), (70, 90), (3, 3), (35, 35), (9, 40))  # queries left over make short tiles, too
+
 CASES = [
     Case(MIXED, group=4),
+    Case(BOTH, group=4, num_kv_heads=2, empty_tiles=2, num_splits=None, places=8),
+    Case(BOTH, group=3, window=20, places=8),
+    Case(((36, 36), (2, 9), *((34, 34),) * 3), group=1, places=8),  # three in eight places
     Case(MIXED, group=3, head_dim=80, block_size=8),
     Case(MIXED, group=8, window=40),
     Case(MIXED, group=1, head_dim=128, block_size=32, num_splits=3),
@@ -185,6 +196,16 @@ def test_rows_of_no_tile_are_left_alone(num_splits: int) -> None:
     assert bool((out[4:] == 7.0).all())
 
 
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_tiles_of_nobody_may_stand_before_others(num_splits: int) -> None:
+    case = Case(((3, 300), (6, 40)), group=4, num_kv_heads=2, num_splits=num_splits, empty_tiles=2)
+    inputs = make_inputs(case)
+    tiles = inputs.batch.tiles
+    assert tiles is not None
+    inputs.batch = replace(inputs.batch, tiles=tiles.flip(0).contiguous())
+    assert_right(inputs.attend(case), expected(case, inputs), case.dtype)
+
+
 def test_a_pass_without_tokens_is_empty() -> None:
     case = Case(((1, 5),), group=2, num_splits=4)
     inputs = make_inputs(case)
@@ -232,8 +253,11 @@ def test_fixed_a_token_has_the_same_bits_alone_and_in_company(case: Case) -> Non
     assert torch.equal(inputs.attend(case), whole)
     assert torch.equal(inputs.attend(replace(case, num_splits=None)), whole)
 
+    most = case.tile_tokens
+    assert isinstance(most, int)
+
     def uneven() -> int:
-        return int(torch.randint(1, case.tile_tokens + 1, ()))
+        return int(torch.randint(1, most + 1, ()))
 
     inputs.batch = replace(inputs.batch, tiles=cut(case, uneven).flip(0).contiguous())
     assert torch.equal(inputs.attend(case), whole)
@@ -293,6 +317,17 @@ def test_tiles_fill_the_rows_of_a_product(group: int) -> None:
         rows = tile_tokens_for(2 * group, 2, queries) * group
         assert rows == group or rows <= 16 < rows + group
     assert 128 - group < tile_tokens_for(2 * group, 2, deepest + 1) * group <= 128
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("tile_rows", [16, 32, 64, 128])
+def test_queries_and_the_blocks_under_way_fit_into_shared_memory(
+    tile_rows: int, head_dim: int
+) -> None:
+    for num_tile_heads in (None, 1, 200, 500, 1000, 5000):
+        block_keys, _, num_stages = _config(tile_rows, head_dim, 2, num_tile_heads)
+        rows = tile_rows + 2 * num_stages * block_keys  # keys and values
+        assert rows * head_dim * 2 <= 227 * 1024
 
 
 @needs_cuda

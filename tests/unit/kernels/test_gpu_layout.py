@@ -12,6 +12,7 @@ from gpu_tools import DEVICE, GPU_MARKS
 from outrider.kernels.gpu.accept import TextTable
 from outrider.kernels.gpu.layout import (
     PassBuffers,
+    keep_drafts,
     lay_out_draft,
     lay_out_target,
     update_tables,
@@ -99,8 +100,28 @@ def test_prompts_decode_rows_and_verification_in_one_pass(seed: int) -> None:
     assert laid.tolist() == [*[list(logit) for logit in logits], *[[0, -1, 0]] * 2]
 
 
+def test_a_long_prompt_beside_decoding_has_tiles_of_its_own_size() -> None:
+    state = _state(random.Random(1))
+    state.text.lengths[3] = 38
+    entries = [(2, 1, -1, 0, 0, 0, 0), (3, 35, 2, -1, 1, 1, 1), (5, 3, 0, 0, 36, 19, 1)]
+    plan = torch.tensor(entries, dtype=torch.int32, device=DEVICE).T.contiguous()
+    totals = torch.tensor([39, 21, 2, 3], dtype=torch.int32, device=DEVICE)
+    buffers = _poisoned(39, 21, 2)
+    lay_out_target(plan, totals, *state, buffers, BLOCK, TILE, 8)
+    held = [tile for tile in buffers.tiles.tolist() if tile[1]]
+    length = int(state.text.lengths[2])
+    assert held == [
+        [0, 1, length - 1, 2],
+        *[[1 + at, min(8, 35 - at), 2 + at, 3] for at in range(0, 35, 8)],
+        [36, 2, 0, 5],
+        [38, 1, 2, 5],
+    ]
+
+
+@pytest.mark.parametrize("is_on_device", [False, True], ids=["told", "read"])
 @pytest.mark.parametrize(("seed", "committed", "tile_tokens"), [(0, 2, 4), (1, 2, 1), (2, 8, 3)])
-def test_drafting_rounds(seed: int, committed: int, tile_tokens: int) -> None:
+def test_drafting_rounds(seed: int, committed: int, tile_tokens: int, is_on_device: bool) -> None:
+    """The level of a pass is the host's to say, or, from the second on, in the device's memory."""
     rng = random.Random(seed)
     state = _state(rng)
     rows = rng.sample(range(ROWS), 4)
@@ -112,7 +133,10 @@ def test_drafting_rounds(seed: int, committed: int, tile_tokens: int) -> None:
         count = 1 if index else committed
         num_tiles = -(-count // tile_tokens)
         buffers = _poisoned(count * 5, num_tiles * 5, 5)
-        lay_out_draft(plan, totals, *state, buffers, BLOCK, tile_tokens, index, committed)
+        level: int | torch.Tensor = index
+        if is_on_device and index:
+            level = torch.tensor([index], dtype=torch.int32, device=DEVICE)
+        lay_out_draft(plan, totals, *state, buffers, BLOCK, tile_tokens, level, committed)
         for at, (row, depth) in enumerate(zip(rows, depths, strict=True)):
             length = int(state.text.lengths[row])
             own = slice(at * count, (at + 1) * count)
@@ -163,6 +187,31 @@ def _check_first_pass(
         slot = _slot(state, row, position) if position >= computed else -1
         assert int(buffers.slots[at]) == slot
     assert seen == list(range(own.start - min(first, 0), own.stop))
+
+
+def test_guesses_become_the_drafts_of_their_level_one_level_after_the_other() -> None:
+    rng = random.Random(3)
+    text = _state(rng).text
+    confidences = torch.zeros(text.drafts.shape, device=DEVICE)
+    drafts, sure = text.drafts.tolist(), confidences.tolist()
+    level = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    for number in range(1, DRAFTS):
+        rows = [*rng.sample(range(ROWS), 4), -1]
+        guesses = [rng.randrange(1000, 2000) for _ in range(ROWS)]
+        chances = [rng.randrange(1, 8) / 8 for _ in range(ROWS)]
+        keep_drafts(
+            torch.tensor(rows, dtype=torch.int32, device=DEVICE),
+            torch.tensor(guesses, dtype=torch.int32, device=DEVICE),
+            torch.tensor(chances, device=DEVICE),
+            text,
+            confidences,
+            level,
+        )
+        for row in rows[:-1]:
+            drafts[row][number], sure[row][number] = guesses[row], chances[row]
+        assert text.drafts.tolist() == drafts
+        assert confidences.tolist() == sure
+        assert int(level) == number + 1
 
 
 # Lengths about the end of the longest text; one that ended in a step under way is beyond it.

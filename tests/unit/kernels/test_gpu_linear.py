@@ -74,9 +74,10 @@ def test_stream_behind_a_product(
     residual = _random(generator, rows, features, dtype=dtype)
     norm = 1 + 0.1 * _random(generator, features, dtype=dtype)
     before = Stream(residual, residual, residual)  # only its total is read
-    stream = GpuLinear(weight, None).add(x, before, norm)
+    stream = GpuLinear(weight, None).add(x, before, norm, 1e-5)
     expected = x.double() @ weight.double().T + residual.double()
     assert relative_error(stream.total, expected) < TOLERANCE[dtype]
+    assert stream.squares is not None
     assert relative_error(stream.squares.sum(1), expected.square().sum(-1)) < TOLERANCE[dtype]
     normed = close_stream(stream, 1e-5)
     assert relative_error(normed, _normed(expected, norm, 1e-5)) < TOLERANCE[dtype]
@@ -204,7 +205,7 @@ def test_a_row_of_a_fixed_product_is_the_same_in_any_company(
     def run(rows: list[int]) -> tuple[Tensor, ...]:
         own = x[rows]
         stream = open_stream(ids[rows], x, norm)
-        behind = square.add(own, stream, norm)
+        behind = square.add(own, stream, norm, 1e-5)
         return (
             linear.wide(own),
             behind.total,

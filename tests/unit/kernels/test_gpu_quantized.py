@@ -110,11 +110,13 @@ def test_many_rows_are_the_librarys(
     assert product(x[:0]).shape == (0, 24)
     calls: list[int] = []
 
-    def counted(self: GpuLinear, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def counted(
+        self: GpuLinear, x: torch.Tensor, out: torch.Tensor, config: LinearConfig
+    ) -> torch.Tensor:
         calls.append(x.shape[0])
         return out
 
-    monkeypatch.setattr(GpuLinear, "_small", counted)
+    monkeypatch.setattr(GpuLinear, "_own", counted)
     for held in (GpuLinear(weight, None), GpuLinear(weight, None, is_fixed=True)):
         for rows in (256, 257):
             held(x[:rows])
@@ -133,7 +135,7 @@ def test_stream_behind_a_product(
     norm = 1 + 0.1 * _random(generator, 72, dtype=dtype)
     before = Stream(residual, residual, residual)  # only its total is read
     with forced(LinearConfig(32, 32, 4, 2, splits=2)):
-        stream = GpuLinear(weight, None).add(x, before, norm)
+        stream = GpuLinear(weight, None).add(x, before, norm, 1e-5)
     expected = x.double() @ exact.T + residual.double()
     assert relative_error(stream.total, expected) < TOLERANCE[dtype]
     normed = close_stream(stream, EPS)

@@ -433,13 +433,35 @@ def test_rows_without_any_number_choose_within_the_vocabulary(params: dict[str, 
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.9])
-def test_confidence_is_the_probability_before_filters(temperature: float) -> None:
-    logits = torch.randn(4, 2100, generator=a_generator(5)) * 3
-    params = [dict(temperature=temperature), dict(temperature=temperature, top_k=3)] * 2
-    tokens, confidence = a_case(logits, params).on_device()
-    probabilities = (logits.double() / (temperature or 1.0)).softmax(-1)
-    expected = probabilities[torch.arange(4), torch.tensor(tokens)]
-    torch.testing.assert_close(confidence.double(), expected, rtol=1e-5, atol=1e-9)
+def test_confidence_is_the_margin_over_the_second_best(temperature: float) -> None:
+    """Noise included, filters or not, be the second best in the same part of the vocabulary or in
+    another."""
+    num_rows, vocab = 12, 4200
+    logits = torch.randn(num_rows, vocab, generator=a_generator(5)) * 3
+    logits[0, [17, 18]] += 40.0
+    logits[1, [17, 4100]] += 40.0
+    case = a_case(
+        logits, [{"temperature": temperature}, {"temperature": temperature, "top_k": 9}] * 6
+    )
+    tokens, confidence = case.on_device()
+    noisy = logits.double() / (temperature or 1.0)
+    if temperature:
+        seeds = torch.tensor([sampler.seed for sampler in case.samplers])
+        streams = torch.full((num_rows,), int(Stream.SHARED))
+        noisy += noise.gumbel(seeds, streams, torch.tensor(case.positions), vocab).double()
+    best, ids = noisy.topk(2)
+    is_best = ids[:, 0] == torch.tensor(tokens)
+    expected = torch.where(is_best, (best[:, 0] - best[:, 1]).sigmoid(), 0.5)
+    torch.testing.assert_close(confidence.double(), expected, rtol=1e-4, atol=1e-9)
+    assert is_best[0] and is_best[1]
+    assert is_best.all() == (temperature == 0), "noise lifts some that filters forbid"
+
+
+def test_the_only_token_there_is_is_certain() -> None:
+    logits = torch.full((2, 2100), -math.inf)
+    logits[:, 70] = 1.0
+    _, confidence = a_case(logits, [{}, {"temperature": 0.0}]).on_device()
+    assert confidence.tolist() == [1.0, 1.0]
 
 
 def test_padding_rows_are_told_by_their_token_alone() -> None:
@@ -455,17 +477,19 @@ def test_padding_rows_are_told_by_their_token_alone() -> None:
     assert confidence.isnan().tolist() == [True, False, True]
 
 
-def test_tokens_may_go_to_the_places_of_their_rows() -> None:
+def test_tokens_and_confidences_may_go_to_the_places_of_their_rows() -> None:
     logits = torch.randn(3, 500, generator=a_generator(9)).to(DEVICE)
     table = SamplingTable.create(4, DEVICE)
     rows = torch.tensor([3, -1, 0], dtype=torch.int32, device=DEVICE)
     positions = torch.zeros(3, dtype=torch.int32, device=DEVICE)
     drafts = torch.full((4, 5), 99, dtype=torch.int32, device=DEVICE)
-    choose_tokens(logits, table, rows, positions, drafts[:, 2], by_row=True)
+    sure = torch.full((4, 6), math.nan, device=DEVICE)
+    choose_tokens(logits, table, rows, positions, drafts[:, 2], sure[:, 4], by_row=True)
     best = logits.argmax(-1).tolist()
     expected = torch.full((4, 5), 99, dtype=torch.int32)
     expected[3, 2], expected[0, 2] = best[0], best[2]
     assert torch.equal(drafts.cpu(), expected)
+    assert sure.isfinite().nonzero().tolist() == [[0, 4], [3, 4]]
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
