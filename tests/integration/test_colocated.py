@@ -6,11 +6,14 @@ an engine that decodes plainly in plain torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from checkpoints import VOCAB_SIZE, damp, random_model, random_prompt, shorten
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
@@ -22,6 +25,7 @@ from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
+from outrider.workers.gpu import passes
 from outrider.workers.gpu.colocated import ColocatedWorker
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
@@ -74,6 +78,7 @@ def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LL
         defaults = {
             "draft_model": str(models.draft),
             "num_speculative_tokens": DEPTH,
+            "speculation_policy": "fixed",  # the interpreter's times say nothing
             "lag": 1,
             "dtype": "float32",
             "device": DEVICE.type,
@@ -177,14 +182,159 @@ def test_drafted_texts_are_the_plain_ones(
     assert all(len(output.outputs[0].token_ids) == NUM_TOKENS for output in outputs)
 
 
+def _select(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, Verdict]]:
+    """From now on steps verify some of their drafts only: none, one, half of them, all but one, or
+    as many as there are and more. What comes of each."""
+    scheduler = llm.engine.built.loop.scheduler
+    make_plan, apply = scheduler.plan, scheduler.apply
+    plans: dict[int, StepPlan] = {}
+    steps: list[tuple[StepPlan, Verdict]] = []
+
+    def plan_selection(now_s: float) -> StepPlan | None:
+        plan = make_plan(now_s)
+        if plan is None:
+            return None
+        drafts = sum(row.num_verified for row in plan.rows)
+        wanted = (drafts // 2, drafts - 1, 1, drafts + 3, 0)[len(plans) % 5]
+        plans[plan.step] = dataclasses.replace(plan, num_selected=max(wanted, 0))
+        return plans[plan.step]
+
+    def watched(verdict: Verdict) -> None:
+        steps.append((plans[verdict.step], verdict))
+        apply(verdict)
+
+    monkeypatch.setattr(scheduler, "plan", plan_selection)
+    monkeypatch.setattr(scheduler, "apply", watched)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("is_perfect", "most_recorded"),
+    [(False, 48), pytest.param(True, 6, marks=pytest.mark.slow)],
+    ids=["draft", "target as its own draft, larger passes not recorded"],
+)
+def test_texts_are_the_plain_ones_when_drafts_are_selected(
+    colocated: Callable[..., LLM],
+    models: Pair,
+    expected: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    is_perfect: bool,
+    most_recorded: int,
+) -> None:
+    """Exactly so many are verified as the plan says; a draft goes on from what was accepted, also
+    behind guesses that nobody looked at."""
+    monkeypatch.setattr(passes, "MAX_RECORDED_TOKENS", most_recorded)
+    llm = colocated(draft_model=str(models.target if is_perfect else models.draft))
+    on_host = _host_steps(llm, monkeypatch)
+    steps = _select(llm, monkeypatch)
+    _check(llm, models, expected, *_requests())
+    assert not on_host
+    for plan, verdict in steps:
+        drafts = sum(row.num_verified for row in plan.rows)
+        assert sum(row.num_verified for row in verdict.rows) == min(plan.num_selected or 0, drafts)
+        assert [row.num_drafted for row in verdict.rows] == [row.depth for row in plan.rows]
+    found = [row for _, verdict in steps for row in verdict.rows]
+    assert all(row.num_accepted <= row.num_verified <= row.num_drafted for row in found)
+    assert any(0 < row.num_verified < row.num_drafted for row in found)
+    if is_perfect:
+        assert all(row.num_accepted == row.num_verified for row in found)
+
+
+def test_each_level_drafts_for_the_rows_that_want_it(
+    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of all depths in one step; who wants more than is recorded gets that, for itself. Few
+    rows and tokens are many here: rounds would be recorded whole, and prompts cut up as in small
+    passes."""
+    monkeypatch.setattr(passes, "_ROUND_ROWS", (1,))
+    monkeypatch.setattr(passes, "_DECODE_TOKENS", 4)
+    llm = colocated()
+    worker = llm.engine.built.loop._target
+    assert isinstance(worker, ColocatedWorker)
+    drafting = worker._device_proposers["draft"]
+    assert isinstance(drafting, passes.DraftPasses)
+    on_host = _host_steps(llm, monkeypatch)
+    rounds: list[Sequence[int]] = []
+    draft = drafting.draft
+
+    def watched(counts: Sequence[int]) -> None:
+        rounds.append(counts)
+        draft(counts)
+
+    monkeypatch.setattr(drafting, "draft", watched)
+    depths = [1, 16, 2, 0]
+    params = [
+        SamplingParams(
+            temperature=0.5 * (i % 2),
+            seed=i,
+            max_tokens=NUM_TOKENS,
+            ignore_eos=True,
+            num_speculative_tokens=depth,
+        )
+        for i, depth in enumerate(depths)
+    ]
+    prompts = [random_prompt(length, seed=length) for length in (2, 3, 36, 4)]
+    outputs = _check(llm, models, expected, prompts, params)
+    assert not on_host
+    assert [3, 2, 1] in rounds
+    assert max(map(len, rounds)) == DEPTH
+    for depth, output in zip(depths, outputs, strict=True):
+        assert bool(depth) == bool(output.outputs[0].speculation.drafted)
+
+
 def test_passes_before_the_first_plan_change_no_text(colocated: Callable[..., LLM]) -> None:
     """They run to be recorded; on a GPU they have been by now."""
     worker = colocated().engine.built.loop._target
     assert isinstance(worker, ColocatedWorker)
     worker._passes.run(1, 1, 1)
-    worker._device_proposers["draft"].draft(1)
+    worker._device_proposers["draft"].draft([1] * DEPTH)
     text = worker._state.text
     assert not any(bool(part.any()) for part in (text.lengths, text.tokens, text.draft_computed))
+
+
+@pytest.mark.parametrize("is_on_host", [False, True], ids=["device", "host"])
+def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
+    colocated: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, is_on_host: bool
+) -> None:
+    """Nobody who waits for a token waits for it, but it is in the figures."""
+    llm = colocated()
+    loop = llm.engine.built.loop
+    worker = loop._target
+    assert isinstance(worker, ColocatedWorker) and worker._catching_up is not None
+    done: list[str] = []
+    spent_s: list[float] = []
+    catch_up = worker._catching_up.recorded.run
+
+    def timed(num_tokens: int) -> None:
+        _synchronize()
+        start_s = time.perf_counter()
+        catch_up(num_tokens)
+        _synchronize()
+        spent_s.append(time.perf_counter() - start_s)
+        done.append("draft")
+
+    def noted(passes: Any, name: str) -> None:
+        run = getattr(passes, name)
+
+        def watched(*args: Any) -> Any:
+            done.append("target")
+            return run(*args)
+
+        monkeypatch.setattr(passes, name, watched)
+
+    monkeypatch.setattr(worker._catching_up.recorded, "run", timed)
+    noted(worker._passes, "run")
+    noted(worker._target.runner, "forward")
+    options: dict[str, Any] = {"prompt_logprobs": 1} if is_on_host else {}
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, **options)
+    llm.generate([random_prompt(9)], [params])  # two tokens leave no room for drafts
+    assert done == ["target", "draft", "target"]
+    assert loop.draft_s >= sum(spent_s)
+
+
+def _synchronize() -> None:
+    if HAS_CUDA:
+        torch.cuda.synchronize()
 
 
 @pytest.mark.slow
@@ -229,8 +379,8 @@ def test_ids_that_only_the_target_has_are_written_on_the_device_too(
     tokenizer: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The target's vocabulary is padded further than the draft's. A neighbour with
-    log-probabilities moves the rows between device and host."""
+    """The target's vocabulary is padded further than the draft's. A neighbour has
+    a bad word of several tokens, which is for the host."""
     target = random_model("llama", num_hidden_layers=2, vocab_size=VOCAB_SIZE + 64, **SIZES)
     folders = {"target": tmp_path / "target", "draft": tmp_path / "draft"}
     target.save_pretrained(folders["target"])
@@ -244,7 +394,7 @@ def test_ids_that_only_the_target_has_are_written_on_the_device_too(
         {"stop_token_ids": [350], "logit_bias": {350: 30.0}, "min_tokens": 3, "temperature": 0.5},
     ]
     params = [SamplingParams(seed=1, max_tokens=4, **each) for each in beyond]
-    short = SamplingParams(temperature=0, max_tokens=2, logprobs=1)
+    short = SamplingParams(temperature=0, max_tokens=2, bad_words=["ab"])
     prompts = [random_prompt(4 + i, seed=i) for i in range(len(beyond))]
     with monkeypatch.context() as patch:
         patch.setattr(device, "select_ops", SELECT_OPS)
@@ -263,43 +413,135 @@ def test_ids_that_only_the_target_has_are_written_on_the_device_too(
         )
     )
     assert 0 < len(on_host) < llm.engine.built.loop.scheduler.stats.steps
+    assert all(len(plan.rows) == 1 for plan in on_host)
     assert set(outputs[0].outputs[0].token_ids) <= {330, 350, 383}
 
 
-def test_requests_the_recorded_passes_cannot_serve_share_steps_with_those_they_can(
+RARE: list[dict[str, Any]] = [
+    {"temperature": 0.8, "seed": 5, "logprobs": 50},
+    {"temperature": 0, "logprobs": 2, "logit_bias": {7: 9.0}, "frequency_penalty": 2.0},
+    {"temperature": 0.7, "seed": 6, "logprobs": 0, "speculation": "off"},
+    {"temperature": 0, "logprobs": 1, "logit_bias": {7: 100.0}, "speculation": "ngram"},
+]
+
+
+def _rare_requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    """Requests with rare options, and one as most are between them."""
+    kinds = [*RARE[:2], {"temperature": 0}, *RARE[2:]]
+    prompts = [random_prompt(4, seed=50 + i) * 2 for i in range(len(kinds))]
+    params = [SamplingParams(**({"max_tokens": 5, "ignore_eos": True} | kind)) for kind in kinds]
+    return prompts, params
+
+
+def _assert_same_logprobs(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    """Where texts are the same; the interpreter adds up in another order than torch."""
+    num_compared = 0
+    for one, other in zip(found, expected, strict=True):
+        own, plain = one.outputs[0], other.outputs[0]
+        if own.token_ids != plain.token_ids:
+            continue  # a near-tie; how near, `assert_same_texts` has looked at
+        assert (own.logprobs is None) == (plain.logprobs is None)
+        for here, there in zip(own.logprobs or (), plain.logprobs or (), strict=True):
+            assert here.keys() == there.keys()
+            for token in here:
+                assert here[token].logprob == pytest.approx(there[token].logprob, abs=1e-3)
+                assert here[token].rank == there[token].rank
+                num_compared += 1
+    assert num_compared > 100
+
+
+def test_log_probabilities_and_prompt_look_up_run_on_the_device(
     colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log-probabilities are made on the host; a request that ends early leaves the others on the
-    device, which then has to know what they wrote there."""
-    prompts, params = _requests()
-    special: list[dict[str, Any]] = [
-        {"temperature": 0, "max_tokens": 9, **CYCLE},
-        {"temperature": 0.8, "seed": 5, "logprobs": 2, "max_tokens": 3},
-        {"temperature": 0, "max_tokens": 5, "logit_bias": {7: 2.0}},
-    ]
-    prompts += [random_prompt(9 + i, seed=50 + i) for i in range(len(special))]
-    params += [SamplingParams(ignore_eos=True, **each) for each in special]
+    prompts, params = _rare_requests()
     llm = colocated()
     on_host = _host_steps(llm, monkeypatch)
     outputs = _check(llm, models, expected, prompts, params)
-    assert len(outputs[6].outputs[0].logprobs or ()) == 3
-    num_steps = llm.engine.built.loop.scheduler.stats.steps
-    assert 0 < len(on_host) < num_steps
-    assert any(len(plan.rows) > 1 for plan in on_host)
+    assert not on_host
+    _assert_same_logprobs(outputs, expected(prompts, params)[1])
+    look_up = outputs[-1].outputs[0].speculation
+    assert look_up.accepted > 0, "a text of one token repeats itself"
+
+
+def test_logprobs_of_selected_drafts_are_those_of_their_tokens(
+    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A selection moves rows of logits about, where nobody on the host sees it."""
+    prompts, params = _rare_requests()
+    llm = colocated()
+    on_host, steps = _host_steps(llm, monkeypatch), _select(llm, monkeypatch)
+    outputs = _check(llm, models, expected, prompts, params)
+    assert not on_host
+    found = [row for _, verdict in steps for row in verdict.rows]
+    assert any(row.logprobs and row.num_verified < row.num_drafted for row in found)
+    _assert_same_logprobs(outputs, expected(prompts, params)[1])
 
 
 @pytest.mark.slow
-def test_prompt_look_up_runs_beside_the_draft(
-    colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [{}, {"draft_model": None}, {"lag": 0}])
+def test_prompt_look_up_runs_beside_the_draft_or_without_one(
+    colocated: Callable[..., LLM],
+    models: Pair,
+    expected: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
 ) -> None:
     prompts = [random_prompt(6, seed=3) * 3, random_prompt(8, seed=4)]
     params = [
         SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True) for _ in prompts
     ]
-    llm = colocated(method="ngram")
+    llm = colocated(method="ngram", **options)
     on_host = _host_steps(llm, monkeypatch)
-    _check(llm, models, expected, prompts, params)
-    assert on_host
+    outputs = _check(llm, models, expected, prompts, params)
+    assert not on_host
+    assert all(output.outputs[0].speculation.drafted > 0 for output in outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "rare"),
+    [
+        ({}, {"temperature": 0.5, "seed": 8, "prompt_logprobs": 2, "logprobs": 1}),
+        ({"verification": "rejection"}, {"temperature": 0.8, "seed": 9}),
+    ],
+    ids=["prompt logprobs", "rejection"],
+)
+def test_what_cannot_run_as_recorded_has_steps_of_its_own(
+    colocated: Callable[..., LLM],
+    models: Pair,
+    expected: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    rare: dict[str, Any],
+) -> None:
+    """Its neighbours never leave the device, and all is as if it were theirs alone."""
+    others = [
+        SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, **each)
+        for each in (CYCLE, {"logprobs": 1})
+    ]
+    prompts = [random_prompt(7 + i, seed=70 + i) for i in range(3)]
+    own = {"max_tokens": 3, "ignore_eos": True} | rare
+    params = [others[0], SamplingParams(**own), others[1]]
+    llm = colocated(**options)
+    on_host = _host_steps(llm, monkeypatch)
+    if "verification" in options:
+        outputs = llm.generate(prompts, params)
+        kept = [0, 2]
+        plain, plain_outputs = expected([prompts[i] for i in kept], others)
+        pairs = zip(
+            texts_of(plain, models.reference, plain_outputs, others),
+            texts_of(llm, models.reference, [outputs[i] for i in kept], others),
+            strict=True,
+        )
+        assert_same_texts(pairs)
+    else:
+        outputs = _check(llm, models, expected, prompts, params)
+    assert on_host and all(len(plan.rows) == 1 for plan in on_host)
+    assert len({plan.rows[0].row for plan in on_host}) == 1
+    assert len(on_host) < llm.engine.built.loop.scheduler.stats.steps
+    if "prompt_logprobs" in rare:
+        assert len(on_host) == 1, "from its first token on it is as any other"
+        plain_output = expected(prompts, params)[1][1]
+        assert len(outputs[1].prompt_logprobs or ()) == len(plain_output.prompt_logprobs or ())
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

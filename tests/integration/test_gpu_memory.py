@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from outrider import LLM, SamplingParams
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine import inline
+from outrider.engine.sizing import PoolSizes
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
@@ -33,6 +34,7 @@ from outrider.workers.gpu.memory import (
     run_step,
 )
 from outrider.workers.models.kv import bytes_per_block
+from outrider.workers.recorded.recording import RecordedPasses
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -91,7 +93,8 @@ def measured_workers(
     )
     target = inline.load_decoder(str(pair.target), placement)
     draft = inline.load_decoder(str(pair.draft), placement) if limits.has_draft else None
-    return inline.make_workers(config, placement, target, draft, 1, limits.max_len, FlatRunner)
+    pools = PoolSizes(1, 1, limits.max_len)
+    return inline.make_workers(config, placement, target, draft, pools, FlatRunner)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +183,7 @@ def test_no_step_takes_more_than_the_costliest(
     llm = LLM(
         str(small.target),
         draft_model=str(small.draft),
+        speculation_policy="fixed",
         verification=verification,
         device="cpu",
         cpu_kernels="torch",
@@ -267,3 +271,35 @@ def test_the_costliest_requests_stay_inside_the_limit(tmp_path: Path) -> None:
             assert all(len(output.outputs[0].token_ids) == 3 for output in outputs)
     assert torch.cuda.memory_stats()["num_alloc_retries"] == retries
     assert used_bytes() <= limit
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
+def test_only_the_largest_passes_are_recorded_to_measure(
+    small: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others once, over the cache they work on."""
+    made: list[tuple[RecordedPasses, int]] = []
+    record_size = RecordedPasses.record_size
+
+    def noted(passes: RecordedPasses, size: int, pool: Any) -> None:
+        made.append((passes, size))
+        record_size(passes, size, pool)
+
+    monkeypatch.setattr(RecordedPasses, "record_size", noted)
+    llm = LLM(
+        str(small.target),
+        draft_model=str(small.draft),
+        device="cuda",
+        max_model_len=96,
+        max_num_seqs=20,
+        max_num_batched_tokens=64,
+        log_level="error",
+    )
+    worker = llm.engine.built.loop._target
+    assert isinstance(worker, ColocatedWorker)
+    kinds = [each for each in worker._recordings() if each.sizes]
+    to_measure, kept = made[: len(kinds)], made[len(kinds) :]
+    assert [size for _, size in to_measure] == [each.largest for each in kinds]
+    assert len(kept) == len(set(kept)) == worker.num_recordings
+    assert {each for each, _ in kept} == set(kinds)

@@ -11,20 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.gpu.adjust import Mark
-from outrider.scheduler.types import RowInit
 from outrider.workers.sampling.rows import RowSampler, Span
-
-
-def fits_table(init: RowInit, max_len: int) -> bool:
-    """Whether all that the request asks of its logits can be said there.
-
-    A ban on the last of several tokens cannot: it depends on the text before it.
-    """
-    return (
-        len(init.params.logit_bias) <= Mark.MOST_BIASES
-        and all(len(word) <= 1 for word in init.bad_word_ids)
-        and max_len < 2**Mark.COUNT_BITS
-    )
 
 
 class RowAdjustment(NamedTuple):
@@ -72,7 +59,7 @@ def _barred(sampler: RowSampler, late_from: int) -> NDArray[np.uint32]:
         (Mark.BARRED_EARLY, sampler.prompt_len),
         (Mark.BARRED_LATE, late_from),
     ):
-        # Which tokens the text holds makes no difference, see `fits_table`.
+        # Which tokens the text holds makes no difference, see `outrider.workers.gpu.rare`.
         banned = sampler.banned_ids(Span(sampler, range(base_len)), 0)
         marks[list(banned)] |= bit
     return marks

@@ -1,46 +1,53 @@
 """Target and draft on one GPU: a step is enqueued whole, and its outcome read a step later.
 
-Plans come from the host, texts stay on the device. What the recorded passes cannot do (a request
-with log-probabilities, bad words of several tokens, prompt look-up, rejection sampling) is done by
-the workers of other devices, on the host's copy of the texts; the device is told the result.
+Plans come from the host, texts stay on the device. What the recorded passes cannot do (see
+`outrider.workers.gpu.rare`) is done by the workers of other devices, in steps without other
+requests, on the host's copy of the texts; the device is told the result.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-
-import torch
+from dataclasses import replace
+from operator import itemgetter
 
 from outrider.kernels.gpu.accept import OutcomeColumn
+from outrider.kernels.gpu.layout import EntryColumn
+from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import (
+    Apart,
     DraftEvent,
     Outcome,
     PendingVerdict,
+    RequestSpec,
     RowInit,
     RowVerdict,
     StepPlan,
     Ticket,
+    TokenLogprobs,
     Verdict,
 )
-from outrider.workers.gpu.adjustments import RowAdjustment, fits_table
-from outrider.workers.gpu.passes import TargetPasses
+from outrider.workers.gpu.adjustments import RowAdjustment
+from outrider.workers.gpu.catching_up import CatchUp, CatchUpPasses, CatchUpWork, Tail, with_tails
+from outrider.workers.gpu.costs import measure_costs
+from outrider.workers.gpu.logprobs import ToldLogprobs
+from outrider.workers.gpu.passes import DraftPasses, TargetPasses
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes
 from outrider.workers.gpu.proposing import DeviceContext
+from outrider.workers.gpu.rare import apart
 from outrider.workers.gpu.readback import Readback
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.proposers.base import Proposers
+from outrider.workers.proposers.base import DRAFT, Proposers, ProposerSettings
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.proposers.registry import ProposerEntry
-from outrider.workers.recorded.recording import RecordedPasses
+from outrider.workers.recorded.recording import RecordedPasses, record_all, record_largest
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk
-from outrider.workers.sampling.rows import RowSampler
 from outrider.workers.target import TargetWorker
 
 _BASE_LEN, _NUM_ACCEPTED = OutcomeColumn.BASE_LEN, OutcomeColumn.NUM_ACCEPTED
-_TOKENS = OutcomeColumn.TOKENS
+_DEPTH, _TOKENS = OutcomeColumn.DEPTH, OutcomeColumn.TOKENS
 
 
 class ColocatedWorker:
@@ -54,6 +61,7 @@ class ColocatedWorker:
         proposers: Proposers,
         on_device: Iterable[ProposerEntry],
         sizes: StepSizes,
+        settings: ProposerSettings,
         is_shared_noise: bool,
     ) -> None:
         """`proposers` draft from the host's texts, in steps that run there; those in `on_device`
@@ -83,10 +91,16 @@ class ColocatedWorker:
         self._passes = TargetPasses(runner, self._state, self._plan.target, sizes)
         draft_runner = None if draft is None else draft.runner
         self._device_proposers = {
-            name: build(DeviceContext(self._state, entries, sizes, draft_runner))
+            name: build(DeviceContext(self._state, entries, sizes, settings, draft_runner))
             for (name, build), entries in zip(building, self._plan.drafting, strict=True)
         }
-        self._is_recordable = [False] * sizes.rows
+        self._catching_up = None
+        if draft is not None:
+            passes = CatchUpPasses(draft.runner, self._state, self._plan.catching_up, sizes)
+            samplers = target.samplers
+            self._catching_up = CatchUp(rows, samplers, self._state, draft, passes, is_shared_noise)
+        self._apart = [Apart.ALWAYS] * sizes.rows
+        self._num_top: dict[int, int] = {}  # of rows that want log-probabilities
         self._pending: deque[PendingVerdict] = deque()
         self._is_on_device = False  # the step under way
 
@@ -100,6 +114,10 @@ class ColocatedWorker:
     @property
     def max_depth(self) -> int | None:
         return self._sizes.depth
+
+    def apart(self, spec: RequestSpec) -> Apart:
+        """When the request needs steps without others."""
+        return apart(spec, self._sizes.max_len, self._is_shared_noise)
 
     def events(self) -> Sequence[DraftEvent]:
         """Both models live as long as this process."""
@@ -118,23 +136,27 @@ class ColocatedWorker:
         if not self._is_on_device:
             self._drain()
             self._extend_tables(plan)
-            return self._proposers.propose(plan)
+            return self._proposers.propose(_without_catching_up(plan))
         self._extend_tables(plan)
-        self._prefill_draft(plan)
         return Ticket(plan.step)
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         if not self._is_on_device:
             return self._verify_on_host(plan, ticket)
-        outcomes = Readback(self._passes.outcomes)
-        drafting, totals = self._upload(plan)
-        for proposer, num_rows in zip(self._device_proposers.values(), drafting, strict=True):
-            if num_rows:
-                proposer.draft(num_rows)
+        tails, outcomes = self._take_tails(), Readback(self._passes.outcomes)
+        behind = self._plan_catching_up(plan)
+        drafting, totals = self._upload(plan, behind)
+        for proposer, counts in zip(self._device_proposers.values(), drafting, strict=True):
+            if counts:
+                proposer.draft(counts)
         outcomes.mark_drafted()
-        self._passes.run(*totals)
+        wanting = self._num_top
+        tells = bool(wanting) and any(row.samples and row.row in wanting for row in plan.rows)
+        self._passes.run(*totals, tells)
+        told = self._read_logprobs(totals[2]) if tells else None
         outcomes.enqueue(len(plan.rows))
-        pending = PendingVerdict(lambda: self._settle(plan, outcomes))
+        self._catch_up(behind)
+        pending = PendingVerdict(lambda: self._settle(plan, outcomes, told, tails))
         while self._pending and self._pending[0].is_known:
             self._pending.popleft()
         self._pending.append(pending)
@@ -142,19 +164,39 @@ class ColocatedWorker:
 
     def _verify_on_host(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """The next step may be enqueued before this one is applied, so the device is told now."""
+        tails = self._take_tails()
         verdict = self._target.verify(plan, ticket)
         self._proposers.observe(verdict)
         self._tell_device(verdict)
-        return verdict
+        behind = self._plan_catching_up(plan)
+        if behind.share.entries:
+            nobody = ((),) * len(self._device_proposers)
+            self._plan.fill((), nobody, (0, 0, 0), catching_up=behind.share)
+        self._catch_up(behind)
+        return with_tails(verdict, tails)
 
     def observe(self, verdict: Verdict) -> None:
         """What there was to learn was learned when the step ran."""
 
     def record(self, on_size: Callable[[], None]) -> None:
         """Record every pass; `on_size` is called after each of `num_recordings`."""
-        pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
-        for passes in self._recordings():
-            passes.record(pool, on_size)
+        record_all(self._recordings(), on_size)
+
+    def measure_costs(self) -> StepCosts:
+        """What the parts of a step take. Rows, texts and KV stay as they are."""
+        self._plan.fill((), ((),) * len(self._device_proposers), (0, 0, 0))
+        drafting = self._device_proposers.get(DRAFT)
+        return measure_costs(
+            self._passes,
+            self._target.runner,
+            drafting if isinstance(drafting, DraftPasses) else None,
+            None if self._catching_up is None else self._catching_up.recorded,
+        )
+
+    def record_largest(self) -> int:
+        """Record the largest of each kind of pass, as `record` begins; returns a bound on the bytes
+        that the others take beside them."""
+        return record_largest(self._recordings(), self._device)
 
     @property
     def num_recordings(self) -> int:
@@ -162,39 +204,44 @@ class ColocatedWorker:
 
     def _recordings(self) -> Sequence[RecordedPasses]:
         drafting = [each for own in self._device_proposers.values() for each in own.recordings]
-        return [self._passes.body, self._passes.head, *drafting]
+        catching_up = [] if self._catching_up is None else [self._catching_up.recorded]
+        passes = self._passes
+        own = [passes.body, passes.head, passes.telling_head, passes.selection]
+        return [*own, *drafting, *catching_up]
 
     # -- what can run as recorded ------------------------------------------------------------
 
     def _can_run(self, plan: StepPlan) -> bool:
         return all(
-            self._is_recordable[row.row]
+            not self._is_apart(row.row)
             and (not row.depth or row.proposer in self._device_proposers)
             for row in plan.rows
         )
+
+    def _is_apart(self, row: int) -> bool:
+        when = self._apart[row]
+        return when is not Apart.NEVER and (when is Apart.ALWAYS or self._is_prompt(row))
 
     def _begin(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         self._target.begin(plan)
         self._proposers.follow(plan)
+        for row in plan.draft_released:
+            self._state.set_draft_computed(row, 0)
         for init in plan.admitted:
-            sampler = self._target.samplers[init.row]
-            is_recordable = self._can_record(init, sampler)
-            self._is_recordable[init.row] = is_recordable
-            self._state.set_text(init.row, init.token_ids, init.draft_cached)
-            self._state.set_sampling(init.row, sampler)
-            is_adjusted = is_recordable and sampler.changes_logits
+            row, sampler, num_top = init.row, self._target.samplers[init.row], init.params.logprobs
+            self._apart[row] = apart(init, self._sizes.max_len, self._is_shared_noise)
+            self._state.set_text(row, init.token_ids, init.draft_cached)
+            self._state.set_sampling(row, sampler)
+            self._state.set_logprobs(row, num_top)
+            self._num_top.pop(row, None)
+            if num_top is not None:
+                self._num_top[row] = num_top
+            is_adjusted = sampler.changes_logits and self._apart[row] is not Apart.ALWAYS
             adjustment = RowAdjustment.of(sampler, init.token_ids) if is_adjusted else None
-            self._state.set_adjustment(init.row, adjustment)
-
-    def _can_record(self, init: RowInit, sampler: RowSampler) -> bool:
-        params = init.params
-        return (
-            (not sampler.changes_logits or fits_table(init, self._sizes.max_len))
-            and params.logprobs is None
-            and params.prompt_logprobs is None
-            and (self._is_shared_noise or sampler.is_greedy)
-        )
+            self._state.set_adjustment(row, adjustment)
+            for proposer in self._device_proposers.values():
+                proposer.begin(row)
 
     # -- enqueueing --------------------------------------------------------------------------
 
@@ -209,29 +256,24 @@ class ColocatedWorker:
                 self._state.extend_draft_table(row.row, row.draft_start, row.draft_blocks)
         self._state.flush_tables()
 
-    def _prefill_draft(self, plan: StepPlan) -> None:
-        """Prompts, and what a row fell behind by, go through the draft before it guesses. They are
-        applied text, which the host has."""
-        if self._draft is None:
-            return
-        chunks = []
-        for row in plan.rows:
-            if row.depth or not row.draft_tokens:
-                continue
-            tokens, start = self._rows[row.row].tokens, self._draft.computed[row.row]
-            end = min(start + row.draft_tokens, len(tokens))
-            if end > start:
-                chunks.append(Chunk(row.row, start, tokens[start:end]))
-                self._draft.computed[row.row] = end
-                self._state.set_draft_computed(row.row, end)
-        if chunks:
-            self._draft.runner.forward(chunks)
+    def _plan_catching_up(self, plan: StepPlan) -> CatchUpWork:
+        return CatchUpWork() if self._catching_up is None else self._catching_up.plan(plan)
 
-    def _upload(self, plan: StepPlan) -> tuple[list[int], tuple[int, int, int]]:
-        """The plan as the device reads it; how many rows each proposer drafts for, and the totals
-        of the pass."""
-        total = sum(row.pass_tokens for row in plan.rows)
-        tile_tokens = self._passes.tile_tokens(total)
+    def _catch_up(self, work: CatchUpWork) -> None:
+        if self._catching_up is not None:
+            self._catching_up.enqueue(work)
+
+    def _take_tails(self) -> list[Tail]:
+        return [] if self._catching_up is None else self._catching_up.take_tails()
+
+    def _upload(
+        self, plan: StepPlan, behind: CatchUpWork
+    ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
+        """The plan as the device reads it; how many rows want which draft of each proposer, and
+        what `TargetPasses.run` is to be told of the pass."""
+        num_dropped = _num_dropped(plan)
+        total = sum(row.pass_tokens for row in plan.rows) - num_dropped
+        tile_tokens = self._passes.tile_tokens
         computed = self._target.computed
         entries: list[tuple[int, ...]] = []
         drafting: dict[str, list[tuple[int, ...]]] = {name: [] for name in self._device_proposers}
@@ -243,14 +285,20 @@ class ColocatedWorker:
                 start = computed[number]
                 computed[number] = start + row.num_tokens
             verified = row.num_verified if row.samples else -1
-            entries.append((number, count, start, verified, first, tile, logit))
+            drafted = row.depth if row.draft_tokens else 0
+            entries.append((number, count, start, verified, first, tile, logit, drafted))
             if row.depth:
-                drafting[row.proposer].append((number, 0, 0, row.depth, 0, 0, 0))
+                drafting[row.proposer].append((number, 0, 0, row.depth, 0, 0, 0, 0))
             first += count
             tile += -(-count // tile_tokens)
             logit += verified + 1
-        self._plan.fill(entries, list(drafting.values()), (first, tile, logit))
-        return [len(rows) for rows in drafting.values()], (first, tile, logit)
+        counts = [_order_by_depth(rows) for rows in drafting.values()]
+        num_selected = -1 if plan.num_selected is None else plan.num_selected
+        planned, own = (first, tile, logit), list(drafting.values())
+        self._plan.fill(entries, own, planned, num_selected, tile_tokens, behind.share)
+        most_tiles = min(tile, len(entries) + total // tile_tokens)
+        totals = (total, most_tiles, logit - num_dropped, len(entries) if num_dropped else 0)
+        return counts, totals
 
     def _is_prompt(self, row: int) -> bool:
         """Text that the row came with, and which the host therefore knows, is still to compute."""
@@ -258,10 +306,20 @@ class ColocatedWorker:
 
     # -- outcomes ----------------------------------------------------------------------------
 
-    def _settle(self, plan: StepPlan, outcomes: Readback) -> Verdict:
+    def _read_logprobs(self, num_logits: int) -> ToldLogprobs:
+        return ToldLogprobs(self._passes.logprobs[:num_logits], self._target.runner.vocab_size)
+
+    def _settle(
+        self,
+        plan: StepPlan,
+        outcomes: Readback,
+        told: ToldLogprobs | None,
+        tails: Sequence[Tail],
+    ) -> Verdict:
         """The verdict of a step that ran on the device; the host's texts follow it."""
         found = outcomes.rows()
         rows = []
+        logit = 0
         for row, outcome in zip(plan.rows, found, strict=True):
             if not row.samples:
                 base_len = len(self._rows[row.row].tokens)
@@ -269,15 +327,22 @@ class ColocatedWorker:
                 continue
             base_len, accepted = outcome[_BASE_LEN], outcome[_NUM_ACCEPTED]
             tokens = tuple(outcome[_TOKENS : _TOKENS + accepted + 1])
-            reach, verified = row.depth, row.num_verified
+            reach, verified = row.depth, outcome[_DEPTH]
+            logprobs: tuple[TokenLogprobs, ...] = ()
+            if told is not None and row.row in self._num_top:
+                logprobs = told.of(logit, tokens, self._num_top[row.row])
+            logit += verified + 1
             rows.append(
-                RowVerdict(row.row, row.generation, base_len, reach, verified, accepted, tokens)
+                RowVerdict(
+                    row.row, row.generation, base_len, reach, verified, accepted, tokens, logprobs
+                )
             )
             self._target.computed[row.row] = base_len + accepted
             if row.draft_tokens and reach and self._draft is not None:
                 kept = own_guesses_kept(reach, accepted)
                 self._draft.computed[row.row] = base_len + kept
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
+        verdict = with_tails(verdict, tails)
         self._rows.commit(verdict)
         return verdict
 
@@ -292,3 +357,23 @@ class ColocatedWorker:
             number = row.row
             computed = 0 if self._draft is None else self._draft.computed[number]
             self._state.extend_text(number, row.base_len, row.tokens, computed)
+
+
+def _without_catching_up(plan: StepPlan) -> StepPlan:
+    """Rows that are not drafted for catch up behind the step."""
+    rows = (row if row.depth else row._replace(draft_tokens=0) for row in plan.rows)
+    return replace(plan, rows=tuple(rows))
+
+
+def _num_dropped(plan: StepPlan) -> int:
+    """Of the drafts that rows may verify, how many are more than the step does."""
+    if plan.num_selected is None:
+        return 0
+    return max(sum(row.num_verified for row in plan.rows) - plan.num_selected, 0)
+
+
+def _order_by_depth(entries: list[tuple[int, ...]]) -> list[int]:
+    """Puts the deepest first; how many want the first draft, the second and so on."""
+    entries.sort(key=itemgetter(EntryColumn.DEPTH), reverse=True)
+    depths = [entry[EntryColumn.DEPTH] for entry in entries]
+    return [sum(depth > level for depth in depths) for level in range(depths[0] if depths else 0)]

@@ -117,12 +117,16 @@ Workers = tuple["Proposers | ColocatedWorker", "TargetWorker | ColocatedWorker"]
 
 
 def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimits) -> GpuMemory:
-    """`build` makes workers of one KV block, recorded passes included. All they took is given back:
-    if it stayed reserved, the cache's tensors would be cut out of it."""
+    """`build` makes workers of one KV block. Of their passes only the largest of each kind are
+    recorded, which tells what all of them take: the cache is another then, and they are recorded
+    over that. All that was taken is given back: if it stayed reserved, the cache's tensors would be
+    cut out of it."""
     _give_back()
     loaded, total = _used_and_total(device)
     try:
         workers = build()
+        _, worker = workers
+        recordings = 0 if isinstance(worker, TargetWorker) else worker.record_largest()
         step = max(_growth(device, workers, each) for each in costliest_steps(limits))
     except torch.OutOfMemoryError as error:
         raise CapacityError(
@@ -132,9 +136,9 @@ def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimi
         ) from error
     torch.cuda.empty_cache()
     standing, _ = _used_and_total(device)
-    del workers
+    del workers, worker
     _give_back()
-    return GpuMemory(total, loaded, standing, step)
+    return GpuMemory(total, loaded, standing + recordings, step)
 
 
 def hold(device: torch.device, num_bytes: int) -> None:
@@ -192,6 +196,8 @@ class _Rows:
                 seed=row,
                 target_cached=text_len - num_tokens,
                 draft_cached=text_len - num_tokens,
+                # Keeps the step from running as recorded, which would take less.
+                bad_word_ids=((0, 0),) if params is _EVERYTHING else (),
             )
         )
         proposer = NOBODY

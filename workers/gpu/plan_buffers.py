@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -34,20 +34,46 @@ class PassEntries:
     totals: Tensor  # int32 [TotalColumn.SIZE]
 
 
+@dataclass(slots=True)
+class PassShare:
+    """Known text of some rows, one after the other, as the entries of a pass."""
+
+    tile_tokens: int = 1
+    entries: list[tuple[int, ...]] = field(default_factory=list)
+    num_tokens: int = 0
+    num_tiles: int = 0
+    num_logits: int = 0
+
+    def add(self, row: int, start: int, count: int, depth: int) -> None:
+        """`count` tokens from position `start` on, of which the last `depth` + 1 predict."""
+        first, tile, logit = self.totals
+        self.entries.append((row, count, start, depth, first, tile, logit, 0))
+        self.num_tokens += count
+        self.num_tiles += -(-count // self.tile_tokens)
+        self.num_logits += depth + 1
+
+    @property
+    def totals(self) -> tuple[int, int, int]:
+        return self.num_tokens, self.num_tiles, self.num_logits
+
+
+_NOTHING = PassShare()
+
+
 class StepPlanBuffers:
-    """Entries and totals of the target's pass and of every proposer's round, in one piece of memory
-    so that one copy brings them."""
+    """Entries and totals of the target's pass, of every proposer's round and of what the draft
+    catches up on, in one piece of memory so that one copy brings them."""
 
     def __init__(self, num_rows: int, num_proposers: int, device: torch.device) -> None:
         self._num_rows = num_rows
-        self._num_tables = 1 + num_proposers
+        self._num_tables = 2 + num_proposers
         self._num_totals = self._num_tables * TotalColumn.SIZE
         size = self._num_totals + self._num_tables * EntryColumn.SIZE * num_rows
         self._whole = torch.zeros(size, dtype=torch.int32, device=device)
         totals = self._whole[: self._num_totals].view(self._num_tables, TotalColumn.SIZE)
         tables = self._whole[self._num_totals :].view(self._num_tables, EntryColumn.SIZE, num_rows)
         passes = [PassEntries(*each) for each in zip(tables, totals, strict=True)]
-        self.target, self.drafting = passes[0], passes[1:]
+        self.target, *self.drafting, self.catching_up = passes
         self._is_cuda = device.type == "cuda"
         # Passes run before there is a plan, to be recorded: they must find nobody's rows in it.
         self.fill((), ((),) * num_proposers, (0, 0, 0))
@@ -57,19 +83,25 @@ class StepPlanBuffers:
         entries: Sequence[tuple[int, ...]],
         drafting: Sequence[Sequence[tuple[int, ...]]],
         totals: tuple[int, int, int],
+        num_selected: int = -1,
+        tile_tokens: int = 1,
+        catching_up: PassShare = _NOTHING,
     ) -> None:
         """Copy a plan in behind the steps under way. Entries beyond it have no depth, which keeps
-        `accept_drafts` off them."""
+        `accept_drafts` off them. `num_selected` and `tile_tokens` are for `select_drafts`."""
         values = np.full(self._whole.shape, -1, dtype=np.int32)
         counts = values[: self._num_totals].reshape(self._num_tables, TotalColumn.SIZE)
         tables = values[self._num_totals :].reshape(
             self._num_tables, EntryColumn.SIZE, self._num_rows
         )
-        for count, table, rows in zip(counts, tables, (entries, *drafting), strict=True):
-            count[:] = (0, 0, 0, len(rows))
+        everything = (entries, *drafting, catching_up.entries)
+        for count, table, rows in zip(counts, tables, everything, strict=True):
+            count[: TotalColumn.SELECTED] = (0, 0, 0, len(rows))
             if rows:
                 table[:, : len(rows)] = np.array(rows).T
         counts[0, : len(totals)] = totals
+        counts[-1, : len(totals)] = catching_up.totals
+        counts[0, TotalColumn.SELECTED :] = (num_selected, tile_tokens)
         host = torch.from_numpy(values)
         # From ordinary memory the copy would wait for everything under way.
         self._whole.copy_(host.pin_memory() if self._is_cuda else host, non_blocking=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
 from outrider.workers.gpu.state import DeviceRows
+from outrider.workers.proposers.base import ProposerSettings
 
 if TYPE_CHECKING:
     from outrider.workers.recorded.recording import RecordedPasses
@@ -22,8 +23,13 @@ class DeviceProposer(Protocol):
         """What is to be recorded before the first step."""
         ...
 
-    def draft(self, num_rows: int) -> None:
-        """Write drafts of the first `num_rows` of its entries into the table of drafts."""
+    def begin(self, row: int) -> None:
+        """The row is somebody else's from now on."""
+        ...
+
+    def draft(self, counts: Sequence[int]) -> None:
+        """Write drafts of its entries, deepest first, into the table of drafts, and how sure it is
+        of each into that of confidences: the first `counts[j]` of them want draft j."""
         ...
 
 
@@ -34,4 +40,5 @@ class DeviceContext:
     state: DeviceRows
     entries: PassEntries  # the rows of the step that are its own
     sizes: StepSizes
+    settings: ProposerSettings
     draft: Runner | None = None

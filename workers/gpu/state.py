@@ -34,9 +34,14 @@ class DeviceRows:
         self._device = device
         self._max_blocks = -(-max_len // block_size)
         self.text = TextTable.create(num_rows, max_len, max(max_depth, 1), device)
+        # That a draft stands if all before it do, by the lights of who drafted it: float32.
+        self.confidences = torch.zeros(self.text.drafts.shape, device=device)
         self.settings = SamplingTable.create(num_rows, device)
         self.adjustments = AdjustTable.create(num_rows, vocab_size, device)
         self._is_adjusted = [False] * num_rows
+        # How many of the best tokens are listed beside a row's own; negative: it wants neither.
+        self.num_top = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
+        self._num_top: list[int | None] = [None] * num_rows
         tables = torch.zeros(2, num_rows, self._max_blocks, dtype=torch.int32, device=device)
         self.target_tables, self.draft_tables = tables[0], tables[1]
         self._updates: list[tuple[int, int, int]] = []
@@ -64,6 +69,11 @@ class DeviceRows:
         self.settings.set_row(
             row, temperature, sampler.seed, sampler.top_k, sampler.top_p, sampler.log_min_p
         )
+
+    def set_logprobs(self, row: int, num_top: int | None) -> None:
+        if num_top != self._num_top[row]:
+            self._num_top[row] = num_top
+            self.num_top[row] = -1 if num_top is None else num_top
 
     def set_adjustment(self, row: int, adjustment: RowAdjustment | None) -> None:
         """What the row, which has its text, asks of its logits; None: nothing."""

@@ -20,7 +20,13 @@ from torch import Tensor
 from outrider.kernels.types import RaggedBatch
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Partition
-from outrider.workers.recorded.recording import MAX_RECORDED_TOKENS, RecordedPasses, row_sizes
+from outrider.workers.recorded.recording import (
+    MAX_RECORDED_TOKENS,
+    RecordedPasses,
+    kernels_of,
+    record_all,
+    row_sizes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +37,7 @@ _TOKEN_FIELDS = 3  # slots, ids, positions
 _TILE_FIELDS = 4  # see `TileColumn`
 _NO_SLOT = -1
 
-# A bound on what recordings take, see `recording_bytes`. A layer of a pass that is not fused and
-# sums over ranks has this many kernels at most, and the driver keeps about so much for each.
-_KERNELS_PER_LAYER = 16
+# A bound on what recordings take, see `recording_bytes`: the driver keeps so much for a kernel.
 _BYTES_PER_KERNEL = 32 * 2**10
 _LIBRARY_BYTES = 64 * 2**20  # workspace of the library's products on the stream of recordings
 
@@ -98,6 +102,10 @@ class RunnerPasses:
         self._passes = RecordedPasses(self._run, row_sizes(max_tokens), device)
 
     @property
+    def sizes(self) -> Sequence[int]:
+        return self._passes.sizes
+
+    @property
     def max_tokens(self) -> int:
         return self._passes.largest
 
@@ -107,7 +115,7 @@ class RunnerPasses:
         if device.type != "cuda":
             return
         start_s, free = time.monotonic(), torch.cuda.mem_get_info(device)[0]
-        self._passes.record(torch.cuda.graph_pool_handle(), lambda: None)
+        record_all([self._passes], lambda: None)
         logger.info(
             "%d passes of up to %d tokens recorded in %.1f s, %.0f MB",
             len(self._passes.sizes),
@@ -179,7 +187,7 @@ def recording_bytes(decoder: Decoder, max_tokens: int = MAX_RECORDED_TOKENS) -> 
     if decoder.quantization is not None:
         # Passes of many tokens write 8-bit weights out, one after the other; this is the largest.
         tensors += 2 * len(own.intermediate) * spec.hidden_size * decoder.dtype.itemsize
-    num_kernels = _KERNELS_PER_LAYER * spec.num_layers * len(row_sizes(max_tokens))
+    num_kernels = kernels_of(spec.num_layers) * len(row_sizes(max_tokens))
     return tensors + num_kernels * _BYTES_PER_KERNEL + _LIBRARY_BYTES
 
 
