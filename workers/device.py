@@ -44,6 +44,11 @@ def place(
     return Placement(device, dtype, ops)
 
 
+def gpu_bytes(device: torch.device) -> int | None:
+    """All the memory of a GPU, whoever uses it; None of a CPU."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
+
+
 def free_kv_bytes(device: torch.device, utilization: float) -> int:
     """What a rank's GPU has left for KV once weights are loaded."""
     free, total = torch.cuda.mem_get_info(device)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from outrider.scheduler.proposers import MOST_BEHIND, own_guesses_kept
 from outrider.scheduler.types import (
     NOBODY,
+    Agreement,
     DraftEvent,
     Proposal,
     RowInit,
@@ -25,47 +27,27 @@ from outrider.scheduler.types import (
     Verdict,
 )
 from outrider.workers.fake_kv import FakeKV, require, text_hashes
-from outrider.workers.proposers.base import DRAFT, NGRAM
+from outrider.workers.fake_model import FakeModel, FakeRow
+from outrider.workers.proposers.base import DRAFT, MOST_GUESSED, NGRAM
+from outrider.workers.selection import Offer, select_drafts
 
 
-class FakeModel:
-    """A language model that is a hash: deterministic in (text, seed)."""
+class _Behind(NamedTuple):
+    """What the draft is to compute of a row, once the plan's outcome is told."""
 
-    def __init__(self, vocab_size: int = 50) -> None:
-        self.vocab_size = vocab_size
-
-    def next_token(self, text: int, seed: int) -> int:
-        """The model's choice after the text with this hash."""
-        return hash((text, seed, 1)) % self.vocab_size
-
-    def continuation(self, text: int, seed: int, count: int) -> list[int]:
-        """`count` tokens of plain decoding: what every schedule must commit."""
-        chosen: list[int] = []
-        for _ in range(count):
-            chosen.append(self.next_token(text, seed))
-            text = hash((text, chosen[-1]))
-        return chosen
-
-
-class _Row:
-    __slots__ = ("drafted", "hashes", "init", "tokens")
-
-    def __init__(self, init: RowInit) -> None:
-        self.init = init
-        self.tokens = list(init.token_ids)
-        self.hashes = text_hashes(self.tokens)
-        self.drafted = 0  # by the draft model in the round under way
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self.hashes += text_hashes(tokens, self.hashes[-1])
-        self.tokens += tokens
+    row: int
+    start: int
+    hashes: Sequence[int]  # of the whole text up to there
+    agreement: Agreement
 
 
 class FakeWorkers:
     """Target and proposers in one: `propose`, `verify` and `observe` as the step loop calls them.
 
     `acceptance` says what becomes of drafts: a rate, or the numbers accepted, row after row, in an
-    endless cycle. n-gram rows offer as many tokens as they happen to, like real ones.
+    endless cycle. n-gram rows offer as many tokens as they happen to, like real ones. What rows
+    only catch up on is written when the next plan comes, and of output among it is told whether the
+    draft would have been right, which it is as often as `acceptance` says of a first draft.
     """
 
     def __init__(
@@ -87,11 +69,13 @@ class FakeWorkers:
         self._acceptance = acceptance
         self._propose_s = propose_s
         self._verify_s = verify_s
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, FakeRow] = {}
         self._generations: dict[int, int] = {}
         self._epoch = self._step = -1
         self._num_scripted = 0
         self._has_draft = True
+        self._behind: list[_Behind] = []
+        self._agreements: list[Agreement] = []
 
     # -- the protocols of the step loop -----------------------------------------------------
 
@@ -120,8 +104,9 @@ class FakeWorkers:
                 self._catch_up(planned, row)
             if planned.depth and not is_lost:
                 drafts = self._drafts(planned, row)
+                confidences = [_confidence(row.hashes[-1], j) for j in range(len(drafts))]
                 proposals[planned.row] = Proposal(
-                    planned.generation, len(row.tokens), drafts, [0.5] * len(drafts)
+                    planned.generation, len(row.tokens), drafts, confidences
                 )
         if proposals and self._propose_s:
             time.sleep(self._propose_s)
@@ -129,10 +114,17 @@ class FakeWorkers:
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         self._begin(plan)
-        rows = tuple(self._verify_row(planned, ticket) for planned in plan.rows)
+        proposals = [self._proposal(planned, ticket) for planned in plan.rows]
+        offers = [
+            Offer(each.confidences, min(planned.num_verified, len(each.tokens)))
+            for planned, each in zip(plan.rows, proposals, strict=True)
+        ]
+        num_verified = select_drafts(offers, plan.num_selected)
+        rows = tuple(map(self._verify_row, plan.rows, proposals, num_verified))
         if self._verify_s:
             time.sleep(self._verify_s)
-        return Verdict(plan.epoch, plan.step, rows, ticket.draft_s, self._verify_s)
+        agreements, self._agreements = tuple(self._agreements), []
+        return Verdict(plan.epoch, plan.step, rows, ticket.draft_s, self._verify_s, agreements)
 
     def observe(self, verdict: Verdict) -> None:
         """Everything is known here when a pass has run."""
@@ -140,6 +132,7 @@ class FakeWorkers:
     def lose_draft(self) -> None:
         """The draft dies: its KV is gone, and rows planned for it find no proposals."""
         self._has_draft = False
+        self._behind = []
         for row in self._rows:
             self.draft_kv.close(row)
             self.draft_kv.open(row, 0)
@@ -158,6 +151,8 @@ class FakeWorkers:
     # -- rows -------------------------------------------------------------------------------
 
     def _begin(self, plan: StepPlan) -> None:
+        if (plan.epoch, plan.step) != (self._epoch, self._step):
+            self._write_behind()
         if plan.epoch != self._epoch:
             for row in list(self._rows):
                 self._close(row)
@@ -172,6 +167,9 @@ class FakeWorkers:
             self._close(row)
         for init in plan.admitted:
             self._open(init)
+        for row in plan.draft_released:
+            self.draft_kv.close(row)
+            self.draft_kv.open(row, 0)
         self._check_plan(plan)
 
     def _open(self, init: RowInit) -> None:
@@ -182,7 +180,7 @@ class FakeWorkers:
         cached = max(init.target_cached, init.draft_cached)
         require(cached < length, f"row {row}: {cached} of {length} tokens are cached")
         self._generations[row] = init.generation
-        self._rows[row] = _Row(init)
+        self._rows[row] = FakeRow(init)
         self.target_kv.open(row, init.target_cached)
         self.draft_kv.open(row, init.draft_cached if self._has_draft else 0)
 
@@ -194,7 +192,10 @@ class FakeWorkers:
     def _check_plan(self, plan: StepPlan) -> None:
         named = {planned.row for planned in plan.rows}
         require(len(named) == len(plan.rows) > 0, f"plan {plan.step} is empty or repeats a row")
-        target = sum(planned.pass_tokens for planned in plan.rows)
+        drafts = sum(planned.num_verified for planned in plan.rows)
+        if plan.num_selected is not None:
+            drafts = min(drafts, plan.num_selected)
+        target = sum(planned.num_tokens for planned in plan.rows) + drafts
         draft = sum(planned.draft_tokens for planned in plan.rows if not planned.depth)
         require(
             max(target, draft) <= self._budget,
@@ -223,7 +224,7 @@ class FakeWorkers:
 
     # -- drafting ---------------------------------------------------------------------------
 
-    def _catch_up(self, planned: RowPlan, row: _Row) -> None:
+    def _catch_up(self, planned: RowPlan, row: FakeRow) -> None:
         kv = self.draft_kv
         kv.extend_table(planned.row, planned.draft_start, planned.draft_blocks)
         start = kv.computed[planned.row]
@@ -231,11 +232,34 @@ class FakeWorkers:
         if not planned.depth:
             exact = end == start + planned.draft_tokens
             require(exact, f"row {planned.row} is to catch up beyond its text")
-        kv.write(planned.row, start, row.hashes[start:end])
-        kv.read(planned.row, row.hashes[:end])
         kv.computed[planned.row] = end
+        if planned.depth:
+            self._write(planned.row, start, row.hashes[:end])
+            return
+        first = max(start, row.init.prompt_len, end - MOST_GUESSED)
+        hits = tuple(self._guesses(row.hashes[position - 1]) for position in range(first, end))
+        agreement = Agreement(planned.row, planned.generation, hits)
+        self._behind.append(_Behind(planned.row, start, row.hashes[:end], agreement))
 
-    def _drafts(self, planned: RowPlan, row: _Row) -> list[int]:
+    def _write_behind(self) -> None:
+        for row, start, hashes, agreement in self._behind:
+            self._write(row, start, hashes)
+            if agreement.hits:
+                self._agreements.append(agreement)
+        self._behind = []
+
+    def _write(self, row: int, start: int, hashes: Sequence[int]) -> None:
+        self.draft_kv.write(row, start, hashes[start:])
+        self.draft_kv.read(row, hashes)
+
+    def _guesses(self, text: int) -> bool:
+        """Whether the draft would have said what the target did after this text."""
+        chance = self._acceptance
+        if not isinstance(chance, float):
+            chance = sum(map(bool, chance)) / len(chance)
+        return hash((text, 0, 3)) % 1000 < 1000 * chance
+
+    def _drafts(self, planned: RowPlan, row: FakeRow) -> list[int]:
         """As many of the target's own tokens as the script says, then wrong ones."""
         depth = planned.depth
         if planned.proposer == NGRAM:
@@ -257,7 +281,7 @@ class FakeWorkers:
         self._num_scripted += 1
         return min(scripted, depth)
 
-    def _draft_passes(self, number: int, row: _Row, drafts: list[int]) -> None:
+    def _draft_passes(self, number: int, row: FakeRow, drafts: list[int]) -> None:
         """The draft computes KV of all tokens it proposes but the last."""
         length = len(row.tokens)
         at_end = self.draft_kv.computed[number] == length
@@ -269,16 +293,20 @@ class FakeWorkers:
 
     # -- verifying --------------------------------------------------------------------------
 
-    def _verify_row(self, planned: RowPlan, ticket: Ticket) -> RowVerdict:
+    def _proposal(self, planned: RowPlan, ticket: Ticket) -> Proposal:
+        """What was drafted for the row as its text is now, which may be nothing."""
+        base_len = len(self._rows[planned.row].tokens)
+        found = ticket.drafts_for(planned.row, planned.generation, base_len)
+        if found is None or not planned.depth:
+            return Proposal(planned.generation, base_len, (), ())
+        return found
+
+    def _verify_row(self, planned: RowPlan, proposal: Proposal, num_verified: int) -> RowVerdict:
         row, kv, number = self._rows[planned.row], self.target_kv, planned.row
         kv.extend_table(number, planned.target_start, planned.target_blocks)
         start, base_len = kv.computed[number], len(row.tokens)
         prompt_logprobs = _prompt_logprobs(row, start, planned.num_tokens)
-        offered: list[int] = []
-        if planned.depth:
-            proposal = ticket.drafts_for(number, planned.generation, base_len)
-            offered = [] if proposal is None else list(proposal.tokens)
-        drafts = offered[: planned.num_verified]
+        drafts = list(proposal.tokens[:num_verified])
         known = row.hashes[: start + planned.num_tokens]
         computed = known + text_hashes(drafts, known[-1])
         kv.write(number, start, computed[start:])
@@ -305,7 +333,7 @@ class FakeWorkers:
             number,
             planned.generation,
             base_len,
-            len(offered),
+            len(proposal.tokens),
             len(drafts),
             accepted,
             tokens,
@@ -314,7 +342,12 @@ class FakeWorkers:
         )
 
 
-def _prompt_logprobs(row: _Row, start: int, num_tokens: int) -> tuple[TokenLogprobs, ...]:
+def _confidence(text: int, place: int) -> float:
+    """Of the draft at this place behind the text: any, and the same whenever it is drafted."""
+    return (1 + hash((text, place, 4)) % 1000) / 1000
+
+
+def _prompt_logprobs(row: FakeRow, start: int, num_tokens: int) -> tuple[TokenLogprobs, ...]:
     if row.init.params.prompt_logprobs is None:
         return ()
     end = min(start + num_tokens + 1, row.init.prompt_len)

@@ -52,8 +52,10 @@ class Runner:
         self._lacks_ids = decoder.spec.vocab_size < vocab_size
         self.device = decoder.device
         self.kv = kv
+        self.num_rows = num_rows
         self._block_size = kv.block_size
-        self._max_model_len = max_model_len
+        self.num_rows = num_rows
+        self.max_model_len = max_model_len
         max_blocks = -(-max_model_len // kv.block_size)
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
         self._recorded: RunnerPasses | None = None
@@ -70,11 +72,17 @@ class Runner:
                 self.decoder,
                 self._compute,
                 self._tables,
-                self._max_model_len,
+                self.max_model_len,
                 query_len,
                 max_tokens,
             )
             self._recorded.record()
+
+    @property
+    def recorded_sizes(self) -> Sequence[int]:
+        """Passes of up to so many tokens each are padded to the next of these; none if none is
+        recorded."""
+        return () if self._recorded is None else self._recorded.sizes
 
     def forget_recordings(self) -> None:
         """To be done before the group is given up: NCCL would wait for ever until no recording
@@ -97,7 +105,8 @@ class Runner:
         recorded = self._recorded
         if recorded is None or len(ids) > recorded.max_tokens:
             return self._compute(self._tensor(ids, torch.int64), self._batch(chunks))
-        tiles = _tiles(chunks, recorded.tile_tokens, [chunk.row for chunk in chunks])
+        size = recorded.tile_tokens
+        tiles = _tiles(chunks, [size] * len(chunks), size, [chunk.row for chunk in chunks])
         return recorded.run(ids, *self._places(chunks), tiles)
 
     def _compute(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:
@@ -134,8 +143,10 @@ class Runner:
         max_query_len, max_context = max(lengths), max(contexts)
         max_blocks = -(-max_context // self._block_size)
         tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
-        tile_tokens = self.decoder.tile_tokens(max_query_len)
-        tiles = _tiles(chunks, tile_tokens, range(len(chunks))) if tile_tokens else None
+        few, many = (self.decoder.tile_tokens(n) for n in (min(lengths), max_query_len))
+        places = many // few if many > few else 0
+        sizes = [few if self.decoder.tile_tokens(n) == few else places * few for n in lengths]
+        tiles = _tiles(chunks, sizes, few, range(len(chunks))) if few else None
         return RaggedBatch(
             positions=self._tensor(positions, torch.int64),
             slots=self._tensor(slots, torch.int64),
@@ -145,19 +156,26 @@ class Runner:
             max_query_len=max_query_len,
             max_context_len=max_context,
             tiles=None if tiles is None else self._tensor(tiles, torch.int32),
+            places_of_long_tile=places,
         )
 
     def _tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self.device)
+        host = torch.tensor(values, dtype=dtype)
+        # From ordinary memory the copy would wait for everything under way.
+        pinned = host.pin_memory() if self.device.type == "cuda" else host
+        return pinned.to(self.device, non_blocking=True)
 
 
-def _tiles(chunks: Sequence[Chunk], tile_tokens: int, table_rows: Sequence[int]) -> list[list[int]]:
-    """See `TileColumn`; the block table of each chunk is at its place in `table_rows`."""
+def _tiles(
+    chunks: Sequence[Chunk], sizes: Sequence[int], step: int, table_rows: Sequence[int]
+) -> list[list[int]]:
+    """See `TileColumn`; each chunk's block table is at its place in `table_rows`, and how many of
+    its tokens a tile takes in `sizes`. There is a place for one every `step` tokens."""
     tiles: list[list[int]] = []
     first = 0
-    for chunk, table_row in zip(chunks, table_rows, strict=True):
-        for at in range(0, len(chunk.tokens), tile_tokens):
-            count = min(tile_tokens, len(chunk.tokens) - at)
+    for chunk, size, table_row in zip(chunks, sizes, table_rows, strict=True):
+        for at in range(0, len(chunk.tokens), step):
+            count = 0 if at % size else min(size, len(chunk.tokens) - at)
             tiles.append([first + at, count, chunk.start + at, table_row])
         first += len(chunk.tokens)
     return tiles

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.ops import Ops
 from outrider.scheduler.types import (
+    Proposal,
     RowPlan,
     RowVerdict,
     StepPlan,
@@ -23,6 +24,7 @@ from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.logprobs import token_logprobs
 from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
+from outrider.workers.selection import Offer, select_drafts
 
 # Logits are large, and sampling takes several copies of them: about so many rows at a time.
 LOGIT_ROWS = 256
@@ -44,6 +46,7 @@ class TargetWorker:
     """Owns the target's weights and KV, and with them the truth of every row's text."""
 
     lag = 0  # a pass is over when `verify` returns
+    apart = None  # any requests share a step
     max_depth: int | None = None
 
     def __init__(
@@ -63,9 +66,8 @@ class TargetWorker:
         works = self._lay_out(plan, ticket)
         hidden = self.runner.forward([work.chunk for work in works])
         rows = tuple(row for part in _parts(works) for row in self._judge(part, hidden))
-        verdict = Verdict(
-            plan.epoch, plan.step, rows, ticket.draft_s, time.perf_counter() - start_s
-        )
+        verify_s = time.perf_counter() - start_s
+        verdict = Verdict(plan.epoch, plan.step, rows, ticket.draft_s, verify_s, ticket.agreements)
         self._rows.commit(verdict)
         return verdict
 
@@ -81,14 +83,17 @@ class TargetWorker:
         """Each row's part, in the plan's order."""
         works: list[_Work] = []
         first = 0
-        for planned in plan.rows:
+        proposals = [self._proposal(planned, ticket) for planned in plan.rows]
+        num_verified = _selected(plan, proposals)
+        for planned, proposal, count in zip(plan.rows, proposals, num_verified, strict=True):
             row = self._rows[planned.row]
             self.runner.extend_table(planned.row, planned.target_start, planned.target_blocks)
             start = self.computed[planned.row]
             chunk_tokens = row.tokens[start : start + planned.num_tokens]
             span, num_drafted = None, 0
             if planned.samples:
-                span, num_drafted = self._span(planned, row.tokens, ticket)
+                span = _span(self.samplers[planned.row], row.tokens, proposal, count)
+                num_drafted = 0 if proposal is None else len(proposal.tokens)
                 chunk_tokens += span.drafts
             end = first + len(chunk_tokens)
             prompt_tokens = range(0)
@@ -112,16 +117,12 @@ class TargetWorker:
             first = end
         return works
 
-    def _span(self, planned: RowPlan, tokens: list[int], ticket: Ticket) -> tuple[Span, int]:
-        """What is sampled for the row, and how far its proposal reaches."""
-        sampler = self.samplers[planned.row]
-        if planned.depth:
-            proposal = ticket.drafts_for(planned.row, planned.generation, len(tokens))
-            if proposal is not None:
-                drafts = proposal.tokens[: planned.num_verified]
-                q = None if proposal.q is None else proposal.q[: len(drafts)]
-                return Span(sampler, tokens, drafts, q), len(proposal.tokens)
-        return Span(sampler, tokens), 0
+    def _proposal(self, planned: RowPlan, ticket: Ticket) -> Proposal | None:
+        """What was drafted for the row as its text is now, if anything."""
+        if not (planned.samples and planned.depth):
+            return None
+        base_len = len(self._rows[planned.row].tokens)
+        return ticket.drafts_for(planned.row, planned.generation, base_len)
 
     def _judge(self, works: list[_Work], hidden: Tensor) -> list[RowVerdict]:
         """What is decided for some of the rows."""
@@ -176,6 +177,27 @@ class TargetWorker:
             successors = row.tokens[start : start + len(tokens)]
             logits = self.runner.vocab.gather(self.runner.logits(hidden, tokens))
             yield from token_logprobs(logits, successors, num_top)
+
+
+def _selected(plan: StepPlan, proposals: Sequence[Proposal | None]) -> list[int]:
+    """How many drafts of each row of the plan are verified."""
+    offers = [
+        Offer((), 0)
+        if proposal is None
+        else Offer(proposal.confidences, min(planned.num_verified, len(proposal.tokens)))
+        for planned, proposal in zip(plan.rows, proposals, strict=True)
+    ]
+    return select_drafts(offers, plan.num_selected)
+
+
+def _span(
+    sampler: RowSampler, tokens: list[int], proposal: Proposal | None, num_verified: int
+) -> Span:
+    """What is sampled for a row of which so many drafts are verified."""
+    if proposal is None:
+        return Span(sampler, tokens)
+    q = None if proposal.q is None else proposal.q[:num_verified]
+    return Span(sampler, tokens, proposal.tokens[:num_verified], q)
 
 
 def _parts(works: list[_Work]) -> Iterator[list[_Work]]:

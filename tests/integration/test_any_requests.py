@@ -100,6 +100,7 @@ def colocated(pair: Any) -> EngineFactory:
                 built[key] = LLM(
                     str(pair.target),
                     draft_model=str(pair.draft),
+                    speculation_policy="fixed",
                     device=DEVICE.type,
                     dtype="float32",
                     block_size=BLOCK_SIZE,

@@ -54,6 +54,7 @@ def spawned(pair: Any) -> Iterator[EngineFactory]:
             built[key] = LLM(
                 str(pair.target),
                 draft_model=str(pair.draft),
+                speculation_policy="fixed",
                 workers="processes",
                 device="cpu",
                 deterministic=True,

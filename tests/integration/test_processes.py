@@ -42,6 +42,7 @@ def spawned(pair: Any) -> Iterator[Callable[..., LLM]]:
         if key not in built:
             defaults = {
                 "draft_model": str(pair.draft),
+                "speculation_policy": "fixed",
                 "workers": "processes",
                 "deterministic": True,
                 "kv_cache_gb": 0.05,

@@ -393,11 +393,28 @@ def test_rejection_sampling_accepts_and_rejects(plain: LLM, rejecting: LLM) -> N
     assert contents(outputs) != contents(run(plain, requests))
 
 
+@pytest.mark.parametrize("policy", ["goodput", "threshold", "trim", "off"])
+def test_whoever_decides_on_depths_the_text_is_the_plain_one(
+    engine: EngineFactory, policy: str
+) -> None:
+    llm = engine(speculation_policy=policy, num_speculative_tokens=4)
+    sampled = SamplingParams(temperature=0.9, seed=5, max_tokens=24, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    drafted = [([number], params) for number in range(5, 11) for params in (sampled, greedy)]
+    plain = [(prompt, replace(params, speculation="off")) for prompt, params in drafted]
+    assert contents(run(llm, drafted)) == contents(run(llm, plain))
+
+
 # -- the bundled pair ---------------------------------------------------------------------------
 
 
 def test_the_bundled_pair_writes_the_plain_text() -> None:
-    llm = LLM(draft_model="smollm2-135m-draft", deterministic=True, kv_cache_gb=0.2)
+    llm = LLM(
+        draft_model="smollm2-135m-draft",
+        deterministic=True,
+        kv_cache_gb=0.2,
+        speculation_policy="fixed",
+    )
     sampled: Mapping[str, Any] = {"temperature": 0.7, "seed": 3, "logprobs": 1}
     prompts = ["The sun rises in the", "def add(a, b):\n    return a"]
     requests = [

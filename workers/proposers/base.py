@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from outrider.scheduler.types import DraftEvent, Proposal, RowInit, StepPlan, Ticket, Verdict
+from outrider.scheduler.costs import CostTable
+from outrider.scheduler.types import (
+    Agreement,
+    DraftEvent,
+    Proposal,
+    RowInit,
+    StepPlan,
+    Ticket,
+    Verdict,
+)
 
 if TYPE_CHECKING:  # the registry, which names all proposers, needs no tensors
     from outrider.kernels.ops import Ops
@@ -18,6 +27,12 @@ if TYPE_CHECKING:  # the registry, which names all proposers, needs no tensors
 # Names of those that come with Outrider.
 DRAFT = "draft"
 NGRAM = "ngram"
+
+MOST_GUESSED = 32
+"""Output tokens of a row in a pass of catching up that a draft says something of: the last ones."""
+
+NO_COST = CostTable((1,), (0.0,))
+"""Of drafting without a model: too little to count."""
 
 
 class Proposer(Protocol):
@@ -33,6 +48,15 @@ class Proposer(Protocol):
 
     def observe(self, verdict: Verdict) -> None:
         """Learn what became of a round."""
+        ...
+
+
+@runtime_checkable
+class ForeseeingProposer(Protocol):
+    """One that can say what it would have guessed while it did not draft."""
+
+    def take_agreements(self) -> tuple[Agreement, ...]:
+        """What it found since the last call."""
         ...
 
 
@@ -62,6 +86,7 @@ class Proposers:
         """`with_kv` names the one whose KV is in the draft pool."""
         self._proposers = proposers
         self._with_kv = with_kv
+        self._foreseeing = [p for p in proposers.values() if isinstance(p, ForeseeingProposer)]
 
     def __contains__(self, name: str) -> bool:
         return name in self._proposers
@@ -85,18 +110,19 @@ class Proposers:
             proposer.follow(plan)
 
     def propose(self, plan: StepPlan) -> Ticket:
-        """Those that have nothing to do for a plan only follow it."""
+        """Those that have nothing to do for a plan only follow it; what they put off for the plan
+        before is done now."""
         start_s = time.perf_counter()
         wanted = {row.proposer for row in plan.rows if row.depth and row.proposer in self}
         if self._with_kv is not None and any(row.draft_tokens for row in plan.rows):
             wanted.add(self._with_kv)
         self.follow(plan)
-        if not wanted:
-            return Ticket(plan.step)
+        agreements = tuple(found for each in self._foreseeing for found in each.take_agreements())
         proposals: dict[int, Proposal] = {}
         for name in sorted(wanted):
             proposals |= self._proposers[name].propose(plan)
-        return Ticket(plan.step, proposals, time.perf_counter() - start_s)
+        draft_s = time.perf_counter() - start_s
+        return Ticket(plan.step, proposals, draft_s, agreements=agreements)
 
     def observe(self, verdict: Verdict) -> None:
         for proposer in self._proposers.values():

@@ -1,4 +1,9 @@
-"""The draft model: catches up with the committed text, then drafts token by token."""
+"""The draft model: drafts token by token, and catches up with the committed text.
+
+A row that drafts has at most two tokens to catch up on, and computes them first. All others have
+time: what a plan has them catch up on is computed once the plan's outcome has been told, so that
+no first token waits behind its draft.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,15 @@ from torch import Tensor
 
 from outrider.kernels.ops import Ops
 from outrider.scheduler.proposers import own_guesses_kept
-from outrider.scheduler.types import Proposal, RowInit, RowPlan, StepPlan, Verdict
+from outrider.scheduler.types import (
+    Agreement,
+    Proposal,
+    RowInit,
+    RowPlan,
+    StepPlan,
+    Verdict,
+)
+from outrider.workers.proposers.agreement import Behind, Foresight, output_span
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
@@ -33,8 +46,9 @@ class _Drafting(NamedTuple):
 class DraftProposer:
     """Proposes the draft model's own guesses of the target's samples.
 
-    `computed[row]` counts tokens of the row with valid draft KV. It follows the verdicts by the
-    rule the scheduler uses (`own_guesses_kept`), so both always agree on who is how far.
+    `computed[row]` counts tokens of the row with valid draft KV, those included that are put off
+    until `catch_up`. It follows the verdicts by the rule the scheduler uses (`own_guesses_kept`),
+    so both always agree on who is how far.
     """
 
     def __init__(
@@ -46,41 +60,61 @@ class DraftProposer:
         self._verification = verification
         self.computed: dict[int, int] = {}
         self._samplers: dict[int, RowSampler] = {}
-        self._drafted: dict[int, int] = {}  # rows drafted for in this round, and how far
+        self._drafted: dict[int, int] = {}  # rows whose round has no verdict yet, and how far
+        self._behind: list[Behind] = []  # what the last plan put off
+        self._foresight = Foresight(runner, ops)
 
     def follow(self, plan: StepPlan) -> None:
+        # The plan may give blocks to others, to write them or to read what is cached there.
+        self.catch_up()
         self._rows.begin(plan)
+        for row in plan.draft_released:
+            self.computed[row] = 0
         for init in plan.admitted:
             self.computed[init.row] = init.draft_cached
             self._samplers.pop(init.row, None)
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
-        drafting, logits = self._catch_up(plan)
+        """Drafts; what other rows are to catch up on is left to `catch_up`."""
+        drafting, logits = self._begin_round(plan)
         active = drafting
         while active:
             self._draft_one(active, logits)
             active = [each for each in active if len(each.span.drafts) < each.depth]
             if active:
                 logits = self._feed_drafts(active)
-        self._drafted = {each.row: len(each.span.drafts) for each in drafting}
+        # Added to: a plan that only catches up may come before the verdict of a round.
+        self._drafted |= {each.row: len(each.span.drafts) for each in drafting}
         return {each.row: _proposal(each) for each in drafting}
 
     def observe(self, verdict: Verdict) -> None:
         self._rows.commit(verdict)
         for row in verdict.rows:
-            if self._rows.is_current(row.row, row.generation) and row.row in self._drafted:
-                kept = own_guesses_kept(self._drafted[row.row], row.num_accepted)
+            drafted = self._drafted.pop(row.row, None)
+            if drafted is not None and self._rows.is_current(row.row, row.generation):
+                kept = own_guesses_kept(drafted, row.num_accepted)
                 self.computed[row.row] = row.base_len + kept
-        self._drafted = {}
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start anew with these rows; no KV of before is valid."""
         self._rows.adopt(epoch, rows)
         self.computed = {init.row: init.draft_cached for init in rows}
-        self._samplers, self._drafted = {}, {}
+        self._samplers, self._drafted, self._behind = {}, {}, []
 
-    def _catch_up(self, plan: StepPlan) -> tuple[list[_Drafting], Tensor]:
-        """One ragged pass over what the draft has not seen; logits of the rows that then draft."""
+    def catch_up(self) -> None:
+        """Compute what the last plan put off, in one ragged pass. Of a row that has ended since as
+        well: its blocks may be cached, as the scheduler counts them as computed."""
+        behind, self._behind = self._behind, []
+        if behind:
+            hidden = self.runner.forward([each.chunk for each in behind])
+            self._foresight.compare(hidden, behind)
+
+    def take_agreements(self) -> tuple[Agreement, ...]:
+        return self._foresight.take()
+
+    def _begin_round(self, plan: StepPlan) -> tuple[list[_Drafting], Tensor]:
+        """One ragged pass over what drafting rows have not seen, and its logits where they draft;
+        notes what the others have not seen."""
         chunks: list[Chunk] = []
         drafting: list[_Drafting] = []
         last_of: list[int] = []
@@ -95,10 +129,14 @@ class DraftProposer:
             end = min(start + planned.draft_tokens, len(tokens))
             if end == start:
                 continue
-            chunks.append(Chunk(row, start, tokens[start:end]))
+            chunk = Chunk(row, start, tokens[start:end])
             self.computed[row] = end
+            if not planned.depth:
+                self._put_off(chunk, planned.generation)
+                continue
+            chunks.append(chunk)
             total += end - start
-            if planned.proposer == DRAFT and planned.depth and end == len(tokens):
+            if planned.proposer == DRAFT and end == len(tokens):
                 sampler = self._sampler(row)
                 if sampler.can_choose:
                     drafting.append(_start_drafting(planned, Span(sampler, tokens, drafts=[])))
@@ -107,6 +145,14 @@ class DraftProposer:
             return [], torch.empty(0)
         hidden = self.runner.forward(chunks)
         return drafting, self.runner.logits(hidden, last_of) if drafting else torch.empty(0)
+
+    def _put_off(self, chunk: Chunk, generation: int) -> None:
+        row, end = self._rows[chunk.row], chunk.start + len(chunk.tokens)
+        span = None
+        if end > row.init.prompt_len:  # prompt tokens were chosen by nobody
+            sampler = self._sampler(chunk.row)
+            span = output_span(sampler, row.tokens, chunk.start, end, self._verification)
+        self._behind.append(Behind(chunk, generation, span))
 
     def _sampler(self, row: int) -> RowSampler:
         sampler = self._samplers.get(row)

@@ -122,6 +122,12 @@ def _build_ngram(context: ProposerContext) -> Proposer:
     return NgramProposer(context.rows, context.settings.ngram_min, context.settings.ngram_max)
 
 
+def _build_look_up_passes(context: DeviceContext) -> DeviceProposer:
+    from outrider.workers.gpu.look_up import LookUpPasses
+
+    return LookUpPasses(context)
+
+
 register(
     ProposerEntry(
         ProposerTraits(DRAFT, Place.DEVICE, kv_rule=own_guesses_kept, mark=DRAFT),
@@ -130,4 +136,8 @@ register(
         needs_draft_model=True,
     )
 )
-register(ProposerEntry(ProposerTraits(NGRAM, Place.HOST, mark=NGRAM), _build_ngram))
+register(
+    ProposerEntry(
+        ProposerTraits(NGRAM, Place.DEVICE, mark=NGRAM), _build_ngram, _build_look_up_passes
+    )
+)

@@ -1,4 +1,5 @@
-"""A draft rank at work: follows the text, drafts, and the first sends and announces the round."""
+"""A draft rank at work: follows the text, drafts, and the first sends and announces the round. What
+only has to be caught up on comes after that, beside the target's pass."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ import time
 from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
-from outrider.links.rank_messages import Adopt, Drafted, Join, Joined, Propose, RankSettings
+from outrider.links.rank_messages import (
+    Adopt,
+    CaughtUp,
+    Drafted,
+    Join,
+    Joined,
+    Propose,
+    RankSettings,
+)
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.proposers.draft_model import DraftProposer
@@ -29,7 +38,7 @@ class DraftRank:
         ops: Ops,
         settings: RankSettings,
     ) -> None:
-        rows = RowTable(settings.num_rows)
+        rows = RowTable(runner.num_rows)
         self._channel = channel
         self._is_first = group.rank == 0
         self._store = store
@@ -66,6 +75,15 @@ class DraftRank:
             self._link.send(plan, message.round, proposals)
             draft_s = time.perf_counter() - start_s
             self._channel.send(Drafted(message.round, draft_s, self._link.num_sends))
+        if any(row.draft_tokens and not row.depth for row in plan.rows):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        start_s = time.perf_counter()
+        self._draft.catch_up()
+        agreements = self._draft.take_agreements()
+        if self._is_first:
+            self._channel.send(CaughtUp(time.perf_counter() - start_s, agreements))
 
     def _join(self, message: Join) -> None:
         self._link = ProposalLink(

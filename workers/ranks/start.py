@@ -33,7 +33,8 @@ from outrider.links.rank_messages import (
     Stop,
 )
 from outrider.logs import setup_logging
-from outrider.workers.device import Placement, free_kv_bytes, place, take_cores
+from outrider.workers.costs import measure_draft, measure_target
+from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import (
@@ -145,6 +146,7 @@ class _Start:
         self._channel.send(
             Described(
                 device=str(placement.device),
+                gpu_bytes=gpu_bytes(placement.device),
                 vocab_size=spec.vocab_size,
                 eos_ids=spec.eos_ids,
                 max_position=spec.max_position,
@@ -197,13 +199,22 @@ class _Start:
             decoder.shard,
         )
         runner = Runner(
-            decoder, kv, settings.num_rows, wanted.max_model_len, wanted.vocab_size, group
+            decoder, kv, wanted.num_rows, wanted.max_model_len, wanted.vocab_size, group
         )
         self.runner = runner
         if can_record(group):
             runner.record(_QUERY_LENS[self._where.role])
-        self._channel.send(Ready())
+        self._channel.send(self._measure(runner, placement))
         return runner
+
+    def _measure(self, runner: Runner, placement: Placement) -> Ready:
+        """All ranks run the same passes, since none can run one alone."""
+        if self._where.role == Role.TARGET:
+            ready = Ready(verify=measure_target(runner, placement.ops))
+        else:
+            first, following, prefill_s = measure_draft(runner, placement.ops)
+            ready = Ready(first_draft=first, next_draft=following, prefill_s=prefill_s)
+        return ready if self._where.rank == 0 else Ready()
 
     def _expect(self, kind: type[M]) -> M:
         message = self._channel.receive()

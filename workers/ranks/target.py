@@ -39,7 +39,7 @@ class TargetRank:
         ops: Ops,
         settings: RankSettings,
     ) -> None:
-        rows = RowTable(settings.num_rows)
+        rows = RowTable(runner.num_rows)
         self._channel = channel
         self._is_first = group.rank == 0
         self._store = store

@@ -21,6 +21,10 @@ from outrider.scheduler.types import RowInit
 _LEAST_TEMPERATURE = 1e-5
 
 
+def is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < _LEAST_TEMPERATURE
+
+
 class RowSampler:
     """The constants of one request's sampling, built once when the request takes a row.
 
@@ -47,7 +51,7 @@ class RowSampler:
         self.vocab_size = vocab_size
         self.held = range(vocab_size) if held is None else held
         self.device = device
-        self.is_greedy = params.temperature < _LEAST_TEMPERATURE
+        self.is_greedy = is_greedy(params)
         self.temperature = 1.0 if self.is_greedy else float(params.temperature)
         self.top_k = params.top_k if 0 < params.top_k < vocab_size else 0
         self.top_p = params.top_p

@@ -32,6 +32,7 @@ from outrider.workers.sampling.verify import (
     residual,
     verify,
 )
+from outrider.workers.selection import Offer, select_drafts
 
 OPS = select_ops(CPU, torch.float32)
 PROMPT = (1, 0)
@@ -56,7 +57,11 @@ class Policy(NamedTuple):
     goes_on: Callable[[tuple[int, ...], torch.Tensor], bool]  # from the tokens before, and q there
     most: int
     peeks: bool = False
+    num_selected: int | None = None  # of these drafts and those of two other rows
+    selects_by_token: bool = False  # forbidden as well: by q of the drafted token
 
+
+NEIGHBOURS = ((0.7, 0.8), (0.55, 0.6))  # the confidences of other rows' drafts
 
 POLICIES = {
     "draft, depth 1": Policy(lambda prefix: False, lambda before, q: True, 1),
@@ -71,6 +76,10 @@ POLICIES = {
     ),
     "proposers switching": Policy(
         lambda prefix: sum(prefix) % 2 == 0, lambda before, q: len(before) % 4 != 1, 3
+    ),
+    "three selected": Policy(lambda prefix: False, lambda before, q: True, 3, num_selected=3),
+    "four selected": Policy(
+        lambda prefix: sum(prefix) % 2 == 0, lambda before, q: True, 3, num_selected=4
     ),
 }
 
@@ -99,6 +108,7 @@ class Enumeration:
         self.draft = PrefixModel(sampler.vocab_size, "draft", spread=1.2)
         self.ops = RecordingOps()
         self.num_rejections = 0
+        self.num_verified: set[int] = set()
 
         def record(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
             self.accept = acceptance_probability(p, q, tokens)
@@ -111,30 +121,45 @@ class Enumeration:
         """Every sequence that may be drafted after `prefix`, with its probability."""
         is_certain = self.policy.is_certain(prefix)
         found: list[tuple[float, Span]] = []
-        open_ends = [(1.0, Span(self.sampler, prefix))]
+        sure: tuple[float, ...] = ()
+        open_ends = [(1.0, Span(self.sampler, prefix), sure)]
         while open_ends:
-            befores = [prefix + tuple(span.drafts) for _, span in open_ends]
+            befores = [prefix + tuple(span.drafts) for _, span, _ in open_ends]
             logits = torch.from_numpy(np.stack([self.draft(before) for before in befores]))
-            step = draft_sample(logits, [span for _, span in open_ends], self.ops, "rejection")
+            step = draft_sample(logits, [span for _, span, _ in open_ends], self.ops, "rejection")
             assert step.q is not None
             longer = []
-            for (weight, span), before, q in zip(open_ends, befores, step.q, strict=True):
+            parts = zip(open_ends, befores, step.q, step.confidence.tolist(), strict=True)
+            for (weight, span, sure), before, q, confidence in parts:
                 if len(span.drafts) == self.policy.most or not self.policy.goes_on(before, q):
-                    found.append((weight, span))
+                    found.append((weight, self.selected(span, sure)))
                     continue
                 if is_certain:
                     q = torch.eye(len(q))[sum(before) % len(q)]
+                    confidence = 0.5
                 for token in q.nonzero().flatten().tolist():
                     chance = weight * float(q[token])
                     if self.policy.peeks and token == 0:
                         found.append((chance, span))
                         continue
+                    if self.policy.selects_by_token:
+                        confidence = float(q[token])
                     qs = [q.unsqueeze(0)] if span.draft_q is None else [span.draft_q, q[None]]
                     draft_q = None if is_certain else torch.cat(qs)
                     drafts = (*span.drafts, token)
-                    longer.append((chance, Span(self.sampler, prefix, drafts, draft_q)))
+                    longer_span = Span(self.sampler, prefix, drafts, draft_q)
+                    longer.append((chance, longer_span, (*sure, confidence)))
             open_ends = longer
         return found
+
+    def selected(self, span: Span, confidences: tuple[float, ...]) -> Span:
+        """What is verified of it beside the neighbours' drafts."""
+        neighbours = [Offer(each, len(each)) for each in NEIGHBOURS]
+        offers = [neighbours[0], Offer(confidences, len(confidences)), neighbours[1]]
+        _, count, _ = select_drafts(offers, self.policy.num_selected)
+        self.num_verified.add(count)
+        q = None if span.draft_q is None else span.draft_q[:count]
+        return Span(span.sampler, span.tokens, span.drafts[:count], q)
 
     def outcomes(self, prefix: tuple[int, ...]) -> list[tuple[float, tuple[int, ...]]]:
         """What one round commits after `prefix`, with its probability."""
@@ -224,6 +249,22 @@ def test_trimming_by_the_drafted_token_would_bias_the_text(monkeypatch: pytest.M
     """The enumeration does see a violation of the one rule this mode has."""
     peeking = Policy(lambda prefix: False, lambda before, q: True, 2, peeks=True)
     assert Enumeration(monkeypatch, a_sampler(3), peeking).largest_error() > 1e-3
+
+
+def test_selecting_by_the_drafted_token_would_bias_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peeking = POLICIES["three selected"]._replace(selects_by_token=True)
+    assert Enumeration(monkeypatch, a_sampler(3), peeking).largest_error() > 1e-3
+
+
+@pytest.mark.parametrize("policy", ["three selected", "four selected"])
+def test_the_enumeration_sees_rows_of_which_some_drafts_are_selected(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    run = Enumeration(monkeypatch, a_sampler(3), POLICIES[policy])
+    run.committed()
+    assert len(run.num_verified) > 2
 
 
 @pytest.mark.parametrize("name", ["nothing", "combined"])

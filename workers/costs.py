@@ -1,0 +1,171 @@
+"""What passes take, by their sizes: real ones, timed before any request is there.
+
+They run over rows and blocks that nobody has yet. What they write into the cache nobody reads: a
+block is given to a row before it is written, and offered to others only after that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from outrider.kernels.ops import Ops
+from outrider.scheduler.costs import CostTable, StepCosts
+from outrider.scheduler.params import SamplingParams
+from outrider.workers.proposers.base import NO_COST
+from outrider.workers.runner import Chunk, Runner
+from outrider.workers.sampling.draft import draft_sample
+from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.verify import verify
+
+VERIFY_SIZES = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
+DRAFT_ROWS = (1, 2, 4, 8, 16)
+
+_SPAN_TOKENS = 4  # of a row in a pass, if there are rows enough
+_FIRST_DRAFT_TOKENS = 2  # what a draft that was right lacks
+_PREFILL_TOKENS = 64
+_CONTEXT = 32  # tokens of a row before those of the pass
+# Up to here sizes are measured whatever they take: costs are not in proportion there.
+_SURE_SIZE = 8
+_MOST_S = 0.6  # for a table, but for those
+_SLOWEST_S = 0.25  # a size that takes longer is the last
+
+
+class DraftCosts(NamedTuple):
+    """The draft's part of `StepCosts`."""
+
+    first: CostTable
+    next: CostTable
+    prefill_s: float
+
+
+def measure_step(target: Runner, draft: Runner | None, ops: Ops) -> StepCosts:
+    """Of both models in one process."""
+    table = measure_target(target, ops)
+    if draft is None:
+        return StepCosts(table, NO_COST, NO_COST)
+    first, following, prefill_s = measure_draft(draft, ops)
+    return StepCosts(table, first, following, prefill_s=prefill_s)
+
+
+def measure_target(runner: Runner, ops: Ops) -> CostTable:
+    """Passes as verification has them, choices included, by their tokens.
+
+    Ranks of a group do this together; each gets the same table.
+    """
+    most = runner.num_rows * (runner.max_model_len - _context(runner))
+    recorded = runner.recorded_sizes
+    sizes = [size for size in recorded or VERIFY_SIZES if size <= most]
+
+    def run(size: int) -> None:
+        _verify_once(runner, ops, _share(size, runner, _SPAN_TOKENS))
+
+    return _table(runner, sizes, run, is_padded=bool(recorded))
+
+
+def measure_draft(runner: Runner, ops: Ops) -> DraftCosts:
+    """Passes of a drafting round, guesses included, by their rows."""
+    rows = [count for count in DRAFT_ROWS if count <= runner.num_rows]
+    tokens = min(_FIRST_DRAFT_TOKENS, runner.max_model_len)
+    first = _table(runner, rows, lambda count: _draft_once(runner, ops, [tokens] * count))
+    following = _table(runner, rows, lambda count: _draft_once(runner, ops, [1] * count))
+    num_prefilled = min(_PREFILL_TOKENS, runner.max_model_len)
+    prefill = _table(runner, [num_prefilled], lambda count: _prefill_once(runner, count))
+    return DraftCosts(first, following, prefill.seconds[0] / num_prefilled)
+
+
+def _table(
+    runner: Runner,
+    sizes: Iterable[int],
+    run: Callable[[int], None],
+    *,
+    is_padded: bool = False,
+) -> CostTable:
+    """The quickest of several passes of each size counts: whatever disturbs one makes it slower."""
+    measured: list[int] = []
+    seconds: list[float] = []
+    spent_s = 0.0
+    for size in sizes:
+        if measured and size > _SURE_SIZE:
+            expected_s = 2 * seconds[-1] * size / measured[-1]
+            if seconds[-1] > _SLOWEST_S or spent_s + expected_s > _MOST_S:
+                break
+        # The first pass of a size may have more to do than those after it.
+        taken = [_timed(runner, run, size) for _ in range(2)]
+        spent_s += sum(taken)
+        measured.append(size)
+        seconds.append(min(taken))
+    if spent_s < _MOST_S:  # later, since what disturbs a pass disturbs its neighbours as well
+        seconds = [
+            min(before, _timed(runner, run, size))
+            for size, before in zip(measured, seconds, strict=True)
+        ]
+    if not is_padded:  # more tokens take no less time: what seems so was disturbed
+        for at in range(len(seconds) - 1, 0, -1):
+            seconds[at - 1] = min(seconds[at - 1], seconds[at])
+    return CostTable(tuple(measured), tuple(seconds), is_padded)
+
+
+def _timed(runner: Runner, run: Callable[[int], None], size: int) -> float:
+    """Seconds as the slowest rank of the group has them: all decide by the same number."""
+    start_s = time.perf_counter()
+    run(size)
+    own = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=runner.device)
+    return float(runner.vocab.group.all_gather(own).max())
+
+
+def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
+    chunks = _chunks(runner, counts)
+    spans = [
+        Span(sampler, range(chunk.start + 1), chunk.tokens[1:])
+        for sampler, chunk in zip(_samplers(runner, len(chunks)), chunks, strict=True)
+    ]
+    logits = runner.logits(runner.forward(chunks), range(sum(counts)))
+    verify(logits, spans, ops, "shared", runner.vocab)
+
+
+def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
+    chunks = _chunks(runner, counts)
+    spans = [
+        Span(sampler, range(chunk.start + len(chunk.tokens)))
+        for sampler, chunk in zip(_samplers(runner, len(chunks)), chunks, strict=True)
+    ]
+    last = [sum(counts[: index + 1]) - 1 for index in range(len(counts))]
+    logits = runner.logits(runner.forward(chunks), last)
+    draft_sample(logits, spans, ops, "shared", runner.vocab).tokens.tolist()
+
+
+def _prefill_once(runner: Runner, count: int) -> None:
+    hidden = runner.forward([Chunk(0, 0, _some_tokens(runner, count))])
+    hidden[-1, 0].item()  # waits for the device
+
+
+def _share(size: int, runner: Runner, wanted: int) -> list[int]:
+    """Tokens of each row in a pass of so many."""
+    room = runner.max_model_len - _context(runner)
+    each = max(min(wanted, room), -(-size // runner.num_rows))
+    return [min(each, size - first) for first in range(0, size, each)]
+
+
+def _chunks(runner: Runner, counts: Sequence[int]) -> list[Chunk]:
+    start = min(_context(runner), runner.max_model_len - max(counts))
+    return [Chunk(row, start, _some_tokens(runner, count)) for row, count in enumerate(counts)]
+
+
+def _context(runner: Runner) -> int:
+    return min(_CONTEXT, runner.max_model_len // 2)
+
+
+def _some_tokens(runner: Runner, count: int) -> list[int]:
+    return [index % runner.vocab_size for index in range(count)]
+
+
+def _samplers(runner: Runner, count: int) -> list[RowSampler]:
+    """Of requests as they come if nothing is asked for."""
+    sampler = RowSampler(
+        SamplingParams(), 0, 0, (), (), runner.vocab_size, runner.device, runner.vocab.held
+    )
+    return [sampler] * count
