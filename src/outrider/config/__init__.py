@@ -2,6 +2,7 @@
 
 from outrider.config.schema import SECTIONS, EngineConfig, find_setting, settings
 from outrider.config.sections import (
+    FIXED_DEPTH_POLICIES,
     MAX_SPECULATIVE_TOKENS,
     CacheConfig,
     ClusterConfig,
@@ -13,6 +14,7 @@ from outrider.config.sections import (
 )
 
 __all__ = [
+    "FIXED_DEPTH_POLICIES",
     "MAX_SPECULATIVE_TOKENS",
     "SECTIONS",
     "CacheConfig",

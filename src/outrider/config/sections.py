@@ -7,9 +7,11 @@ import re
 from dataclasses import dataclass
 
 from outrider.config.rules import Checked, FieldError, Rule, choice, setting, text_rule, whole
+from outrider.scheduler.policies import GOODPUT, POLICIES
 from outrider.workers.proposers.registry import proposer_names
 
 MAX_SPECULATIVE_TOKENS = 32
+FIXED_DEPTH_POLICIES = ("trim", "fixed")  # draft to the depth, others at most to it
 
 FLAG = Rule(bool, "true or false", lambda v: True)
 POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
@@ -98,11 +100,19 @@ class SpeculationConfig(Checked):
         ),
         "Who proposes: draft or ngram; unset is draft if draft.model is set, else nobody.",
     )
+    policy: str = setting(
+        GOODPUT,
+        choice(*POLICIES),
+        "Who decides how far ahead each round drafts: goodput by what a step costs and yields, "
+        "threshold by arrival rate and acceptance, trim drafts to the depth and verifies what is "
+        "likely, fixed always the depth, off nothing.",
+    )
     num_speculative_tokens: int | None = setting(
         None,
         whole(0, MAX_SPECULATIVE_TOKENS, optional=True),
-        "Depth: tokens proposed per request and round; 0 is plain decoding, unset is 2 on CPU "
-        "and 5 on CUDA.",
+        "Depth: most tokens proposed per request and round under the policies goodput and "
+        "threshold, unset is 4 on CPU and 5 on CUDA; under fixed and trim exactly so many, unset "
+        "is 2 on CPU and 5 on CUDA; 0 is plain decoding.",
     )
     verification: str = setting(
         "shared",
@@ -151,9 +161,23 @@ class SchedulerConfig(Checked):
 
     _section = "scheduler."
 
-    max_num_seqs: int = setting(64, whole(1), "Most requests that run at once.")
-    max_num_batched_tokens: int = setting(
-        512, whole(1), "Most tokens in one pass of the target; at least max_num_seqs."
+    max_num_seqs: int | None = setting(
+        None,
+        whole(1, optional=True),
+        "Most requests that run at once; unset is 64 on CPU, and by the GPU's memory 256 from 60 "
+        "GB, 128 from 30, else 64.",
+    )
+    max_num_batched_tokens: int | None = setting(
+        None,
+        whole(1, optional=True),
+        "Most tokens in one pass of the target, at least max_num_seqs; unset is 512 on CPU, and by "
+        "the GPU's memory 2048 from 60 GB, 1024 from 30, else 512.",
+    )
+    step_limit_ms: float | None = setting(
+        None,
+        dataclasses.replace(POSITIVE, wanted="a number > 0, or unset", optional=True),
+        "Most milliseconds that prompts may stretch a step that others decode in; unset is 50 on "
+        "CUDA and 500 on CPU.",
     )
     lag: int | None = setting(
         None,
@@ -171,12 +195,25 @@ class SchedulerConfig(Checked):
         "limit for LLM.",
     )
 
+    @property
+    def num_seats(self) -> int:
+        """`max_num_seqs` of a configuration that is settled (`outrider.engine.sizing`)."""
+        assert self.max_num_seqs is not None, "the device decides first"
+        return self.max_num_seqs
+
+    @property
+    def num_step_tokens(self) -> int:
+        """`max_num_batched_tokens` likewise."""
+        assert self.max_num_batched_tokens is not None, "the device decides first"
+        return self.max_num_batched_tokens
+
     def _check_together(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        seats, tokens = self.max_num_seqs, self.max_num_batched_tokens
+        if seats is not None and tokens is not None and tokens < seats:
             raise FieldError(
                 ("scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"),
-                f"is {self.max_num_batched_tokens}, below scheduler.max_num_seqs "
-                f"({self.max_num_seqs}); raise the first or lower the second.",
+                f"is {tokens}, below scheduler.max_num_seqs ({seats}); raise the first or lower "
+                "the second.",
             )
 
 

@@ -20,6 +20,7 @@ from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
 from outrider.engine.rank_group import Report
 from outrider.engine.step import StepLoop
 from outrider.links.gateway_messages import EngineFacts, EngineStatus
+from outrider.links.speculation import SpeculationStatus
 from outrider.scheduler.scheduler import Scheduler
 from outrider.text.tokenizer import Tokenizer
 
@@ -44,7 +45,7 @@ class BuiltEngine:
     Tokenizer and models are those read here: ranks of a server read theirs on their own hosts.
     """
 
-    config: EngineConfig
+    config: EngineConfig  # settled for the target's device
     loop: StepLoop
     facts: EngineFacts
     tokenizer: Tokenizer | None = None
@@ -54,8 +55,8 @@ class BuiltEngine:
     close: Callable[[], None] = _nothing  # ends what was started for it
     name_models: Callable[[EngineStatus], EngineStatus] = _unchanged  # who runs them, and how
 
-    def status(self, query: int = 0) -> EngineStatus:
-        return self.name_models(_load_of(self.loop.scheduler, query))
+    def status(self, query: int = 0, speculation: SpeculationStatus | None = None) -> EngineStatus:
+        return self.name_models(_load_of(self.loop.scheduler, query, speculation))
 
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
@@ -77,7 +78,7 @@ def build_served(
     config = config.for_server()
     if not config.cluster.colocate:
         models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped)
-        return _over(models, config)
+        return _over(models)
     from outrider.workers.device import take_cores
 
     # A launcher may have left fewer threads than there are cores, as Ray does.
@@ -90,7 +91,7 @@ def _inline(config: EngineConfig, report: Report) -> BuiltEngine:
 
     models = load_models(config, report)
     return BuiltEngine(
-        config,
+        models.config,
         models.loop,
         models.facts,
         models.checked.tokenizer,
@@ -113,13 +114,13 @@ def _over_own_ranks(config: EngineConfig) -> BuiltEngine:
         models = start_over_ranks(config, doorway, ranks, logger.info)
         opened.callback(models.close)
         close = opened.pop_all().close
-    built = _over(models, config)
+    built = _over(models)
     return dataclasses.replace(built, tokenizer=tokenizer, target=target, draft=draft, close=close)
 
 
-def _over(models: RankModels, config: EngineConfig) -> BuiltEngine:
+def _over(models: RankModels) -> BuiltEngine:
     return BuiltEngine(
-        config,
+        models.config,
         models.loop,
         models.facts,
         check=models.check,
@@ -128,7 +129,9 @@ def _over(models: RankModels, config: EngineConfig) -> BuiltEngine:
     )
 
 
-def _load_of(scheduler: Scheduler, query: int) -> EngineStatus:
+def _load_of(
+    scheduler: Scheduler, query: int, speculation: SpeculationStatus | None
+) -> EngineStatus:
     """An answer that names no rank and no model yet."""
     stats, pool = scheduler.stats, scheduler.target_pool
     return EngineStatus(
@@ -146,4 +149,5 @@ def _load_of(scheduler: Scheduler, query: int) -> EngineStatus:
         drafted_tokens=stats.drafted_tokens,
         accepted_tokens=stats.accepted_tokens,
         preemptions=scheduler.num_preemptions,
+        speculation=speculation,
     )

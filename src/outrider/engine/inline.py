@@ -20,10 +20,13 @@ from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine.preflight import Models, check_models
 from outrider.engine.rank_group import Report
 from outrider.engine.sizing import (
+    BlockBytes,
+    PoolSizes,
     Reach,
     depth_of,
     fixed_kv_bytes,
     make_scheduler,
+    settle_for_device,
     size_pools,
     wanted_len,
 )
@@ -31,7 +34,9 @@ from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
 from outrider.links.rank_messages import Role
-from outrider.workers.device import Placement, place
+from outrider.scheduler.costs import StepCosts
+from outrider.workers.costs import measure_step
+from outrider.workers.device import Placement, gpu_bytes, place
 from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Workers, hold, measure
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
@@ -55,6 +60,7 @@ logger = logging.getLogger(__name__)
 class InlineModels:
     """The models and the step loop over them. They have no ranks: what ends one ends it all."""
 
+    config: EngineConfig  # settled for the device
     loop: StepLoop
     facts: EngineFacts
     checked: Models
@@ -74,6 +80,7 @@ def load_models(config: EngineConfig, report: Report) -> InlineModels:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     placement = place_models(config)
+    config = settle_for_device(config, placement.device.type, gpu_bytes(placement.device))
     checked = check_models(config)
     names = " and ".join(_roles(has_draft=checked.draft is not None))
     where = f"on {placement.device} in the engine's process (pid {os.getpid()})"
@@ -84,22 +91,23 @@ def load_models(config: EngineConfig, report: Report) -> InlineModels:
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
         memory = _measure(config, placement, target, draft, length)
-    num_blocks, max_model_len = _size_pools(config, placement, target, draft, length, memory)
-    loop = wire(config, placement, target, draft, num_blocks, max_model_len)
+    pools = _size_pools(config, placement, target, draft, length, memory)
+    loop = wire(config, placement, target, draft, pools)
     if memory is not None:
         hold(placement.device, memory.step)
     facts = EngineFacts(
         settings=config.to_settings(),
         vocab_size=checked.target.vocab_size,
         eos_ids=checked.target.eos_ids,
-        max_model_len=max_model_len,
+        max_model_len=pools.max_model_len,
         depth=depth_of(config, placement.device.type),
         has_draft=draft is not None,
         kernels=placement.ops.name,
-        num_blocks=num_blocks,
+        num_blocks=pools.target,
+        num_draft_blocks=pools.draft,
     )
     report(f"{names}: ready to run after {time.monotonic() - start_s:.1f} s")
-    return InlineModels(loop, facts, checked, str(placement.device))
+    return InlineModels(config, loop, facts, checked, str(placement.device))
 
 
 def place_models(config: EngineConfig) -> Placement:
@@ -177,15 +185,15 @@ def _measure(
 ) -> GpuMemory:
     """What the GPU has to hold besides KV, whatever requests may come."""
     limits = StepLimits(
-        rows=config.scheduler.max_num_seqs,
-        tokens=config.scheduler.max_num_batched_tokens,
+        rows=config.scheduler.num_seats,
+        tokens=config.scheduler.num_step_tokens,
         depth=MAX_SPECULATIVE_TOKENS,
         max_len=length,
         has_draft=draft is not None,
     )
 
     def workers_of_one_block() -> Workers:
-        return make_workers(config, placement, target, draft, 1, length, FlatRunner)
+        return make_workers(config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner)
 
     return measure(placement.device, workers_of_one_block, limits)
 
@@ -197,22 +205,24 @@ def _size_pools(
     draft: Decoder | None,
     length: int,
     memory: GpuMemory | None,
-) -> tuple[int, int]:
+) -> PoolSizes:
     size, utilization = config.cache.block_size, config.cache.gpu_memory_utilization
     specs = [model.spec for model in (target, draft) if model is not None]
-    per_block = sum(bytes_per_block(spec, size, placement.dtype) for spec in specs)
+    block_bytes = BlockBytes(*(bytes_per_block(spec, size, placement.dtype) for spec in specs))
     if memory is None:
-        return size_pools(config, fixed_kv_bytes(config), per_block, length)
+        return size_pools(config, fixed_kv_bytes(config), block_bytes, length)
     num_tensors = 2 * sum(spec.num_layers for spec in specs)  # keys and values
     kv_bytes = memory.kv_bytes(utilization, num_tensors)
-    num_blocks, max_model_len = size_pools(config, kv_bytes, per_block, length, memory)
+    pools = size_pools(config, kv_bytes, block_bytes, length, memory)
     logger.info(
-        "%s, %.1f by the KV cache of %d tokens",
+        "%s, %.1f by the KV cache of %d tokens and %.1f by the draft's of %d",
         memory.shares(utilization),
-        num_blocks * per_block / 2**30,
-        num_blocks * size,
+        pools.target * block_bytes.target / 2**30,
+        pools.target * size,
+        pools.draft * block_bytes.draft / 2**30,
+        pools.draft * size,
     )
-    return num_blocks, max_model_len
+    return pools
 
 
 def wire(
@@ -220,14 +230,34 @@ def wire(
     placement: Placement,
     target: Decoder,
     draft: Decoder | None,
-    num_blocks: int,
-    max_model_len: int,
+    pools: PoolSizes,
 ) -> StepLoop:
-    """Scheduler and workers of loaded models."""
-    workers = make_workers(config, placement, target, draft, num_blocks, max_model_len, Runner)
-    _, worker = workers
-    scheduler = make_scheduler(config, num_blocks, draft is not None, worker.lag, worker.max_depth)
+    """Scheduler and workers of loaded models, for a configuration that is settled; every pass is
+    recorded that can be."""
+    workers = make_workers(config, placement, target, draft, pools, Runner)
+    proposers, worker = workers
+    if isinstance(worker, TargetWorker):
+        assert isinstance(proposers, Proposers)
+        costs = _costs_of(config, worker, proposers, placement)
+    else:
+        with _progress("recording passes", worker.num_recordings) as advance:
+            worker.record(advance)
+        costs = worker.measure_costs()
+    scheduler = make_scheduler(
+        config, pools, worker.lag, worker.max_depth, costs=costs, apart=worker.apart
+    )
     return StepLoop(scheduler, *workers)
+
+
+def _costs_of(
+    config: EngineConfig, target: TargetWorker, proposers: Proposers, placement: Placement
+) -> StepCosts | None:
+    """Measured where somebody drafts: nothing is to be decided otherwise."""
+    drafter = proposers.of(DRAFT)
+    if drafter is None and config.speculation.method is None:
+        return None
+    draft = drafter.runner if isinstance(drafter, DraftProposer) else None
+    return measure_step(target.runner, draft, placement.ops)
 
 
 def make_workers(
@@ -235,32 +265,31 @@ def make_workers(
     placement: Placement,
     target: Decoder,
     draft: Decoder | None,
-    num_blocks: int,
-    max_model_len: int,
+    pools: PoolSizes,
     runner_type: type[Runner],
 ) -> Workers:
     """Who proposes and who verifies."""
-    block_size, num_rows = config.cache.block_size, config.scheduler.max_num_seqs
+    block_size, num_rows = config.cache.block_size, config.scheduler.num_seats
     rows = RowTable(num_rows)
 
-    def runner(decoder: Decoder) -> Runner:
+    def runner(decoder: Decoder, num_blocks: int) -> Runner:
         kv = KVCache(decoder.spec, num_blocks, block_size, placement.dtype, placement.device)
-        return runner_type(decoder, kv, num_rows, max_model_len, target.spec.vocab_size)
+        return runner_type(decoder, kv, num_rows, pools.max_model_len, target.spec.vocab_size)
 
     verification = verification_mode(config.speculation.verification)
     ops = placement.ops
     context = ProposerContext(
         rows,
-        ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max),
+        _proposer_settings(config),
         ops,
         verification,
-        None if draft is None else runner(draft),
+        None if draft is None else runner(draft, pools.draft),
     )
     proposers = build_proposers(context)
-    worker = TargetWorker(rows, runner(target), ops, verification)
+    worker = TargetWorker(rows, runner(target, pools.target), ops, verification)
     if ops.fused is None:
         return proposers, worker
-    colocated = _colocate(config, rows, worker, proposers, max_model_len)
+    colocated = _colocate(config, rows, worker, proposers, pools.max_model_len)
     return colocated, colocated
 
 
@@ -271,7 +300,7 @@ def _colocate(
     proposers: Proposers,
     max_model_len: int,
 ) -> ColocatedWorker:
-    """Both models on one GPU, every pass recorded."""
+    """Both models on one GPU; passes are recorded once the KV is the one they will work on."""
     # Triton, which these need, is not there on every machine.
     from outrider.workers.gpu.colocated import ColocatedWorker
     from outrider.workers.gpu.plan_buffers import StepSizes
@@ -279,18 +308,21 @@ def _colocate(
     has_draft = DRAFT in proposers
     on_device = [e for e in entries(has_draft_model=has_draft) if e.build_on_device is not None]
     sizes = StepSizes(
-        rows=config.scheduler.max_num_seqs,
-        tokens=config.scheduler.max_num_batched_tokens,
+        rows=config.scheduler.num_seats,
+        tokens=config.scheduler.num_step_tokens,
         depth=depth_of(config, target.runner.device.type) if on_device else 0,
         max_len=max_model_len,
     )
     is_shared = config.speculation.verification == "shared"
     draft = proposers.of(DRAFT)
     assert draft is None or isinstance(draft, DraftProposer)
-    worker = ColocatedWorker(rows, target, draft, proposers, on_device, sizes, is_shared)
-    with _progress("recording passes", worker.num_recordings) as advance:
-        worker.record(advance)
-    return worker
+    return ColocatedWorker(
+        rows, target, draft, proposers, on_device, sizes, _proposer_settings(config), is_shared
+    )
+
+
+def _proposer_settings(config: EngineConfig) -> ProposerSettings:
+    return ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max)
 
 
 @contextmanager

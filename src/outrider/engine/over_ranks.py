@@ -19,17 +19,20 @@ from outrider.engine.launch.ranks import Ranks, ranks_blamed
 from outrider.engine.rank_group import RankError, RankGroup, Report, rank_settings
 from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
 from outrider.engine.sizing import (
+    PoolSizes,
     Reach,
     depth_of,
-    fixed_kv_bytes,
     make_scheduler,
-    size_pools,
+    settle_for_device,
+    size_pools_of_ranks,
     wanted_len,
 )
 from outrider.engine.step import StepLoop
-from outrider.errors import CapacityError, OutriderError
+from outrider.errors import OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ProcessState, RankStatus
-from outrider.links.rank_messages import Described, Join, Joined, Role, proposal_meeting
+from outrider.links.rank_messages import Described, Join, Joined, Ready, Role, proposal_meeting
+from outrider.scheduler.costs import StepCosts
+from outrider.workers.proposers.base import NO_COST
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,20 @@ def start_over_ranks(
     return models
 
 
+def _costs_of(target: RankGroup, draft: RankGroup | None) -> StepCosts | None:
+    """What the groups said when they were ready; None if the target said nothing."""
+    verify = target.ready.verify
+    if verify is None:
+        return None
+    said = Ready() if draft is None else draft.ready
+    return StepCosts(
+        verify,
+        said.first_draft or NO_COST,
+        said.next_draft or NO_COST,
+        prefill_s=said.prefill_s,
+    )
+
+
 def _meeting(role: str, life: int) -> str:
     return f"{role}/{life}"
 
@@ -81,8 +98,7 @@ def _meeting(role: str, life: int) -> str:
 class _Sizes:
     """What was decided when the groups were first started; a restarted draft gets the same."""
 
-    num_blocks: int
-    max_model_len: int
+    pools: PoolSizes
     vocab_size: int
     length: int
 
@@ -91,8 +107,11 @@ class RankModels:
     """Both groups, the step loop over them, and the thread that takes a restarted draft in.
 
     `raise_if_dead` is asked while ranks are awaited; `on_draft_lost` is told so that somebody
-    starts the draft anew.
+    starts the draft anew. `costs` is what the passes of the ranks take, as they measured it; a
+    draft that comes back brings its own.
     """
+
+    costs: StepCosts | None
 
     def __init__(
         self,
@@ -133,31 +152,38 @@ class RankModels:
 
     def _first_start(self) -> tuple[RankGroup, RankGroup | None]:
         """Both groups at once, each exchange for both before the next: sizes depend on both."""
-        config = self.config
-        for role in group_sizes(config):
+        for role in group_sizes(self.config):
             self._groups.append(self._await_group(role))
         groups = self._groups
         with ThreadPoolExecutor(len(groups)) as pool:
             described = list(pool.map(self._describe, groups))
+            device = described[0].device.partition(":")[0]
+            gpus = [each.gpu_bytes for each in groups[0].described if each.gpu_bytes is not None]
+            config = settle_for_device(self.config, device, min(gpus, default=None))
+            self.config = config
             reaches = [Reach(each.max_position, each.is_extendable) for each in described]
             length = wanted_len(config, reaches[0], reaches[1] if len(reaches) > 1 else None)
             list(pool.map(lambda group: self._load(group, length), groups))
-            num_blocks, max_model_len = self._size_pools(groups, length)
-            self._sizes = _Sizes(num_blocks, max_model_len, described[0].vocab_size, length)
-            list(pool.map(self._allocate, groups))
-        device = described[0].device.partition(":")[0]
+            draft_ranks = groups[1].loaded if len(groups) > 1 else []
+            pools = size_pools_of_ranks(config, groups[0].loaded, draft_ranks, length)
+            self._sizes = _Sizes(pools, described[0].vocab_size, length)
+            # Passes are timed then: on a CPU the groups would be in each other's way, as they are
+            # not while they work.
+            list((map if device == "cpu" else pool.map)(self._allocate, groups))
+        self.costs = _costs_of(groups[0], groups[1] if len(groups) > 1 else None)
         self._scheduler = make_scheduler(
-            config, num_blocks, len(groups) > 1, RemoteTarget.lag, texts_are_remote=True
+            config, pools, RemoteTarget.lag, costs=self.costs, texts_are_remote=True
         )
         self.facts = EngineFacts(
             settings=config.to_settings(),
             vocab_size=described[0].vocab_size,
             eos_ids=described[0].eos_ids,
-            max_model_len=max_model_len,
+            max_model_len=pools.max_model_len,
             depth=depth_of(config, device),
             has_draft=len(groups) > 1,
             kernels=groups[0].loaded[0].kernels,
-            num_blocks=num_blocks,
+            num_blocks=pools.target,
+            num_draft_blocks=pools.draft,
         )
         return groups[0], groups[1] if len(groups) > 1 else None
 
@@ -189,23 +215,11 @@ class RankModels:
         is_short = group.role == Role.DRAFT and group.described[0].max_position < length
         group.load(length if is_short else None)
 
-    def _size_pools(self, groups: list[RankGroup], length: int) -> tuple[int, int]:
-        """Every rank must hold as many blocks as every other; the tightest decides."""
-        ranks = [loaded for group in groups for loaded in group.loaded]
-        limited = [each for each in ranks if each.kv_bytes is not None]
-        if not limited:
-            per_block = sum(each.bytes_per_block for each in ranks)
-            return size_pools(self.config, fixed_kv_bytes(self.config), per_block, length)
-        tightest = min(limited, key=lambda each: (each.kv_bytes or 0) // each.bytes_per_block)
-        if not tightest.kv_bytes:
-            raise CapacityError(
-                "a GPU has no memory left for KV; use more ranks or a smaller model."
-            )
-        return size_pools(self.config, tightest.kv_bytes, tightest.bytes_per_block, length)
-
     def _allocate(self, group: RankGroup) -> None:
-        sizes = self._sizes
-        group.allocate(sizes.num_blocks, sizes.max_model_len, sizes.vocab_size)
+        pools = self._sizes.pools
+        num_blocks = pools.draft if group.role == Role.DRAFT else pools.target
+        num_rows = self.config.scheduler.num_seats
+        group.allocate(num_blocks, num_rows, pools.max_model_len, self._sizes.vocab_size)
 
     def _connect(self, draft: RankGroup) -> None:
         """Build the proposal group. The draft answers once it has met the target there."""
@@ -243,6 +257,9 @@ class RankModels:
             group.close()
             self._on_draft_lost(str(error))  # it may hang, and then goes on after the link's end
         else:
+            self.costs = _costs_of(self._target, group)
+            if self.costs is not None:
+                self._scheduler.control.know_costs(self.costs)
             self.draft.join(group)
         finally:
             self._starting = None

@@ -53,7 +53,6 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         deterministic=config.deterministic,
         num_threads=config.num_threads,
         block_size=config.cache.block_size,
-        num_rows=config.scheduler.max_num_seqs,
         verification=config.speculation.verification,
         ngram_min=config.speculation.ngram_min,
         ngram_max=config.speculation.ngram_max,
@@ -85,6 +84,7 @@ class RankGroup:
         self.start_timeout_s = start_timeout_s
         self.described: list[Described] = []
         self.loaded: list[Loaded] = []
+        self.ready = Ready()  # as the first rank said it
         self._hellos = [arrival.hello for arrival in arrivals]
         self._report = report
 
@@ -106,10 +106,9 @@ class RankGroup:
         for rank, loaded in enumerate(self.loaded):
             self._report(f"{self.role} rank {rank}: weights loaded in {loaded.seconds:.1f} s")
 
-    def allocate(self, num_blocks: int, max_model_len: int, vocab_size: int) -> None:
-        self.send(Allocate(num_blocks, max_model_len, vocab_size))
-        for channel in self.channels:
-            self._receive(channel, Ready)
+    def allocate(self, num_blocks: int, num_rows: int, max_model_len: int, vocab_size: int) -> None:
+        self.send(Allocate(num_blocks, num_rows, max_model_len, vocab_size))
+        self.ready, *_ = [self._receive(channel, Ready) for channel in self.channels]
 
     def send(self, message: object) -> None:
         """The same to every rank, encoded once."""
@@ -138,6 +137,13 @@ class RankGroup:
                 message = self._checked(channel, left_s)
                 if channel is first:
                     return message
+
+    def heard(self) -> object | None:
+        """The next message of the first rank if it is there already, else None."""
+        first = self.channels[0]
+        if not first.has_buffered:
+            self.check()
+        return self._checked(first, 0.0) if first.has_buffered else None
 
     def check(self) -> None:
         """Raise if any rank is gone; does not wait."""

@@ -7,12 +7,22 @@ import dataclasses
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from outrider.engine.rank_group import TRANSFER_SHARE, RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
-from outrider.links.rank_messages import Adopt, Drafted, Judged, Past, Propose, Verify
+from outrider.links.rank_messages import (
+    Adopt,
+    CaughtUp,
+    Drafted,
+    Judged,
+    Past,
+    Propose,
+    Verify,
+)
 from outrider.scheduler.types import (
+    Agreement,
     DraftEvent,
     Outcome,
     PendingVerdict,
@@ -85,7 +95,9 @@ class RemoteTarget:
             self.group.send(Verify(plan, ticket.round, ticket.draft_s))
         except RankError as error:
             raise EngineDeadError(str(error)) from error
-        return PendingVerdict(lambda: self._read(num_tokens, sent_s, round_s))
+        return PendingVerdict(
+            lambda: _with_agreements(self._read(num_tokens, sent_s, round_s), ticket.agreements)
+        )
 
     def _read(self, num_tokens: int, sent_s: float, round_s: float) -> Verdict:
         # The ranks came to it when the plan before it was done.
@@ -118,7 +130,9 @@ class RemoteDraft:
         self._on_lost = on_lost
         self._stall_timeout_s = stall_timeout_s
         self._patience = Patience(stall_timeout_s)  # with the present group
-        self._num_tokens = 0  # it was told to compute since its last answer
+        self._catching_up: deque[int] = deque()  # tokens, by plan, until it says that it has
+        self._caught_up_s = 0.0  # it told of since the last ticket, and what it found out
+        self._agreements: tuple[Agreement, ...] = ()
         self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
         self._is_told = True  # whether the loop takes it to be there, as it does at first
         self._past: list[Past] = []
@@ -142,7 +156,7 @@ class RemoteDraft:
             self.num_sends = 0
             self.group = arrival
             self._patience = Patience(self._stall_timeout_s)
-            self._num_tokens = 0
+            self._catching_up.clear()
             self._is_told = True
             events.append(DraftEvent.JOINED)
         return events
@@ -159,6 +173,7 @@ class RemoteDraft:
 
     def check(self) -> None:
         """Notice a loss while nothing is drafted."""
+        self._listen()
         if self.group is not None:
             try:
                 self.group.check()
@@ -171,39 +186,75 @@ class RemoteDraft:
             self._lose(RankError("its announced proposals did not arrive."))
 
     def propose(self, plan: StepPlan) -> Ticket:
+        self._listen()
         if self.group is None:
-            return Ticket(plan.step)
+            return self._ticket(plan)
         if not any(row.draft_tokens for row in plan.rows):
             self._note(Past(plan, None))
-            return Ticket(plan.step)
+            return self._ticket(plan)
         past, self._past = tuple(self._past), []
-        self._num_tokens += sum(row.draft_tokens + row.depth for row in plan.rows)
+        later = sum(row.draft_tokens for row in plan.rows if not row.depth)
         if not has_round(plan):  # it only catches up, beside the target's own pass
-            self._tell(Propose(past, plan))
-            return Ticket(plan.step)
+            self._tell(Propose(past, plan), later)
+            return self._ticket(plan)
         self._round += 1
-        self._tell(Propose(past, plan, self._round))
-        return self._await_round(plan)
+        own = sum(row.draft_tokens + row.depth for row in plan.rows if row.depth)
+        num_tokens = sum(self._catching_up) + own
+        self._tell(Propose(past, plan, self._round), later)
+        drafted = self._await_round(num_tokens)
+        if drafted is None:
+            return self._ticket(plan)
+        self.num_sends = drafted.num_sends
+        return self._ticket(plan, drafted)
 
     def observe(self, verdict: Verdict) -> None:
         if self.group is not None:
             self._note(Past(None, _without_logprobs(verdict)))
 
-    def _await_round(self, plan: StepPlan) -> Ticket:
+    def _await_round(self, num_tokens: int) -> Drafted | None:
+        """The word that the round is there, or None if the draft is lost."""
         if self.group is None:
-            return Ticket(plan.step)
+            return None
         start_s = time.monotonic()
+        deadline_s = start_s + self._patience.limit_s(num_tokens)
         try:
-            drafted = self.group.answer(self._patience.limit_s(self._num_tokens))
-            if not isinstance(drafted, Drafted) or drafted.round != self._round:
-                raise RankError(f"it sent {drafted!r:.200} where round {self._round} was due.")
+            while isinstance(answer := self.group.answer(_left_s(deadline_s)), CaughtUp):
+                self._learn(answer)
+            if not isinstance(answer, Drafted) or answer.round != self._round:
+                raise RankError(f"it sent {answer!r:.200} where round {self._round} was due.")
         except RankError as error:
             self._lose(error)
-            return Ticket(plan.step)
-        self._patience.learn(self._num_tokens, time.monotonic() - start_s)
-        self._num_tokens = 0
-        self.num_sends = drafted.num_sends
-        return Ticket(plan.step, draft_s=drafted.draft_s, round=drafted.round)
+            return None
+        self._patience.learn(num_tokens, time.monotonic() - start_s)
+        return answer
+
+    def _listen(self) -> None:
+        """Take what it said of catching up, if it has."""
+        try:
+            while self.group is not None and self._catching_up:
+                message = self.group.heard()
+                if message is None:
+                    return
+                if not isinstance(message, CaughtUp):
+                    raise RankError(f"it sent {message!r:.200} where nothing else was asked for.")
+                self._learn(message)
+        except RankError as error:
+            self._lose(error)
+
+    def _learn(self, caught_up: CaughtUp) -> None:
+        if not self._catching_up:
+            raise RankError("it caught up where there was nothing to catch up on.")
+        self._catching_up.popleft()
+        self._caught_up_s += caught_up.draft_s
+        self._agreements += caught_up.agreements
+
+    def _ticket(self, plan: StepPlan, drafted: Drafted | None = None) -> Ticket:
+        draft_s, agreements = self._caught_up_s, self._agreements
+        self._caught_up_s, self._agreements = 0.0, ()
+        if drafted is None:
+            return Ticket(plan.step, draft_s=draft_s, agreements=agreements)
+        draft_s += drafted.draft_s
+        return Ticket(plan.step, draft_s=draft_s, round=drafted.round, agreements=agreements)
 
     def _note(self, past: Past) -> None:
         self._past.append(past)
@@ -211,8 +262,11 @@ class RemoteDraft:
             self._tell(Propose(tuple(self._past), None))
             self._past = []
 
-    def _tell(self, message: object) -> None:
+    def _tell(self, message: object, num_later: int = 0) -> None:
+        """`num_later` tokens of it are caught up on, and told of, after everything else."""
         assert self.group is not None
+        if num_later:
+            self._catching_up.append(num_later)
         try:
             self.group.send(message)
         except RankError as error:
@@ -225,7 +279,16 @@ class RemoteDraft:
         self.group = None
         self.num_losses += 1
         self._past = []
+        self._catching_up.clear()
         self._on_lost(str(error))
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(deadline_s - time.monotonic(), 0.0)
+
+
+def _with_agreements(verdict: Verdict, agreements: tuple[Agreement, ...]) -> Verdict:
+    return dataclasses.replace(verdict, agreements=agreements) if agreements else verdict
 
 
 def _without_logprobs(verdict: Verdict) -> Verdict:

@@ -14,13 +14,16 @@ from typing import TypeAlias
 
 from outrider.engine.build import BuiltEngine
 from outrider.engine.doorway import Doorway
+from outrider.engine.speculation import SpeculationDesk
 from outrider.errors import CapacityError, OutriderError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
     Cancel,
+    ExplainSpeculation,
     Refused,
+    SetSpeculation,
     StatusQuery,
     Submit,
     SubmittedSample,
@@ -103,6 +106,7 @@ class EngineService:
         self._engine = engine
         self._loop = engine.loop
         self._scheduler = engine.loop.scheduler
+        self._speculation = SpeculationDesk(self._scheduler, engine.facts.depth)
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._gateways: dict[int, _Gateway] = {}  # by the numbers of their links
@@ -119,6 +123,7 @@ class EngineService:
             for gateway in concerned:
                 gateway.send(Updates(tuple(gateway.updates)))
                 gateway.updates = []
+            self._speculation.look(self._clock())
 
     def stop(self) -> None:
         """From any thread: end `run` after the step under way."""
@@ -181,7 +186,11 @@ class EngineService:
         elif isinstance(message, Cancel):
             self._scheduler.cancel(gateway.sample_id(message.handle))
         elif isinstance(message, StatusQuery):
-            gateway.send(self._engine.status(message.query))
+            gateway.send(self._engine.status(message.query, self._speculation.status()))
+        elif isinstance(message, SetSpeculation):
+            gateway.send(self._speculation.set(message))
+        elif isinstance(message, ExplainSpeculation):
+            gateway.send(self._speculation.explain(message))
         else:
             logger.warning("a gateway sent %s, which is not for engines", type(message).__name__)
 

@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from outrider.links.speculation import (
+    SpeculationChange,
+    SpeculationSettings,
+    SpeculationStatus,
+    StepAccount,
+)
 from outrider.scheduler.types import RequestSpec, RequestUpdate
 
 
@@ -25,10 +31,13 @@ class EngineFacts:
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_model_len: int
-    depth: int  # tokens proposed a round, unless a request asks for another number
+    # Most tokens proposed a round, or exactly so many, as `speculation.policy` has it, unless a
+    # request asks for another number.
+    depth: int
     has_draft: bool
     kernels: str
     num_blocks: int  # KV blocks of the target
+    num_draft_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +143,42 @@ class EngineStatus:
     accepted_tokens: int
     preemptions: int
     models: tuple[ModelStatus, ...] = ()  # in the engine's own process
+    speculation: SpeculationStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetSpeculation:
+    """Gateway to engine: change how speculation is controlled, from the next step on."""
+
+    query: int
+    change: SpeculationChange
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationSet:
+    """Engine to gateway: the answer. With an `error` nothing was changed."""
+
+    query: int
+    change: SpeculationChange
+    settings: SpeculationSettings
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainSpeculation:
+    """Gateway to engine: what was weighed in a step, or in the last ones."""
+
+    query: int
+    step: int | None  # None: the last ones
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationExplained:
+    """Engine to gateway: the answer, the oldest step first."""
+
+    query: int
+    steps: tuple[StepAccount, ...]
+    num_remembered: int  # steps of which it could be told
+    calibration: tuple[float, ...]  # mean error of predictions over parts of these, oldest first
+    error: str = ""

@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from outrider.scheduler.types import RowInit, StepPlan, Verdict
+from outrider.scheduler.costs import CostTable
+from outrider.scheduler.types import Agreement, RowInit, StepPlan, Verdict
 
 
 class Role(StrEnum):
@@ -56,7 +57,6 @@ class RankSettings:
     deterministic: bool
     num_threads: int | None
     block_size: int
-    num_rows: int  # max_num_seqs
     verification: str
     ngram_min: int
     ngram_max: int
@@ -83,9 +83,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """Rank to engine: what the checkpoint is, before its weights are read."""
+    """Rank to engine: where it is and what the checkpoint is, before its weights are read."""
 
     device: str
+    gpu_bytes: int | None  # all the memory of its GPU; None on a CPU
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_position: int
@@ -115,16 +116,23 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Engine to rank: so many KV blocks; `vocab_size` is the target's."""
+    """Engine to rank: so many KV blocks and rows; `vocab_size` is the target's."""
 
     num_blocks: int
+    num_rows: int  # max_num_seqs, settled
     max_model_len: int
     vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Rank to engine: plans may come."""
+    """Rank to engine: plans may come. The first rank of a group says what its passes take, as far
+    as its role has them; see `StepCosts`."""
+
+    verify: CostTable | None = None
+    first_draft: CostTable | None = None
+    next_draft: CostTable | None = None
+    prefill_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,16 @@ class Drafted:
     round: int
     draft_s: float
     num_sends: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """First draft rank to engine, after every plan that had rows catch up: how long that took,
+    beside the target's pass, and what it would have guessed of output among it. Nobody waits for
+    it."""
+
+    draft_s: float
+    agreements: tuple[Agreement, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ class FrontDoor:
             bad_word_ids=self._bad_word_ids(params),
             proposer=proposer,
             depth=depth,
+            is_depth_fixed=params.fix_depth and proposer != NOBODY,
             priority=priority,
         )
         echo = self._echo(text, ids) if params.echo else ""

@@ -38,6 +38,7 @@ SAMPLES = {
     "draft_tensor_parallel_size": 3,
     "speculative_draft_tensor_parallel_size": 3,
     "method": "ngram",
+    "speculation_policy": "trim",
     "num_speculative_tokens": 3,
     "verification": "rejection",
     "ngram_min": 3,
@@ -50,6 +51,7 @@ SAMPLES = {
     "enable_prefix_caching": False,
     "max_num_seqs": 7,
     "max_num_batched_tokens": 99,
+    "step_limit_ms": 20.0,
     "lag": 1,
     "priority_aging_s": 2.5,
     "max_waiting": 5,
@@ -204,8 +206,8 @@ def test_two_names_of_one_setting_may_agree() -> None:
             "or choose 'ngram'.",
         ),
         (
-            {"max_num_seqs": 1000},
-            "scheduler.max_num_batched_tokens is 512, below scheduler.max_num_seqs (1000); "
+            {"max_num_seqs": 1000, "max_num_batched_tokens": 512},
+            "max_num_batched_tokens is 512, below scheduler.max_num_seqs (1000); "
             "raise the first or lower the second.",
         ),
     ],

@@ -38,6 +38,11 @@ WRONG_VALUES = [
     ("draft.device", "cpu:0", DEVICE),
     ("draft.tensor_parallel", 1.0, "a whole number >= 1"),
     ("speculation.method", "eagle", "'draft' or 'ngram', or unset"),
+    (
+        "speculation.policy",
+        "auto",
+        "'goodput', 'threshold', 'trim', 'fixed' or 'off'",
+    ),
     ("speculation.num_speculative_tokens", 33, "a whole number from 0 to 32, or unset"),
     ("speculation.num_speculative_tokens", True, "a whole number from 0 to 32, or unset"),
     ("speculation.verification", "typical", "'shared' or 'rejection'"),
@@ -48,8 +53,9 @@ WRONG_VALUES = [
     ("cache.kv_cache_gb", float("inf"), "a number > 0, or unset"),
     ("cache.gpu_memory_utilization", 1.1, "a number in (0, 1]"),
     ("cache.prefix_caching", 1, "true or false"),
-    ("scheduler.max_num_seqs", -1, "a whole number >= 1"),
-    ("scheduler.max_num_batched_tokens", 0, "a whole number >= 1"),
+    ("scheduler.max_num_seqs", -1, "a whole number >= 1, or unset"),
+    ("scheduler.max_num_batched_tokens", 0, "a whole number >= 1, or unset"),
+    ("scheduler.step_limit_ms", 0, "a number > 0, or unset"),
     ("scheduler.lag", 2, "a whole number from 0 to 1, or unset"),
     ("scheduler.priority_aging_s", float("nan"), "a number > 0"),
     ("scheduler.max_waiting", 0, "a whole number >= 1, or unset"),
@@ -154,6 +160,11 @@ def test_a_token_budget_below_the_number_of_requests_is_refused() -> None:
 
 def test_a_token_budget_equal_to_the_number_of_requests_is_accepted() -> None:
     SchedulerConfig(max_num_batched_tokens=9, max_num_seqs=9)
+
+
+def test_either_of_token_budget_and_number_of_requests_may_be_left_to_the_device() -> None:
+    SchedulerConfig(max_num_batched_tokens=1)
+    SchedulerConfig(max_num_seqs=100_000)
 
 
 def test_method_draft_without_a_draft_says_what_to_set() -> None:

@@ -150,7 +150,7 @@ def test_an_anchor_may_be_used_for_a_value(write: Write) -> None:
             "(draft_model in LLM) or choose 'ngram'.",
         ),
         (
-            "scheduler:\n\n  max_num_seqs: 600\n",
+            "scheduler:\n  max_num_seqs: 600\n  max_num_batched_tokens: 512\n",
             3,
             "scheduler.max_num_batched_tokens is 512, below scheduler.max_num_seqs (600); "
             "raise the first or lower the second.",

@@ -12,7 +12,7 @@ from checkpoints import random_model
 
 from outrider.config import EngineConfig
 from outrider.engine import inline
-from outrider.engine.sizing import size_pools
+from outrider.engine.sizing import BlockBytes, PoolSizes, settle_for_device, size_pools
 from outrider.errors import CapacityError
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.workers.gpu.memory import (
@@ -47,9 +47,10 @@ def test_kv_gets_what_weights_and_passes_leave() -> None:
 
 def test_too_little_memory_is_refused_with_its_figures_and_remedies() -> None:
     config = EngineConfig.from_kwargs(model="m", max_model_len=4096)
+    config = settle_for_device(config, "cuda", 24 * GB)
     memory = GpuMemory(total=24 * GB, loaded=16 * GB, standing=19 * GB, step=2 * GB)
     with pytest.raises(CapacityError) as caught:
-        size_pools(config, memory.kv_bytes(0.9, 64), 2**21, 4096, memory)
+        size_pools(config, memory.kv_bytes(0.9, 64), BlockBytes(2**21), 4096, memory)
     message = str(caught.value)
     for part in ("24.0 GB", "21.6 may be used", "16.0 are taken by weights", "5.5 by passes"):
         assert part in message
@@ -79,11 +80,14 @@ def test_costly_steps_run_on_a_single_block(tmp_path: Path, has_draft: bool) -> 
     config = EngineConfig.from_kwargs(
         model=str(tmp_path), device="cpu", dtype="float32", max_num_seqs=4, **options
     )
+    config = settle_for_device(config, "cpu", gpu_bytes=None)
     placement = inline.place_models(config)
     target = inline.load_decoder(str(tmp_path), placement)
     draft = inline.load_decoder(str(tmp_path), placement) if has_draft else None
     length = min(40, load_spec(tmp_path).max_position)
-    workers = inline.make_workers(config, placement, target, draft, 1, length, FlatRunner)
+    workers = inline.make_workers(
+        config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner
+    )
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=length, has_draft=has_draft)
     steps: list[CostlyStep] = costliest_steps(limits)
     for step in steps:
@@ -133,6 +137,9 @@ class FakeWorkers:
         self._gpu = gpu
         self._per_token = per_token
         self._self = self  # like recorded passes they go only when they are collected
+
+    def record_largest(self) -> int:
+        return 0  # nothing is recorded
 
     def propose(self, plan: StepPlan) -> Ticket:
         return Ticket(plan.step)

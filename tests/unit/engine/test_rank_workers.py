@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.rank_messages import (
     Adopt,
+    CaughtUp,
     Drafted,
     Failed,
     Hello,
@@ -26,6 +28,7 @@ from outrider.links.rank_messages import (
     Verify,
 )
 from outrider.scheduler.types import (
+    Agreement,
     DraftEvent,
     RowPlan,
     RowVerdict,
@@ -170,3 +173,62 @@ def test_a_draft_is_not_told_the_logprobs_of_a_verdict() -> None:
         [past] = message.past
         assert past.verdict is not None
         assert past.verdict.rows == (VERDICT.rows[0]._replace(logprobs=(), prompt_logprobs=()),)
+
+
+CATCHING_UP = StepPlan(1, 6, (ROW._replace(depth=0, num_verified=0, proposer="", draft_tokens=9),))
+PLAIN = StepPlan(1, 7, (ROW._replace(depth=0, num_verified=0, proposer="", draft_tokens=0),))
+FOUND = (Agreement(0, 1, (True, False)),)
+
+
+def caught_up_ticket(ranks: Ranks, draft: RemoteDraft) -> Ticket:
+    """That of the first plan after the word that the draft has caught up has arrived."""
+    deadline_s = time.monotonic() + 5
+    while not (ticket := draft.propose(PLAIN)).agreements:
+        assert time.monotonic() < deadline_s, "nobody listened"
+    return ticket
+
+
+def test_what_a_draft_caught_up_on_comes_with_a_later_verdict_and_is_not_waited_for() -> None:
+    with linked("draft") as ranks, linked("target") as target_ranks:
+        draft = joined_draft(ranks, [])
+        assert draft.propose(CATCHING_UP) == Ticket(6)
+        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        ticket = caught_up_ticket(ranks, draft)
+        assert ticket == Ticket(7, draft_s=0.5, agreements=FOUND)
+        assert draft.propose(PLAIN) == Ticket(7), "it is told once"
+        target = RemoteTarget(target_ranks.group, lambda: None, STALL_S)
+        target_ranks.ends[0].send(Judged(VERDICT, False))
+        assert target.verify(PLAN, ticket).wait().agreements == FOUND
+
+
+def test_a_round_is_found_behind_what_was_caught_up_on_before() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft.propose(CATCHING_UP)
+        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        ranks.ends[0].send(Drafted(1, 0.25, 1))
+        ticket = draft.propose(PLAN)
+        assert (ticket.round, ticket.draft_s, ticket.agreements) == (1, 0.75, FOUND)
+
+
+def test_catching_up_that_nobody_asked_for_is_an_error_of_the_draft() -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        assert draft.propose(PLAN).round is None
+        assert draft.group is None and len(lost) == 1
+
+
+def test_a_draft_that_ends_after_it_has_caught_up_is_noticed_while_nothing_is_planned() -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        draft.propose(CATCHING_UP)
+        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        ranks.ends[0].close()
+        deadline_s = time.monotonic() + 5
+        while draft.group is not None:
+            assert time.monotonic() < deadline_s, "its end was not noticed"
+            draft.check()
+        assert len(lost) == 1

@@ -17,16 +17,23 @@ from outrider.engine.service import EngineService
 from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
-from outrider.links.gateway_messages import Cancel, Refused, StatusQuery
+from outrider.links.gateway_messages import Cancel, EngineFacts, Refused, StatusQuery
+from outrider.scheduler.control import SpeculationControl
+from outrider.scheduler.scheduler import SchedulerStats
 from outrider.scheduler.types import SampleId
+
+FACTS = EngineFacts({}, 10, (0,), 100, depth=2, has_draft=True, kernels="c", num_blocks=8)
 
 
 class Scheduler:
     """The part of one that gateways reach, without work."""
 
     has_work = False
+    num_running = 0
+    stats = SchedulerStats()
 
     def __init__(self) -> None:
+        self.control = SpeculationControl()
         self.cancelled: list[SampleId] = []
 
     def cancel(self, sample_id: SampleId) -> None:
@@ -41,8 +48,8 @@ class Served:
         loop = SimpleNamespace(scheduler=self.scheduler, step=lambda now_s: [])
         engine: Any = SimpleNamespace(
             loop=loop,
-            facts=Refused(0, "", False),
-            status=lambda query: Refused(query, "x" * 50_000, False),
+            facts=FACTS,
+            status=lambda query, speculation: Refused(query, "x" * 50_000, False),
             check=lambda: None,
         )
         doorway: Any = SimpleNamespace(on_gateway=None)

@@ -95,7 +95,9 @@ def test_a_nested_class_with_fewer_fields_is_refused() -> None:
 
 def test_a_row_of_another_length_is_refused() -> None:
     rows = [[0, 1, 5, 2, 2, 1, [4], [], [], "new"]]
-    assert "a RowVerdict came with 10 fields" in refusal(["Judged", [1, 2, rows, 0.0, 0.0], False])
+    assert "a RowVerdict came with 10 fields" in refusal(
+        ["Judged", [1, 2, rows, 0.0, 0.0, []], False]
+    )
 
 
 def test_a_field_of_another_type_is_named() -> None:
