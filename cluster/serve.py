@@ -22,9 +22,11 @@ from outrider.cluster.events import Event, Kind, Say
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.gateway.cluster_view import ClusterView
-from outrider.gateway.engine_link import EngineAddress
+from outrider.gateway.engine_link import EngineAddress, EngineLink
+from outrider.gateway.errors import UnavailableError
 from outrider.gateway.server import GrpcServer, ServerOptions
 from outrider.links.gateway_messages import EngineFacts
+from outrider.links.speculation import SpeculationStatus
 
 DRAIN_S = 10.0
 END_S = 20.0  # for all processes to end, after running requests have had their time
@@ -56,7 +58,8 @@ class Watchers:
     """Who is told how a server fares."""
 
     say: Say
-    on_ready: Callable[[str, EngineFacts], None]  # the address, and what is served there
+    # The address, and how far the engine there means to draft; None if it has not said.
+    on_ready: Callable[[str, SpeculationStatus | None], None]
 
 
 def serve(config: EngineConfig, watchers: Watchers, *, use_ray: bool = True) -> None:
@@ -181,10 +184,9 @@ class Serving:
         facts = gateway.gateway.facts
         assert facts is not None
         say = self._watchers.say
-        tokens = facts.num_blocks * self._config.cache.block_size
-        say(Event(Kind.STAGE, f"KV: {facts.num_blocks} blocks, room for {tokens} tokens"))
+        say(Event(Kind.STAGE, kv_sentence(facts, self._config.cache.block_size)))
         say(Event(Kind.STAGE, f"listening on {gateway.address}"))
-        self._watchers.on_ready(gateway.address, facts)
+        self._watchers.on_ready(gateway.address, await _speculation_of(gateway.gateway.link))
 
     async def _close(self, gateway: GrpcServer, keeping: asyncio.Task[None]) -> None:
         is_failed = keeping.done()
@@ -219,6 +221,13 @@ class Serving:
         self._signalled.set()
 
 
+async def _speculation_of(link: EngineLink) -> SpeculationStatus | None:
+    try:
+        return (await link.status()).speculation
+    except UnavailableError:
+        return None
+
+
 async def _first_failure_or(ends: Sequence[asyncio.Task[Any]], opening: asyncio.Task[None]) -> None:
     """Until one of `ends` has ended or `opening` has failed; raises what failed."""
     pending = {*ends, opening}
@@ -228,3 +237,11 @@ async def _first_failure_or(ends: Sequence[asyncio.Task[Any]], opening: asyncio.
             task.result()
         if any(task.done() for task in ends):
             return
+
+
+def kv_sentence(facts: EngineFacts, block_size: int) -> str:
+    """How many tokens the target's KV has room for, and the draft's."""
+    said = f"KV: {facts.num_blocks} blocks, room for {facts.num_blocks * block_size} tokens"
+    if facts.num_draft_blocks:
+        said += f"; the draft's for {facts.num_draft_blocks * block_size}"
+    return said

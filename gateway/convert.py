@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outrider.errors import RequestError
+from outrider.gateway.speculation import state_from_proto, state_to_proto
 from outrider.links.gateway_messages import EngineStatus, ModelStatus, ProcessState, RankStatus
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
@@ -40,7 +41,7 @@ STATE_NAMES = {number: name for name, number in STATES.items()}
 # -- sampling parameters ----------------------------------------------------------------------
 
 _LISTS = ("bad_words", "stop", "stop_token_ids")
-_ELSEWHERE = ("speculation", "num_speculative_tokens")  # in a message of their own
+_ELSEWHERE = ("speculation", "num_speculative_tokens", "fix_depth")  # in a message of their own
 _SINGLE = tuple(
     field.name
     for field in dataclasses.fields(SamplingParams)
@@ -64,6 +65,7 @@ def params_from_request(request: generation_pb2.GenerateRequest) -> SamplingPara
     values["speculation"] = control.method or None
     if control.HasField("depth"):
         values["num_speculative_tokens"] = control.depth
+    values["fix_depth"] = control.fix_depth
     return SamplingParams(**values)
 
 
@@ -86,6 +88,7 @@ def put_params(request: generation_pb2.GenerateRequest, params: SamplingParams) 
     request.speculation.method = params.speculation or ""
     if params.num_speculative_tokens is not None:
         request.speculation.depth = params.num_speculative_tokens
+    request.speculation.fix_depth = params.fix_depth
 
 
 def _put(message: Any, name: str, value: Any) -> None:
@@ -149,6 +152,7 @@ def engine_to_proto(status: EngineStatus) -> control_pb2.EngineState:
     return control_pb2.EngineState(
         ranks=[control_pb2.RankState(**dataclasses.asdict(rank)) for rank in status.ranks],
         models=[control_pb2.ModelState(**dataclasses.asdict(model)) for model in status.models],
+        speculation=None if status.speculation is None else state_to_proto(status.speculation),
         **_plain_fields(status, control_pb2.EngineState),
     )
 
@@ -158,6 +162,7 @@ def engine_from_proto(state: control_pb2.EngineState) -> EngineStatus:
         query=0,
         ranks=tuple(_rank_from_proto(each) for each in state.ranks),
         models=tuple(ModelStatus(**_plain_fields(each, type(each))) for each in state.models),
+        speculation=state_from_proto(state.speculation) if state.HasField("speculation") else None,
         **_plain_fields(state, control_pb2.EngineState),
     )
 
@@ -170,4 +175,8 @@ def _rank_from_proto(rank: control_pb2.RankState) -> RankStatus:
 def _plain_fields(source: object, message: Any) -> dict[str, Any]:
     """Those of the message that hold one number or text, as `source` has them."""
     fields = message.DESCRIPTOR.fields
-    return {each.name: getattr(source, each.name) for each in fields if not each.is_repeated}
+    return {
+        each.name: getattr(source, each.name)
+        for each in fields
+        if not each.is_repeated and each.message_type is None
+    }

@@ -14,8 +14,9 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from outrider.errors import RequestError
 from outrider.gateway.errors import UnavailableError
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.codec import GATEWAY_CODEC
@@ -24,12 +25,17 @@ from outrider.links.gateway_messages import (
     Cancel,
     EngineFacts,
     EngineStatus,
+    ExplainSpeculation,
     Refused,
+    SetSpeculation,
+    SpeculationExplained,
+    SpeculationSet,
     StatusQuery,
     Submit,
     Updates,
 )
 from outrider.links.rank_messages import Hello, Role
+from outrider.links.speculation import SpeculationChange, SpeculationSettings
 from outrider.scheduler.types import RequestUpdate
 
 logger = logging.getLogger(__name__)
@@ -37,6 +43,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 CONNECT_TIMEOUT_S = 2.0  # after that the engine may be somewhere else
 STATUS_TIMEOUT_S = 2.0
+BETWEEN_STEPS_TIMEOUT_S = 10.0  # a step may be long
+_NOBODY = 0  # waits for the answer to a query of this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class EngineLost:
 
 
 Event: TypeAlias = RequestUpdate | Refused | EngineLost
+_Message: TypeAlias = Submit | Cancel | StatusQuery | SetSpeculation | ExplainSpeculation
 Sink: TypeAlias = Callable[[Event], None]
 
 
@@ -82,8 +91,9 @@ class EngineLink:
         self._channel: AsyncChannel | None = None
         self._up = asyncio.Event()
         self._sinks: dict[int, Sink] = {}  # by the handles of samples
-        self._queries: dict[int, asyncio.Future[EngineStatus]] = {}
-        self._serial = itertools.count(1)
+        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._serial = itertools.count(_NOBODY + 1)
+        self._change = SpeculationChange()  # made of speculation so far, for engines to come
 
     @property
     def connected(self) -> bool:
@@ -118,24 +128,47 @@ class EngineLink:
         if self._sinks.pop(handle, None) is not None and self._channel is not None:
             self._send(Cancel(handle))
 
+    # -- questions ----------------------------------------------------------------------------
+
     async def status(self) -> EngineStatus:
+        query = next(self._serial)
+        answer: EngineStatus = await self._ask(query, StatusQuery(query), STATUS_TIMEOUT_S)
+        return answer
+
+    async def set_speculation(self, change: SpeculationChange) -> SpeculationSettings:
+        """For this engine from its next step on, and for those that come after it."""
+        query = next(self._serial)
+        message = SetSpeculation(query, change)
+        answer: SpeculationSet = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
+        if answer.error:
+            raise RequestError(answer.error)
+        return answer.settings
+
+    async def explain_speculation(self, step: int | None, last: int) -> SpeculationExplained:
+        query = next(self._serial)
+        message = ExplainSpeculation(query, step, last)
+        answer: SpeculationExplained = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
+        if answer.error:
+            raise RequestError(answer.error)
+        return answer
+
+    async def _ask(self, query: int, message: _Message, timeout_s: float) -> Any:
         if self._channel is None:
             raise UnavailableError("no engine is connected; wait for it to start.")
-        query = next(self._serial)
-        answer: asyncio.Future[EngineStatus] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries[query] = answer
         try:
-            self._send(StatusQuery(query))
-            async with asyncio.timeout(STATUS_TIMEOUT_S):
+            self._send(message)
+            async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
             raise UnavailableError(
-                f"the engine has not answered for {STATUS_TIMEOUT_S:g} s; try again later."
+                f"the engine has not answered for {timeout_s:g} s; try again later."
             ) from None
         finally:
             self._queries.pop(query, None)
 
-    def _send(self, message: Submit | Cancel | StatusQuery) -> None:
+    def _send(self, message: _Message) -> None:
         if self._channel is None:
             raise UnavailableError("no engine is connected; wait for it to start.")
         try:
@@ -193,6 +226,8 @@ class EngineLink:
         self.facts = facts
         self.number += 1
         self._channel = channel
+        if self._change != SpeculationChange():  # before anything is submitted
+            self._send(SetSpeculation(_NOBODY, self._change))
         self._up.set()
         logger.info("connected to the engine at %s", place.address)
         return channel
@@ -205,12 +240,25 @@ class EngineLink:
                         self._deliver(update.sample_id.handle, update)
                 case Refused() as refused:
                     self._deliver(refused.handle, refused)
-                case EngineStatus() as status:
-                    answer = self._queries.pop(status.query, None)
-                    if answer is not None and not answer.done():
-                        answer.set_result(status)
+                case SpeculationSet() as found:
+                    self._keep(found)
+                    self._settle(found)
+                case EngineStatus() | SpeculationExplained() as found:
+                    self._settle(found)
                 case other:
                     raise LinkError(f"the engine sent a {type(other).__name__} out of turn.")
+
+    def _keep(self, found: SpeculationSet) -> None:
+        """Also if nobody waits for the answer any more: what was changed is to last."""
+        if not found.error:
+            self._change = self._change.followed_by(found.change)
+        elif found.query == _NOBODY:
+            logger.warning("the engine takes what was set before otherwise: %s", found.error)
+
+    def _settle(self, found: EngineStatus | SpeculationSet | SpeculationExplained) -> None:
+        answer = self._queries.pop(found.query, None)
+        if answer is not None and not answer.done():
+            answer.set_result(found)
 
     def _deliver(self, handle: int, event: Event) -> None:
         sink = self._sinks.get(handle)

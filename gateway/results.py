@@ -163,6 +163,7 @@ class ServedSettings:
     method: str
     depth: int
     depth_reason: str
+    policy: str
     verification: str
     deterministic: bool
     max_model_len: int

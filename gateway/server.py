@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -22,12 +25,15 @@ from outrider.gateway.errors import MARK
 from outrider.gateway.errors import status_of as code_of
 from outrider.gateway.gateway import Call, Conversation, Gateway, State
 from outrider.gateway.responses import Responses
+from outrider.gateway.speculation import account_to_proto, change_from_proto, settings_to_proto
 from outrider.gateway.status import status_of
 from outrider.logs import request_context
 from outrider.proto import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 from outrider.text.front_door import Prompt
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 MAX_INLINE_BYTES = 64 * 2**10
 # A status travels in a header, of which 8 KiB are sure to arrive, each byte of a letter as three.
@@ -219,6 +225,44 @@ class _Control(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStatusRequest, context: Any
     ) -> control_pb2.GetStatusResponse:
         return await status_of(self._gateway, self._ask_cluster)
+
+    async def SetSpeculation(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.SetSpeculationRequest, context: Any
+    ) -> control_pb2.SpeculationSettings:
+        if not is_from_this_host(context.peer()):
+            sentence = "speculation is set from the server's own host; call it there."
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, sentence)
+        change = change_from_proto(request)
+        return settings_to_proto(await _answer(context, self._gateway.link.set_speculation(change)))
+
+    async def ExplainSpeculation(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.ExplainSpeculationRequest, context: Any
+    ) -> control_pb2.ExplainSpeculationResponse:
+        step = request.step if request.HasField("step") else None
+        asking = self._gateway.link.explain_speculation(step, request.last or 1)
+        return account_to_proto(await _answer(context, asking))
+
+
+def is_from_this_host(peer: str) -> bool:
+    """Whether gRPC's name of a peer is that of a socket file or of the loopback."""
+    kind, _, address = peer.partition(":")
+    host = unquote(address).rpartition(":")[0].strip("[]")
+    if kind == "unix":
+        return True
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
+async def _answer(context: Any, asking: Awaitable[_Answer]) -> _Answer:
+    """What the engine says, or the call ends with its sentence."""
+    try:
+        return await asking
+    except OutriderError as error:
+        await _abort(context, code_of(error), str(error))
 
 
 async def _abort(context: Any, code: grpc.StatusCode, sentence: str) -> NoReturn:

@@ -47,8 +47,9 @@ def _settings(facts: EngineFacts, engine: EngineStatus | None) -> control_pb2.En
         target_tensor_parallel=config.target.tensor_parallel,
         draft_tensor_parallel=config.draft.tensor_parallel if facts.has_draft else 0,
         method=config.method or "off",
-        depth=facts.depth if config.method else 0,
+        depth=facts.depth if _drafts(config) else 0,
         depth_reason=_depth_reason(config, engine),
+        policy=config.speculation.policy,
         verification=config.speculation.verification,
         deterministic=config.deterministic,
         max_model_len=facts.max_model_len,
@@ -57,9 +58,15 @@ def _settings(facts: EngineFacts, engine: EngineStatus | None) -> control_pb2.En
     )
 
 
+def _drafts(config: EngineConfig) -> bool:
+    return config.method is not None and config.speculation.policy != "off"
+
+
 def _depth_reason(config: EngineConfig, engine: EngineStatus | None) -> str:
     if config.method is None:
         return "nobody drafts"
+    if not _drafts(config):
+        return "as the policy says"
     if config.speculation.num_speculative_tokens is not None:
         return "set by speculation.num_speculative_tokens"
     parts: list[RankStatus | ModelStatus] = [*engine.ranks, *engine.models] if engine else []

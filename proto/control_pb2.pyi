@@ -45,7 +45,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime_s: _Optional[float] = ..., active_requests: _Optional[int] = ..., settings: _Optional[_Union[EngineSettings, _Mapping]] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ..., cluster: _Optional[_Union[ClusterState, _Mapping]] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
-    __slots__ = ("target", "draft", "target_tensor_parallel", "draft_tensor_parallel", "method", "depth", "depth_reason", "verification", "deterministic", "max_model_len", "vocab_size", "kernels")
+    __slots__ = ("target", "draft", "target_tensor_parallel", "draft_tensor_parallel", "method", "depth", "depth_reason", "verification", "deterministic", "policy", "max_model_len", "vocab_size", "kernels")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     TARGET_TENSOR_PARALLEL_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class EngineSettings(_message.Message):
     DEPTH_REASON_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     KERNELS_FIELD_NUMBER: _ClassVar[int]
@@ -67,13 +68,14 @@ class EngineSettings(_message.Message):
     depth_reason: str
     verification: str
     deterministic: bool
+    policy: str
     max_model_len: int
     vocab_size: int
     kernels: str
-    def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., target_tensor_parallel: _Optional[int] = ..., draft_tensor_parallel: _Optional[int] = ..., method: _Optional[str] = ..., depth: _Optional[int] = ..., depth_reason: _Optional[str] = ..., verification: _Optional[str] = ..., deterministic: bool = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., target_tensor_parallel: _Optional[int] = ..., draft_tensor_parallel: _Optional[int] = ..., method: _Optional[str] = ..., depth: _Optional[int] = ..., depth_reason: _Optional[str] = ..., verification: _Optional[str] = ..., deterministic: bool = ..., policy: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "models", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions")
+    __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "models", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions", "speculation")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_BACKEND_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_SENDS_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +90,7 @@ class EngineState(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedCompositeFieldContainer[RankState]
     proposal_backend: str
     proposal_sends: int
@@ -102,7 +105,8 @@ class EngineState(_message.Message):
     drafted_tokens: int
     accepted_tokens: int
     preemptions: int
-    def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...
+    speculation: SpeculationState
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationState, _Mapping]] = ...) -> None: ...
 
 class ClusterState(_message.Message):
     __slots__ = ("controller", "state", "restarts", "draft_restarts", "processes")
@@ -163,3 +167,121 @@ class ModelState(_message.Message):
     host: str
     device: str
     def __init__(self, role: _Optional[str] = ..., pid: _Optional[int] = ..., host: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class SetSpeculationRequest(_message.Message):
+    __slots__ = ("policy", "max_depth", "lift_max_depth")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    LIFT_MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    max_depth: int
+    lift_max_depth: bool
+    def __init__(self, policy: _Optional[str] = ..., max_depth: _Optional[int] = ..., lift_max_depth: bool = ...) -> None: ...
+
+class SpeculationSettings(_message.Message):
+    __slots__ = ("policy", "max_depth", "first_policy", "first_max_depth", "depth", "is_weighed")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POLICY_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    IS_WEIGHED_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    max_depth: int
+    first_policy: str
+    first_max_depth: int
+    depth: int
+    is_weighed: bool
+    def __init__(self, policy: _Optional[str] = ..., max_depth: _Optional[int] = ..., first_policy: _Optional[str] = ..., first_max_depth: _Optional[int] = ..., depth: _Optional[int] = ..., is_weighed: bool = ...) -> None: ...
+
+class SpeculationState(_message.Message):
+    __slots__ = ("settings", "mean_depth", "drafting_share", "acceptance", "agreement", "gain", "draft_cost", "arrivals_per_s", "calibration_error", "steps_without", "warning")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFTING_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    GAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_COST_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    STEPS_WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    settings: SpeculationSettings
+    mean_depth: float
+    drafting_share: float
+    acceptance: float
+    agreement: float
+    gain: float
+    draft_cost: float
+    arrivals_per_s: float
+    calibration_error: float
+    steps_without: int
+    warning: str
+    def __init__(self, settings: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., mean_depth: _Optional[float] = ..., drafting_share: _Optional[float] = ..., acceptance: _Optional[float] = ..., agreement: _Optional[float] = ..., gain: _Optional[float] = ..., draft_cost: _Optional[float] = ..., arrivals_per_s: _Optional[float] = ..., calibration_error: _Optional[float] = ..., steps_without: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+
+class ExplainSpeculationRequest(_message.Message):
+    __slots__ = ("step", "last")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    last: int
+    def __init__(self, step: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+
+class ExplainSpeculationResponse(_message.Message):
+    __slots__ = ("steps", "num_remembered", "calibration")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REMEMBERED_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[StepAccount]
+    num_remembered: int
+    calibration: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, steps: _Optional[_Iterable[_Union[StepAccount, _Mapping]]] = ..., num_remembered: _Optional[int] = ..., calibration: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class StepAccount(_message.Message):
+    __slots__ = ("step", "policy", "num_rows", "num_waiting", "num_prompt_tokens", "num_drafting", "num_drafts", "num_caught_up", "candidates", "chosen", "reason", "committed", "draft_s", "verify_s")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTING_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    policy: str
+    num_rows: int
+    num_waiting: int
+    num_prompt_tokens: int
+    num_drafting: int
+    num_drafts: int
+    num_caught_up: int
+    candidates: _containers.RepeatedCompositeFieldContainer[SpeculationCandidate]
+    chosen: SpeculationCandidate
+    reason: str
+    committed: int
+    draft_s: float
+    verify_s: float
+    def __init__(self, step: _Optional[int] = ..., policy: _Optional[str] = ..., num_rows: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., num_drafting: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_caught_up: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[SpeculationCandidate, _Mapping]]] = ..., chosen: _Optional[_Union[SpeculationCandidate, _Mapping]] = ..., reason: _Optional[str] = ..., committed: _Optional[int] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ...) -> None: ...
+
+class SpeculationCandidate(_message.Message):
+    __slots__ = ("level", "num_drafts", "num_verified", "tokens", "draft_s", "verify_s")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    num_drafts: int
+    num_verified: int
+    tokens: float
+    draft_s: float
+    verify_s: float
+    def __init__(self, level: _Optional[int] = ..., num_drafts: _Optional[int] = ..., num_verified: _Optional[int] = ..., tokens: _Optional[float] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ...) -> None: ...

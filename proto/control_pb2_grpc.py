@@ -40,6 +40,16 @@ class ControlStub(object):
                 request_serializer=outrider_dot_proto_dot_control__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=outrider_dot_proto_dot_control__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.SetSpeculation = channel.unary_unary(
+                '/outrider.v1.Control/SetSpeculation',
+                request_serializer=outrider_dot_proto_dot_control__pb2.SetSpeculationRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.SpeculationSettings.FromString,
+                _registered_method=True)
+        self.ExplainSpeculation = channel.unary_unary(
+                '/outrider.v1.Control/ExplainSpeculation',
+                request_serializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -54,6 +64,22 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSpeculation(self, request, context):
+        """Changes how speculation is controlled, from the next step on: no restart, no request is lost,
+        no text changes. An engine that is restarted gets the same again; a server that is restarted
+        begins with its configuration. UNAVAILABLE without an engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainSpeculation(self, request, context):
+        """What was weighed in recent steps, what was chosen, and what came of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +87,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=outrider_dot_proto_dot_control__pb2.GetStatusRequest.FromString,
                     response_serializer=outrider_dot_proto_dot_control__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'SetSpeculation': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSpeculation,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.SetSpeculationRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.SpeculationSettings.SerializeToString,
+            ),
+            'ExplainSpeculation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainSpeculation,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +127,60 @@ class Control(object):
             '/outrider.v1.Control/GetStatus',
             outrider_dot_proto_dot_control__pb2.GetStatusRequest.SerializeToString,
             outrider_dot_proto_dot_control__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSpeculation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/SetSpeculation',
+            outrider_dot_proto_dot_control__pb2.SetSpeculationRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.SpeculationSettings.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainSpeculation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/ExplainSpeculation',
+            outrider_dot_proto_dot_control__pb2.ExplainSpeculationRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.ExplainSpeculationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -127,12 +127,14 @@ class SamplingParameters(_message.Message):
     def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: bool = ..., ignore_eos: bool = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., echo: bool = ..., skip_special_tokens: bool = ...) -> None: ...
 
 class SpeculationParameters(_message.Message):
-    __slots__ = ("method", "depth")
+    __slots__ = ("method", "depth", "fix_depth")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
+    FIX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     method: str
     depth: int
-    def __init__(self, method: _Optional[str] = ..., depth: _Optional[int] = ...) -> None: ...
+    fix_depth: bool
+    def __init__(self, method: _Optional[str] = ..., depth: _Optional[int] = ..., fix_depth: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "index", "text", "token_ids", "origins", "logprobs", "text_spans", "proposer", "prompt_logprobs", "start", "end", "summary")

@@ -29,6 +29,14 @@ from outrider.gateway.errors import (
     error_of,
 )
 from outrider.gateway.results import Chunk, Completion, Sample, ServerStatus
+from outrider.gateway.speculation import (
+    SpeculationAccount,
+    account_from_proto,
+    explain_request,
+    set_request,
+    settings_from_proto,
+)
+from outrider.links.speculation import SpeculationSettings
 from outrider.proto import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc
 from outrider.scheduler.params import SamplingParams
 
@@ -43,6 +51,8 @@ __all__ = [
     "RequestIdInUseError",
     "Sample",
     "ServerStatus",
+    "SpeculationAccount",
+    "SpeculationSettings",
     "Stream",
     "UnavailableError",
     "UnknownModelError",
@@ -52,6 +62,7 @@ __all__ = [
 
 DEFAULT_SERVER = "localhost:50051"
 STATUS_TIMEOUT_S = 5.0
+BETWEEN_STEPS_TIMEOUT_S = 15.0  # a step may be long
 _POLL_S = 0.1
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -172,6 +183,36 @@ class Client:
         except grpc.RpcError as error:
             raise error_of(error, self.address) from None
 
+    def set_speculation(
+        self,
+        policy: str | None = None,
+        max_depth: int | None = None,
+        *,
+        lift_max_depth: bool = False,
+        timeout_s: float = BETWEEN_STEPS_TIMEOUT_S,
+    ) -> SpeculationSettings:
+        """Change the server's policy, or the most drafts of any request, from its next step on;
+        what is not given stays. `lift_max_depth` leaves each request its own limit."""
+        request = set_request(policy, max_depth, lift_max_depth)
+        try:
+            return settings_from_proto(self._control.SetSpeculation(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from None
+
+    def explain_speculation(
+        self,
+        step: int | None = None,
+        last: int = 1,
+        *,
+        timeout_s: float = BETWEEN_STEPS_TIMEOUT_S,
+    ) -> SpeculationAccount:
+        """A step, or the last ones: what was weighed, what was chosen, what came of it."""
+        request = explain_request(step, last)
+        try:
+            return account_from_proto(self._control.ExplainSpeculation(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from None
+
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return once the server answers requests; raise `UnavailableError` if it takes longer."""
         deadline_s = time.monotonic() + timeout_s
@@ -281,6 +322,35 @@ class AsyncClient:
         except grpc.RpcError as error:
             raise error_of(error, self.address) from None
         return ServerStatus.from_proto(response)
+
+    async def set_speculation(
+        self,
+        policy: str | None = None,
+        max_depth: int | None = None,
+        *,
+        lift_max_depth: bool = False,
+        timeout_s: float = BETWEEN_STEPS_TIMEOUT_S,
+    ) -> SpeculationSettings:
+        request = set_request(policy, max_depth, lift_max_depth)
+        try:
+            response = await self._control.SetSpeculation(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from None
+        return settings_from_proto(response)
+
+    async def explain_speculation(
+        self,
+        step: int | None = None,
+        last: int = 1,
+        *,
+        timeout_s: float = BETWEEN_STEPS_TIMEOUT_S,
+    ) -> SpeculationAccount:
+        request = explain_request(step, last)
+        try:
+            response = await self._control.ExplainSpeculation(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from None
+        return account_from_proto(response)
 
 
 # -- requests ---------------------------------------------------------------------------------

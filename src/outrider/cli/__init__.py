@@ -34,6 +34,10 @@ COMMANDS = {
     "serve": _Lazy("outrider.cli.serve", "Serve a model over gRPC, its ranks placed by Ray."),
     "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
     "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
+    "speculation": _Lazy(
+        "outrider.cli.speculation", "Show and change how far a running server drafts."
+    ),
+    "explain": _Lazy("outrider.cli.explain", "Explain how far recent steps were drafted."),
     "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
 }

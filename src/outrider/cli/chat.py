@@ -46,8 +46,11 @@ def chat(
         typer.Option(help="Who drafts: draft, ngram or off; as the server says if not given."),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option("--depth", "-k", help="Tokens drafted a round.")
+        int | None, typer.Option("--depth", "-k", help="Most tokens drafted a round.")
     ] = None,
+    fix_depth: Annotated[
+        bool, typer.Option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
+    ] = False,
 ) -> None:
     """Talk to a server; accepted drafts and the target's own tokens in two colours."""
     params = SamplingParams(
@@ -57,6 +60,7 @@ def chat(
         seed=seed,
         speculation=method,
         num_speculative_tokens=depth,
+        fix_depth=fix_depth,
     )
     with Client(server) as client:
         conversation = _Conversation(client, params, system)

@@ -13,6 +13,7 @@ import typer
 
 from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.cli.speculation_words import speculation_sentence
 from outrider.cli.summary import Run, comparison, summary
 from outrider.config import EngineConfig
 from outrider.config.sources import DEFAULT_ORIGIN, Given
@@ -61,6 +62,10 @@ def generate(
         Method | None,
         _option("--method", help="Who proposes. Default: draft if there is a draft, else off."),
     ] = None,
+    policy: Annotated[
+        str | None,
+        _option("--policy", "--speculation-policy", help=setting_help("speculation_policy")),
+    ] = None,
     depth: Annotated[
         int | None,
         _option(
@@ -70,6 +75,9 @@ def generate(
             help=setting_help("num_speculative_tokens"),
         ),
     ] = None,
+    fix_depth: Annotated[
+        bool, _option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
+    ] = False,
     temperature: Annotated[
         float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")
     ] = 0.0,
@@ -116,6 +124,7 @@ def generate(
         "model": model,
         "draft_model": draft_model,
         "method": method and method.value,
+        "speculation_policy": policy,
         "num_speculative_tokens": depth,
         "deterministic": deterministic or None,
     }
@@ -123,6 +132,11 @@ def generate(
     if compare:  # the second run would find the prompt computed and seem quicker than it is
         implied = {"cache.prefix_caching": Given(False, "--compare")}
     engine_config = _configure(ctx, config, assignments, flags, implied)
+    if fix_depth:
+        fixed = engine_config.speculation.num_speculative_tokens
+        if fixed is None:
+            raise RequestError("--fix-depth needs a depth to keep to; give it with --depth.")
+        params = dataclasses.replace(params, num_speculative_tokens=fixed, fix_depth=True)
     if compare and engine_config.method is None:
         raise RequestError("--compare needs speculation to compare; choose a draft or --method.")
     _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
@@ -196,8 +210,16 @@ class _Session:
             with self._stderr.status("generating without speculation"):
                 plain = self._generate(dataclasses.replace(plain_params, seed=run.text.seed))
         self._stderr.print(summary(run, plain, self._engine.built))
+        self._stderr.print(self._how_far(), markup=False, highlight=False)
         if plain is not None:
             self._stderr.print(comparison(run, plain, self._config), highlight=False)
+
+    def _how_far(self) -> str:
+        from outrider.engine.speculation import SpeculationDesk
+
+        built = self._engine.built
+        found = SpeculationDesk(built.loop.scheduler, built.facts.depth).status()
+        return speculation_sentence(found, self._config.method)
 
     def _stream(self, params: SamplingParams) -> Run:
         """Generate, writing the text to stdout as it comes."""

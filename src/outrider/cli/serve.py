@@ -14,13 +14,14 @@ from rich.console import Console
 
 from outrider import __version__
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.cli.speculation_words import speculation_sentence
 from outrider.config import EngineConfig
 from outrider.config.sources import DEFAULT_ORIGIN, Given
 from outrider.logs import setup_logging
 
 if TYPE_CHECKING:
     from outrider.cluster.events import Event
-    from outrider.links.gateway_messages import EngineFacts
+    from outrider.links.speculation import SpeculationStatus
 
 _NONE = "none"
 _QUESTION = "The capital of France is"
@@ -52,6 +53,10 @@ def serve(
         int | None,
         _option("--draft-tensor-parallel-size", help=setting_help("draft_tensor_parallel_size")),
     ] = None,
+    policy: Annotated[
+        str | None,
+        _option("--policy", "--speculation-policy", help=setting_help("speculation_policy")),
+    ] = None,
     depth: Annotated[
         int | None,
         _option("--num-speculative-tokens", "-k", help=setting_help("num_speculative_tokens")),
@@ -73,6 +78,7 @@ def serve(
         "draft_model": draft_model,
         "tensor_parallel_size": tensor_parallel_size,
         "draft_tensor_parallel_size": draft_tensor_parallel_size,
+        "speculation_policy": policy,
         "num_speculative_tokens": depth,
         "host": host,
         "port": port,
@@ -148,28 +154,24 @@ class _Terminal:
         self._console.print(f"{seconds:7.1f} s  ", style="dim", end="")
         self._console.print(event.text, style=styles[event.kind], markup=False)
 
-    def show_ready(self, address: str, facts: EngineFacts) -> None:
+    def show_ready(self, address: str, speculation: SpeculationStatus | None) -> None:
         seconds = time.monotonic() - self._start_s
         self._console.print(f"ready in {seconds:.1f} s", style="bold green")
-        self._console.print(depth_sentence(self._config, facts), markup=False)
+        if speculation is not None:
+            reason = depth_reason(self._config)
+            sentence = speculation_sentence(speculation, self._config.method, reason)
+            self._console.print(sentence, markup=False)
         self._console.print("\nTry it in another terminal:\n")
         for command in commands_to_paste(address):
             self._console.print(f"    {command}", style="cyan", markup=False)
         self._console.print("\nCtrl-C stops it.")
 
 
-def depth_sentence(config: EngineConfig, facts: EngineFacts) -> str:
-    """How far ahead is drafted, and why."""
-    if config.method is None:
-        return "Nobody drafts: plain decoding."
+def depth_reason(config: EngineConfig) -> str:
+    """Why at most so far ahead is drafted."""
     if config.speculation.num_speculative_tokens is not None:
-        reason = "as speculation.num_speculative_tokens says"
-    else:
-        reason = (
-            "the default of this device (--num-speculative-tokens sets another); a depth that "
-            "follows load and acceptance is not built yet"
-        )
-    return f"Fixed depth of {facts.depth} tokens a round, {reason}."
+        return "as speculation.num_speculative_tokens says"
+    return "the default of this device; --num-speculative-tokens sets another"
 
 
 def commands_to_paste(address: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli.chat import ServerOption
+from outrider.cli.speculation_words import most_drafts
 from outrider.client import DEFAULT_SERVER, Client, ServerStatus
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from outrider.gateway.cluster_view import ClusterView
     from outrider.links.gateway_messages import EngineStatus
+    from outrider.links.speculation import SpeculationStatus
 
 _WATCH_S = 1.0
 _STATE_STYLES = {"ready": "green", "serving": "green", "lost": "red", "engine away": "red"}
@@ -75,6 +77,8 @@ def _picture(found: ServerStatus) -> Group:
     if found.engine is not None:
         holders = _own_models(found.engine) if found.engine.models else _ranks(found.engine)
         parts += [holders, _table(_load_rows(found.engine))]
+        if found.engine.speculation is not None:
+            parts.append(_table(_speculation_rows(found.engine.speculation)))
     return Group(*(part for each in parts for part in (each, "")))
 
 
@@ -150,10 +154,7 @@ def _server_rows(found: ServerStatus) -> dict[str, str]:
             rows["draft"] = f"{settings.draft}, tensor parallel {settings.draft_tensor_parallel}"
         rows["speculation"] = settings.method
         if settings.method != "off":
-            rows["speculation"] += (
-                f", depth {settings.depth} ({settings.depth_reason}), "
-                f"{settings.verification} verification"
-            )
+            rows["speculation"] += f", {settings.verification} verification"
         rows["longest text"] = f"{settings.max_model_len} tokens"
     return rows
 
@@ -176,6 +177,36 @@ def _load_rows(engine: EngineStatus) -> dict[str, str]:
         rate = engine.accepted_tokens / engine.drafted_tokens
         rows["acceptance"] = f"{rate:.1%} ({engine.accepted_tokens} of {engine.drafted_tokens})"
     return rows
+
+
+def _speculation_rows(found: SpeculationStatus) -> dict[str, str]:
+    settings = found.settings
+    policy = settings.policy
+    if policy != settings.first_policy:
+        policy += f" (the engine began with {settings.first_policy})"
+    depth = "nobody drafts"
+    if found.mean_depth:
+        depth = f"{found.mean_depth:.1f}, {found.drafting_share:.0%} of rows draft"
+    elif found.steps_without:
+        depth += f", for {found.steps_without} steps"
+    off_by = found.calibration_error
+    rows = {
+        "policy": policy,
+        "most depth": f"{most_drafts(settings)} unless a request asks for less",
+        "depth now": depth,
+        "accepted lately": _share(found.acceptance),
+        "agreement while off": _share(found.agreement),
+        "gain over plain": "-" if found.gain is None else f"{found.gain:.2f} times, estimated",
+        "arrival rate": f"{found.arrivals_per_s:.2f} requests/s",
+        "calibration error": _share(off_by),
+    }
+    if found.warning:
+        rows["warning"] = found.warning
+    return rows
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _duration(seconds: float) -> str:

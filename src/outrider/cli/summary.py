@@ -72,14 +72,15 @@ def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
 def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
     """tau / (c * gamma + 1): what speculation gains where a pass costs the reading of its weights.
 
-    tau are the tokens of a round, gamma the depth, c the draft's bytes over the target's.
+    tau are the tokens of a round, gamma those drafted, c the draft's bytes over the target's.
     """
     record, config = run.text.speculation, built.config
     cost_ratio = 0.0
     if record.drafted and config.method == "draft" and built.draft and built.target:
         draft_bytes = _weight_bytes(built.draft, config.draft.quantization, built)
         cost_ratio = draft_bytes / _weight_bytes(built.target, config.target.quantization, built)
-    return record.block_efficiency / (cost_ratio * built.facts.depth + 1)
+    drafted = record.drafted / record.rounds if record.rounds else 0.0
+    return record.block_efficiency / (cost_ratio * drafted + 1)
 
 
 def _weight_bytes(spec: ModelSpec, quantization: str | None, built: BuiltEngine) -> int:

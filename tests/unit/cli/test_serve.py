@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
-from outrider.cli.serve import commands_to_paste, depth_sentence
+from outrider.cli.serve import commands_to_paste, depth_reason
 from outrider.config import EngineConfig
-from outrider.links.gateway_messages import EngineFacts
-
-FACTS = EngineFacts({}, 10, (0,), 100, depth=2, has_draft=True, kernels="c", num_blocks=8)
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +53,8 @@ def test_without_the_installed_program_python_runs_the_module(
     assert commands_to_paste("127.0.0.1:50051")[2] == "python -m outrider status"
 
 
-def test_the_depth_is_explained() -> None:
+def test_it_is_told_who_set_the_depth() -> None:
     default = EngineConfig.from_kwargs(model="big", draft_model="small")
-    assert depth_sentence(default, FACTS).startswith("Fixed depth of 2 tokens a round, the default")
+    assert depth_reason(default).startswith("the default of this device")
     given = EngineConfig.from_kwargs(model="big", draft_model="small", num_speculative_tokens=4)
-    facts = dataclasses.replace(FACTS, depth=4)
-    assert depth_sentence(given, facts) == (
-        "Fixed depth of 4 tokens a round, as speculation.num_speculative_tokens says."
-    )
-    plain = EngineConfig.from_kwargs(model="big")
-    assert depth_sentence(plain, FACTS) == "Nobody drafts: plain decoding."
+    assert depth_reason(given) == "as speculation.num_speculative_tokens says"

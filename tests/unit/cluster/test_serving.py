@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from fake_engine import MODEL, SECRET, FakeEngine, fake_tokenizer_source
+from fake_engine import MODEL, SECRET, FakeEngine, fake_facts, fake_tokenizer_source
 
 from outrider.cluster.events import Event, Say
-from outrider.cluster.serve import Deadline, Serving, Watchers
+from outrider.cluster.serve import Deadline, Serving, Watchers, kv_sentence
 from outrider.config import EngineConfig
 from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
-from outrider.links.gateway_messages import EngineFacts
+from outrider.links.speculation import SpeculationStatus
 
 CONFIG = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, port=0)
 
@@ -53,7 +54,7 @@ def _say_nothing(event: Event) -> None:
     pass
 
 
-def _show_nothing(address: str, facts: EngineFacts) -> None:
+def _show_nothing(address: str, speculation: SpeculationStatus | None) -> None:
     pass
 
 
@@ -61,7 +62,7 @@ def _show_nothing(address: str, facts: EngineFacts) -> None:
     ("say", "on_ready"), [(_fail, _show_nothing), (_say_nothing, _fail), (_fail, _fail)]
 )
 def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
-    tmp_path: Path, say: Say, on_ready: Callable[[str, EngineFacts], None]
+    tmp_path: Path, say: Say, on_ready: Callable[[str, SpeculationStatus | None], None]
 ) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
 
@@ -91,3 +92,10 @@ with Deadline(0.1) as deadline:
 def test_a_server_that_does_not_end_in_time_is_ended() -> None:
     done = subprocess.run([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stdout) == (1, b"aborted\n")
+
+
+def test_room_for_text_is_told_of_target_and_draft_apart() -> None:
+    facts = dataclasses.replace(fake_facts(), num_blocks=64, num_draft_blocks=48)
+    assert kv_sentence(facts, 16) == ("KV: 64 blocks, room for 1024 tokens; the draft's for 768")
+    alone = dataclasses.replace(facts, num_draft_blocks=0)
+    assert kv_sentence(alone, 16) == "KV: 64 blocks, room for 1024 tokens"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from outrider.errors import RequestError
@@ -14,7 +16,26 @@ from outrider.gateway.convert import (
     put_params,
     stats_to_proto,
 )
-from outrider.links.gateway_messages import EngineStatus, ModelStatus, ProcessState, RankStatus
+from outrider.gateway.speculation import (
+    account_from_proto,
+    account_to_proto,
+    change_from_proto,
+    change_to_proto,
+)
+from outrider.links.gateway_messages import (
+    EngineStatus,
+    ModelStatus,
+    ProcessState,
+    RankStatus,
+    SpeculationExplained,
+)
+from outrider.links.speculation import (
+    CandidateAccount,
+    SpeculationChange,
+    SpeculationSettings,
+    SpeculationStatus,
+    StepAccount,
+)
 from outrider.proto import generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.text.outputs import Logprob, Speculation
@@ -40,6 +61,7 @@ def _round_trip(params: SamplingParams) -> SamplingParams:
         SamplingParams(include_stop_str_in_output=True, prompt_logprobs=50, seed=2**64 - 1),
         *(SamplingParams(speculation=method) for method in ("draft", "ngram", "off")),
         SamplingParams(num_speculative_tokens=0),
+        SamplingParams(num_speculative_tokens=3, fix_depth=True),
     ],
 )
 def test_parameters_survive_the_wire_exactly(params: SamplingParams) -> None:
@@ -82,5 +104,41 @@ def test_statistics_are_summed_over_samples() -> None:
 def test_an_engines_status_survives() -> None:
     ranks = (RankStatus("draft", 1, 4_000_000, "far", "cuda:1", ProcessState.LOST),)
     models = (ModelStatus("target", 4_000_001, "near", "cuda"),)
-    status = EngineStatus(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12, models)
+    settings = SpeculationSettings("goodput", 0, "fixed", None, 5, True)
+    speculation = SpeculationStatus(
+        settings, 2.5, 0.75, 0.5, None, 1.25, None, 3.0, 0.0, 2**40, "it does not pay"
+    )
+    status = EngineStatus(
+        0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12, models, speculation
+    )
     assert engine_from_proto(engine_to_proto(status)) == status
+    without = dataclasses.replace(status, speculation=None)
+    assert engine_from_proto(engine_to_proto(without)) == without
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        SpeculationChange(),
+        SpeculationChange("off"),
+        SpeculationChange(None, True, 0),
+        SpeculationChange("fixed", True, 4),
+        SpeculationChange("fixed", True, None),
+    ],
+)
+def test_a_change_of_speculation_survives(change: SpeculationChange) -> None:
+    assert change_from_proto(change_to_proto(change)) == change
+
+
+def test_explained_steps_survive() -> None:
+    plain = CandidateAccount(0, 0, 0, 2.0, 0.0, 0.001)
+    best = CandidateAccount(3, 6, 5, 5.5, 0.0005, 0.002)
+    weighed = StepAccount(
+        8, "goodput", 2, 1, 16, 2, 6, 0, (plain, best), best, "It pays.", 0, 0.1, 0.2
+    )
+    waiting = StepAccount(9, "fixed", 2, 0, 0, 0, 0, 3, (), None, "", None, 0.0, 0.0)
+    found = SpeculationExplained(4, (weighed, waiting), 256, (0.25, 0.125))
+    account = account_from_proto(account_to_proto(found))
+    assert account.steps == found.steps
+    assert (account.num_remembered, account.calibration) == (256, (0.25, 0.125))
+    assert account.calibration_error == 0.1875

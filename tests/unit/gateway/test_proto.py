@@ -16,7 +16,14 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from outrider.gateway.results import ServedSettings, SpeculationStats
+from outrider.gateway.speculation import SpeculationAccount
 from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
+from outrider.links.speculation import (
+    CandidateAccount,
+    SpeculationSettings,
+    SpeculationStatus,
+    StepAccount,
+)
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
 
@@ -100,11 +107,16 @@ def _fields(kind: Any) -> set[str]:
         (control_pb2.ModelState, ModelStatus, set()),
         (control_pb2.EngineState, EngineStatus, {"query"}),
         (control_pb2.EngineSettings, ServedSettings, set()),
+        (control_pb2.SpeculationSettings, SpeculationSettings, set()),
+        (control_pb2.SpeculationState, SpeculationStatus, set()),
+        (control_pb2.SpeculationCandidate, CandidateAccount, set()),
+        (control_pb2.StepAccount, StepAccount, set()),
+        (control_pb2.ExplainSpeculationResponse, SpeculationAccount, set()),
         (generation_pb2.SpeculationStats, SpeculationStats, set()),
         (
             generation_pb2.SamplingParameters,
             SamplingParams,
-            {"speculation", "num_speculative_tokens"},
+            {"speculation", "num_speculative_tokens", "fix_depth"},
         ),
     ],
 )

@@ -1,0 +1,68 @@
+"""`outrider speculation`: what decides how far a running server drafts, shown and changed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from outrider.cli.chat import ServerOption
+from outrider.cli.speculation_words import MEANINGS, NONE, settings_lines
+from outrider.client import DEFAULT_SERVER, Client, UnavailableError
+from outrider.errors import RequestError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Show and change how far a running server drafts.",
+)
+
+
+@app.command("set")
+def set_speculation(
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Who decides how far is drafted: {', '.join(MEANINGS)}.", show_default=False
+        ),
+    ] = None,
+    max_depth: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|none",
+            help="Most drafts of any request, 0 to 32; 'none' leaves each its own limit.",
+            show_default=False,
+        ),
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Change it from the next step on. No restart; running requests go on, with the same text."""
+    if policy is None and max_depth is None:
+        raise RequestError("there is nothing to set; give --policy, --max-depth or both.")
+    bound = _bound(max_depth)
+    with Client(server) as client:
+        settings = client.set_speculation(policy, bound, lift_max_depth=max_depth == NONE)
+    for line in settings_lines(settings):
+        typer.echo(line)
+
+
+@app.command()
+def show(server: ServerOption = DEFAULT_SERVER) -> None:
+    """Show what holds now."""
+    with Client(server) as client:
+        engine = client.status().engine
+    if engine is None or engine.speculation is None:
+        raise UnavailableError("the server has no engine just now; try again in a moment.")
+    for line in settings_lines(engine.speculation.settings):
+        typer.echo(line)
+
+
+def _bound(max_depth: str | None) -> int | None:
+    if max_depth is None or max_depth == NONE:
+        return None
+    try:
+        return int(max_depth)
+    except ValueError:
+        raise RequestError(
+            f"--max-depth is {max_depth!r}; it must be a whole number from 0 to 32, or none."
+        ) from None
