@@ -52,7 +52,14 @@ class Row:
 
 def measure(depth: int, num_prompts: int, num_tokens: int, rounds: int) -> list[Row]:
     engines = {
-        name: LLM(TARGET, draft_model=DRAFT, num_speculative_tokens=depth, seed=1, **options)
+        name: LLM(
+            TARGET,
+            draft_model=DRAFT,
+            speculation_policy="fixed",
+            num_speculative_tokens=depth,
+            seed=1,
+            **options,
+        )
         for name, options in CASES.items()
     }
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

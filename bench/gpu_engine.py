@@ -14,11 +14,13 @@ from outrider.bench.inflate import load_inflated
 from outrider.bench.inflate_recipes import SHAPES
 from outrider.config import EngineConfig
 from outrider.engine.inline import place_models, wire
+from outrider.engine.sizing import PoolSizes, settle_for_device
 from outrider.engine.step import StepLoop
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, NOBODY, RequestSpec, SampleId
+from outrider.workers.device import gpu_bytes
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
@@ -119,7 +121,9 @@ class BenchEngine:
         draft = models.draft(draft_shape) if draft_shape and depth else None
         num_blocks = batch * -(-max_len // BLOCK_SIZE)
         placement = dataclasses.replace(place_models(config), ops=models.ops)
-        self.loop: StepLoop = wire(config, placement, models.target(), draft, num_blocks, max_len)
+        config = settle_for_device(config, "cuda", gpu_bytes(placement.device))
+        pools = PoolSizes(num_blocks, num_blocks if draft else 0, max_len)
+        self.loop: StepLoop = wire(config, placement, models.target(), draft, pools)
 
     def close(self) -> None:
         """Give the memory of caches and recordings back."""
@@ -140,6 +144,7 @@ class BenchEngine:
             max_len=min(len(prompt) + num_tokens, self._max_len),
             proposer=DRAFT if drafted else NOBODY,
             depth=self._depth,
+            is_depth_fixed=drafted,
         )
         sample_id = SampleId(IN_PROCESS, self._count)
         self.loop.scheduler.add(Request(sample_id, spec, seed=seed, arrival_s=0.0))

@@ -1,8 +1,9 @@
 """What the scheduler costs: microseconds per running request and step, plan and apply.
 
-    python -m outrider.bench.scheduler
+    python -m outrider.bench.scheduler --policy goodput
 
-Every running request decodes with a draft of depth 5; acceptance goes through 0 to 5 in turn. No
+Every running request decodes with a draft of depth 5, or as far as the policy says, with costs in
+which drafting pays; acceptance goes through 0 to 5 in turn. No
 worker takes part: verdicts are made between the timed calls. Times are CPU times of the thread, so
 that other processes disturb little; each figure is the median over the steps of one repetition,
 then the least over the repetitions, since a disturbance only adds.
@@ -24,8 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.errors import OutriderError
+from outrider.scheduler.control import Candidates, SpeculationControl
+from outrider.scheduler.costs import CostTable, StepCosts
+from outrider.scheduler.depths import Choice
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
+from outrider.scheduler.policies import FIXED
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.request import Request
 from outrider.scheduler.scheduler import Scheduler
@@ -44,6 +49,12 @@ from outrider.workers.proposers.registry import traits
 DEPTH = 5
 BLOCK_SIZE = 16
 PROMPT_LEN = 40
+_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, *range(96, 257, 32), *range(320, 513, 64), 1024, 2048, 8192)
+COSTS = StepCosts(
+    CostTable(_SIZES, tuple(4e-3 + 2e-6 * size for size in _SIZES), is_padded=True),
+    CostTable((1, 1024), (1e-4, 1e-3)),
+    CostTable((1, 1024), (1e-4, 1e-3)),
+)
 DEFAULT_RUNNING, DEFAULT_FINISHED, DEFAULT_LAGS = [64, 256, 1000], [0, 100_000], [0, 1]
 _FAR_S = 1e9
 _END = -1  # an end-of-text id that is looked for and never comes
@@ -62,6 +73,7 @@ class Cost:
     lag: int
     plan_us: float
     apply_us: float
+    control_us: float = 0.0  # a step: the policy, which is part of the plan
 
     @property
     def total_us(self) -> float:
@@ -91,6 +103,20 @@ class ScriptedTarget:
         return RowVerdict(row, planned.generation, base_len, depth, depth, accepted, tokens)
 
 
+class TimedControl(SpeculationControl):
+    """Knows how long its last choice took."""
+
+    spent_s = 0.0
+
+    def choose(
+        self, step: int, room: int, num_prompt_tokens: int, num_waiting: int, rows: Candidates
+    ) -> Choice:
+        start_s = time.perf_counter()  # a choice is short beside what asking for CPU time takes
+        choice = super().choose(step, room, num_prompt_tokens, num_waiting, rows)
+        self.spent_s = time.perf_counter() - start_s
+        return choice
+
+
 def _request(index: int, max_tokens: int) -> Request:
     prompt = range(index * PROMPT_LEN, (index + 1) * PROMPT_LEN)
     spec = RequestSpec(
@@ -109,13 +135,19 @@ def _request(index: int, max_tokens: int) -> Request:
 class Bench:
     """A scheduler, and a clock around its two calls."""
 
-    def __init__(self, running: int, max_tokens: int, lag: int) -> None:
+    def __init__(self, running: int, max_tokens: int, lag: int, policy: str = FIXED) -> None:
         blocks_each = -(-(PROMPT_LEN + max_tokens) // BLOCK_SIZE) + 1
         target, draft = (BlockPool(running * blocks_each, BLOCK_SIZE) for _ in range(2))
         budget = running * (PROMPT_LEN + DEPTH + 1)
+        control = TimedControl(policy, COSTS, seats=running)
         self.scheduler = Scheduler(
-            SchedulerLimits(running, budget, lag), target, draft, traits(has_draft_model=True)
+            SchedulerLimits(running, budget, lag),
+            target,
+            draft,
+            traits(has_draft_model=True),
+            control,
         )
+        self.control = control
         self._running = running
         self._target = ScriptedTarget()
         self._unapplied: deque[Verdict] = deque()
@@ -133,8 +165,9 @@ class Bench:
             while self.scheduler.has_work:
                 self.step()
 
-    def step(self) -> tuple[float, float]:
-        """Seconds of one plan and one apply; at a lag the latter is of an earlier plan."""
+    def step(self) -> tuple[float, float, float]:
+        """Seconds of one plan, one apply and one choice; at a lag the apply is of an earlier
+        plan."""
         clock = time.thread_time
         start_s = clock()
         plan = self.scheduler.plan(0.0)
@@ -142,17 +175,17 @@ class Bench:
         if plan is not None:
             self._unapplied.append(self._target.verdict(plan))
             if len(self._unapplied) <= self.scheduler.limits.lag:
-                return plan_s, 0.0
+                return plan_s, 0.0, 0.0
         start_s = clock()
         self.scheduler.apply(self._unapplied.popleft())
         self.scheduler.take_updates()
-        return plan_s, clock() - start_s
+        return plan_s, clock() - start_s, self.control.spent_s
 
 
-def measure(running: int, finished: int, lag: int, steps: int) -> Cost:
+def measure(running: int, finished: int, lag: int, steps: int, policy: str = FIXED) -> Cost:
     """The median step of one steady state."""
     max_tokens = (steps + lag + 3) * (DEPTH + 1)
-    bench = Bench(running, max_tokens, lag)
+    bench = Bench(running, max_tokens, lag, policy)
     bench.finish(finished)
     bench.add(running, max_tokens)
     for _ in range(lag + 2):
@@ -160,16 +193,19 @@ def measure(running: int, finished: int, lag: int, steps: int) -> Cost:
     times = [bench.step() for _ in range(steps)]
     if bench.scheduler.num_running != running:
         raise BenchError(f"{bench.scheduler.num_running} of {running} requests are running")
-    plan_s, apply_s = (statistics.median(column) for column in zip(*times, strict=True))
-    return Cost(running, finished, lag, 1e6 * plan_s / running, 1e6 * apply_s / running)
+    plan_s, apply_s, control_s = (statistics.median(each) for each in zip(*times, strict=True))
+    per_request = 1e6 / running
+    return Cost(
+        running, finished, lag, plan_s * per_request, apply_s * per_request, 1e6 * control_s
+    )
 
 
 def show(costs: list[Cost]) -> None:
     table = Table(title="microseconds per running request and step")
-    for heading in ("running", "finished before", "lag", "plan", "apply", "both"):
+    for heading in ("running", "finished before", "lag", "plan", "apply", "both", "control a step"):
         table.add_column(heading, justify="right")
     for cost in costs:
-        figures = (cost.plan_us, cost.apply_us, cost.total_us)
+        figures = (cost.plan_us, cost.apply_us, cost.total_us, cost.control_us)
         table.add_row(
             str(cost.running),
             f"{cost.finished:,}",
@@ -186,12 +222,16 @@ def main(
     finished: Annotated[list[int], typer.Option(help="Requests served before.")] = DEFAULT_FINISHED,
     lag: Annotated[list[int], typer.Option(help="Plans in flight beyond one.")] = DEFAULT_LAGS,
     steps: Annotated[int, typer.Option(help="Steps of one repetition.")] = 50,
+    policy: Annotated[str, typer.Option(help="Who says how far is drafted.")] = FIXED,
     repetitions: Annotated[int, typer.Option(help="The least of so many is shown.")] = 3,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
 ) -> None:
     """Measure plan and apply in decode steady state."""
     costs = [
-        min((measure(*case, steps) for _ in range(repetitions)), key=lambda cost: cost.total_us)
+        min(
+            (measure(*case, steps, policy) for _ in range(repetitions)),
+            key=lambda cost: cost.total_us,
+        )
         for case in itertools.product(running, finished, lag)
     ]
     show(costs)

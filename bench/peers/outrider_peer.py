@@ -36,6 +36,7 @@ class OutriderEngine:
             ignore_eos=True,
             speculation=mode.method,
             num_speculative_tokens=mode.depth,
+            fix_depth=mode.depth is not None,
         )
         start = time.perf_counter()
         results = self._llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)

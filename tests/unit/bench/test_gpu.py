@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from importlib.resources import files
+
 import pytest
 
 from outrider.bench import gpu
 from outrider.bench.gpu_engine import Decoding
-from outrider.bench.gpu_tune import PRODUCTS, Product, candidates
+from outrider.bench.gpu_tune import PRODUCTS, Product, candidates, entry
 from outrider.bench.gpu_variants import share_of_same
 from outrider.bench.inflate_recipes import SHAPES, inflate_spec
-from outrider.kernels.gpu.tuning import linear_config
+from outrider.kernels import gpu as gpu_kernels
+from outrider.kernels.gpu.tuning import SHARED_BYTES, LibraryConfig, linear_config, product_way
+from outrider.workers.recorded.recording import row_sizes
 from outrider.workers.weights.loader import load_spec
 from outrider.workers.weights.resolve import draft_assets
 
@@ -37,8 +42,27 @@ def test_products_have_candidates_and_an_entry_in_the_table(item: Product) -> No
     assert found
     assert all(item.depth % (config.depth * config.splits) == 0 for config in found)
     for rows in (16, 32, 64):
-        config = linear_config(item.kind, item.features, item.depth, rows)
-        assert config.lines == 2  # as in the table; the rule for unknown shapes has none
+        way = product_way(item.kind, item.features, item.depth, rows)
+        # As in the table; the rule for unknown shapes has no lines.
+        assert isinstance(way, LibraryConfig) or way.lines == 2
+    assert linear_config(item.kind, item.features, item.depth, 16).lines == 2
+
+
+@pytest.mark.parametrize("rows", [size for size in row_sizes(512) if size > 64])
+@pytest.mark.parametrize("item", PRODUCTS["8b"], ids=str)
+def test_recorded_sizes_under_load_have_candidates_and_an_entry(item: Product, rows: int) -> None:
+    """Blocks hold every row, fit shared memory and cut the depth into equal parts."""
+    most = item.head_dim // 2 if item.kind == "qkv" else item.features
+    for config in candidates(item, rows):
+        block = config.rows + config.rest
+        held = config.features * (1 if item.kind == "linear" else 2)
+        assert block and -(-rows // block) * block <= 1.35 * rows
+        assert config.features <= most
+        assert (held + block) * config.depth * 2 * config.stages <= SHARED_BYTES
+        assert item.depth % (config.depth * config.splits) == 0
+    table = json.loads(files(gpu_kernels).joinpath("tuned.json").read_text())
+    assert item.key(rows) in table
+    assert entry(product_way(item.kind, item.features, item.depth, rows)) == table[item.key(rows)]
 
 
 def test_shares_of_equal_texts() -> None:

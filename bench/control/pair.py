@@ -1,0 +1,161 @@
+"""A target and a draft that take part in the protocol of plans and verdicts without computing:
+which drafts are right is the text's, and what a step takes is the machine's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from outrider.bench.control.machines import Telling
+from outrider.bench.control.texts import Text
+from outrider.scheduler.costs import StepCosts
+from outrider.scheduler.proposers import own_guesses_kept
+from outrider.scheduler.types import (
+    Agreement,
+    RowInit,
+    RowPlan,
+    RowVerdict,
+    SampleId,
+    StepPlan,
+    Verdict,
+)
+
+_NOISE_AT_ONCE = 1024
+_UNSURE = 0.1  # how far a draft's confidence lies from the chance that it is right
+
+
+class _Row:
+    __slots__ = ("draft_len", "generation", "length", "run", "text")
+
+    def __init__(self, init: RowInit, text: Text) -> None:
+        self.text = text
+        self.generation = init.generation
+        self.length = len(init.token_ids)
+        self.draft_len = init.draft_cached
+        self.run = 0  # right guesses since the last wrong one, of output caught up on
+
+
+class SimulatedPair:
+    """Its own books are kept as real workers keep theirs, and checked against the plans."""
+
+    def __init__(
+        self,
+        costs: StepCosts,
+        telling: Telling,
+        texts: Mapping[SampleId, Text],
+        rng: np.random.Generator,
+    ) -> None:
+        self._costs = costs
+        self._telling = telling
+        self._texts = texts
+        self._rng = rng
+        self._noise: list[float] = []
+        self.seconds = 0.0  # of the last step, without what disturbed it: that hits all arms alike
+        self._rows: dict[int, _Row] = {}
+
+    def run(self, plan: StepPlan) -> Verdict:
+        for init in plan.admitted:
+            self._rows[init.row] = _Row(init, self._texts[init.sample_id])
+        verified = self._select(plan)
+        agreements: list[Agreement] = []
+        tokens = caught_up = 0
+        context = 0
+        tile = self._costs.tile_tokens
+        levels: list[int] = []
+        rows = []
+        for index, planned in enumerate(plan.rows):
+            row = self._rows[planned.row]
+            count = planned.depth if verified is None else verified[index]
+            tokens += planned.num_tokens + count
+            context += row.length * (1 + count // tile)
+            depth = planned.depth
+            if depth:
+                while len(levels) < depth:
+                    levels.append(0)
+                levels[depth - 1] += 1
+            elif planned.draft_tokens:
+                caught_up += self._catch_up(row, planned, agreements)
+            rows.append(self._verdict(row, planned, count))
+        draft_s, verify_s = self._seconds(tokens, context, levels, caught_up)
+        return Verdict(plan.epoch, plan.step, tuple(rows), draft_s, verify_s, tuple(agreements))
+
+    def _verdict(self, row: _Row, planned: RowPlan, num_verified: int) -> RowVerdict:
+        base_len, depth = row.length, planned.depth
+        if not planned.samples:
+            return RowVerdict(planned.row, planned.generation, base_len, 0, 0, 0, ())
+        accepted = 0
+        if depth:
+            behind = base_len - row.draft_len
+            assert 0 < behind <= planned.draft_tokens, (behind, planned)
+            if num_verified:
+                accepted = row.text.accepted(base_len - row.text.prompt_len, num_verified)
+            row.draft_len = base_len + own_guesses_kept(depth, accepted)
+            row.run = 0
+        row.length += accepted + 1
+        return RowVerdict(
+            planned.row,
+            planned.generation,
+            base_len,
+            depth,
+            num_verified,
+            accepted,
+            (0,) * (accepted + 1),
+        )
+
+    def _catch_up(self, row: _Row, planned: RowPlan, agreements: list[Agreement]) -> int:
+        """The KV of a token tells what the draft would have guessed of the next."""
+        start, end = row.draft_len, row.draft_len + planned.draft_tokens
+        assert end <= row.length, (end, row.length)
+        row.draft_len = end
+        first = row.text.prompt_len
+        hits = []
+        for position in range(max(start + 1, first), min(end + 1, row.length)):
+            hit = row.text.levels[position - first] > row.run
+            row.run = row.run + 1 if hit else 0
+            hits.append(hit)
+        if hits:
+            agreements.append(Agreement(planned.row, planned.generation, tuple(hits)))
+        return planned.draft_tokens
+
+    def _select(self, plan: StepPlan) -> list[int] | None:
+        """By row how many drafts are verified; None: all of them."""
+        most = plan.num_selected
+        if most is None:
+            return None
+        offers = []
+        for index, planned in enumerate(plan.rows):
+            row = self._rows[planned.row]
+            survival, start = 1.0, row.length - row.text.prompt_len
+            for level in range(planned.depth):
+                off = _UNSURE * float(self._rng.standard_normal())
+                survival *= min(max(row.text.chances[start + level] + off, 0.01), 0.99)
+                offers.append((survival, index))
+        offers.sort(reverse=True)
+        counts = [0] * len(plan.rows)
+        for _, index in offers[:most]:
+            counts[index] += 1
+        return counts
+
+    def _seconds(
+        self, tokens: int, context: int, levels: list[int], caught_up: int
+    ) -> tuple[float, float]:
+        costs = self._costs
+        draft_s, rows = 0.0, 0
+        for index in range(len(levels) - 1, -1, -1):
+            rows += levels[index]
+            draft_s += (costs.next_draft if index else costs.first_draft).at(rows)
+        if caught_up:
+            draft_s += costs.first_draft.at(1) + caught_up * costs.prefill_s
+        verify_s = costs.verify.at(tokens) + context * costs.context_s
+        if not self._noise:
+            self._noise = self._draw_noise()
+        factor = self._noise.pop()
+        self.seconds = draft_s + verify_s
+        return draft_s * factor, verify_s * factor
+
+    def _draw_noise(self) -> list[float]:
+        telling, rng = self._telling, self._rng
+        factors = np.exp(telling.noise * rng.standard_normal(_NOISE_AT_ONCE))
+        held_up = rng.random(_NOISE_AT_ONCE) < telling.outliers
+        return [float(each) for each in np.where(held_up, factors * telling.held_up, factors)]
