@@ -58,8 +58,8 @@ bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH=
 bench-serve: $(INSTALLED) ## Load on the bundled pair: off, depth 2 and 4, from idle to overload (16 minutes).
 	$(BIN)/outrider bench serve \
 	  --server "ours=$(BIN)/outrider serve --no-ray --port {port} --set cache.prefix_caching=false" \
-	  --arm "off=ours?speculation=off" --arm "depth 2=ours?num_speculative_tokens=2" \
-	  --arm "depth 4=ours?num_speculative_tokens=4" \
+	  --arm "off=ours?speculation=off" --arm "depth 2=ours?num_speculative_tokens=2&fix_depth=true" \
+	  --arm "depth 4=ours?num_speculative_tokens=4&fix_depth=true" \
 	  --rate 0.3,0.7,1.2,2.4 --duration 10s --blocks 4 \
 	  --max-prompt-tokens 256 --max-tokens 48 --output fixed --tokenizer smollm2-135m-instruct \
 	  --out docs/reports/bundled $(BENCH_SERVE)

@@ -16,11 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 from outrider.client import Client
 from outrider.config import EngineConfig
+from outrider.engine.speculation import SpeculationDesk
 from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.server import GrpcServer, ServerOptions
 from outrider.kernels.seeds import sample_seed
@@ -32,15 +34,19 @@ from outrider.links.gateway_messages import (
     Cancel,
     EngineFacts,
     EngineStatus,
+    ExplainSpeculation,
     ProcessState,
     RankStatus,
     Refused,
+    SetSpeculation,
     StatusQuery,
     Submit,
     SubmittedSample,
     Updates,
 )
 from outrider.links.handshake import receive_greeting
+from outrider.scheduler.control import SpeculationControl
+from outrider.scheduler.scheduler import SchedulerStats
 from outrider.scheduler.types import (
     FinishReason,
     RequestSpec,
@@ -78,6 +84,14 @@ def fake_facts(**options: Any) -> EngineFacts:
     )
 
 
+def fake_desk() -> SpeculationDesk:
+    """Of an engine that has not stepped yet."""
+    scheduler: Any = SimpleNamespace(
+        control=SpeculationControl(), stats=SchedulerStats(), num_running=0
+    )
+    return SpeculationDesk(scheduler, depth=3)
+
+
 @dataclass(slots=True)
 class _Running:
     sample_id: SampleId
@@ -109,6 +123,7 @@ class FakeEngine:
     answers_status: bool = True
     secret: str = SECRET
 
+    speculation: SpeculationDesk = field(default_factory=fake_desk)  # of this life
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     tokens_told: int = 0
@@ -153,6 +168,7 @@ class FakeEngine:
             with listen(self.address) as listener:
                 listener.setblocking(False)
                 self.lives += 1
+                self.speculation = fake_desk()
                 self._listening.set()
                 while not self._dying.is_set() and not self._stopping.is_set():
                     self._turn(listener)
@@ -198,6 +214,10 @@ class FakeEngine:
                 self._samples.pop(handle, None)
             case StatusQuery(query=query) if self.answers_status:
                 channel.send(self._status(query))
+            case SetSpeculation() as asked if self.answers_status:
+                channel.send(self.speculation.set(asked))
+            case ExplainSpeculation() as asked if self.answers_status:
+                channel.send(self.speculation.explain(asked))
 
     def _started(self, channel: Channel, submit: Submit, sample: SubmittedSample) -> _Running:
         spec, timeout_s = submit.spec, submit.timeout_s
@@ -280,6 +300,7 @@ class FakeEngine:
             drafted_tokens=40,
             accepted_tokens=30,
             preemptions=0,
+            speculation=self.speculation.status(),
         )
 
 

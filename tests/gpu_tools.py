@@ -24,7 +24,7 @@ def ragged_batch(
     lengths: Sequence[tuple[int, int]],
     *,
     block_size: int,
-    tile_tokens: int,
+    tile_tokens: int | Sequence[int],  # of each sequence; there is a place for the fewest
     num_blocks: int,
     generator: torch.Generator,
     empty_tiles: int = 0,
@@ -32,14 +32,15 @@ def ragged_batch(
     """Sequences of (queries, context) over shuffled blocks; `context` counts the queries."""
     order = torch.randperm(num_blocks, generator=generator).tolist()
     max_blocks = max(-(-context // block_size) for _, context in lengths)
+    sizes = [tile_tokens] * len(lengths) if isinstance(tile_tokens, int) else tile_tokens
     positions: list[int] = []
     tables, slots, ends, tiles = [], [], [0], []
     for row, (queries, context) in enumerate(lengths):
         table = [order.pop() for _ in range(-(-context // block_size))]
         own = range(context - queries, context)
         slots += [table[at // block_size] * block_size + at % block_size for at in own]
-        for first in range(0, queries, tile_tokens):
-            count = min(tile_tokens, queries - first)
+        for first in range(0, queries, min(sizes)):
+            count = 0 if first % sizes[row] else min(sizes[row], queries - first)
             tiles.append((ends[-1] + first, count, own.start + first, row))
         positions += own
         ends.append(ends[-1] + queries)

@@ -17,7 +17,7 @@ from rank_threads import ThreadGroup, make_groups, same_on_all
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine
 from outrider.engine.engine import Engine
-from outrider.engine.sizing import make_scheduler
+from outrider.engine.sizing import PoolSizes, make_scheduler, settle_for_device
 from outrider.engine.step import StepLoop
 from outrider.kernels.ops import select_ops
 from outrider.links.gateway_messages import EngineFacts
@@ -86,8 +86,9 @@ def lockstep_engine(
     config = EngineConfig.from_kwargs(
         model=str(target), draft_model=None if draft is None else str(draft), max_num_seqs=32
     )
+    config = settle_for_device(config, "cpu", gpu_bytes=None)
     spec = load_spec(target)
-    size, rows = config.cache.block_size, config.scheduler.max_num_seqs
+    size, rows = config.cache.block_size, config.scheduler.num_seats
     max_model_len = min(spec.max_position, NUM_BLOCKS * size)
     ops = select_ops(CPU, torch.float32)
 
@@ -110,7 +111,8 @@ def lockstep_engine(
             draft_size,
             rows,
         )
-    scheduler = make_scheduler(config, NUM_BLOCKS, draft is not None, targets.lag)
+    pools = PoolSizes(NUM_BLOCKS, 0 if draft is None else NUM_BLOCKS, max_model_len)
+    scheduler = make_scheduler(config, pools, targets.lag)
     facts = EngineFacts(
         config.to_settings(),
         spec.vocab_size,

@@ -88,6 +88,7 @@ def engine(pair: Pair) -> EngineFactory:
                 "deterministic": True,
                 "kv_cache_gb": 0.05,
                 "log_level": "error",
+                "speculation_policy": "fixed",  # drafts are what most tests are about
             }
             built[key] = LLM(str(pair.target), **(defaults | options))
         return built[key]

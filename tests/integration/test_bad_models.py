@@ -116,6 +116,7 @@ def test_padded_vocabularies_of_one_tokenizer_write_the_same_text(
     llm = LLM(
         str(folders["target"]),
         draft_model=str(folders["draft"]),
+        speculation_policy="fixed",
         kv_cache_gb=0.01,
         deterministic=True,
     )
@@ -143,7 +144,14 @@ def test_ids_that_only_the_target_has_cost_the_draft_its_guesses_and_nothing_mor
 ) -> None:
     target = save_padded(pair.reference, tmp_path, tokenizer)
     options: dict[str, Any] = {"kv_cache_gb": 0.01, "deterministic": True, "log_level": "error"}
-    llm = LLM(str(target), draft_model=str(pair.draft), workers=workers, num_threads=1, **options)
+    llm = LLM(
+        str(target),
+        draft_model=str(pair.draft),
+        speculation_policy="fixed",
+        workers=workers,
+        num_threads=1,
+        **options,
+    )
     asked: list[dict[str, Any]] = [
         {"temperature": t, **own} for own in BEYOND.values() for t in (0.0, 0.8)
     ]
@@ -175,7 +183,13 @@ def test_rejection_sampling_takes_padded_vocabularies(
     pair: Any, tmp_path: Path, tokenizer: Any
 ) -> None:
     target = save_padded(pair.reference, tmp_path, tokenizer)
-    llm = LLM(str(target), draft_model=str(pair.draft), kv_cache_gb=0.01, verification="rejection")
+    llm = LLM(
+        str(target),
+        draft_model=str(pair.draft),
+        speculation_policy="fixed",
+        kv_cache_gb=0.01,
+        verification="rejection",
+    )
     outputs = llm.generate(PROMPTS, SPECULATED, use_tqdm=False)
     assert all(output.finished for output in outputs)
     assert acceptance_rate(outputs) > 0

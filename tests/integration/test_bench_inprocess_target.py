@@ -22,6 +22,7 @@ def on_engine(pair: Any, use: Callable[[InProcessTarget], Awaitable[Any]], **ext
     options = {
         "model": pair.target,
         "draft_model": pair.draft,
+        "speculation_policy": "fixed",
         "kv_cache_gb": 0.05,
         "log_level": "error",
         "num_speculative_tokens": 3,

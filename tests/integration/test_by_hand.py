@@ -88,6 +88,7 @@ def test_processes_started_by_hand_find_each_other_and_a_draft_may_come_back(
         run.start(
             *("engine", "outrider.engine", "--listen", "tcp:127.0.0.1:0"),
             *("--set", f"target.model={MODEL}", "--set", f"draft.model={MODEL}"),
+            *("--set", "speculation.policy=fixed"),
             *("--set", "deterministic=true", "--set", "cache.kv_cache_gb=0.05"),
         )
         address = run.find("engine", r"listening on (tcp:\S+) for")
@@ -118,6 +119,7 @@ def test_an_engine_started_by_hand_may_hold_the_models_itself(tmp_path: Path) ->
         run.start(
             *("engine", "outrider.engine", "--listen", "tcp:127.0.0.1:0"),
             *("--set", f"target.model={MODEL}", "--set", f"draft.model={MODEL}"),
+            *("--set", "speculation.policy=fixed"),
             *("--set", "cluster.colocate=true", "--set", "cache.kv_cache_gb=0.05"),
         )
         address = run.find("engine", r"listening on (tcp:\S+) for gateways")

@@ -77,7 +77,7 @@ def test_drafts_and_own_tokens_have_two_colours_and_the_text_is_unchanged(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    _, out, _ = outrider(QUESTION, *PAIR, "--max-tokens", "24")
+    _, out, _ = outrider(QUESTION, *PAIR, "--policy", "fixed", "--max-tokens", "24")
     assert GREEN in out and MAGENTA in out
     assert _colourless(out) == answer + "\n"
 
@@ -138,6 +138,8 @@ def test_raw_continues_the_prompt_without_chat_template(outrider: Any) -> None:
 REFUSED = [
     ((QUESTION, "--top-p", "3"), 2, "top_p is 3.0; it must be a number in (0, 1]."),
     ((QUESTION, "--depth", "99"), 2, "num_speculative_tokens is 99"),
+    ((QUESTION, "--policy", "best"), 2, "--speculation-policy: speculation.policy is 'best'"),
+    ((QUESTION, "--fix-depth"), 2, "--fix-depth needs a depth to keep to; give it with --depth."),
     ((QUESTION, "--model", "no-such-model"), 1, "'no-such-model' is neither a folder"),
     ((QUESTION, "--method", "draft", "--draft-model", "none"), 2, "there is no draft"),
     ((QUESTION, "--method", "off", "--compare"), 2, "--compare needs speculation"),
@@ -260,28 +262,27 @@ def test_text_held_back_keeps_the_colour_of_its_tokens() -> None:
 
 
 def test_the_memory_bound_speedup_is_tau_over_c_gamma_plus_one() -> None:
-    record = SimpleNamespace(block_efficiency=3.0, drafted=10)
+    record = SimpleNamespace(block_efficiency=3.0, drafted=10, rounds=4)
     run: Any = SimpleNamespace(text=SimpleNamespace(speculation=record))
     built: Any = SimpleNamespace(
         config=EngineConfig.from_kwargs(draft_model=SMALL),
-        facts=SimpleNamespace(depth=5),
         draft=SimpleNamespace(num_params=10),
         target=SimpleNamespace(num_params=100),
     )
-    assert summary.memory_bound_speedup(run, built) == pytest.approx(3.0 / (0.1 * 5 + 1))
+    assert summary.memory_bound_speedup(run, built) == pytest.approx(3.0 / (0.1 * 2.5 + 1))
 
 
 def test_8_bit_weights_count_as_bytes_where_they_stay_so() -> None:
-    record = SimpleNamespace(block_efficiency=3.0, drafted=10)
+    record = SimpleNamespace(block_efficiency=3.0, drafted=10, rounds=4)
     run: Any = SimpleNamespace(text=SimpleNamespace(speculation=record))
     for kernels, cost_ratio in (("triton", 10 / 60), ("c", 10 / 100)):
         built: Any = SimpleNamespace(
             config=EngineConfig.from_kwargs(draft_model=SMALL, quantization="fp8"),
-            facts=SimpleNamespace(depth=5, kernels=kernels),
+            facts=SimpleNamespace(kernels=kernels),
             draft=SimpleNamespace(num_params=10),
             target=SimpleNamespace(num_params=100, num_linear_weights=80),
         )
-        expected = 3.0 / (cost_ratio * 5 + 1)
+        expected = 3.0 / (cost_ratio * 2.5 + 1)
         assert summary.memory_bound_speedup(run, built) == pytest.approx(expected)
 
 

@@ -62,7 +62,7 @@ def test_every_stage_of_the_start_is_told_with_its_time(
         r"[\d.]+ s  KV: \d+ blocks",
         r"[\d.]+ s  listening on 127.0.0.1:\d+",
         r"ready in [\d.]+ s",
-        r"Fixed depth of 2 tokens a round",
+        r"speculation: [a-z() ]+, (up to )?\d drafts a request \(the default of this device",
         r"outrider chat --server localhost:\d+",
     ]
     assert re.search(".*".join(stages), server.output, re.DOTALL), server.output

@@ -23,8 +23,9 @@ from outrider.kernels.seeds import sample_seed
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
-from outrider.workers.fake import FakeModel, FakeWorkers
+from outrider.workers.fake import FakeWorkers
 from outrider.workers.fake_kv import text_hashes
+from outrider.workers.fake_model import FakeModel
 from outrider.workers.proposers.registry import traits
 
 pytestmark = pytest.mark.timeout(60)

@@ -172,7 +172,7 @@ def test_status_shows_every_rank_load_and_acceptance(outrider: Any) -> None:
     for row in (
         r"model +smollm2-135m-draft",
         r"state +serving",
-        r"speculation +draft, depth 3 \(the default on cpu\), shared verification",
+        r"speculation +draft, shared verification",
         r"target +0 +101 +here +cpu +ready",
         r"target +1 +102 +here +cpu +ready",
         r"draft +0 +103 +here +cpu +starting",

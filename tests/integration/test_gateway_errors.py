@@ -109,6 +109,10 @@ def test_bytes_that_are_no_request_are_refused_as_such(service: FakeService, dat
             "num_speculative_tokens is 33; it must be a whole number from 0 to 32, or None.",
         ),
         (
+            Request(text="a", speculation=Speculation(fix_depth=True)),
+            "fix_depth is True but num_speculative_tokens is None; say how many to draft.",
+        ),
+        (
             Request(text="a", speculation=Speculation(method="tree")),
             "speculation is 'tree', which this engine does not offer; choose 'draft' or 'ngram' "
             "or 'off'.",

@@ -16,6 +16,7 @@ from fake_engine import (
     SECRET,
     FakeEngine,
     FakeService,
+    fake_facts,
     fake_service,
     fake_tokenizer_source,
     running_server,
@@ -91,12 +92,21 @@ def test_status_shows_settings_ranks_and_load(tmp_path: Path) -> None:
         assert (status.model, status.state, status.active_requests) == ("small", "serving", 0)
         assert status.settings is not None and status.engine is not None
         assert (status.settings.depth, status.settings.depth_reason) == (3, "the default on cpu")
+        assert status.settings.policy == "goodput"
         assert [(rank.role, rank.rank, rank.pid) for rank in status.engine.ranks] == [
             ("target", 0, 101),
             ("target", 1, 102),
             ("draft", 0, 103),
         ]
         assert status.engine.committed_tokens == 7
+
+
+def test_status_shows_no_depth_where_the_policy_is_off(tmp_path: Path) -> None:
+    with fake_service(tmp_path, facts=fake_facts(speculation_policy="off")) as service:
+        settings = service.client.status().settings
+        assert settings is not None
+        assert (settings.policy, settings.depth) == ("off", 0)
+        assert settings.depth_reason == "as the policy says"
 
 
 def test_status_without_its_engine_still_knows_the_settings(tmp_path: Path) -> None:

@@ -126,11 +126,13 @@ def test_parameters_reach_the_engine_as_they_were_given(service: FakeService) ->
         skip_special_tokens=False,
         speculation="ngram",
         num_speculative_tokens=2,
+        fix_depth=True,
     )
     service.client.generate([1] * 500, params, priority=-3)
     spec = service.engine.submitted[-1].spec
     assert spec.params == params
     assert (spec.priority, spec.depth, spec.max_len) == (-3, 2, 512)
+    assert spec.is_depth_fixed
 
 
 def test_logprobs_come_with_their_tokens_and_those_of_the_prompt_once(client: Client) -> None:

@@ -30,6 +30,7 @@ def hanging_llm(pair: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
     llm = LLM(
         str(pair.target),
         draft_model=str(pair.draft),
+        speculation_policy="fixed",
         workers="processes",
         stall_timeout_s=STALL_S,
         kv_cache_gb=0.05,

@@ -53,6 +53,7 @@ def three_ranks(pair: Any) -> Iterator[LLM]:
     with LLM(
         str(pair.target),
         draft_model=str(pair.draft),
+        speculation_policy="fixed",
         tensor_parallel_size=2,
         draft_tensor_parallel_size=1,
         **OPTIONS,
@@ -63,7 +64,7 @@ def three_ranks(pair: Any) -> Iterator[LLM]:
 def test_three_ranks_write_what_one_process_writes(
     three_ranks: LLM, pair: Any, record: dict[str, Any]
 ) -> None:
-    one = LLM(str(pair.target), draft_model=str(pair.draft), **OPTIONS)
+    one = LLM(str(pair.target), draft_model=str(pair.draft), speculation_policy="fixed", **OPTIONS)
     requests = all_temperatures(max_tokens=NUM_TOKENS, ignore_eos=True)
     params = [asked for _, asked in requests]
     expected, outputs = run(one, requests), run(three_ranks, requests)

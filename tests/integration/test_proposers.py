@@ -59,15 +59,19 @@ class DeviceParrot:
     def __init__(self, context: DeviceContext) -> None:
         self._context = context
         self.num_rounds = 0
+        self.num_begun = 0
 
     @property
     def recordings(self) -> Sequence[RecordedPasses]:
         return ()
 
-    def draft(self, num_rows: int) -> None:
+    def begin(self, row: int) -> None:
+        self.num_begun += 1
+
+    def draft(self, counts: Sequence[int]) -> None:
         self.num_rounds += 1
         text = self._context.state.text
-        rows = self._context.entries.entries[EntryColumn.ROW, :num_rows].long()
+        rows = self._context.entries.entries[EntryColumn.ROW, : counts[0]].long()
         last = text.tokens[rows, text.lengths[rows].long() - 1]
         text.drafts[rows] = last[:, None].expand(-1, text.drafts.shape[1])
 
@@ -155,6 +159,7 @@ def test_a_registered_device_proposer_writes_the_devices_drafts(
         plain = _texts(llm, _params())
         assert _texts(llm, _params(speculation="device_parrot")) == plain
     assert device_parrots[-1].num_rounds > 0
+    assert device_parrots[-1].num_begun == 2 * len(PROMPTS)
     stats = llm.engine.built.loop.scheduler.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
 

@@ -114,7 +114,11 @@ def test_speculation_does_not_change_the_text_of_a_quantized_target(
     models: Models, kind: str
 ) -> None:
     plain = _tokens(models.target, quantization=kind)
-    drafted = {"draft_model": str(models.draft), "num_speculative_tokens": 3}
+    drafted = {
+        "draft_model": str(models.draft),
+        "num_speculative_tokens": 3,
+        "speculation_policy": "fixed",
+    }
     assert plain == _tokens(models.target, quantization=kind, **drafted)
     assert plain == _tokens(models.target, quantization=kind, draft_quantization="int8", **drafted)
 

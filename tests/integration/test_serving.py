@@ -66,6 +66,7 @@ def serving() -> Iterator[Serving]:
         draft_model=MODEL,
         tensor_parallel_size=2,
         num_speculative_tokens=3,
+        speculation_policy="fixed",
         kv_cache_gb=0.05,
         max_model_len=512,
         deterministic=True,

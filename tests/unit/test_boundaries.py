@@ -43,10 +43,13 @@ def test_the_scheduler_is_pure_python() -> None:
 DIRECTIONS = {
     "scheduler": (),
     "kernels": (),
-    "src/outrider/links": ("outrider.scheduler.types", "outrider.scheduler.params"),
+    "src/outrider/links": (
+        *("outrider.scheduler.types", "outrider.scheduler.params", "outrider.scheduler.costs"),
+    ),
     "workers": (
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
-        *("outrider.scheduler.proposers", "outrider.links", "outrider.logs"),
+        *("outrider.scheduler.proposers", "outrider.scheduler.costs"),
+        *("outrider.links", "outrider.logs"),
     ),
     "src/outrider/text": (
         *("outrider.config", "outrider.links.gateway_messages", "outrider.kernels.seeds"),
