@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 from outrider.scheduler.costs import LiveCosts, StepCosts
 from outrider.scheduler.depths import NO_COSTS, Candidate, Choice, ChooseDepths, DepthSnapshot
 from outrider.scheduler.hazards import Hazards
-from outrider.scheduler.policies import FIXED, POLICIES
+from outrider.scheduler.policies import FIXED, GOODPUT, OFF, POLICIES, TRIM
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import Agreement, Verdict
@@ -86,7 +86,6 @@ class SpeculationControl:
         self.acceptance = 0.5  # of drafts verified lately
         self.agreement: float | None = None  # of drafts with output they only caught up on
         self.gain = 1.0  # of the choice over plain decoding, as estimated
-        self.calibration_error = 0.0  # of tokens per second, as a share
         self.steps_without = 0  # since anybody drafted
         self._step_limit_s = step_limit_s
         self._seats = seats
@@ -114,15 +113,16 @@ class SpeculationControl:
             self.policy_name, self._choose = policy, POLICIES[policy]
         else:
             self.policy_name, self._choose = getattr(policy, "__name__", "custom"), policy
-        if self.policy_name == "goodput" and not self.is_measured:
+        if self.policy_name in (GOODPUT, TRIM) and not self.is_measured:
             self._choose = POLICIES[FIXED]  # nothing can be weighed against anything
-        self._is_adaptive = self.policy_name not in (FIXED, "trim", "off")
-        self._previous_level = int(self.policy_name != "off")
+        self._is_adaptive = self.policy_name not in (FIXED, TRIM, OFF)
+        self._previous_level = int(self.policy_name != OFF)
 
     def know_costs(self, costs: StepCosts) -> None:
         """As they were measured anew."""
         self.is_measured = True
         self.costs = LiveCosts(costs)
+        self._choose = POLICIES.get(self.policy_name, self._choose)
 
     def know(self, proposers: Iterable[ProposerTraits]) -> None:
         for each in proposers:
@@ -317,7 +317,6 @@ class SpeculationControl:
             self.costs.see_draft(chosen.draft_s, verdict.draft_s)
             if chosen.num_verified < chosen.num_drafts:
                 self._see_selection(chosen, record.num_rows, accepted)
-        self._calibrate(chosen, record, committed)
 
     def _see_selection(self, chosen: Candidate, num_rows: int, accepted: int) -> None:
         """Whether the drafts selected held as many right ones as thought."""
@@ -328,9 +327,3 @@ class SpeculationControl:
             gain = 1 - log(found) / log(share)
             self.selection_gain += _SLOWLY * (min(max(gain, 0.0), _MOST_GAIN) - self.selection_gain)
             self.selection_gain = max(self.selection_gain, 0.01)  # so that it is tried again
-
-    def _calibrate(self, chosen: Candidate, record: StepRecord, committed: int) -> None:
-        spent_s = record.draft_s + record.verify_s
-        if record.num_drafts == chosen.num_drafts and spent_s > 0 and committed:
-            error = chosen.tokens_per_s * spent_s / committed - 1
-            self.calibration_error += _SLOWLY * (abs(error) - self.calibration_error)

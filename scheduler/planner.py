@@ -62,9 +62,7 @@ class Step:
         self.tokens = budget
         self.is_apart = is_apart  # of those who share no step with others, and only of them
         self.is_typical = True  # or it says nothing of what steps cost
-        self.catch_up = min(
-            CATCH_UP_TOKENS, budget
-        )  # known tokens the draft computes before it can guess
+        self.catch_up = 0  # known tokens the draft computes before it can guess
         self.num_caught_up = 0
         self.num_drafts = 0
         self.num_selected: int | None = None

@@ -66,11 +66,11 @@ def trim(snapshot: DepthSnapshot) -> Choice:
     return Choice(depths, selected, best)
 
 
-GOODPUT, FIXED, OFF = "goodput", "fixed", "off"
+GOODPUT, TRIM, FIXED, OFF = "goodput", "trim", "fixed", "off"
 POLICIES: Mapping[str, ChooseDepths] = {
     GOODPUT: goodput,
     "threshold": threshold,
-    "trim": trim,
+    TRIM: trim,
     FIXED: fixed_depths,
     OFF: no_depths,
 }

@@ -159,3 +159,13 @@ def test_rows_that_accept_nothing_stop_drafting_and_the_others_go_on() -> None:
     last = simulation.plans[-20:]
     assert sum(row.depth for plan in last for row in plan.rows) == 0
     simulation.drain()
+
+
+def test_costs_that_are_known_late_let_the_policy_weigh() -> None:
+    late = SpeculationControl("goodput", seats=8)
+    late.know(traits(has_draft_model=True))
+    request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
+    rows = Candidates([request], [DRAFT], [4], [1], 30)
+    assert late.choose(1, 64, 0, 0, rows).chosen is None, "nothing was weighed"
+    late.know_costs(COSTS)
+    assert late.choose(2, 64, 0, 0, rows).chosen is not None
