@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 from outrider.scheduler.costs import LiveCosts, StepCosts
 from outrider.scheduler.depths import NO_COSTS, Candidate, Choice, ChooseDepths, DepthSnapshot
 from outrider.scheduler.hazards import Hazards
-from outrider.scheduler.policies import FIXED, GOODPUT, OFF, POLICIES, TRIM
+from outrider.scheduler.policies import FIXED, FIXED_DEPTH_POLICIES, GOODPUT, OFF, POLICIES, TRIM
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import Agreement, Verdict
@@ -115,7 +115,7 @@ class SpeculationControl:
             self.policy_name, self._choose = getattr(policy, "__name__", "custom"), policy
         if self.policy_name in (GOODPUT, TRIM) and not self.is_measured:
             self._choose = POLICIES[FIXED]  # nothing can be weighed against anything
-        self._is_adaptive = self.policy_name not in (FIXED, TRIM, OFF)
+        self._is_adaptive = self.policy_name not in (*FIXED_DEPTH_POLICIES, OFF)
         self._previous_level = int(self.policy_name != OFF)
 
     def know_costs(self, costs: StepCosts) -> None:

@@ -67,6 +67,8 @@ def trim(snapshot: DepthSnapshot) -> Choice:
 
 
 GOODPUT, TRIM, FIXED, OFF = "goodput", "trim", "fixed", "off"
+FIXED_DEPTH_POLICIES = (TRIM, FIXED)
+"""They draft to the depth, whatever it is worth; others at most to it."""
 POLICIES: Mapping[str, ChooseDepths] = {
     GOODPUT: goodput,
     "threshold": threshold,

@@ -2,7 +2,6 @@
 
 from outrider.config.schema import SECTIONS, EngineConfig, find_setting, settings
 from outrider.config.sections import (
-    FIXED_DEPTH_POLICIES,
     MAX_SPECULATIVE_TOKENS,
     CacheConfig,
     ClusterConfig,
@@ -14,7 +13,6 @@ from outrider.config.sections import (
 )
 
 __all__ = [
-    "FIXED_DEPTH_POLICIES",
     "MAX_SPECULATIVE_TOKENS",
     "SECTIONS",
     "CacheConfig",

@@ -11,7 +11,6 @@ from outrider.scheduler.policies import GOODPUT, POLICIES
 from outrider.workers.proposers.registry import proposer_names
 
 MAX_SPECULATIVE_TOKENS = 32
-FIXED_DEPTH_POLICIES = ("trim", "fixed")  # draft to the depth, others at most to it
 
 FLAG = Rule(bool, "true or false", lambda v: True)
 POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)

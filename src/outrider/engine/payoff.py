@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from outrider.scheduler.control import SpeculationControl, StepRecord
 from outrider.scheduler.costs import StepCosts
-from outrider.scheduler.policies import FIXED, GOODPUT, OFF
+from outrider.scheduler.policies import FIXED_DEPTH_POLICIES, GOODPUT, OFF
 
 _LOOK_EVERY_S = 1.0
 _PATIENCE_S = 300.0  # of work
@@ -14,7 +14,6 @@ _REPEAT_S = 900.0
 # Estimates are off by some percent: less than this is no loss to speak of.
 _LOSES = 0.97
 _GOOD_GUESSES = 0.6  # a draft this often right is not what is wrong
-_NOT_WEIGHED = (FIXED, "trim")  # they draft whatever it is worth
 
 
 def gain_over_plain(records: Iterable[StepRecord], costs: StepCosts) -> float | None:
@@ -89,7 +88,7 @@ class PayoffWatch:
         control = self._control
         if control.policy_name == OFF or control.max_depth == 0:
             return ""  # as somebody wants it
-        if control.policy_name in _NOT_WEIGHED:
+        if control.policy_name in FIXED_DEPTH_POLICIES:
             return self._loss(taken, unpaid_s, num_running)
         if control.steps_without == 0 or control.steps_without < self._without:
             return ""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.config import FIXED_DEPTH_POLICIES, EngineConfig
+from outrider.config import EngineConfig
 from outrider.errors import CapacityError, ConfigError
 from outrider.links.rank_messages import Loaded
 from outrider.scheduler.control import SpeculationControl
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.planner import SchedulerLimits
+from outrider.scheduler.policies import FIXED_DEPTH_POLICIES
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.proposers import Place
 from outrider.scheduler.scheduler import Scheduler
