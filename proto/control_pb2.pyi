@@ -20,6 +20,74 @@ SERVER_STATE_SERVING: ServerState
 SERVER_STATE_ENGINE_AWAY: ServerState
 SERVER_STATE_DRAINING: ServerState
 
+class GetModelInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetModelInfoResponse(_message.Message):
+    __slots__ = ("names", "checkpoint", "max_model_len", "vocab_size", "has_chat_template", "eos_token_ids", "sampling_defaults_json")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_DEFAULTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    checkpoint: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    sampling_defaults_json: str
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., checkpoint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., has_chat_template: bool = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sampling_defaults_json: _Optional[str] = ...) -> None: ...
+
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerInfoResponse(_message.Message):
+    __slots__ = ("version", "processes", "needs_key", "max_body_bytes", "max_requests", "max_samples", "max_logprobs", "resume_window_s")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_KEY_FIELD_NUMBER: _ClassVar[int]
+    MAX_BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_WINDOW_S_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    processes: int
+    needs_key: bool
+    max_body_bytes: int
+    max_requests: int
+    max_samples: int
+    max_logprobs: int
+    resume_window_s: float
+    def __init__(self, version: _Optional[str] = ..., processes: _Optional[int] = ..., needs_key: bool = ..., max_body_bytes: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_samples: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., resume_window_s: _Optional[float] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ("active_requests",)
+    ACTIVE_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    active_requests: int
+    def __init__(self, active_requests: _Optional[int] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class AbortResponse(_message.Message):
+    __slots__ = ("num_ended",)
+    NUM_ENDED_FIELD_NUMBER: _ClassVar[int]
+    num_ended: int
+    def __init__(self, num_ended: _Optional[int] = ...) -> None: ...
+
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -75,7 +143,7 @@ class EngineSettings(_message.Message):
     def __init__(self, target: _Optional[str] = ..., draft: _Optional[str] = ..., target_tensor_parallel: _Optional[int] = ..., draft_tensor_parallel: _Optional[int] = ..., method: _Optional[str] = ..., depth: _Optional[int] = ..., depth_reason: _Optional[str] = ..., verification: _Optional[str] = ..., deterministic: bool = ..., policy: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., kernels: _Optional[str] = ...) -> None: ...
 
 class EngineState(_message.Message):
-    __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "models", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions", "speculation")
+    __slots__ = ("ranks", "proposal_backend", "proposal_sends", "draft_losses", "models", "running", "waiting", "kv_blocks_used", "kv_blocks", "steps", "committed_tokens", "drafted_tokens", "accepted_tokens", "preemptions", "speculation", "counters")
     RANKS_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_BACKEND_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_SENDS_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +159,7 @@ class EngineState(_message.Message):
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedCompositeFieldContainer[RankState]
     proposal_backend: str
     proposal_sends: int
@@ -106,7 +175,44 @@ class EngineState(_message.Message):
     accepted_tokens: int
     preemptions: int
     speculation: SpeculationState
-    def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationState, _Mapping]] = ...) -> None: ...
+    counters: EngineCounters
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationState, _Mapping]] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
+
+class EngineCounters(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "verified_tokens", "rounds_by_drafted", "rounds_by_verified", "rounds_by_accepted", "draft_s", "verify_s", "transfer_s", "wait_s", "proposers")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_BY_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_BY_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_BY_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_S_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    PROPOSERS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    verified_tokens: int
+    rounds_by_drafted: _containers.RepeatedScalarFieldContainer[int]
+    rounds_by_verified: _containers.RepeatedScalarFieldContainer[int]
+    rounds_by_accepted: _containers.RepeatedScalarFieldContainer[int]
+    draft_s: float
+    verify_s: float
+    transfer_s: float
+    wait_s: float
+    proposers: _containers.RepeatedCompositeFieldContainer[ProposerCounters]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., rounds_by_drafted: _Optional[_Iterable[int]] = ..., rounds_by_verified: _Optional[_Iterable[int]] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounters, _Mapping]]] = ...) -> None: ...
+
+class ProposerCounters(_message.Message):
+    __slots__ = ("name", "checked_tokens", "agreed_tokens")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGREED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    checked_tokens: int
+    agreed_tokens: int
+    def __init__(self, name: _Optional[str] = ..., checked_tokens: _Optional[int] = ..., agreed_tokens: _Optional[int] = ...) -> None: ...
 
 class ClusterState(_message.Message):
     __slots__ = ("controller", "state", "restarts", "draft_restarts", "processes")

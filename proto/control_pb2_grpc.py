@@ -50,6 +50,26 @@ class ControlStub(object):
                 request_serializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationRequest.SerializeToString,
                 response_deserializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationResponse.FromString,
                 _registered_method=True)
+        self.GetModelInfo = channel.unary_unary(
+                '/outrider.v1.Control/GetModelInfo',
+                request_serializer=outrider_dot_proto_dot_control__pb2.GetModelInfoRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.GetModelInfoResponse.FromString,
+                _registered_method=True)
+        self.GetServerInfo = channel.unary_unary(
+                '/outrider.v1.Control/GetServerInfo',
+                request_serializer=outrider_dot_proto_dot_control__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.GetServerInfoResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/outrider.v1.Control/Drain',
+                request_serializer=outrider_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/outrider.v1.Control/Abort',
+                request_serializer=outrider_dot_proto_dot_control__pb2.AbortRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.AbortResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -80,6 +100,34 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetModelInfo(self, request, context):
+        """What the model is and what a request gets that asks for nothing special.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServerInfo(self, request, context):
+        """What the server is: its version, protocols, limits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Refuse new requests and let running ones finish, in every process of the server. It stays so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
+        """End a running request, whoever sent it, in whichever process of the server it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -97,6 +145,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ExplainSpeculation,
                     request_deserializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationRequest.FromString,
                     response_serializer=outrider_dot_proto_dot_control__pb2.ExplainSpeculationResponse.SerializeToString,
+            ),
+            'GetModelInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelInfo,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.GetModelInfoRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.GetModelInfoResponse.SerializeToString,
+            ),
+            'GetServerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServerInfo,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.GetServerInfoResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.AbortRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.AbortResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -181,6 +249,114 @@ class Control(object):
             '/outrider.v1.Control/ExplainSpeculation',
             outrider_dot_proto_dot_control__pb2.ExplainSpeculationRequest.SerializeToString,
             outrider_dot_proto_dot_control__pb2.ExplainSpeculationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModelInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/GetModelInfo',
+            outrider_dot_proto_dot_control__pb2.GetModelInfoRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.GetModelInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/GetServerInfo',
+            outrider_dot_proto_dot_control__pb2.GetServerInfoRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.GetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/Drain',
+            outrider_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/Abort',
+            outrider_dot_proto_dot_control__pb2.AbortRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,

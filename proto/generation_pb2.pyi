@@ -26,7 +26,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "request_id", "priority", "text", "token_ids", "chat", "sampling", "speculation", "want_text_spans")
+    __slots__ = ("model", "request_id", "priority", "text", "token_ids", "chat", "sampling", "speculation", "want_text_spans", "resumable")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     WANT_TEXT_SPANS_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     priority: int
@@ -45,7 +46,98 @@ class GenerateRequest(_message.Message):
     sampling: SamplingParameters
     speculation: SpeculationParameters
     want_text_spans: bool
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., want_text_spans: bool = ...) -> None: ...
+    resumable: bool
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., want_text_spans: bool = ..., resumable: bool = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("request", "resume_token", "seed", "samples", "prompt_logprobs")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request: GenerateRequest
+    resume_token: str
+    seed: int
+    samples: _containers.RepeatedCompositeFieldContainer[HeldSample]
+    prompt_logprobs: int
+    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., resume_token: _Optional[str] = ..., seed: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[HeldSample, _Mapping]]] = ..., prompt_logprobs: _Optional[int] = ...) -> None: ...
+
+class HeldSample(_message.Message):
+    __slots__ = ("index", "token_ids", "finished", "cumulative_logprob", "speculation")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    CUMULATIVE_LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    finished: bool
+    cumulative_logprob: float
+    speculation: SpeculationStats
+    def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., finished: bool = ..., cumulative_logprob: _Optional[float] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("resume_token",)
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    resume_token: str
+    def __init__(self, resume_token: _Optional[str] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ("was_held",)
+    WAS_HELD_FIELD_NUMBER: _ClassVar[int]
+    was_held: bool
+    def __init__(self, was_held: bool = ...) -> None: ...
+
+class TokenizeRequest(_message.Message):
+    __slots__ = ("model", "text", "chat", "add_special_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    text: str
+    chat: Conversation
+    add_special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., add_special_tokens: bool = ...) -> None: ...
+
+class TokenizeResponse(_message.Message):
+    __slots__ = ("token_ids", "max_model_len")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    max_model_len: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ...) -> None: ...
+
+class DetokenizeRequest(_message.Message):
+    __slots__ = ("model", "token_ids", "skip_special_tokens")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    skip_special_tokens: bool
+    def __init__(self, model: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., skip_special_tokens: bool = ...) -> None: ...
+
+class DetokenizeResponse(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class GenerateOnceResponse(_message.Message):
+    __slots__ = ("request_id", "start", "samples", "prompt_logprobs", "summary")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    start: RequestStart
+    samples: _containers.RepeatedCompositeFieldContainer[GenerateResponse]
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
+    summary: RequestSummary
+    def __init__(self, request_id: _Optional[str] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[GenerateResponse, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., summary: _Optional[_Union[RequestSummary, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -54,22 +146,34 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Conversation(_message.Message):
-    __slots__ = ("messages", "template", "add_generation_prompt")
+    __slots__ = ("messages", "template", "add_generation_prompt", "template_kwargs_json")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     template: str
     add_generation_prompt: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template: _Optional[str] = ..., add_generation_prompt: bool = ...) -> None: ...
+    template_kwargs_json: str
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., template: _Optional[str] = ..., add_generation_prompt: bool = ..., template_kwargs_json: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content")
+    __slots__ = ("role", "content", "parts", "name")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[ContentPart]
+    name: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ..., name: _Optional[str] = ...) -> None: ...
+
+class ContentPart(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class SamplingParameters(_message.Message):
     __slots__ = ("n", "max_tokens", "min_tokens", "seed", "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "prompt_logprobs", "echo", "skip_special_tokens")
@@ -137,7 +241,7 @@ class SpeculationParameters(_message.Message):
     def __init__(self, method: _Optional[str] = ..., depth: _Optional[int] = ..., fix_depth: bool = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "text", "token_ids", "origins", "logprobs", "text_spans", "proposer", "prompt_logprobs", "start", "end", "summary")
+    __slots__ = ("request_id", "index", "text", "token_ids", "origins", "logprobs", "text_spans", "proposer", "rounds", "prompt_logprobs", "start", "end", "summary")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +250,7 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEXT_SPANS_FIELD_NUMBER: _ClassVar[int]
     PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
@@ -158,11 +263,22 @@ class GenerateResponse(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     text_spans: _containers.RepeatedCompositeFieldContainer[TextSpan]
     proposer: str
+    rounds: _containers.RepeatedCompositeFieldContainer[Round]
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     start: RequestStart
     end: SampleEnd
     summary: RequestSummary
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., text_spans: _Optional[_Iterable[_Union[TextSpan, _Mapping]]] = ..., proposer: _Optional[str] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., end: _Optional[_Union[SampleEnd, _Mapping]] = ..., summary: _Optional[_Union[RequestSummary, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[TokenOrigin, str]]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., text_spans: _Optional[_Iterable[_Union[TextSpan, _Mapping]]] = ..., proposer: _Optional[str] = ..., rounds: _Optional[_Iterable[_Union[Round, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., start: _Optional[_Union[RequestStart, _Mapping]] = ..., end: _Optional[_Union[SampleEnd, _Mapping]] = ..., summary: _Optional[_Union[RequestSummary, _Mapping]] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("num_tokens", "num_accepted", "num_verified")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_accepted: int
+    num_verified: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_verified: _Optional[int] = ...) -> None: ...
 
 class TextSpan(_message.Message):
     __slots__ = ("num_chars", "origin")
@@ -191,14 +307,16 @@ class TokenLogprob(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RequestStart(_message.Message):
-    __slots__ = ("seed", "model", "prompt_tokens")
+    __slots__ = ("seed", "model", "prompt_tokens", "resume_token")
     SEED_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     seed: int
     model: str
     prompt_tokens: int
-    def __init__(self, seed: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    resume_token: str
+    def __init__(self, seed: _Optional[int] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., resume_token: _Optional[str] = ...) -> None: ...
 
 class SampleEnd(_message.Message):
     __slots__ = ("reason", "stop_string", "stop_token_id", "speculation", "cumulative_logprob")
@@ -215,16 +333,20 @@ class SampleEnd(_message.Message):
     def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationStats, _Mapping]] = ..., cumulative_logprob: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "drafted_tokens", "accepted_tokens", "block_efficiency")
+    __slots__ = ("rounds", "drafted_tokens", "accepted_tokens", "block_efficiency", "verified_at", "accepted_at")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_AT_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted_tokens: int
     accepted_tokens: int
     block_efficiency: float
-    def __init__(self, rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., block_efficiency: _Optional[float] = ...) -> None: ...
+    verified_at: _containers.RepeatedScalarFieldContainer[int]
+    accepted_at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., block_efficiency: _Optional[float] = ..., verified_at: _Optional[_Iterable[int]] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestSummary(_message.Message):
     __slots__ = ("usage", "speculation", "timings", "resubmissions")

@@ -40,6 +40,31 @@ class GenerationStub(object):
                 request_serializer=outrider_dot_proto_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=outrider_dot_proto_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateOnce = channel.unary_unary(
+                '/outrider.v1.Generation/GenerateOnce',
+                request_serializer=outrider_dot_proto_dot_generation__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_generation__pb2.GenerateOnceResponse.FromString,
+                _registered_method=True)
+        self.ResumeStream = channel.unary_stream(
+                '/outrider.v1.Generation/ResumeStream',
+                request_serializer=outrider_dot_proto_dot_generation__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_generation__pb2.GenerateResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/outrider.v1.Generation/Release',
+                request_serializer=outrider_dot_proto_dot_generation__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_generation__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/outrider.v1.Generation/Tokenize',
+                request_serializer=outrider_dot_proto_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/outrider.v1.Generation/Detokenize',
+                request_serializer=outrider_dot_proto_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServicer(object):
@@ -50,13 +75,59 @@ class GenerationServicer(object):
         """Generate one text, or `n` samples of it, and stream it as it comes about.
 
         The deadline of the call is the deadline of the request: it is scheduled with it and ends with
-        DEADLINE_EXCEEDED. Ending the call early cancels the request at once. If part of the server
-        fails, the stream pauses and goes on; no token is told twice and none is left out.
+        DEADLINE_EXCEEDED. Ending the call early cancels the request at once, unless it is `resumable`:
+        then see `Release`. If part of the server fails, the stream pauses and goes on; no token is
+        told twice and none is left out.
 
         Codes: INVALID_ARGUMENT (a parameter or the prompt is wrong), NOT_FOUND (no such model),
         ALREADY_EXISTS (the request id is in use), RESOURCE_EXHAUSTED (no room for it now, or ever),
         UNAVAILABLE (no engine), DEADLINE_EXCEEDED, CANCELLED, INTERNAL. The message is one sentence
-        that names the field, its value and the remedy.
+        that names the field, its value and the remedy. For programs the trailing metadata of a status
+        has "outrider-error" = "1", which tells it from one of gRPC's own; "outrider-error-field" = the
+        field at fault, as "temperature" or "messages[2].content", where one is; and with
+        RESOURCE_EXHAUSTED and UNAVAILABLE "outrider-retry-after-s" = seconds to wait before trying
+        again. That holds for every method of every service here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateOnce(self, request, context):
+        """The same as one answer: its messages put together, those of each sample in one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeStream(self, request, context):
+        """Goes on with a stream whose connection was lost, from what the client has of it: at the engine
+        if that still holds the request, and otherwise by generating it anew from there, within the
+        limits of any new request. The first message has the `start` of the first stream once more;
+        its token is good for further resumptions. Samples the client has finished are left alone.
+        PERMISSION_DENIED if the token is not that of the request, of the seed and of the key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Ends a `resumable` request that its client wants no more of. Ending its call does not: the
+        server cannot tell whether the client has left or was cut off, and keeps it for a while. One
+        that is over already is no error. PERMISSION_DENIED if the token is not of this key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Token ids of a text or a conversation, as `Generate` would read it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,6 +140,31 @@ def add_GenerationServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=outrider_dot_proto_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=outrider_dot_proto_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateOnce': grpc.unary_unary_rpc_method_handler(
+                    servicer.GenerateOnce,
+                    request_deserializer=outrider_dot_proto_dot_generation__pb2.GenerateRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_generation__pb2.GenerateOnceResponse.SerializeToString,
+            ),
+            'ResumeStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ResumeStream,
+                    request_deserializer=outrider_dot_proto_dot_generation__pb2.ResumeRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=outrider_dot_proto_dot_generation__pb2.ReleaseRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_generation__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=outrider_dot_proto_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=outrider_dot_proto_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,6 +195,141 @@ class Generation(object):
             '/outrider.v1.Generation/Generate',
             outrider_dot_proto_dot_generation__pb2.GenerateRequest.SerializeToString,
             outrider_dot_proto_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateOnce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/GenerateOnce',
+            outrider_dot_proto_dot_generation__pb2.GenerateRequest.SerializeToString,
+            outrider_dot_proto_dot_generation__pb2.GenerateOnceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outrider.v1.Generation/ResumeStream',
+            outrider_dot_proto_dot_generation__pb2.ResumeRequest.SerializeToString,
+            outrider_dot_proto_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Release',
+            outrider_dot_proto_dot_generation__pb2.ReleaseRequest.SerializeToString,
+            outrider_dot_proto_dot_generation__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Tokenize',
+            outrider_dot_proto_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            outrider_dot_proto_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Generation/Detokenize',
+            outrider_dot_proto_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            outrider_dot_proto_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

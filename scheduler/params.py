@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outrider.errors import RequestError
+from outrider.errors import RequestError, UnknownParameterError
 
 MAX_LOGPROBS = 50
+MAX_SAMPLES = 128
 OFF = "off"
 """What a request says that wants no speculation; any other name is a proposer's."""
 # Far more than anybody needs, and few enough that a request costs its neighbours nothing.
@@ -98,14 +100,21 @@ class SamplingParams:
     num_speculative_tokens: int | None = None
     fix_depth: bool = False
 
+    if not TYPE_CHECKING:  # a checker of types knows the fields without it
+
+        def __new__(cls, *args, **kwargs):
+            refuse_unknown(kwargs)
+            return object.__new__(cls)
+
     def __post_init__(self) -> None:
         put = object.__setattr__  # the one place where a frozen instance is normalised
         put(self, "stop", _strings("stop", self.stop, MAX_STOPS, MAX_STOP_CHARS))
         bad_words = _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
         put(self, "bad_words", bad_words)
         ids = () if self.stop_token_ids is None else self.stop_token_ids
+        if isinstance(ids, Sequence):  # before each of them is looked at
+            _check_count("stop_token_ids", len(ids), MAX_STOP_TOKEN_IDS)
         put(self, "stop_token_ids", _ints("stop_token_ids", ids))
-        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ints("allowed_token_ids", self.allowed_token_ids))
         put(self, "logit_bias", self._checked_bias())
@@ -119,6 +128,8 @@ class SamplingParams:
                 raise RequestError(f"{name} is None; it must be {rule}.")
             if not _is_kind(value, kind) or not is_valid(value):
                 raise RequestError(f"{name} is {value!r}; it must be {rule}.")
+            if kind is int and value >= 2**64:
+                raise RequestError(f"{name} is beyond 64 bits; choose a smaller number.")
         self._check_combinations()
 
     def _checked_bias(self) -> dict[int, float]:
@@ -168,13 +179,8 @@ class SamplingParams:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from outside data; an unknown name is refused with the known ones listed."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                raise RequestError(
-                    f"unknown sampling parameter {name!r}; known are {', '.join(sorted(known))}."
-                )
+        """Build from outside data; an unknown name is refused with the one that is meant."""
+        refuse_unknown(values)
         return cls(**values)
 
     @property
@@ -184,6 +190,45 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
         )
+
+
+# Names of other programs for what is here, and vLLM's for what is not.
+_MEANT = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "num_return_sequences": "n",
+    "num_samples": "n",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "top_logprobs": "logprobs",
+    "method": "speculation",
+    "depth": "num_speculative_tokens",
+}
+WITHOUT_COUNTERPART = frozenset(
+    ("best_of", "use_beam_search", "beam_width", "num_beams", "length_penalty", "early_stopping")
+    + ("detokenize", "output_kind", "spaces_between_special_tokens", "truncate_prompt_tokens")
+    + ("logits_processors", "guided_decoding", "structured_outputs", "response_format")
+    + ("extra_args", "flat_logprobs", "do_sample")
+    + ("lora_request", "prompt_adapter_request", "tokenization_kwargs")  # of vLLM's generate()
+)
+
+
+def refuse_unknown(given: Iterable[str]) -> None:
+    """Raises on the first name that is no sampling parameter."""
+    known = SamplingParams.__dataclass_fields__
+    for name in given:
+        if name in known:
+            continue
+        if name in WITHOUT_COUNTERPART:
+            raise UnknownParameterError(
+                f"unknown sampling parameter {name!r}; none here does the same, so leave it out."
+            )
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+        meant = _MEANT.get(name) or next(iter(near), None)
+        hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(sorted(known))}."
+        raise UnknownParameterError(f"unknown sampling parameter {name!r}; {hint}")
 
 
 def check_priority(priority: Any) -> None:
@@ -216,7 +261,7 @@ _OPTIONAL = {
 _Rule = tuple[type, Callable[[Any], bool], str]
 _LOGPROBS: _Rule = (int, lambda v: 0 <= v <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}, or None")
 _RULES: dict[str, _Rule] = {
-    "n": (int, lambda v: 1 <= v <= 128, "a whole number from 1 to 128"),
+    "n": (int, lambda v: 1 <= v <= MAX_SAMPLES, f"a whole number from 1 to {MAX_SAMPLES}"),
     "temperature": (float, lambda v: 0 <= v <= 100, "a number from 0 to 100"),
     "top_k": (int, lambda v: v >= 0, "a whole number >= 0 (0 turns it off)"),
     "top_p": (float, lambda v: 0 < v <= 1, "a number in (0, 1]"),

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """Base of all errors a user can cause or must hear about."""
+    """Base of all errors a user can cause or must hear about. `retry_after_s` is when the same may
+    go well, where somebody knows."""
 
     exit_code = 1
+    retry_after_s: float | None = None
+
+    def __init__(self, *args: object, retry_after_s: float | None = None) -> None:
+        super().__init__(*args)
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class ConfigError(OutriderError):
@@ -23,6 +30,10 @@ class RequestError(OutriderError):
     """A request cannot be served as it is: bad parameter, empty or over-long prompt."""
 
     exit_code = 2
+
+
+class UnknownParameterError(RequestError, TypeError):
+    """A keyword that nothing answers to: to Python a wrong call, to us a wrong request."""
 
 
 class ModelError(OutriderError):

@@ -7,10 +7,10 @@ from outrider.config.sections import (
     ClusterConfig,
     DraftConfig,
     SchedulerConfig,
-    ServerConfig,
     SpeculationConfig,
     TargetConfig,
 )
+from outrider.config.serving import ServerConfig
 
 __all__ = [
     "MAX_SPECULATIVE_TOKENS",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from outrider.config.foreign import answer_foreign_names
 from outrider.config.rules import did_you_mean
 from outrider.errors import ConfigError
 
 PATHS: Mapping[str, str] = {
     "model": "target.model",
+    "tokenizer": "target.tokenizer",
     "revision": "target.revision",
     "dtype": "target.dtype",
     "quantization": "target.quantization",
@@ -44,9 +46,34 @@ PATHS: Mapping[str, str] = {
     "max_waiting": "scheduler.max_waiting",
     "host": "server.host",
     "port": "server.port",
-    "served_model_name": "server.model_name",
+    "grpc_port": "server.grpc_port",
+    "admin_port": "server.admin_port",
+    "served_model_name": "server.model_names",
+    "gateway_processes": "server.processes",
+    "generation_config": "server.generation_config",
+    "chat_template": "server.chat_template",
     "allow_client_templates": "server.allow_client_templates",
+    "page": "server.page",
+    "api_key": "server.api_key",
+    "api_keys_file": "server.api_keys_file",
+    "allow_anonymous": "server.allow_anonymous",
+    "tls_cert": "server.tls_cert",
+    "tls_key": "server.tls_key",
+    "tls_client_ca": "server.tls_client_ca",
+    "cors_origins": "server.cors_origins",
     "max_requests": "server.max_requests",
+    "max_body_bytes": "server.max_body_bytes",
+    "max_prompt_tokens": "server.max_prompt_tokens",
+    "max_samples": "server.max_samples",
+    "max_logprobs": "server.max_logprobs",
+    "max_streams_per_connection": "server.max_streams_per_connection",
+    "header_timeout_s": "server.header_timeout_s",
+    "queue_timeout_s": "server.queue_timeout_s",
+    "resume_window_s": "server.resume_window_s",
+    "max_resumable": "server.max_resumable",
+    "drain_s": "server.drain_s",
+    "vllm_metrics": "server.vllm_metrics",
+    "log_prompts": "server.log_prompts",
     "ray_address": "cluster.address",
     "placement_timeout_s": "cluster.placement_timeout_s",
     "start_timeout_s": "cluster.start_timeout_s",
@@ -58,6 +85,7 @@ PATHS: Mapping[str, str] = {
     "cpu_kernels": "cpu_kernels",
     "num_threads": "num_threads",
     "log_level": "log_level",
+    "log_format": "log_format",
 }
 
 _SPECULATIVE_CONFIG_PATHS: Mapping[str, str] = {
@@ -70,30 +98,54 @@ _SPECULATIVE_CONFIG_PATHS: Mapping[str, str] = {
     "prompt_lookup_max": "speculation.ngram_max",
 }
 
-# vLLM switches that have no counterpart because nothing here depends on them: checkpoints never
-# bring code, and there is one block manager.
-_WITHOUT_EFFECT = frozenset({"use_v2_block_manager", "trust_remote_code", "enforce_eager"})
+NONE = "none"
+"""As a draft's name: that there is none. To Python's None, which is "not given", it is the word."""
+OFF = "off"
+"""As a method: that nobody proposes, whatever is set elsewhere."""
 
-_DTYPE_WORDS = {"half": "float16", "float": "float32"}
-_METHOD_WORDS = {"draft_model": "draft", "[ngram]": "ngram"}
+_DTYPE_WORDS = {
+    **{"half": "float16", "fp16": "float16", "bf16": "bfloat16"},
+    **{"float": "float32", "fp32": "float32"},
+}
+_WORDS: Mapping[str, Mapping[str, str | None]] = {
+    "target.dtype": _DTYPE_WORDS,
+    "draft.dtype": _DTYPE_WORDS,
+    "draft.model": {NONE: None},
+    "speculation.method": {"draft_model": "draft", "[ngram]": "ngram", OFF: None},
+    "server.generation_config": {"vllm": "none"},
+}
 
 
-def settings_from_kwargs(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by path, and by path the name the caller used. None means "not given"."""
+def settings_from_kwargs(
+    kwargs: Mapping[str, Any], name_of: Callable[[str], str] = str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by path, and by path the name the caller used, as `name_of` writes it.
+
+    None means "not given".
+    """
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
+    written: dict[str, Any] = {}
     for name, path, value in _flattened(kwargs):
-        if path == "draft.model" and value == "[ngram]":
-            path, value = "speculation.method", "ngram"
-        value = _plain(path, value)
-        if path in values and values[path] != value:
-            raise ConfigError(
-                f"{names[path]} is {values[path]!r} and {name} is {value!r}, but both set {path}; "
-                "give only one of them."
-            )
-        values[path] = value
-        names.setdefault(path, name)
+        for own_path, own in _meant(path, value):
+            if own_path in values and values[own_path] != own:
+                raise ConfigError(
+                    f"{names[own_path]} is {written[own_path]!r} and {name_of(name)} is "
+                    f"{value!r}, but both set {own_path}; give only one of them."
+                )
+            values[own_path] = own
+            written.setdefault(own_path, value)
+            names.setdefault(own_path, name_of(name))
     return values, names
+
+
+def _meant(path: str, value: Any) -> list[tuple[str, Any]]:
+    """What a value sets, under the names the configuration has for it."""
+    if path == "draft.model" and value == "[ngram]":
+        return [("speculation.method", "ngram")]
+    if path == "speculation.method" and value == OFF:
+        return [(path, None), ("draft.model", None)]
+    return [(path, _plain(path, value))]
 
 
 def _flattened(kwargs: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
@@ -104,13 +156,11 @@ def _flattened(kwargs: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
             f"speculative_config is {nested!r}; it must be a dict such as "
             '{"model": ..., "num_speculative_tokens": 5}.'
         )
-    known = [*PATHS, "speculative_config", *_WITHOUT_EFFECT]
-    flat: list[tuple[str, str, Any]] = []
-    for name, value in kwargs.items():
-        if name not in known:
-            raise ConfigError(f"{name} is no argument of LLM.{did_you_mean(name, known)}")
-        if value is not None and name in PATHS:
-            flat.append((name, PATHS[name], value))
+    known = [*PATHS, "speculative_config"]
+    foreign = {name: value for name, value in kwargs.items() if name not in known}
+    for name in answer_foreign_names(foreign):
+        raise ConfigError(f"{name} is no argument of LLM.{did_you_mean(name, known)}")
+    flat = [(n, PATHS[n], v) for n, v in kwargs.items() if n in PATHS and v is not None]
     for key, value in (nested or {}).items():
         if key not in _SPECULATIVE_CONFIG_PATHS:
             hint = did_you_mean(key, _SPECULATIVE_CONFIG_PATHS)
@@ -127,7 +177,5 @@ def _plain(path: str, value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "torch":
         value = str(value).removeprefix("torch.")
     if isinstance(value, str):
-        words = {"target.dtype": _DTYPE_WORDS, "draft.dtype": _DTYPE_WORDS}
-        words["speculation.method"] = _METHOD_WORDS
-        return words.get(path, {}).get(value, value)
+        return _WORDS.get(path, {}).get(value, value)
     return value

@@ -29,14 +29,27 @@ class FieldError(ConfigError):
 class Rule:
     """What a setting may be. `wanted` completes the sentence "it must be ..."."""
 
-    kind: type[bool] | type[int] | type[float] | type[str]
+    kind: type[bool] | type[int] | type[float] | type[str] | type[tuple[str, ...]]
     wanted: str
     accepts: Callable[[Any], bool]
     optional: bool = False
+    is_secret: bool = False  # never shown, neither by `config show` nor to whoever asks a server
 
     def breach(self, value: Any) -> str | None:
         """What is wrong with the value, to be read after the setting's name; None if it is fine."""
-        return None if self._holds(value) else f"is {value!r}; it must be {self.wanted}."
+        if self._holds(value):
+            return None
+        return f"is {self.shown(value)}; it must be {self.wanted}."
+
+    def shown(self, value: Any) -> str:
+        """The value in a sentence; that of a secret is nobody's to read."""
+        return "not as it should be" if self.is_secret else repr(value)
+
+    def settled(self, value: Any) -> Any:
+        """The value as the configuration holds it: a list of names may come as one of them."""
+        if self.kind is tuple and isinstance(value, str | list):
+            return (value,) if isinstance(value, str) else tuple(value)
+        return value
 
     def _holds(self, value: Any) -> bool:
         if value is None:
@@ -60,6 +73,8 @@ class Rule:
             return _BOOL_WORDS.get(word, text)
         if self.kind is str:
             return text.strip()
+        if self.kind is tuple:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
         try:
             return self.kind(word)
         except ValueError:
@@ -85,6 +100,15 @@ class Setting:
     def env_name(self) -> str:
         return "OUTRIDER_" + self.path.replace(".", "_").upper()
 
+    @property
+    def env_names(self) -> tuple[str, ...]:
+        """All variables that set it."""
+        return self.env_name, *_ENV_ALIASES.get(self.path, ())
+
+
+# What clients and servers share has one short name for both.
+_ENV_ALIASES = {"server.api_key": ("OUTRIDER_API_KEY",)}
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint to append after a full stop: the nearest known name, or nothing if none is near."""
@@ -93,7 +117,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def setting(default: Any, rule: Rule, doc: str) -> Any:
-    return dataclasses.field(default=default, metadata={"rule": rule, "doc": doc})
+    return dataclasses.field(
+        default=default, repr=not rule.is_secret, metadata={"rule": rule, "doc": doc}
+    )
 
 
 def _or_unset(wanted: str, optional: bool) -> str:
@@ -115,6 +141,15 @@ def text_rule(wanted: str, *, optional: bool = False) -> Rule:
     return Rule(str, _or_unset(wanted, optional), lambda v: bool(v.strip()), optional)
 
 
+def names_rule(wanted: str) -> Rule:
+    """Several texts; one from a flag or a variable has commas between them."""
+    return Rule(tuple, wanted, lambda v: all(isinstance(each, str) and each.strip() for each in v))
+
+
+FLAG = Rule(bool, "true or false", lambda v: True)
+POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
+
+
 class Checked:
     """Checks every field against its rule on construction; sections add checks across fields."""
 
@@ -124,7 +159,11 @@ class Checked:
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             rule: Rule | None = item.metadata.get("rule")
-            problem = rule.breach(getattr(self, item.name)) if rule is not None else None
+            if rule is None:
+                continue
+            value = rule.settled(getattr(self, item.name))
+            object.__setattr__(self, item.name, value)  # the one place where it is normalised
+            problem = rule.breach(value)
             if problem is not None:
                 raise FieldError((self._section + item.name,), problem)
         self._check_together()

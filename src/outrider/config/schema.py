@@ -11,10 +11,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from outrider.config.bundled import AUTO, draft_beside
 from outrider.config.kwargs import settings_from_kwargs
 from outrider.config.rules import (
+    FLAG,
+    POSITIVE,
     Checked,
     FieldError,
     Rule,
@@ -25,16 +28,15 @@ from outrider.config.rules import (
     whole,
 )
 from outrider.config.sections import (
-    FLAG,
-    POSITIVE,
     CacheConfig,
     ClusterConfig,
     DraftConfig,
     SchedulerConfig,
-    ServerConfig,
     SpeculationConfig,
     TargetConfig,
 )
+from outrider.config.serving import ServerConfig
+from outrider.errors import ConfigError
 
 MAX_WAITING_OF_SERVERS = 4096
 
@@ -81,12 +83,29 @@ class EngineConfig(Checked):
     log_level: str = setting(
         "info", choice("debug", "info", "warning", "error"), "Least severe message logged."
     )
+    log_format: str = setting(
+        "text", choice("text", "json"), "Log lines for people, or as JSON objects."
+    )
+
+    if not TYPE_CHECKING:  # a checker of types knows the fields without it
+
+        def __new__(cls, **fields):
+            for name in fields:
+                if name not in cls.__dataclass_fields__:
+                    raise ConfigError(
+                        f"{name} is no field of EngineConfig, which has sections; "
+                        f"EngineConfig.from_kwargs({name}=...) takes the names of LLM."
+                    )
+            return object.__new__(cls)
 
     def _check_together(self) -> None:
         for name, kind in SECTIONS.items():
             if not isinstance(getattr(self, name), kind):
                 value = getattr(self, name)
                 raise FieldError((name,), f"is {value!r}; it must be a {kind.__name__}.")
+        if self.draft.model == AUTO:  # the one place where it is settled
+            model = draft_beside(self.target.model, self.speculation.method)
+            object.__setattr__(self, "draft", dataclasses.replace(self.draft, model=model))
         for name in ("target", "draft"):
             size = getattr(self, name).tensor_parallel
             if self.workers == "inline" and size > 1:
@@ -170,6 +189,13 @@ class EngineConfig(Checked):
             section, _, name = path.rpartition(".")
             values[path] = getattr(getattr(self, section) if section else self, name)
         return values
+
+    def without_secrets(self) -> EngineConfig:
+        """For processes and files that have no use for them."""
+        values = self.to_settings()
+        return self.from_settings(
+            {p: None if settings()[p].rule.is_secret else v for p, v in values.items()}
+        )
 
 
 SECTIONS: Mapping[str, type[Checked]] = {

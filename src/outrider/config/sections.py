@@ -6,14 +6,24 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
-from outrider.config.rules import Checked, FieldError, Rule, choice, setting, text_rule, whole
+from outrider.config.bundled import AUTO
+from outrider.config.rules import (
+    FLAG,
+    POSITIVE,
+    Checked,
+    FieldError,
+    Rule,
+    choice,
+    setting,
+    text_rule,
+    whole,
+)
 from outrider.scheduler.policies import GOODPUT, POLICIES
 from outrider.workers.proposers.registry import proposer_names
+from outrider.workers.weights.resolve import BUNDLED_TARGET
 
 MAX_SPECULATIVE_TOKENS = 32
 
-FLAG = Rule(bool, "true or false", lambda v: True)
-POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
 _QUANTIZATION = choice("fp8", "int8", optional=True)
 _DTYPE = choice("auto", "float32", "bfloat16", "float16")
 _DEVICE = Rule(
@@ -31,9 +41,14 @@ class TargetConfig(Checked):
     _section = "target."
 
     model: str = setting(
-        "smollm2-135m-instruct",
+        BUNDLED_TARGET,
         text_rule(_MODEL_WANTED),
         "The target: a bundled model's name, a checkpoint folder, a .gguf file or a hub id.",
+    )
+    tokenizer: str | None = setting(
+        None,
+        text_rule("a bundled model's name, a folder or a hub id", optional=True),
+        "Its tokenizer, named like a model; unset is the one that comes with the target.",
     )
     revision: str | None = setting(
         None,
@@ -59,6 +74,13 @@ class TargetConfig(Checked):
         "Longest prompt plus output in tokens; unset is what the checkpoint allows.",
     )
 
+    @property
+    def tokenizer_source(self) -> tuple[str, str | None]:
+        """Where its tokenizer is, and in which revision."""
+        if self.tokenizer is not None:
+            return self.tokenizer, None
+        return self.model, self.revision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig(Checked):
@@ -67,9 +89,10 @@ class DraftConfig(Checked):
     _section = "draft."
 
     model: str | None = setting(
-        None,
+        AUTO,
         text_rule(_MODEL_WANTED, optional=True),
-        "The draft, named like the target; unset means there is none.",
+        "The draft, named like the target, or none; auto is the bundled one beside the bundled "
+        "target unless ngram proposes, and none beside others.",
     )
     dtype: str = setting("auto", _DTYPE, "Type of weights and KV; auto is the target's.")
     quantization: str | None = setting(
@@ -97,7 +120,7 @@ class SpeculationConfig(Checked):
             lambda v: v in proposer_names(),
             optional=True,
         ),
-        "Who proposes: draft or ngram; unset is draft if draft.model is set, else nobody.",
+        "Who proposes: draft or ngram; unset is draft if there is one, else nobody.",
     )
     policy: str = setting(
         GOODPUT,
@@ -214,30 +237,6 @@ class SchedulerConfig(Checked):
                 f"is {tokens}, below scheduler.max_num_seqs ({seats}); raise the first or lower "
                 "the second.",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(Checked):
-    """How clients reach it."""
-
-    _section = "server."
-
-    host: str = setting("127.0.0.1", text_rule("an address to listen on"), "Address of the server.")
-    port: int = setting(50051, whole(0, 65535), "Port of gRPC; 0 takes a free one.")
-    model_name: str | None = setting(
-        None,
-        text_rule("a name", optional=True),
-        "Name the model is served under; unset is that of target.model.",
-    )
-    allow_client_templates: bool = setting(
-        False,
-        FLAG,
-        "Let clients bring chat templates of their own; these are programs, and run in a process "
-        "with limits.",
-    )
-    max_requests: int = setting(
-        1024, whole(1), "Most requests in hand at once; more are refused until some have ended."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,9 +100,12 @@ def read_assignments(texts: Iterable[str], origin: str = "--set") -> dict[str, G
 
 def read_kwargs(kwargs: Mapping[str, Any], *, as_flags: bool = False) -> dict[str, Given]:
     """Values by path from the flat names of `LLM(...)`; as flags, their origin is "--name"."""
-    values, names = settings_from_kwargs(kwargs)
-    origins = {p: "--" + n.replace("_", "-") if as_flags else n for p, n in names.items()}
-    return {path: Given(value, origins[path]) for path, value in values.items()}
+    values, names = settings_from_kwargs(kwargs, _flag_of if as_flags else str)
+    return {path: Given(value, names[path]) for path, value in values.items()}
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def merge_given(*sources: Mapping[str, Given]) -> dict[str, Given]:
@@ -113,13 +116,15 @@ def merge_given(*sources: Mapping[str, Given]) -> dict[str, Given]:
             other = merged.setdefault(path, given)
             if other.value != given.value:
                 raise ConfigError(
-                    f"{other.origin} sets {path} to {_shown(other.value)} and {given.origin} to "
-                    f"{_shown(given.value)}; give only one of them."
+                    f"{other.origin} sets {path} to {_shown(path, other.value)} and {given.origin} "
+                    f"to {_shown(path, given.value)}; give only one of them."
                 )
     return merged
 
 
-def _shown(value: Any) -> str:
+def _shown(path: str, value: Any) -> str:
+    if value is not None and find_setting(path).rule.is_secret:
+        return "one value"
     return "none" if value is None else repr(value)
 
 
@@ -151,7 +156,9 @@ class _Collector:
 
     def put(self, path: str, value: Any, origin: str) -> None:
         try:
-            problem = find_setting(path).rule.breach(value)
+            rule = find_setting(path).rule
+            value = rule.settled(value)
+            problem = rule.breach(value)
         except FieldError as error:
             self.problems.append(f"{origin}: {error}")
             return
@@ -168,7 +175,7 @@ class _Collector:
 
 
 def _read_env(env: Mapping[str, str], collected: _Collector) -> None:
-    by_name = {setting.env_name: setting for setting in settings().values()}
+    by_name = {name: setting for setting in settings().values() for name in setting.env_names}
     for name in sorted(env):
         if not name.startswith("OUTRIDER_") or name in RESERVED_VARIABLES:
             continue
@@ -176,7 +183,12 @@ def _read_env(env: Mapping[str, str], collected: _Collector) -> None:
             logger.debug("%s=%s tells of a Kubernetes Service and is no setting", name, env[name])
         elif name in by_name:
             setting = by_name[name]
-            collected.put(setting.path, setting.rule.parse(env[name]), name)
+            value = setting.rule.parse(env[name])
+            for other in set(setting.env_names) & set(env) - {name}:
+                if setting.rule.parse(env[other]) != value:
+                    problem = f"{name} and {other} both set {setting.path}; unset one of them."
+                    raise ConfigError(problem)
+            collected.put(setting.path, value, name)
         else:
             hint = did_you_mean(name, [*by_name, *RESERVED_VARIABLES])
             collected.problems.append(f"{name} is no setting; unset or rename it.{hint}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from outrider.links.address import (
     RETRY_S,
@@ -27,8 +27,10 @@ from outrider.links.frames import (
     LinkTimeoutError,
     pack,
 )
-from outrider.links.handshake import Script, dialler_script, hung_up, timed_out
+from outrider.links.handshake import Script, dialler_script, hung_up, listener_script, timed_out
 from outrider.links.rank_messages import Hello
+
+T = TypeVar("T")
 
 MOST_UNRECEIVED_BYTES = MAX_FRAME_BYTES  # then nothing more is read from the socket
 
@@ -38,7 +40,7 @@ class AsyncChannel(asyncio.Protocol):
 
     What the peer sent before it died can still be received; after that `receive` raises
     `LinkClosedError` (the peer is gone) or `LinkTimeoutError` (it hangs) at every call.
-    Made by `open_channel`.
+    Made by `open_channel` and `accept_channel`.
     """
 
     def __init__(self, codec: Codec, *, heartbeat_s: float, silence_s: float, peer: str) -> None:
@@ -136,8 +138,7 @@ class AsyncChannel(asyncio.Protocol):
     # -- called by the event loop -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio
         self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
 
     def data_received(self, data: bytes) -> None:
@@ -171,6 +172,7 @@ async def open_channel(
     *,
     heartbeat_s: float = HEARTBEAT_S,
     silence_s: float = SILENCE_S,
+    peer: str = "the engine",
 ) -> AsyncChannel:
     """Dial, prove the secret and say who this is. Tries until the time is up while nobody listens;
     `timeout_s` covers all of it."""
@@ -182,7 +184,7 @@ async def open_channel(
             await _play(sock, dialler_script(secret, hello))
         _, channel = await loop.create_connection(
             lambda: AsyncChannel(
-                codec, heartbeat_s=heartbeat_s, silence_s=silence_s, peer=f"the engine at {address}"
+                codec, heartbeat_s=heartbeat_s, silence_s=silence_s, peer=f"{peer} at {address}"
             ),
             sock=sock,
         )
@@ -192,6 +194,28 @@ async def open_channel(
             raise timed_out(timeout_s) from error
         raise
     return channel
+
+
+async def accept_channel(
+    sock: socket.socket, secret: str, codec: Codec, timeout_s: float, *, peer: str
+) -> tuple[Hello, AsyncChannel]:
+    """The listening side of an accepted socket, which is closed if the peer is refused."""
+    loop = asyncio.get_running_loop()
+    try:
+        sock.setblocking(False)
+        tune(sock)
+        async with asyncio.timeout(timeout_s):
+            hello = await _play(sock, listener_script(secret))
+        _, channel = await loop.connect_accepted_socket(
+            lambda: AsyncChannel(codec, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S, peer=peer),
+            sock=sock,
+        )
+    except BaseException as error:
+        sock.close()
+        if isinstance(error, TimeoutError):
+            raise timed_out(timeout_s) from error
+        raise
+    return hello, channel
 
 
 async def _dial(address: str, timeout_s: float) -> socket.socket:
@@ -238,7 +262,7 @@ async def _connect_to(family: int, place: Any) -> socket.socket:
     return sock
 
 
-async def _play(sock: socket.socket, script: Script[None]) -> None:
+async def _play(sock: socket.socket, script: Script[T]) -> T:
     loop = asyncio.get_running_loop()
     turn = next(script)
     while True:
@@ -254,5 +278,6 @@ async def _play(sock: socket.socket, script: Script[None]) -> None:
             raise hung_up() from error
         try:
             turn = script.send(data)
-        except StopIteration:
-            return
+        except StopIteration as finished:
+            result: T = finished.value
+            return result

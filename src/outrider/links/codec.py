@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from outrider.errors import OutriderError
-from outrider.links import gateway_messages, rank_messages, store_messages
+from outrider.links import fleet_messages, gateway_messages, rank_messages, store_messages
 from outrider.links.frames import LinkError
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -248,3 +248,4 @@ def _wrong_count(cls: type, got: int, expected: int) -> LinkError:
 RANK_CODEC = Codec.of_module(rank_messages)
 GATEWAY_CODEC = Codec.of_module(gateway_messages)
 STORE_CODEC = Codec.of_module(store_messages)
+FLEET_CODEC = Codec.of_module(fleet_messages)

@@ -10,7 +10,7 @@ Clients' ids stay in the gateway: what the engine says about a request names non
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -38,6 +38,8 @@ class EngineFacts:
     kernels: str
     num_blocks: int  # KV blocks of the target
     num_draft_blocks: int = 0
+    # What the checkpoint's generation_config.json sets, by the names of `SamplingParams`.
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class Submit:
     samples: tuple[SubmittedSample, ...]
     timeout_s: float | None  # from the moment the engine receives it
     is_resumed: bool  # an engine has been asked before: no limit on what may wait applies
+    # Under which the samples go on without their gateway, for `server.resume_window_s`; "" if they
+    # do not.
+    resume_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,33 @@ class Cancel:
     """Gateway to engine: nobody reads this sample any more. Unknown handles are no error."""
 
     handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Gateway to engine: these samples have lost their reader, who may come back for them. Those
+    that were submitted with a `resume_id` go on; the others are cancelled."""
+
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Gateway to engine: somebody has come back for the samples of a request. `samples` are those
+    unfinished in the reader's hands, each with what it has of them."""
+
+    query: int
+    resume_id: str
+    samples: tuple[SubmittedSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Engine to gateway: the answer. If they were held, what the reader lacks follows as updates
+    for the new handles; if not, nothing was done and they must be submitted."""
+
+    query: int
+    is_held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +157,36 @@ class ModelStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposerCounters:
+    """How often one proposer was right: of the text as it came to be, the tokens it had guessed or
+    was asked for behind it, up to the first wrong one of a round; and those that were right."""
+
+    name: str
+    checked_tokens: int
+    agreed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What an engine has counted since its start, but for what `EngineStatus` has had for longer.
+
+    Tuples are by a number of tokens, 0 first: how many rounds had so many.
+    """
+
+    prompt_tokens: int = 0  # looked for in the cache
+    cached_tokens: int = 0  # of these: found there
+    verified_tokens: int = 0
+    rounds_by_drafted: tuple[int, ...] = ()
+    rounds_by_verified: tuple[int, ...] = ()
+    rounds_by_accepted: tuple[int, ...] = ()
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    transfer_s: float = 0.0  # that the target waited for drafts on their way to it
+    wait_s: float = 0.0  # that the engine waited for verdicts
+    proposers: tuple[ProposerCounters, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Engine to gateway: the answer. Counters are since the engine's start."""
 
@@ -144,6 +206,7 @@ class EngineStatus:
     preemptions: int
     models: tuple[ModelStatus, ...] = ()  # in the engine's own process
     speculation: SpeculationStatus | None = None
+    counters: EngineCounters = EngineCounters()
 
 
 @dataclass(frozen=True, slots=True)

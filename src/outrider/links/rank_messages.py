@@ -9,8 +9,9 @@ announced. A rank whose link to the engine ends has nothing left to do and ends 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from outrider.scheduler.costs import CostTable
 from outrider.scheduler.types import Agreement, RowInit, StepPlan, Verdict
@@ -63,6 +64,7 @@ class RankSettings:
     gpu_memory_utilization: float
     has_fixed_kv: bool  # kv_cache_gb is set
     log_level: str
+    log_format: str
     transfer_timeout_s: float  # for proposals that were announced
 
 
@@ -91,6 +93,8 @@ class Described:
     eos_ids: tuple[int, ...]
     max_position: int
     is_extendable: bool  # rotary positions may go beyond `max_position`
+    # What the checkpoint's generation_config.json sets, by the names of `SamplingParams`.
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,7 @@ class Judged:
 
     verdict: Verdict
     lost_round: bool
+    transfer_s: float = 0.0  # it waited for announced drafts
 
 
 # -- ending -----------------------------------------------------------------------------------

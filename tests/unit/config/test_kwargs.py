@@ -8,14 +8,46 @@ import pytest
 from outrider.config import EngineConfig, settings
 from outrider.config.kwargs import PATHS
 from outrider.errors import ConfigError
+from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 
 def test_nothing_given_is_the_default_configuration() -> None:
     assert EngineConfig.from_kwargs() == EngineConfig()
 
 
+def test_the_bundled_target_has_the_bundled_draft() -> None:
+    assert EngineConfig().draft.model == BUNDLED_DRAFT
+    assert EngineConfig().method == "draft"
+
+
 def test_none_keeps_the_default_of_any_name() -> None:
     assert EngineConfig.from_kwargs(**dict.fromkeys(PATHS)) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "big"},
+        {"draft_model": "none"},
+        {"method": "ngram"},
+        {"method": "off"},
+        {"speculative_model": "[ngram]"},
+    ],
+    ids=str,
+)
+def test_the_bundled_draft_is_for_the_bundled_target_when_nobody_says_otherwise(
+    options: dict[str, Any],
+) -> None:
+    assert EngineConfig.from_kwargs(**options).draft.model is None
+
+
+def test_the_bundled_draft_may_be_asked_for_by_the_method() -> None:
+    assert EngineConfig.from_kwargs(method="draft").draft.model == BUNDLED_DRAFT
+
+
+def test_a_draft_and_no_method_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match="draft_model is 'small' and method is 'off', but both"):
+        EngineConfig.from_kwargs(draft_model="small", method="off")
 
 
 def test_every_setting_has_a_flat_name_and_every_flat_name_a_setting() -> None:
@@ -24,6 +56,7 @@ def test_every_setting_has_a_flat_name_and_every_flat_name_a_setting() -> None:
 
 SAMPLES = {
     "model": "big",
+    "tokenizer": "its-tokenizer",
     "revision": "v1",
     "dtype": "bfloat16",
     "quantization": "fp8",
@@ -57,9 +90,31 @@ SAMPLES = {
     "max_waiting": 5,
     "host": "0.0.0.0",
     "port": 50052,
-    "served_model_name": "mine",
+    "grpc_port": 50053,
+    "admin_port": 9000,
+    "served_model_name": ("mine", "ours"),
+    "gateway_processes": 3,
+    "generation_config": "none",
+    "chat_template": "chat.jinja",
     "allow_client_templates": True,
+    "page": False,
+    "api_key": "a-key",
+    "api_keys_file": "keys.yaml",
+    "allow_anonymous": True,
+    "cors_origins": ("https://example.org",),
     "max_requests": 7,
+    "max_body_bytes": 2048,
+    "max_prompt_tokens": 100,
+    "max_samples": 4,
+    "max_logprobs": 5,
+    "max_streams_per_connection": 8,
+    "header_timeout_s": 2.0,
+    "queue_timeout_s": 3.0,
+    "resume_window_s": 4.0,
+    "max_resumable": 9,
+    "drain_s": 1.0,
+    "vllm_metrics": True,
+    "log_prompts": True,
     "ray_address": "auto",
     "placement_timeout_s": 5.0,
     "start_timeout_s": 6.0,
@@ -71,14 +126,18 @@ SAMPLES = {
     "num_threads": 1,
     "stall_timeout_s": 2.5,
     "log_level": "debug",
+    "log_format": "json",
 }
+TOGETHER = ("tls_cert", "tls_key", "tls_client_ca")  # none of them makes sense alone
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", [name for name in PATHS if name not in TOGETHER])
 def test_a_flat_name_sets_its_setting_and_no_other(name: str) -> None:
     config = EngineConfig.from_kwargs(**{name: SAMPLES[name]})
-    changed = {p: v for p, v in config.to_settings().items() if v != settings()[p].default}
-    assert changed == {PATHS[name]: SAMPLES[name]}
+    unasked = EngineConfig().to_settings()
+    changed = {p: v for p, v in config.to_settings().items() if v != unasked[p]}
+    without_draft = {"draft.model": None} if name in ("model", "method") else {}
+    assert changed == {PATHS[name]: SAMPLES[name]} | without_draft
 
 
 def test_vllms_draft_model_snippet_is_understood() -> None:
@@ -149,12 +208,9 @@ def test_vllms_speculative_config_for_ngram_is_understood() -> None:
     assert (config.speculation.ngram_min, config.speculation.ngram_max) == (3, 6)
 
 
-@pytest.mark.parametrize("name", ["use_v2_block_manager", "trust_remote_code", "enforce_eager"])
-def test_a_vllm_switch_without_counterpart_changes_nothing(name: str) -> None:
-    assert EngineConfig.from_kwargs(**{name: True}) == EngineConfig()
-
-
-@pytest.mark.parametrize(("word", "dtype"), [("half", "float16"), ("float", "float32")])
+@pytest.mark.parametrize(
+    ("word", "dtype"), [("half", "float16"), ("float", "float32"), ("bf16", "bfloat16")]
+)
 def test_vllms_words_for_dtypes_are_understood(word: str, dtype: str) -> None:
     config = EngineConfig.from_kwargs(dtype=word, draft_dtype=word)
     assert (config.target.dtype, config.draft.dtype) == (dtype, dtype)
@@ -201,7 +257,7 @@ def test_two_names_of_one_setting_may_agree() -> None:
             "it must be a whole number from 0 to 32, or unset.",
         ),
         (
-            {"method": "draft"},
+            {"model": "big", "method": "draft"},
             "method is 'draft' but there is no draft; set draft.model (draft_model in LLM) "
             "or choose 'ngram'.",
         ),

@@ -1,6 +1,9 @@
 """The configuration itself: defaults, rules, checks across fields."""
 
+import copy
 import dataclasses
+import pickle
+from typing import Any
 
 import pytest
 
@@ -25,6 +28,7 @@ DEVICE = "'auto', 'cpu', 'cuda' or 'cuda:N'"
 
 WRONG_VALUES = [
     ("target.model", "", MODEL),
+    ("target.tokenizer", "", "a bundled model's name, a folder or a hub id, or unset"),
     ("target.revision", "", "a branch, tag or commit of the hub, or unset"),
     ("target.dtype", "int8", DTYPE),
     ("target.quantization", "int4", QUANTIZATION),
@@ -61,9 +65,34 @@ WRONG_VALUES = [
     ("scheduler.max_waiting", 0, "a whole number >= 1, or unset"),
     ("server.host", " ", "an address to listen on"),
     ("server.port", 65536, "a whole number from 0 to 65535"),
-    ("server.model_name", "", "a name, or unset"),
+    ("server.grpc_port", -1, "a whole number from 0 to 65535"),
+    ("server.admin_port", 65536, "a whole number from 0 to 65535, or unset"),
+    ("server.processes", 0, "a whole number from 1 to 64"),
+    ("server.model_names", ("",), "names, with commas between them"),
+    ("server.generation_config", "vllm", "'auto' or 'none'"),
+    ("server.chat_template", "", "the path of a file, or unset"),
     ("server.allow_client_templates", "yes", "true or false"),
+    ("server.page", "no", "true or false"),
+    ("server.api_key", " ", settings()["server.api_key"].rule.wanted),
+    ("server.api_keys_file", 7, "the path of a file, or unset"),
+    ("server.allow_anonymous", 1, "true or false"),
+    ("server.tls_cert", "", "the path of a file, or unset"),
+    ("server.tls_key", "", "the path of a file, or unset"),
+    ("server.tls_client_ca", "", "the path of a file, or unset"),
+    ("server.cors_origins", (1,), "origins, with commas between them"),
     ("server.max_requests", 0, "a whole number >= 1"),
+    ("server.max_body_bytes", 1, "a whole number >= 1024"),
+    ("server.max_prompt_tokens", 0, "a whole number >= 1, or unset"),
+    ("server.max_samples", 129, "a whole number from 1 to 128"),
+    ("server.max_logprobs", 51, "a whole number from 0 to 50"),
+    ("server.max_streams_per_connection", 0, "a whole number >= 1"),
+    ("server.header_timeout_s", 0, "a number > 0"),
+    ("server.queue_timeout_s", 0, "a number > 0"),
+    ("server.resume_window_s", -1.0, "a number > 0"),
+    ("server.max_resumable", -1, "a whole number >= 0"),
+    ("server.drain_s", 0, "a number > 0"),
+    ("server.vllm_metrics", "yes", "true or false"),
+    ("server.log_prompts", "yes", "true or false"),
     ("cluster.address", "", "the address of a Ray cluster, or unset"),
     ("cluster.placement_timeout_s", 0, "a number > 0"),
     ("cluster.start_timeout_s", -1.0, "a number > 0"),
@@ -75,6 +104,7 @@ WRONG_VALUES = [
     ("num_threads", 0, "a whole number >= 1, or unset"),
     ("stall_timeout_s", 0.0, "a number > 0"),
     ("log_level", "loud", "'debug', 'info', 'warning' or 'error'"),
+    ("log_format", "xml", "'text' or 'json'"),
 ]
 
 
@@ -84,7 +114,8 @@ def test_a_wrong_value_is_refused_with_setting_value_and_rule(
 ) -> None:
     with pytest.raises(FieldError) as caught:
         EngineConfig.from_settings({path: value})
-    assert str(caught.value) == f"{path} is {value!r}; it must be {wanted}."
+    shown = settings()[path].rule.shown(value)
+    assert str(caught.value) == f"{path} is {shown}; it must be {wanted}."
     assert caught.value.paths == (path,)
     assert caught.value.exit_code == 2
 
@@ -167,13 +198,21 @@ def test_either_of_token_budget_and_number_of_requests_may_be_left_to_the_device
     SchedulerConfig(max_num_seqs=100_000)
 
 
+def test_a_flat_name_given_to_the_whole_says_where_it_belongs() -> None:
+    wrong: dict[str, Any] = {"model": "big"}
+    with pytest.raises(ConfigError, match=r"^model is no field .*from_kwargs\(model=\.\.\.\)"):
+        EngineConfig(**wrong)
+    config = EngineConfig(seed=3)
+    assert copy.copy(config) == pickle.loads(pickle.dumps(config)) == config
+
+
 def test_method_draft_without_a_draft_says_what_to_set() -> None:
     with pytest.raises(
         FieldError,
         match=r"^speculation\.method is 'draft' but there is no draft; set draft\.model "
         r"\(draft_model in LLM\) or choose 'ngram'\.$",
     ):
-        EngineConfig(speculation=SpeculationConfig(method="draft"))
+        EngineConfig(draft=DraftConfig(model=None), speculation=SpeculationConfig(method="draft"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import pytest
 import yaml
 
 from outrider.config import SECTIONS, EngineConfig, settings
-from outrider.config.sources import Given, example_text, read_assignments, read_kwargs, resolve
+from outrider.config.sources import (
+    Given,
+    example_text,
+    merge_given,
+    read_assignments,
+    read_kwargs,
+    resolve,
+)
 from outrider.errors import ConfigError
 
 Write = Callable[[str | bytes], Path]
@@ -71,7 +78,7 @@ def test_a_higher_source_can_unset_an_optional_value(write: Write) -> None:
 @pytest.mark.parametrize("path", settings())
 def test_every_setting_can_come_from_the_environment(path: str) -> None:
     setting = settings()[path]
-    text = "" if setting.default is None else str(setting.default)
+    text = "" if setting.default in (None, ()) else str(setting.default)
     resolved = resolve(env={setting.env_name: text})
     assert resolved.origins[path] == setting.env_name
     assert resolved.config == EngineConfig()
@@ -101,6 +108,11 @@ def test_a_variable_may_name_the_file(write: Write) -> None:
 
 def test_a_file_given_goes_before_the_file_a_variable_names(write: Write) -> None:
     assert resolve(write("seed: 5\n"), {"OUTRIDER_CONFIG": "absent.yaml"}).config.seed == 5
+
+
+def test_flags_that_contradict_each_other_are_named_as_flags() -> None:
+    with pytest.raises(ConfigError, match=r"^--draft-model is 'x' and --method is 'off', but both"):
+        read_kwargs({"draft_model": "x", "method": "off"}, as_flags=True)
 
 
 def test_names_of_llm_as_flags_carry_the_flag_as_origin() -> None:
@@ -144,8 +156,8 @@ def test_an_anchor_may_be_used_for_a_value(write: Write) -> None:
         ("seed: !!python/name:os.system x\n", 1, "this is not valid YAML: could not determine a "
          "constructor for the tag 'tag:yaml.org,2002:python/name:os.system'."),
         (
-            "speculation:\n  num_speculative_tokens: 3\n  method: draft\n",
-            3,
+            "target:\n  model: big\nspeculation:\n  method: draft\n",
+            4,
             "speculation.method is 'draft' but there is no draft; set draft.model "
             "(draft_model in LLM) or choose 'ngram'.",
         ),
@@ -307,3 +319,49 @@ def test_the_example_explains_every_setting() -> None:
     text = example_text()
     assert all(f"# {setting.doc}\n" in text for setting in settings().values())
     assert set(yaml.safe_load(text)) == set(SECTIONS)
+
+
+# -- secrets ----------------------------------------------------------------------------------
+
+KEY = "a-key-nobody-may-read"
+
+
+def test_the_key_has_a_short_variable() -> None:
+    resolved = resolve(env={"OUTRIDER_API_KEY": KEY})
+    assert resolved.config.server.api_key == KEY
+    assert resolved.origins["server.api_key"] == "OUTRIDER_API_KEY"
+
+
+def test_two_variables_of_one_setting_must_agree() -> None:
+    both = {"OUTRIDER_API_KEY": KEY, "OUTRIDER_SERVER_API_KEY": KEY}
+    assert resolve(env=both).config.server.api_key == KEY
+    with pytest.raises(ConfigError, match="both set server.api_key; unset one") as caught:
+        resolve(env=both | {"OUTRIDER_API_KEY": "another"})
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", ["a key nobody may read", KEY + "é", [KEY], 12345])
+def test_no_error_quotes_a_secret(wrong: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_settings({"server.api_key": wrong})
+    assert "nobody" not in str(caught.value) and "12345" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        resolve(flags={"server.api_key": Given(wrong, "--api-key")})
+    assert "nobody" not in str(caught.value) and "12345" not in str(caught.value)
+
+
+def test_two_flags_that_differ_do_not_quote_a_secret() -> None:
+    with pytest.raises(ConfigError, match="give only one") as caught:
+        merge_given(
+            {"server.api_key": Given(KEY, "--api-key")},
+            {"server.api_key": Given(KEY + "2", "--set")},
+        )
+    assert KEY not in str(caught.value)
+
+
+def test_a_config_never_prints_its_secrets_and_can_leave_them_out() -> None:
+    config = EngineConfig.from_settings({"server.api_key": KEY, "server.port": 1234})
+    assert KEY not in repr(config)
+    public = config.without_secrets()
+    assert KEY not in repr(public.to_settings())
+    assert public.server.port == 1234 and public.server.api_key is None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import uvloop
 
 from outrider.links import aio
 from outrider.links.address import bound_address, listen
@@ -79,6 +80,17 @@ def test_messages_go_both_ways() -> None:
                 assert got == list(range(5))
 
     run(scenario)
+
+
+def test_the_loop_may_be_uvloops() -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20), linked() as (channel, sock):
+            with Channel(sock, RANK_CODEC) as engine:
+                channel.send(LOAD)
+                assert await asyncio.to_thread(engine.receive, 5) == LOAD
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
 
 
 def test_a_large_message_gets_through_in_both_directions() -> None:

@@ -90,13 +90,13 @@ def test_a_newer_message_with_more_fields_is_refused() -> None:
 
 
 def test_a_nested_class_with_fewer_fields_is_refused() -> None:
-    assert "a Verdict came with 2 fields" in refusal(["Judged", [1, 2], False])
+    assert "a Verdict came with 2 fields" in refusal(["Judged", [1, 2], False, 0.0])
 
 
 def test_a_row_of_another_length_is_refused() -> None:
-    rows = [[0, 1, 5, 2, 2, 1, [4], [], [], "new"]]
-    assert "a RowVerdict came with 10 fields" in refusal(
-        ["Judged", [1, 2, rows, 0.0, 0.0, []], False]
+    rows = [[0, 1, 5, 2, 2, 1, [4], [], [], False, "new"]]
+    assert "a RowVerdict came with 11 fields" in refusal(
+        ["Judged", [1, 2, rows, 0.0, 0.0, []], False, 0.0]
     )
 
 
@@ -105,7 +105,7 @@ def test_a_field_of_another_type_is_named() -> None:
 
 
 def test_an_unknown_word_of_an_enum_is_refused() -> None:
-    update = [[1, 5], [1], 0, 0, 0, [], [], "bored", None, 0]
+    update = [[1, 5], [1], 0, 0, 0, [], [], "bored", None, 0, 0.0]
     with pytest.raises(LinkError, match="Updates cannot be decoded"):
         GATEWAY_CODEC.decode(msgpack.packb(["Updates", [update]]))
 

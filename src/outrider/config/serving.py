@@ -1,0 +1,154 @@
+"""The section about clients: where a server listens, who may call it, and what they may ask for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from outrider.config.rules import (
+    FLAG,
+    POSITIVE,
+    Checked,
+    FieldError,
+    Rule,
+    choice,
+    names_rule,
+    setting,
+    text_rule,
+    whole,
+)
+from outrider.scheduler.params import MAX_LOGPROBS, MAX_SAMPLES
+
+_FILE = text_rule("the path of a file", optional=True)
+# What a header can carry.
+_KEY = re.compile(r"[!-~]{1,512}")
+_SECRET = Rule(
+    str,
+    "a key of 1 to 512 letters, digits and signs of ASCII without spaces, or unset",
+    lambda v: _KEY.fullmatch(v) is not None,
+    optional=True,
+    is_secret=True,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(Checked):
+    """How clients reach it."""
+
+    _section = "server."
+
+    host: str = setting("127.0.0.1", text_rule("an address to listen on"), "Address of the server.")
+    port: int = setting(8000, whole(0, 65535), "Port of HTTP; 0 takes a free one.")
+    grpc_port: int = setting(50051, whole(0, 65535), "Port of gRPC; 0 takes a free one.")
+    admin_port: int | None = setting(
+        None,
+        whole(0, 65535, optional=True),
+        "Port of /livez, /readyz and /metrics for probes and scrapers, without keys or TLS; unset "
+        "opens none.",
+    )
+    processes: int = setting(
+        1, whole(1, 64), "Gateway processes that share the ports; limits are divided among them."
+    )
+
+    # -- what is served
+    model_names: tuple[str, ...] = setting(
+        (),
+        names_rule("names, with commas between them"),
+        "Names the model is served under, the first in answers; empty is that of target.model.",
+    )
+    generation_config: str = setting(
+        "auto",
+        choice("auto", "none"),
+        "Whether sampling defaults come from the checkpoint's generation_config.json.",
+    )
+    chat_template: str | None = setting(
+        None, _FILE, "Jinja file used in place of the model's own chat template."
+    )
+    allow_client_templates: bool = setting(
+        False,
+        FLAG,
+        "Let clients bring chat templates of their own; these are programs, and run in a process "
+        "with limits.",
+    )
+    page: bool = setting(True, FLAG, "Serve the page at /.")
+
+    # -- who may call
+    api_key: str | None = setting(
+        None, _SECRET, "The key clients must show; OUTRIDER_API_KEY sets it too."
+    )
+    api_keys_file: str | None = setting(
+        None, _FILE, "File of keys with their limits, read again when it changes."
+    )
+    allow_anonymous: bool = setting(
+        False, FLAG, "Listen on other addresses than the loopback although nobody needs a key."
+    )
+    tls_cert: str | None = setting(
+        None, _FILE, "Certificate chain (PEM), read again when it changes; unset is plaintext."
+    )
+    tls_key: str | None = setting(None, _FILE, "Private key (PEM) of the certificate.")
+    tls_client_ca: str | None = setting(
+        None, _FILE, "Authorities (PEM) that clients' certificates must be from."
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        names_rule("origins, with commas between them"),
+        "Origins whose pages may call from a browser; '*' is any.",
+    )
+
+    # -- how much they may ask for
+    max_requests: int = setting(
+        1024, whole(1), "Most requests in hand at once; more are refused until some have ended."
+    )
+    max_body_bytes: int = setting(4 * 2**20, whole(1024), "Largest request in bytes.")
+    max_prompt_tokens: int | None = setting(
+        None, whole(1, optional=True), "Longest prompt in tokens; unset is what the model holds."
+    )
+    max_samples: int = setting(MAX_SAMPLES, whole(1, MAX_SAMPLES), "Most samples of a request.")
+    max_logprobs: int = setting(
+        MAX_LOGPROBS, whole(0, MAX_LOGPROBS), "Most log-probabilities of a token."
+    )
+    max_streams_per_connection: int = setting(
+        256, whole(1), "Most gRPC calls at once on one connection."
+    )
+    header_timeout_s: float = setting(
+        10.0, POSITIVE, "Seconds a client has to send a request's headers."
+    )
+    queue_timeout_s: float = setting(
+        300.0, POSITIVE, "Seconds a request may wait for its first token before it is given up."
+    )
+
+    # -- how it holds on to requests and lets go of them
+    resume_window_s: float = setting(
+        120.0, POSITIVE, "Seconds that a resumable request goes on without its connection."
+    )
+    max_resumable: int = setting(
+        1024, whole(0), "Most requests that may go on without their connections at once."
+    )
+    drain_s: float = setting(
+        10.0, POSITIVE, "Seconds that running requests get to finish when the server stops."
+    )
+
+    # -- what it tells
+    vllm_metrics: bool = setting(
+        False, FLAG, "Tell metrics under vLLM's names as well, for dashboards that expect them."
+    )
+    log_prompts: bool = setting(False, FLAG, "Write prompts and texts to the log.")
+
+    def _check_together(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key")
+            if self.tls_cert is None:
+                given, missing = missing, given
+            raise FieldError(
+                (f"server.{given}",), f"is set without server.{missing}; TLS needs both."
+            )
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise FieldError(
+                ("server.tls_client_ca",),
+                "is set without server.tls_cert; clients' certificates need TLS.",
+            )
+        if self.api_key is not None and self.api_keys_file is not None:
+            raise FieldError(
+                ("server.api_key", "server.api_keys_file"),
+                "is set beside server.api_keys_file; put the key into the file.",
+            )
