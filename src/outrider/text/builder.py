@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from outrider.errors import RequestError
 from outrider.scheduler.types import FinishReason, RequestUpdate, TokenLogprobs
 from outrider.text.detokenize import Detokenizer, StopStrings
 from outrider.text.front_door import PreparedRequest
@@ -11,8 +14,21 @@ from outrider.text.outputs import (
     OutputDelta,
     PositionLogprobs,
     RequestOutput,
+    Round,
+    Speculation,
 )
 from outrider.text.tokenizer import Tokenizer, token_text
+
+
+@dataclass(frozen=True, slots=True)
+class HeldText:
+    """What the reader of a sample has of it, if it has anything, be it an echo of the prompt."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    is_finished: bool = False
+    cumulative_logprob: float = 0.0
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 class TextBuilder:
@@ -58,11 +74,11 @@ class TextBuilder:
                 self._take_logprobs(update.logprobs[position])
             if stop is not None:
                 break
-        num_accepted = min(update.num_accepted, taken)
+        rounds: tuple[Round, ...] = ()
         if update.token_ids:
-            record.rounds += 1
-            record.drafted += update.num_drafted
-            record.accepted += num_accepted
+            num_accepted = min(update.num_accepted, taken)
+            rounds = (Round(taken, num_accepted, max(update.num_verified, num_accepted)),)
+            record.take(update.num_drafted, rounds[0])
         if stop is not None:
             output.finish_reason, output.stop_reason = FinishReason.STOP, stop
         elif update.finish_reason is not None:
@@ -70,15 +86,48 @@ class TextBuilder:
             text += rest
             output.finish_reason = FinishReason.STOP if stop else update.finish_reason
             output.stop_reason = stop or update.stop_token_id
-        output.text += text
+        if text:
+            output.pieces.append(text)
         self._take_times(update, now_s)
         return OutputDelta(
             self._request_output.request_id,
             output.index,
             text,
             update.token_ids[:taken],
-            num_accepted,
+            rounds,
             output.finish_reason,
+            self._request_output,
+        )
+
+    def go_on_from(self, held: HeldText) -> OutputDelta:
+        """Begin where a reader has stopped; the delta is what it has. Which of its tokens were
+        drafted is not known any more, only how many."""
+        output, pieces = self.output, [self._echo]
+        self._echo = ""
+        for token in held.token_ids:
+            if not held.is_finished:
+                piece, stop = self._push(token, ends_text=False)
+                pieces.append(piece)
+                if stop is not None:
+                    raise RequestError(
+                        f"the tokens held of sample {held.index} go on after the stop string "
+                        f"{stop!r}; resume with what was received."
+                    )
+            output.token_ids.append(token)
+        told = "".join(pieces)
+        output.pieces[:] = [told]
+        output.speculation = held.speculation
+        if output.cumulative_logprob is not None:
+            output.cumulative_logprob = held.cumulative_logprob
+        if held.is_finished:
+            output.finish_reason = FinishReason.STOP  # or another; the reader knows
+        return OutputDelta(
+            self._request_output.request_id,
+            output.index,
+            told,
+            held.token_ids,
+            (Round(len(held.token_ids), 0, 0),),
+            None,
             self._request_output,
         )
 
@@ -125,7 +174,8 @@ class TextBuilder:
         if metrics.first_token_s is None and update.token_ids:
             metrics.first_token_s = now_s
             metrics.num_cached_tokens = update.num_cached_tokens
-        if self._request_output.finished:
+            metrics.queued_s = update.queued_s
+        if self.output.finished and self._request_output.finished:
             metrics.finished_s = now_s
 
     def _text_of(self, token: int) -> str:

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from outrider.config import EngineConfig
-from outrider.errors import OutriderError, RequestError
+from outrider.errors import RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import OFF, SamplingParams, check_priority
 from outrider.scheduler.types import NOBODY, RequestSpec
+from outrider.text.chat import ChatTemplate
+from outrider.text.messages import Message as Message
 from outrider.text.stop_automaton import StopAutomaton
 from outrider.text.templates import TemplateProcesses
 from outrider.text.token_sizes import token_sizes
@@ -21,9 +23,6 @@ from outrider.text.tokenizer import Tokenizer
 from outrider.workers.proposers.registry import traits
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-Message: TypeAlias = Mapping[str, Any]
-
-MAX_MESSAGES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +40,21 @@ class PreparedRequest:
 class FrontDoor:
     """Checks requests against one engine's models and limits. Several threads may do so at once.
 
-    With `foreign_templates`, templates that come with a request are a stranger's and run there;
-    without, they are the user's own and run here.
+    `chat_template` takes the place of the model's own. Templates run in `processes` as
+    `ChatTemplate` has it.
     """
 
     def __init__(
         self,
         facts: EngineFacts,
         tokenizer: Tokenizer | None,
-        foreign_templates: TemplateProcesses | None = None,
+        processes: TemplateProcesses | None = None,
+        chat_template: str | None = None,
     ) -> None:
         self._config = EngineConfig.from_settings(facts.settings)
         self._facts = facts
         self._tokenizer = tokenizer
-        self._foreign_templates = foreign_templates
+        self._chat = ChatTemplate(tokenizer, chat_template, processes)
         self._token_sizes = None
         if tokenizer is not None:
             self._token_sizes = token_sizes(tokenizer)
@@ -103,37 +103,41 @@ class FrontDoor:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._tokenizer is not None and bool(self._tokenizer.chat_template)
+        return self._chat.exists
 
     def chat_prompt(
         self,
         messages: Sequence[Message],
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, list[int]]:
         """A conversation as the prompt that the model's template, or the one given, makes of it."""
-        if self._tokenizer is None or (chat_template is None and not self.has_chat_template):
-            raise RequestError("the model has no chat template; give one or use generate().")
-        if not messages:
-            raise RequestError("the conversation is empty; give at least one message.")
-        if len(messages) > MAX_MESSAGES:
-            raise RequestError(
-                f"the conversation has {len(messages)} messages; it may have {MAX_MESSAGES}, so "
-                "leave out the oldest."
-            )
-        try:
-            text = self._render(
-                [dict(message) for message in messages], chat_template, add_generation_prompt
-            )
-        except OutriderError:
-            raise
-        # A template is a program of the checkpoint's author, who may raise or trip over anything.
-        except Exception as error:
-            raise RequestError(
-                f"the chat template refuses the conversation ({error}); "
-                "give messages as {'role': ..., 'content': ...} in an order it accepts."
-            ) from error
+        text = self._chat.render(
+            messages, chat_template, add_generation_prompt, chat_template_kwargs
+        )
         return {"prompt_token_ids": self._encode(text, add_special_tokens=False)}
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text, which may be as long as a prompt."""
+        if self._tokenizer is None:
+            raise RequestError("the model has no tokenizer; there is nothing to read text with.")
+        return self._encode(text, add_special_tokens=add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of ids, of which there may be as many as the model can hold."""
+        if self._tokenizer is None:
+            raise RequestError("the model has no tokenizer; there is nothing to write text with.")
+        most = self._facts.max_model_len
+        if len(token_ids) > most:
+            raise RequestError(
+                f"token_ids has {len(token_ids)} entries; it may have {most} (max_model_len), so "
+                "ask for parts."
+            )
+        ids = list(token_ids)
+        self._check_ids("token_ids", ids)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def settle_seed(self, params: SamplingParams) -> int:
         """The seed of a request; those that bring none take the next one of a seeded engine."""
@@ -143,23 +147,6 @@ class FrontDoor:
             return secrets.randbits(64)
         self._num_seedless += 1
         return sample_seed(self._config.seed % 2**64, self._num_seedless)
-
-    def _render(
-        self, messages: list[dict[str, Any]], template: str | None, add_generation_prompt: bool
-    ) -> str:
-        assert self._tokenizer is not None
-        if template is not None and self._foreign_templates is not None:
-            special_tokens = self._tokenizer.special_tokens_map
-            return self._foreign_templates.render(
-                template, messages, add_generation_prompt, special_tokens
-            )
-        text: str = self._tokenizer.apply_chat_template(
-            messages,
-            chat_template=template,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-        )
-        return text
 
     def _encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of a prompt; one that cannot fit is refused without being tokenised."""
@@ -178,7 +165,9 @@ class FrontDoor:
                 f"the prompt holds half a character ({text[error.start]!r}) at {error.start}; "
                 "give whole ones."
             ) from None
-        return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        # Not verbose: what is too long is told to whoever asked, not to the log.
+        encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
+        return list(encoded["input_ids"])
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -211,11 +200,14 @@ class FrontDoor:
         if not ids:
             raise RequestError("the prompt is empty; give at least one token.")
         self._check_length(len(ids))
+        self._check_ids("the prompt", ids)
+
+    def _check_ids(self, holder: str, ids: list[int]) -> None:
         vocab_size = self._facts.vocab_size
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
                 raise RequestError(
-                    f"the prompt holds {token!r}; token ids must be from 0 to {vocab_size - 1}."
+                    f"{holder} holds {token!r}; token ids must be from 0 to {vocab_size - 1}."
                 )
 
     def _check_length(self, num_tokens: int) -> None:

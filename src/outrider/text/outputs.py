@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.errors import ModelError
 from outrider.scheduler.types import FinishReason
 
 
@@ -20,6 +21,18 @@ class Logprob(NamedTuple):
 PositionLogprobs = Mapping[int, Logprob]
 
 
+class Round(NamedTuple):
+    """What one pass of the target added to a text: accepted drafts, then a token of its own.
+
+    That one is the bonus if all drafts were accepted, and takes the place of the first that was
+    not otherwise. It is not there if the text ended before it.
+    """
+
+    num_tokens: int
+    num_accepted: int  # the first so many of them
+    num_verified: int  # drafts that were judged
+
+
 @dataclass(slots=True)
 class Speculation:
     """How a text came about. Every round commits its accepted drafts and one token of the
@@ -29,6 +42,23 @@ class Speculation:
     drafted: int = 0
     accepted: int = 0
     drafted_by_token: list[bool] = field(default_factory=list)
+    # Of the first, second, ... draft of a round: how often one was judged, and accepted.
+    verified_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+
+    def take(self, num_drafted: int, done: Round) -> None:
+        """Add what one round has done."""
+        self.rounds += 1
+        self.drafted += num_drafted
+        self.accepted += done.num_accepted
+        missing = done.num_verified - len(self.verified_at)
+        if missing > 0:
+            self.verified_at += [0] * missing
+            self.accepted_at += [0] * missing
+        for position in range(done.num_verified):
+            self.verified_at[position] += 1
+        for position in range(done.num_accepted):
+            self.accepted_at[position] += 1
 
     @property
     def block_efficiency(self) -> float:
@@ -46,13 +76,27 @@ class CompletionOutput:
 
     index: int
     seed: int
-    text: str = ""
+    pieces: list[str] = field(default_factory=list)  # of the text, in order
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string, if one ended it
     speculation: Speculation = field(default_factory=Speculation)
+
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={self.text!r}, "
+            f"token_ids={self.token_ids}, finish_reason={self.finish_reason!r}, "
+            f"stop_reason={self.stop_reason!r})"
+        )
+
+    @property
+    def text(self) -> str:
+        """Put together when somebody asks: a long one is not copied for every token it gains."""
+        if len(self.pieces) > 1:
+            self.pieces[:] = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
 
     @property
     def finished(self) -> bool:
@@ -67,6 +111,7 @@ class RequestMetrics:
     first_token_s: float | None = None
     finished_s: float | None = None
     num_cached_tokens: int = 0
+    queued_s: float = 0.0  # until the engine began it
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -87,20 +132,58 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    error: ModelError | None = None  # why a text ended with `FinishReason.ERROR`
 
     @property
     def finished(self) -> bool:
         return all(output.finished for output in self.outputs)
 
+    def raise_if_failed(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def no_token_error(model: str) -> ModelError:
+    """Of a request that ended with `FinishReason.ERROR`."""
+    return ModelError(
+        f"the model {model!r} computed logits that are NaN or infinite, so no token can be chosen; "
+        "check its weights, or give it another dtype if they are sound."
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one step added to one text; the last one of a text has its finish reason."""
+    """What one step or several added to one text; the last one of a text has its finish reason."""
 
     request_id: str
     index: int
     text: str
     token_ids: tuple[int, ...]
-    num_accepted: int  # the first so many of token_ids were drafted
+    rounds: tuple[Round, ...]  # of token_ids, in order
     finish_reason: FinishReason | None
     output: RequestOutput  # everything so far
+
+    @property
+    def is_drafted(self) -> list[bool]:
+        """Of each of token_ids."""
+        return [
+            position < each.num_accepted
+            for each in self.rounds
+            for position in range(each.num_tokens)
+        ]
+
+
+def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
+    """Deltas of one text that follow each other, as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return OutputDelta(
+        last.request_id,
+        last.index,
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        tuple(done for delta in deltas for done in delta.rounds),
+        last.finish_reason,
+        last.output,
+    )

@@ -38,7 +38,7 @@ def _answer(render: Any, question: dict[str, Any]) -> dict[str, Any]:
             conversations=[question["messages"]],
             chat_template=question["template"],
             add_generation_prompt=question["add_generation_prompt"],
-            **question["special_tokens"],
+            **question["values"],
         )
     except MemoryError:
         return {"error": "it takes too much memory"}

@@ -1,4 +1,4 @@
-"""Chat templates of strangers, rendered where they can be stopped.
+"""Chat templates of strangers, and long conversations, rendered where that can be stopped.
 
 A template is a program: it may loop for ever or ask for all memory there is, and a thread cannot
 be ended from outside. So each runs in a child process with a limit on its memory, which is killed
@@ -45,9 +45,10 @@ class TemplateProcesses:
         template: str,
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
-        special_tokens: Mapping[str, Any],
+        values: Mapping[str, Any],
     ) -> str:
-        """The text, or `TemplateRefusedError`; never later than the limit by more than a start."""
+        """The text, or `TemplateRefusedError`; never later than the limit by more than a start.
+        `values` are further ones that the template sees."""
         child = self._take()
         try:
             answer = child.ask(
@@ -55,7 +56,7 @@ class TemplateProcesses:
                     "template": template,
                     "messages": [dict(message) for message in messages],
                     "add_generation_prompt": add_generation_prompt,
-                    "special_tokens": dict(special_tokens),
+                    "values": dict(values),
                 },
                 self._timeout_s,
             )
@@ -117,8 +118,8 @@ class _Child:
         except OSError as error:
             self.kill()
             raise OutriderError(
-                f"the process for chat templates of clients does not start ({error}); "
-                "leave the template out."
+                f"the process for chat templates does not start ({error}); leave the template out "
+                "and shorten the conversation."
             ) from error
 
     def ask(self, question: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -27,7 +27,16 @@ PROBES = (
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokenizer:
-    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, chat template included."""
+    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, chat template included.
+
+    Its `name_or_path` is what it was asked for by, wherever its files are.
+    """
+    tokenizer = _load(source, revision)
+    tokenizer.name_or_path = str(source)
+    return tokenizer
+
+
+def _load(source: str | Path, revision: str | None) -> Tokenizer:
     # The one rebuilt from the bundled GGUF splits digits differently from the original.
     path = draft_assets() if source == BUNDLED_TARGET else resolve_source(source, revision)
     if path.is_dir():
@@ -47,6 +56,16 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     """One token by itself. The same few are asked for again and again, by the dozen a step."""
     text: str = tokenizer.decode([token_id], skip_special_tokens=False)
     return text
+
+
+def check_fits_model(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raise unless the model knows every token the tokenizer can write."""
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= vocab_size:
+        raise ModelError(
+            f"the tokenizer has ids up to {largest} but the model's vocabulary has {vocab_size} "
+            "tokens; put the tokenizer.json that belongs to the model beside its weights."
+        )
 
 
 def check_same_tokenizer(

@@ -126,3 +126,17 @@ def test_a_prompt_that_cannot_fit_is_refused_without_being_tokenised() -> None:
         door.prepare("r", "a b " * 5000, params=None)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"characters, which are at least 24\d tokens"):
         door.chat_prompt(messages)
+
+
+def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_and_not_to_the_log(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """transformers would warn of it, once a process, in words about its own use."""
+    tokenizer, _ = _bounded("the bundled one, which lacks some bytes")
+    tokenizer.deprecation_warnings.clear()
+    text = "a b " * (tokenizer.model_max_length // 2 + 1)
+    with pytest.raises(RequestError, match=r"the prompt has 8\d\d\d tokens"):
+        FrontDoor(_facts(tokenizer.model_max_length), tokenizer).prepare("r", text, params=None)  # type: ignore[arg-type]
+    told = capfd.readouterr()
+    assert "sequence length" not in told.out + told.err
+    assert not tokenizer.deprecation_warnings

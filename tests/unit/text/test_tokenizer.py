@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ModelError
-from outrider.text.tokenizer import check_same_tokenizer, load_tokenizer
+from outrider.text.tokenizer import check_fits_model, check_same_tokenizer, load_tokenizer
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 
 
@@ -124,3 +124,9 @@ def test_a_gguf_whose_tokenizer_cannot_be_rebuilt_says_so(tmp_path: Path) -> Non
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=r"put the original model's tokenizer\.json beside"):
         load_tokenizer(tmp_path / "model.gguf")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tokenizer: Any) -> None:
+    check_fits_model(tokenizer, 49152)
+    with pytest.raises(ModelError, match=r"ids up to 49151 but the model's vocabulary has 49151"):
+        check_fits_model(tokenizer, 49151)

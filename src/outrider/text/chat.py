@@ -1,0 +1,122 @@
+"""A conversation becomes the text that a chat template makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import ConfigError, OutriderError, RequestError
+from outrider.text.messages import checked_kwargs, template_messages
+from outrider.text.templates import TemplateProcesses
+from outrider.text.tokenizer import Tokenizer
+
+# What is larger takes a template longer than a moment, so it runs where it can be stopped.
+MAX_INLINE_CHARS, MAX_INLINE_MESSAGES = 64 * 2**10, 256
+MAX_TEMPLATE_BYTES = 2**20
+
+
+class ChatTemplate:
+    """The template of a model, or `own`, which takes its place. Threads may share one.
+
+    With `processes`, templates that come with a request are a stranger's and run there, and so do
+    long conversations; without, templates are the user's own and run here.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        own: str | None = None,
+        processes: TemplateProcesses | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._processes = processes
+        self._default: str | None = own
+        if own is None and tokenizer is not None and tokenizer.chat_template:
+            self._default = _template_of(tokenizer)
+
+    @property
+    def exists(self) -> bool:
+        return self._tokenizer is not None and self._default is not None
+
+    def render(
+        self,
+        messages: Any,
+        template: str | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Raises `RequestError` with the template's own words if it refuses."""
+        chosen = self._default if template is None else template
+        if self._tokenizer is None or chosen is None:
+            raise RequestError("the model has no chat template; give one or use generate().")
+        read = template_messages(messages, chosen)
+        further = checked_kwargs(kwargs)
+        special_tokens = self._tokenizer.special_tokens_map
+        for name in further.keys() & special_tokens.keys():
+            raise RequestError(
+                f"chat_template_kwargs names {name!r}, which is the tokenizer's; leave it out."
+            )
+        try:
+            if self._processes is not None and (template is not None or _is_long(read)):
+                return self._processes.render(
+                    chosen, read, add_generation_prompt, {**special_tokens, **further}
+                )
+            text: str = self._tokenizer.apply_chat_template(
+                read,
+                chat_template=chosen,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **further,
+            )
+        except OutriderError:
+            raise
+        # A template is a program of its author, who may raise or trip over anything.
+        except Exception as error:
+            raise RequestError(
+                f"the chat template refuses the conversation ({error}); "
+                "give messages as {'role': ..., 'content': ...} in an order it accepts."
+            ) from error
+        return text
+
+
+def read_template(path: str) -> str:
+    """The template in a file, which compiles; raises `ConfigError` otherwise."""
+    try:
+        data = Path(path).read_bytes()
+        if len(data) > MAX_TEMPLATE_BYTES:
+            raise ValueError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
+        text = data.decode()
+        _compile(text)
+    except OSError as error:
+        raise ConfigError(
+            f"server.chat_template is {path!r}, which cannot be read ({error.strerror}); name a "
+            "Jinja file."
+        ) from None
+    # Jinja raises classes of its own, which are no reason to load it before it is needed.
+    except Exception as error:
+        raise ConfigError(
+            f"server.chat_template is {path!r}, which is no chat template ({error}); mend it or "
+            "leave it out."
+        ) from None
+    return text
+
+
+def _compile(text: str) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    _compile_jinja_template(text)
+
+
+def _template_of(tokenizer: Tokenizer) -> str | None:
+    """The one for conversations without tools, where a model has several."""
+    try:
+        found: str = tokenizer.get_chat_template()
+    except ValueError:
+        return None
+    return found
+
+
+def _is_long(messages: list[dict[str, Any]]) -> bool:
+    num_chars = sum(len(message["content"]) for message in messages)
+    return len(messages) > MAX_INLINE_MESSAGES or num_chars > MAX_INLINE_CHARS

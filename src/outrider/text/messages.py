@@ -1,0 +1,191 @@
+"""The messages of a conversation, as every protocol gives them: checked, and made what a chat
+template reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from outrider.errors import RequestError
+
+Message: TypeAlias = Mapping[str, Any]
+
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000  # of a message
+MAX_KWARGS_CHARS = 16 * 2**10
+KNOWN_ROLES = ("system", "developer", "user", "assistant")
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Parts that are text, and where each has it."""
+# What a template is given by whoever runs it; the names also mean something to that code.
+RESERVED_KWARGS = frozenset(
+    {
+        *("messages", "conversation", "conversations", "tools", "documents", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"),
+        *("sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "raise_exception", "strftime_now"),
+    }
+)
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt that is still to go through the chat template."""
+
+    messages: Sequence[Message]
+    template: str | None = None
+    add_generation_prompt: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def template_messages(messages: Any, template: str) -> list[dict[str, Any]]:
+    """The messages with each `content` as one text and each role one that the template may get.
+
+    Beside the usual roles those are taken that the template names; one that does not know
+    `developer` gets `system`. Raises `RequestError`.
+    """
+    check_conversation(messages)
+    return [_read(f"messages[{at}]", message, template) for at, message in enumerate(messages)]
+
+
+def check_conversation(messages: Any) -> None:
+    """That it is a list of messages, neither empty nor too long."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages is {_shown(messages)}; it must be a list of "
+            "{'role': ..., 'content': ...}, as [{'role': 'user', 'content': 'Hello'}]."
+        )
+    if not messages:
+        raise RequestError("the conversation is empty; give at least one message.")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            f"the conversation has {len(messages)} messages; it may have {MAX_MESSAGES}, so "
+            "leave out the oldest."
+        )
+
+
+def content_text(place: str, content: Any, role: str) -> str:
+    """What was said, whichever way it is written; parts are joined by line ends, as in vLLM."""
+    if isinstance(content, str):
+        return content
+    if content is None and role == "assistant":
+        return ""
+    if isinstance(content, Sequence) and not isinstance(content, bytes):
+        if len(content) > MAX_PARTS:
+            raise RequestError(
+                f"{place}.content has {len(content)} parts; it may have {MAX_PARTS}, so put some "
+                "together."
+            )
+        return "\n".join(
+            _part_text(f"{place}.content[{at}]", part) for at, part in enumerate(content)
+        )
+    shown = "null" if content is None else _shown(content)
+    raise RequestError(f"{place}.content is {shown}; it must be text or a list of text parts.")
+
+
+def checked_kwargs(given: Any) -> dict[str, Any]:
+    """Further values for a template: a small JSON object that takes the place of nothing else."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise RequestError(f"chat_template_kwargs is {_shown(given)}; it must be an object.")
+    for name in given:
+        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_KWARGS:
+            raise RequestError(
+                f"chat_template_kwargs names {_shown(name)}, which is not the request's to set "
+                "there; leave it out."
+            )
+    try:
+        text = json.dumps(dict(given), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"chat_template_kwargs holds what JSON cannot ({error}); give plain values."
+        ) from None
+    if len(text) > MAX_KWARGS_CHARS:
+        raise RequestError(
+            f"chat_template_kwargs has {len(text)} characters as JSON; it may have "
+            f"{MAX_KWARGS_CHARS}, so shorten it."
+        )
+    plain: dict[str, Any] = json.loads(text)
+    return plain
+
+
+def kwargs_from_json(text: str) -> dict[str, Any]:
+    """Those of a protocol that has them as text; empty is none."""
+    if not text:
+        return {}
+    if len(text) > MAX_KWARGS_CHARS:
+        raise RequestError(
+            f"template_kwargs_json has {len(text)} characters; it may have {MAX_KWARGS_CHARS}, so "
+            "shorten it."
+        )
+    try:
+        return checked_kwargs(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"template_kwargs_json is no JSON ({error}); give an object, as "
+            '{"enable_thinking": false}.'
+        ) from None
+
+
+def _read(place: str, message: Any, template: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f"{place} is {_shown(message)}; it must be {{'role': ..., 'content': ...}}."
+        )
+    role = _role(place, message.get("role"), template)
+    if "content" not in message and role != "assistant":
+        raise RequestError(f"{place} has no content; give it text.")
+    read = {"role": role, "content": content_text(place, message.get("content"), role)}
+    for name, value in message.items():
+        if name in read or value is None or value in ([], {}, ""):
+            continue
+        if name == "tool_calls" or not (name == "name" or _is_named(str(name), template)):
+            raise RequestError(
+                f"{place}.{name} is not supported, as the chat template does nothing with it; "
+                "leave it out."
+                if name != "tool_calls"
+                else f"{place}.tool_calls is not supported; leave it out."
+            )
+        if not isinstance(value, str):
+            raise RequestError(f"{place}.{name} is {_shown(value)}; it must be text.")
+        read[name] = value
+    return read
+
+
+def _role(place: str, role: Any, template: str) -> str:
+    if not isinstance(role, str) or not (role in KNOWN_ROLES or _is_named(role, template)):
+        shown = "missing" if role is None else _shown(role)
+        known = ", ".join(map(repr, KNOWN_ROLES[:-1])) + f" or {KNOWN_ROLES[-1]!r}"
+        raise RequestError(f"{place}.role is {shown}; it must be {known}.")
+    return "system" if role == "developer" and not _is_named(role, template) else role
+
+
+def _part_text(place: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise RequestError(f"{place} is {_shown(part)}; it must be {{'type': 'text', ...}}.")
+    if kind not in TEXT_PARTS:
+        raise RequestError(
+            f"{place} is a part of type {_shown(kind)}, which this model cannot read; give text "
+            "only."
+        )
+    text = part.get(TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise RequestError(f"{place}.{TEXT_PARTS[kind]} is {_shown(text)}; it must be text.")
+    return text
+
+
+def _is_named(word: str, template: str) -> bool:
+    """Whether a template has this word as a text or as an attribute, and so knows it."""
+    return bool(re.search(rf"""['"]{re.escape(word)}['"]|\.{re.escape(word)}\b""", template))
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
