@@ -99,7 +99,7 @@ class SpeculationControl:
         self._is_turn_of_new = False
         self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)
         self._residence_s = 0.0
-        self._now_s = 0.0
+        self.now_s = 0.0
         self.policy_name = ""
         self.set_policy(policy)
 
@@ -136,18 +136,18 @@ class SpeculationControl:
         self._arrivals.append(arrival_s)
 
     def end(self, request: Request) -> None:
-        spent_s = max(self._now_s - request.arrival_s, 0.0)
+        spent_s = max(self.now_s - request.arrival_s, 0.0)
         self._residence_s += _SLOWLY * (spent_s - self._residence_s)
 
     def tick(self, now_s: float) -> None:
-        self._now_s = now_s
+        self.now_s = now_s
 
     @property
     def arrivals_per_s(self) -> float:
         """Over the last requests, and less the longer none has come."""
         if len(self._arrivals) < 2:
             return 0.0
-        window_s = max(self._now_s, self._arrivals[-1]) - self._arrivals[0]
+        window_s = max(self.now_s, self._arrivals[-1]) - self._arrivals[0]
         return len(self._arrivals) / window_s if window_s > 0 else 0.0
 
     @property

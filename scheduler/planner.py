@@ -370,6 +370,8 @@ class Planner:
             self._waiting.pop()
             self.num_prompt_tokens += len(request.tokens)
             self.num_cached_tokens += request.num_cached
+            if request.queued_s is None:
+                request.queued_s = max(self._control.now_s - request.arrival_s, 0.0)
             step.admitted.append(request.row_init())
             step.short.append(request)
             if _is_apart(request) == step.is_apart:

@@ -86,6 +86,7 @@ class Request:
         "prompt_len",
         "prompt_logprobs_sent",
         "proposer",
+        "queued_s",
         "row",
         "sample_id",
         "seed",
@@ -130,6 +131,7 @@ class Request:
         self.state = State.WAITING
         self.num_preemptions = 0
         self.num_cached = 0
+        self.queued_s: float | None = None  # until it first got a row; None: it has not
         self.missing_blocks = (0, 0)  # when it was last refused a row, and how much was cached then
         self.row = -1
         self.generation = 0

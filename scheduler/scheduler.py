@@ -9,9 +9,9 @@ request that ends meanwhile keeps its blocks and its row until the last plan nam
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.control import SpeculationControl
@@ -46,6 +46,11 @@ class SchedulerStats:
     verified_tokens: int = 0
     accepted_tokens: int = 0
     finished: int = 0
+    # Rounds that added to a text, by who drafted and how many were drafted, verified and accepted.
+    rounds: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
+    # By who would have drafted: tokens of a text it was asked for, and those it had guessed.
+    asked: Counter[str] = field(default_factory=Counter)
+    guessed: Counter[str] = field(default_factory=Counter)
 
 
 class _InFlight:
@@ -107,6 +112,7 @@ class Scheduler:
         self._apart = apart
         self._in_flight: deque[_InFlight] = deque()
         self._updates: list[RequestUpdate] = []
+        self._rounds: list[tuple[str, int, int, int]] = []  # of the verdict being applied
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -132,6 +138,16 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         return self._residents.num_preemptions
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Looked for in the cache when their requests were given rows."""
+        return self._planner.num_prompt_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of these: found there."""
+        return self._planner.num_cached_tokens
 
     @property
     def num_in_flight(self) -> int:
@@ -286,6 +302,8 @@ class Scheduler:
             self._commit(request, row_plan, row, knows_draft, is_fair)
             if request.state is preempted:
                 self._residents.leave(request)
+        self.stats.rounds.update(self._rounds)  # cheaper at once than row by row
+        self._rounds.clear()
         self._learn(flight, verdict, before)
 
     def _learn(self, flight: _InFlight, verdict: Verdict, before: SchedulerStats) -> None:
@@ -295,6 +313,8 @@ class Scheduler:
                 request = holders.get(agreement.row)
                 if request is not None and request.generation == agreement.generation:
                     self.control.see_agreement(request, agreement)
+                    self.stats.asked[request.proposer] += len(agreement.hits)
+                    self.stats.guessed[request.proposer] += sum(agreement.hits)
         stats, step = self.stats, flight.step
         self._planner.turns.end(step.is_apart, verdict.draft_s + verdict.verify_s)
         if step.record is None or not step.is_typical:
@@ -311,15 +331,14 @@ class Scheduler:
         self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, is_fair: bool
     ) -> None:
         """`is_fair`: what was verified was not selected for being likely."""
-        _, generation, base_len, drafted, verified, num_accepted, new, _, prompt_logprobs = row
+        _, generation, base_len, drafted, verified, num_accepted, new, _, told, is_broken = row
         _, _, num_tokens, depth, _, samples, proposer, _, _, _, _, draft_tokens = plan
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
                 f"{request.sample_id}: verdict for generation {generation} at "
                 f"{base_len}, expected {request.generation} at {len(request.tokens)}"
             )
-        if prompt_logprobs:
-            prompt_logprobs = _unsent(request, row)
+        prompt_logprobs = _unsent(request, row) if told else told
         # KV that is true now. The workers apply the same rules to the same numbers.
         if samples:
             request.target.computed = base_len + num_accepted
@@ -339,10 +358,13 @@ class Scheduler:
             if request.proposer and is_fair:
                 self.control.see_row(request, verified, num_accepted)
             request.upper += len(new) - depth - 1
-            new, finish = request.until_end(new)
+            new, finish = request.until_end(new[:-1] if is_broken else new)
             request.tokens += new
-        self._residents.publish(request)
-        if new or prompt_logprobs:
+        if is_broken:
+            finish = finish or FinishReason.ERROR
+        else:
+            self._residents.publish(request)
+        if new or prompt_logprobs or finish is not None:
             self._report(request, row, new, prompt_logprobs, finish)
         if finish is not None:
             self._finish(request)
@@ -359,7 +381,7 @@ class Scheduler:
         prompt_logprobs: tuple[TokenLogprobs, ...],
         finish: FinishReason | None,
     ) -> None:
-        _, _, _, num_drafted, num_verified, num_accepted, _, logprobs, _ = row
+        _, _, _, num_drafted, num_verified, num_accepted, _, logprobs, _, _ = row
         num_new = len(new)
         if num_accepted > num_new:
             num_accepted = num_new
@@ -368,6 +390,8 @@ class Scheduler:
         stats.drafted_tokens += num_drafted
         stats.verified_tokens += num_verified
         stats.accepted_tokens += num_accepted
+        if num_new:
+            self._rounds.append((request.proposer, num_drafted, num_verified, num_accepted))
         self._updates.append(
             RequestUpdate(
                 request.sample_id,
@@ -380,6 +404,7 @@ class Scheduler:
                 finish,
                 new[-1] if finish is not None and finish is FinishReason.STOP else None,
                 request.num_cached,
+                request.queued_s or 0.0,
             )
         )
 

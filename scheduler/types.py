@@ -25,6 +25,8 @@ from typing import Any, NamedTuple, Protocol
 
 from outrider.scheduler.params import SamplingParams
 
+NO_TOKEN = -1
+"""In place of a token where none can be chosen, as every score is NaN or infinite."""
 NOBODY = ""
 """The proposer of a row that is not drafted for; such rows run no speculative code at all."""
 
@@ -190,6 +192,7 @@ class RowVerdict(NamedTuple):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this chunk predicts
+    is_broken: bool = False  # no token could be chosen: the last stands for none, and ends it all
 
 
 class Agreement(NamedTuple):
@@ -275,3 +278,4 @@ class RequestUpdate:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = field(default=0)
+    queued_s: float = 0.0  # that it waited for a row

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.ops import Ops
 from outrider.scheduler.types import (
+    NO_TOKEN,
     Proposal,
     RowPlan,
     RowVerdict,
@@ -151,11 +152,14 @@ class TargetWorker:
             self.computed[row] += planned.num_tokens
             return RowVerdict(row, generation, work.base_len, 0, 0, 0, (), (), prompt_logprobs)
         self.computed[row] = work.base_len + judged.num_accepted
+        tokens, is_broken = judged.tokens, judged.tokens[-1] == NO_TOKEN
+        if is_broken:
+            tokens = (*tokens[:-1], 0)  # any that exists: the next pass may have begun
         logprobs: Sequence[TokenLogprobs] = ()
         num_top = work.span.sampler.params.logprobs
         if num_top is not None and logits is not None:
-            whole = self.runner.vocab.gather(logits[: len(judged.tokens)])
-            logprobs = token_logprobs(whole, judged.tokens, num_top)
+            whole = self.runner.vocab.gather(logits[: len(tokens)])
+            logprobs = token_logprobs(whole, tokens, num_top)
         return RowVerdict(
             row,
             generation,
@@ -163,9 +167,10 @@ class TargetWorker:
             work.num_drafted,
             len(work.span.drafts),
             judged.num_accepted,
-            tuple(judged.tokens),
+            tuple(tokens),
             tuple(logprobs),
             prompt_logprobs,
+            is_broken,
         )
 
     def _prompt_logprobs(self, work: _Work, hidden: Tensor) -> Iterator[TokenLogprobs]:

@@ -76,7 +76,8 @@ def accept_drafts(
     `drafted[b]` drafts were made by a model that fed itself all but the last, so that it has
     computed those that stand; where it is 0 its KV stays as it was.
     `out` int32 [B, outcome_width(max_depth)] says what happened, see `OutcomeColumn`. Tokens beyond
-    the text's `max_len` are reported, and counted in the length, but not kept.
+    the text's `max_len` are reported, and counted in the length, but not kept. A token of -1, which
+    stands for none, ends what is committed and is kept as 0.
     """
     num_sampled, max_depth = len(rows), text.drafts.shape[1]
     if num_sampled == 0:
@@ -115,7 +116,9 @@ def _accept_kernel(
         num_accepted = tl.min(tl.where(stands, BLOCK, place), axis=0)
         is_new = place <= num_accepted
         at = length + place
-        tl.store(token_ptr + row * token_stride + at, chosen, mask=is_new & (at < max_len))
+        # The next pass reads what is kept, even if no token could be chosen and the row ends.
+        kept = tl.maximum(chosen, 0)
+        tl.store(token_ptr + row * token_stride + at, kept, mask=is_new & (at < max_len))
         tl.store(length_ptr + row, length + num_accepted + 1)
         drafted = tl.load(drafted_ptr + index)
         if drafted > 0:

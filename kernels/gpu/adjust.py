@@ -192,4 +192,4 @@ def _count_kernel(
         is_new = place <= tl.load(own + _NUM_ACCEPTED)
         tokens = tl.load(own + _TOKENS + place, mask=is_new, other=0)
         # A token may be among the new ones twice.
-        tl.atomic_add(mark_ptr + row * mark_stride + tokens, 1, mask=is_new)
+        tl.atomic_add(mark_ptr + row * mark_stride + tokens, 1, mask=is_new & (tokens >= 0))

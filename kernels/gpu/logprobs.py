@@ -157,7 +157,7 @@ def _part_kernel(
         row_ptr = logits_ptr + index.to(tl.int64) * stride
         scores = scores_at(row_ptr, ids, is_token)
         highest, mass = mass_of(scores)
-        chosen = tl.load(tokens_ptr + index)
+        chosen = tl.maximum(tl.load(tokens_ptr + index), 0)  # any token where there is none
         keys = tl.where(is_token, _key_of(scores, ids), _LEAST_KEY)
         above = tl.sum((keys > _key_of(scores_at(row_ptr, chosen, True), chosen)).to(tl.int32))
         at = index * tl.num_programs(1) + part
@@ -187,7 +187,7 @@ def _tell_kernel(
         at = index * num_parts + parts
         highest, mass = mass_of_parts(highest_ptr, mass_ptr, at, is_part)
         log_mass = highest + tl.log(mass)
-        chosen = tl.load(tokens_ptr + index)
+        chosen = tl.maximum(tl.load(tokens_ptr + index), 0)  # any token where there is none
         score = scores_at(logits_ptr + index.to(tl.int64) * stride, chosen, True)
         own = out_ptr + index.to(tl.int64) * out_stride
         above = tl.sum(tl.load(above_ptr + at, mask=is_part, other=0), axis=0)

@@ -147,7 +147,8 @@ def choose_tokens(
     `settings` each goes by; where it is negative, the token is -1 and no confidence is written.
     `positions` int32 [R] are those of the tokens to be chosen. Any integer type will do for the
     tokens; with `by_row` each is written at the place of its row of `settings`, and none for
-    padding.
+    padding. Without it, the token is also -1 where none can be chosen, as scores are NaN or
+    infinite.
 
     The confidences, float32 and at the places of the tokens, tell how likely a model much like this
     one, given the same noise, chooses the same: the logistic function of the margin, noise included
@@ -376,6 +377,9 @@ def _settle_kernel(
                 tl.where(is_listed, num_parts * SLOTS, vocab), vocab, temperature, state,
                 winner, highest, units, of_parts, top_k, top_p, log_min_p, BLOCK,
             )  # fmt: skip
+        if not BY_ROW:
+            # Comparisons with NaN are false, and scores that are all NaN have no highest.
+            winner = tl.where((highest > _NEG_INF) & (highest < -_NEG_INF), winner, -1)
         place = (row if BY_ROW else index).to(tl.int64)
         tl.store(token_ptr + place * token_stride, winner)
         if HAS_CONFIDENCE:

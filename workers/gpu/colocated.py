@@ -17,6 +17,7 @@ from outrider.kernels.gpu.layout import EntryColumn
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import (
+    NO_TOKEN,
     Apart,
     DraftEvent,
     Outcome,
@@ -327,6 +328,9 @@ class ColocatedWorker:
                 continue
             base_len, accepted = outcome[_BASE_LEN], outcome[_NUM_ACCEPTED]
             tokens = tuple(outcome[_TOKENS : _TOKENS + accepted + 1])
+            is_broken = tokens[-1] == NO_TOKEN
+            if is_broken:
+                tokens = (*tokens[:-1], 0)  # as the device has it
             reach, verified = row.depth, outcome[_DEPTH]
             logprobs: tuple[TokenLogprobs, ...] = ()
             if told is not None and row.row in self._num_top:
@@ -334,7 +338,9 @@ class ColocatedWorker:
             logit += verified + 1
             rows.append(
                 RowVerdict(
-                    row.row, row.generation, base_len, reach, verified, accepted, tokens, logprobs
+                    *(row.row, row.generation, base_len, reach, verified, accepted, tokens),
+                    logprobs,
+                    is_broken=is_broken,
                 )
             )
             self._target.computed[row.row] = base_len + accepted

@@ -236,8 +236,8 @@ def _windows(family: str, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """`eos_token_id` of a configuration, which may be absent, one id or a list."""
+    """`eos_token_id` of a configuration, which may be absent, one id or a list; what is no id ends
+    nothing."""
     value = config.get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+    listed = value if isinstance(value, list | tuple) else (value,)
+    return tuple(each for each in listed if type(each) is int and each >= 0)

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -49,6 +49,7 @@ from outrider.workers.ranks.draft import DraftRank
 from outrider.workers.ranks.target import TargetRank
 from outrider.workers.recorded.runner_passes import recording_bytes
 from outrider.workers.runner import Runner
+from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model, load_spec
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,12 @@ class _Start:
     def run(self) -> RankServer:
         setup = self._expect(Setup)
         settings = setup.settings
-        setup_logging(settings.log_level, self._where.role, self._where.rank)
+        setup_logging(
+            settings.log_level,
+            self._where.role,
+            self._where.rank,
+            json_lines=settings.log_format == "json",
+        )
         take_cores(settings.num_threads, setup.host_share, setup.host_index)
         placement = place(
             settings.device,
@@ -151,8 +157,15 @@ class _Start:
                 eos_ids=spec.eos_ids,
                 max_position=spec.max_position,
                 is_extendable=spec.rope is not None,
+                sampling_defaults=self._sampling_defaults(settings),
             )
         )
+
+    def _sampling_defaults(self, settings: RankSettings) -> dict[str, Any]:
+        """Those of the target, told once."""
+        if self._where.role != Role.TARGET or self._where.rank != 0:
+            return {}
+        return load_sampling_defaults(settings.model, revision=settings.revision)
 
     def _meet(self, setup: Setup, placement: Placement) -> Collective:
         rank, size = self._where.rank, self._where.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
@@ -62,16 +63,18 @@ class TargetRank:
 
     def _verify(self, message: Verify) -> None:
         proposals = dict(self._proposers.propose(message.plan).proposals)
-        drafted = None
+        drafted, transfer_s = None, 0.0
         if message.round is not None:
+            start_s = time.perf_counter()
             drafted = self._inbox.take(message.plan, message.round)
+            transfer_s = time.perf_counter() - start_s
             proposals |= drafted or {}
         ticket = Ticket(message.plan.step, proposals, message.draft_s)
         verdict = self._worker.verify(message.plan, ticket)
         self._proposers.observe(verdict)
         if self._is_first:
             is_lost = message.round is not None and drafted is None
-            self._channel.send(Judged(verdict, is_lost))
+            self._channel.send(Judged(verdict, is_lost, transfer_s))
 
     def _join(self, number: int) -> None:
         try:

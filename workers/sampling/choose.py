@@ -10,7 +10,13 @@ from torch import Tensor
 from outrider.kernels.noise import Stream
 from outrider.workers.sampling.chain import adjust, process_rows
 from outrider.workers.sampling.contest import Draw, contest
-from outrider.workers.sampling.draw import SamplingOps, argmax, choose
+from outrider.workers.sampling.draw import (
+    SamplingOps,
+    argmax,
+    checked,
+    choose,
+    unless_finite,
+)
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
 from outrider.workers.sampling.sharded_filters import choose_filtered
 from outrider.workers.sampling.vocab import VocabPart
@@ -28,23 +34,27 @@ def sample(
     The choice is a function of the row's logits, text, parameters, seed and position alone, so it
     is the same whether the position was reached token by token or through drafts. `logits` are
     whole rows, or this rank's part of them as `vocab` says; then every rank gets the choice that
-    whole rows give.
+    whole rows give. Where no token can be chosen, as scores are NaN or infinite, it is `NO_TOKEN`.
     """
     if vocab is not None and vocab.is_contested:
         rows = logit_rows(spans)
         return _choose_over_ranks(adjust(logits, rows), rows, Draw(ops, stream, vocab))
     if all(span.sampler.is_plain_greedy for span in spans):
-        return argmax(logits if vocab is None else vocab.gather(logits))
+        whole = logits if vocab is None else vocab.gather(logits)
+        return checked(argmax(whole), whole)
     rows = logit_rows(spans)
-    return choose(process_rows(logits, rows, vocab), rows, ops, stream)
+    scores = process_rows(logits, rows, vocab)
+    return checked(choose(scores, rows, ops, stream), scores)
 
 
 def _choose_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> Tensor:
     filtered = [i for i, row in enumerate(rows) if row.sampler.has_filters]
     if not filtered:
-        return contest(scores, rows, draw).tokens
+        winners = contest(scores, rows, draw)
+        return unless_finite(winners.tokens, winners.scores)
     winners = contest(scores, rows, draw, statistic=scores.amax(-1))
     at = torch.tensor(filtered, device=scores.device)
     own_rows = [rows[i] for i in filtered]
-    winners.tokens[at] = choose_filtered(scores[at], own_rows, draw, winners.take(at))
-    return winners.tokens
+    tokens = winners.tokens.clone()
+    tokens[at] = choose_filtered(scores[at], own_rows, draw, winners.take(at))
+    return unless_finite(tokens, winners.scores)

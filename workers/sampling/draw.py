@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.noise import Stream
+from outrider.scheduler.types import NO_TOKEN
 from outrider.workers.sampling.rows import LogitRow
 
 
@@ -71,6 +72,17 @@ def noise_keys(rows: Sequence[LogitRow], device: torch.device) -> tuple[Tensor, 
         device=device,
     )
     return keys[0], keys[1]
+
+
+def checked(chosen: Tensor, scores: Tensor) -> Tensor:
+    """The tokens, but `NO_TOKEN` where the score of the one chosen is NaN or infinite."""
+    of_chosen = scores.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    return unless_finite(chosen, of_chosen)
+
+
+def unless_finite(chosen: Tensor, of_chosen: Tensor) -> Tensor:
+    """The same where the scores of those chosen are known."""
+    return chosen.masked_fill(~of_chosen.isfinite(), NO_TOKEN)
 
 
 def argmax(scores: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch.nn import functional
 from outrider.kernels.noise import Stream, uniform
 from outrider.workers.sampling.chain import process_rows
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.draw import SamplingOps, gumbel_choice, noise_keys
+from outrider.workers.sampling.draw import SamplingOps, checked, gumbel_choice, noise_keys
 from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
 from outrider.workers.sampling.vocab import VocabPart
 
@@ -33,7 +33,8 @@ def verification_mode(name: str) -> VerificationMode:
 
 
 class SpanVerdict(NamedTuple):
-    """What the target commits: the first `num_accepted` drafts, then one token of its own."""
+    """What the target commits: the first `num_accepted` drafts, then one token of its own, which is
+    `NO_TOKEN` if none can be chosen."""
 
     num_accepted: int
     tokens: tuple[int, ...]
@@ -166,7 +167,7 @@ def _sample_after(
         final[torch.tensor(rejected, device=p.device)] = after.to(final.dtype)
     streams = torch.full((len(final_rows),), Stream.SHARED, device=p.device)
     streams[rejected] = Stream.RESIDUAL
-    return gumbel_choice(final, final_rows, streams, ops)
+    return checked(gumbel_choice(final, final_rows, streams, ops), final)
 
 
 def _select(logits: Tensor, spans: Sequence[Span], members: Sequence[int]) -> Tensor:

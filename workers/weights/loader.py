@@ -46,6 +46,12 @@ def load_model(
     return Decoder(spec, weights, ops, shard, quantization)
 
 
+def check_files(source: str | Path, *, revision: str | None = None) -> None:
+    """Raise `ModelError` if files of weights are missing, cut short or damaged at their heads; no
+    weight is read."""
+    SafetensorsSource(checkpoint_folder(source, revision), torch.float32, torch.device("cpu"))
+
+
 def checkpoint_folder(source: str | Path, revision: str | None = None) -> Path:
     """The Hugging Face folder behind a name; a GGUF is converted into one first."""
     path = resolve_source(source, revision)

@@ -28,6 +28,8 @@ def resolve_source(source: str | Path, revision: str | None = None) -> Path:
         return path
     if path.is_file():
         raise ModelError(f"model {str(source)!r} is a file but not a .gguf; name its folder.")
+    if str(source).startswith((".", "/", "~")):
+        raise ModelError(f"model {str(source)!r} is not there; check the path.")
     if isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
         return _from_hub(source, revision)
     raise ModelError(

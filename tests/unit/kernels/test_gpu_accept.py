@@ -135,6 +135,19 @@ def test_drafts_stand_up_to_the_first_wrong_one(num_right: int) -> None:
     assert text.draft_computed.tolist() == [0, 10 + min(num_right, 3)]
 
 
+def test_where_no_token_could_be_chosen_the_text_has_one_that_exists() -> None:
+    text = TextTable.create(2, MAX_LEN, 4, DEVICE)
+    text.lengths[1] = 10
+    text.drafts[1] = torch.tensor([5, 6, 7, 8], dtype=torch.int32)
+    text.tokens.fill_(UNTOUCHED)
+    chosen = torch.tensor([5, -1, 7, 8, 9], dtype=torch.int32, device=DEVICE)
+    one = torch.tensor([1], dtype=torch.int32, device=DEVICE)
+    out = torch.full((1, outcome_width(4)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    accept_drafts(chosen, one - 1, one * 4, one * 4, one, text, out)
+    assert out[0].tolist() == [10, 4, 1, 5, -1, -1, -1, -1]
+    assert text.tokens[1, 10:13].tolist() == [5, 0, UNTOUCHED]
+
+
 @pytest.mark.parametrize("num_verified", [0, 1, 2, 3])
 def test_a_draft_keeps_what_it_computed_of_guesses_that_were_not_all_verified(
     num_verified: int,

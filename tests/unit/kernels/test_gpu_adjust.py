@@ -238,14 +238,19 @@ def test_whole_parts_of_the_vocabulary_may_be_barred(filters: dict[str, Any]) ->
     logits = torch.randn(1, vocab, generator=a_generator())
     for width, allowed in ((vocab, None), (300, range(300))):
         own = logits[:, :width].to(DEVICE)
-        place, position, chosen = int32([row]), int32([1]), int32([-1])
+        is_draft = allowed is not None  # and drafts are written at the places of their rows
+        place, position, chosen = (
+            int32([row]),
+            int32([1]),
+            int32([-1] * (row + 1 if is_draft else 1)),
+        )
         text = device.text
         adjust_logits(own, device.adjustments, place, position, text.lengths, text.drafts)
-        choose_tokens(own, device.settings, place, position, chosen)
+        choose_tokens(own, device.settings, place, position, chosen, by_row=is_draft)
         if allowed is None:
             assert chosen.tolist() == sample(logits, [Span(sampler, [0])], ReferenceOps()).tolist()
         else:
-            assert int(chosen) in allowed
+            assert int(chosen[row]) in allowed
 
 
 def test_as_many_biases_as_fit() -> None:

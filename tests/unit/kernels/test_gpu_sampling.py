@@ -424,12 +424,12 @@ def test_greedy_rows_take_the_lowest_of_the_best() -> None:
 
 @pytest.mark.parametrize("params", [dict(), dict(top_k=2, top_p=0.5, min_p=0.1)], ids=str)
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # they have no confidence
-def test_rows_without_any_number_choose_within_the_vocabulary(params: dict[str, float]) -> None:
+def test_rows_without_any_number_choose_no_token(params: dict[str, float]) -> None:
     logits = torch.full((3, 2100), math.nan)
     logits[1] = -math.inf
     logits[2, 2099] = 1.0
     tokens, _ = a_case(logits, [params] * 3).on_device()
-    assert tokens == [0, 0, 2099]
+    assert tokens == [-1, -1, 2099]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.9])
@@ -530,3 +530,21 @@ def test_a_recorded_choice_follows_logits_and_settings() -> None:
         logits.copy_(values)
         graph.replay()
         case.assert_chosen(tokens.tolist(), most_close_calls=1)
+
+
+@pytest.mark.parametrize("settings", [(0.0,), (1.0,), (0.7, 5, 0.9)])
+def test_drafts_are_tokens_even_where_none_can_be_chosen(settings: tuple[Any, ...]) -> None:
+    """They are fed to a model; that the target has nothing to choose ends the request."""
+    logits = torch.full((2, 700), math.nan, device=DEVICE)
+    logits[1] = 0.0
+    logits[1, 650] = math.inf
+    table = SamplingTable.create(2, DEVICE)
+    temperature, *filters = settings
+    for row in range(2):
+        table.set_row(row, temperature, 5, *filters)
+    rows = torch.arange(2, dtype=torch.int32, device=DEVICE)
+    tokens = torch.full((2,), 99, dtype=torch.int32, device=DEVICE)
+    choose_tokens(logits, table, rows, rows, tokens)
+    assert tokens.tolist() == [-1, -1]
+    choose_tokens(logits, table, rows, rows, tokens, by_row=True)
+    assert all(0 <= token < 700 for token in tokens.tolist())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,6 +99,18 @@ def test_min_tokens_above_max_tokens_is_refused() -> None:
         SamplingParams(min_tokens=9, max_tokens=8)
 
 
+@pytest.mark.parametrize("name", ["top_k", "min_tokens", "max_tokens"])
+def test_a_number_that_no_message_holds_is_refused(name: str) -> None:
+    given: dict[str, Any] = {"max_tokens": None, name: 2**64}
+    with pytest.raises(RequestError, match=f"^{name} is beyond 64 bits; choose a smaller number.$"):
+        SamplingParams(**given)
+
+
+def test_too_many_stop_tokens_are_refused_without_a_look_at_each() -> None:
+    with pytest.raises(RequestError, match="stop_token_ids has 1025 entries"):
+        SamplingParams(stop_token_ids=[-1] * 1025)
+
+
 def test_a_depth_to_keep_to_must_be_given() -> None:
     SamplingParams(fix_depth=True, num_speculative_tokens=0)
     with pytest.raises(RequestError, match="fix_depth is True but num_speculative_tokens is None"):
@@ -109,8 +124,33 @@ def test_every_sample_carries_the_allowed_tokens_so_their_product_is_limited() -
 
 
 def test_an_unknown_parameter_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match="unknown sampling parameter 'best_of'.*temperature"):
-        SamplingParams.from_mapping({"best_of": 2})
+    with pytest.raises(RequestError, match="unknown sampling parameter 'zzz'; known are .*top_p"):
+        SamplingParams.from_mapping({"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("temprature", "did you mean 'temperature'?"),
+        ("max_new_tokens", "did you mean 'max_tokens'?"),
+        ("num_return_sequences", "did you mean 'n'?"),
+        ("length_penalty", "none here does the same, so leave it out."),
+        ("best_of", "none here does the same, so leave it out."),
+        ("lora_request", "none here does the same, so leave it out."),
+    ],
+)
+def test_a_wrong_keyword_is_a_wrong_call_that_says_what_was_meant(name: str, hint: str) -> None:
+    options: dict[str, Any] = {name: 1}
+    for make in (SamplingParams, partial(dataclasses.replace, SamplingParams())):
+        with pytest.raises(TypeError) as caught:
+            make(**options)
+        assert str(caught.value) == f"unknown sampling parameter {name!r}; {hint}"
+        assert isinstance(caught.value, RequestError)
+
+
+def test_parameters_can_be_copied_and_sent_to_other_processes() -> None:
+    params = SamplingParams(temperature=0.5, stop=["x"])
+    assert copy.copy(params) == pickle.loads(pickle.dumps(params)) == params
 
 
 def test_a_mapping_gives_the_same_parameters_as_keywords() -> None:
@@ -226,13 +266,27 @@ def test_an_empty_conversation_is_refused(intact: LLM) -> None:
 @pytest.mark.model
 @pytest.mark.parametrize("messages", [5, {"role": "user", "content": "x"}, "hello", [5], [None]])
 def test_what_is_no_conversation_is_refused(intact: LLM, messages: Any) -> None:
-    with pytest.raises(RequestError, match="give messages as|it must be a list of"):
+    with pytest.raises(RequestError, match="it must be (a list of |){.role"):
         intact.chat(messages)
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("params", [5, "greedy", {"temperature": 0}, [None]], ids=str)
+def test_what_are_no_sampling_parameters_is_refused(intact: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match=r"^sampling_params (is|holds) .*SamplingParams\("):
+        intact.generate("a", params)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("prompts", [None, 5, b"a", [None]], ids=str)
+def test_what_is_no_prompt_is_refused(intact: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match=r"(prompts|the prompt) is .*; it must be text"):
+        intact.generate(prompts)
+
+
+@pytest.mark.model
 def test_a_message_without_a_role_is_refused(intact: LLM) -> None:
-    with pytest.raises(RequestError, match="the chat template refuses"):
+    with pytest.raises(RequestError, match=r"messages\[0\]\.role is missing; it must be 'system'"):
         intact.chat([{"content": "hello"}])
 
 
@@ -252,7 +306,7 @@ def test_an_unknown_argument_of_llm_is_refused_with_the_nearest_known() -> None:
 def test_a_configuration_and_single_options_exclude_each_other() -> None:
     from outrider.config import EngineConfig
 
-    with pytest.raises(RequestError, match="either config or single options"):
+    with pytest.raises(ConfigError, match="either config or single options"):
         LLM(model="x", config=EngineConfig())
 
 

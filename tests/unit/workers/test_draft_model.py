@@ -67,6 +67,7 @@ SETTINGS = RankSettings(
     gpu_memory_utilization=0.9,
     has_fixed_kv=False,
     log_level="info",
+    log_format="text",
     transfer_timeout_s=10.0,
 )
 PROMPT = (5, 9, 17, 3, 44, 8)

@@ -165,6 +165,12 @@ def test_an_index_cannot_reach_outside_its_folder(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere"])
+def test_a_path_that_is_not_there_is_not_sought_on_the_hub(path: str) -> None:
+    with pytest.raises(ModelError, match=f"model '{path}' is not there; check the path"):
+        resolve_source(path)
+
+
 def test_a_name_that_is_nothing_says_what_names_there_are() -> None:
     with pytest.raises(ModelError, match=r"'nothing'.*hub id.*smollm2-135m-instruct"):
         load_spec("nothing")

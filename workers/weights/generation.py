@@ -1,0 +1,51 @@
+"""What a checkpoint's generation_config.json says about how its texts are sampled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import RequestError
+from outrider.scheduler.params import SamplingParams
+from outrider.workers.weights.files import read_json
+from outrider.workers.weights.loader import checkpoint_folder
+
+logger = logging.getLogger(__name__)
+
+FILE = "generation_config.json"
+# Its names and ours. As in vLLM they hold whatever `do_sample` says.
+NAMES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+
+
+def load_sampling_defaults(source: str | Path, *, revision: str | None = None) -> dict[str, Any]:
+    """What a model's author would have requests get, by the names of `SamplingParams`."""
+    path = checkpoint_folder(source, revision) / FILE
+    return sampling_defaults(read_json(path), str(path)) if path.is_file() else {}
+
+
+def sampling_defaults(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Values that no request could have are left out, and warned of once."""
+    defaults: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, own in NAMES.items():
+        value = config.get(name)
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{own: value})
+        except RequestError:
+            wrong.append(f"{name} {value!r}")
+        else:
+            defaults[own] = value
+    if wrong:
+        logger.warning("%s has %s, which cannot be; left out", path, " and ".join(wrong))
+    return defaults
