@@ -49,12 +49,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     starter = None
     if given.starter_fd is not None:
-        starter = Starter(given.starter_fd)
+        starter = Starter(given.starter_fd, given.spawn_ranks)
         for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's are the starter's to answer
             signal.signal(number, signal.SIG_IGN)
     try:
         config = resolve(given.config, os.environ, read_assignments(given.set)).config
-        setup_logging(config.log_level, role="engine")
+        setup_logging(config.log_level, role="engine", json_lines=config.log_format == "json")
         _serve(config, given.listen, given.spawn_ranks, starter)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -62,6 +62,9 @@ def main() -> None:
         if starter is not None:
             starter.tell_failure(str(error))
         sys.exit(f"error: {error}")
+    finally:
+        if starter is not None:
+            starter.clean_up()
 
 
 def _serve(

@@ -8,12 +8,12 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from outrider.config import EngineConfig
-from outrider.engine.build import build_engine
+from outrider.engine.build import build_engine, chosen_config
 from outrider.engine.engine import Engine
-from outrider.errors import EngineDeadError, OutriderError
+from outrider.errors import ConfigError, EngineDeadError, OutriderError, RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import PreparedRequest, Prompt
 from outrider.text.outputs import OutputDelta
@@ -39,10 +39,22 @@ class _Stream:
 class AsyncEngine:
     """Many concurrent `generate` streams on one `Engine`.
 
-    Only the engine's thread touches the engine; everybody else posts commands to it.
+    Options are those of `LLM`; an engine that is there already may be given instead. Only the
+    engine's thread touches the engine; everybody else posts commands to it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: EngineConfig | None = None,
+        engine: Engine | None = None,
+        **options: Any,
+    ) -> None:
+        if engine is None:
+            engine = Engine(build_engine(chosen_config("AsyncEngine", model, config, options)))
+        elif model is not None or config is not None or options:
+            raise ConfigError("give either engine or options to AsyncEngine, not both.")
         self.engine = engine
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
@@ -52,18 +64,23 @@ class AsyncEngine:
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> AsyncEngine:
-        return cls(Engine(build_engine(config)))
+        return cls(config=config)
 
     async def generate(
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | None = None,
         *,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Stream a request. Leaving the iterator early cancels it."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"params is {params!r}; call generate(request_id, prompt, SamplingParams(...))."
+            )
         prepared = self.engine.prepare(
             request_id, prompt, params, priority=priority, timeout_s=timeout_s
         )
@@ -136,8 +153,14 @@ class AsyncEngine:
         stream = self._streams.get(delta.request_id)
         if stream is None:
             return
-        stream.post(delta)
         stream.unfinished -= delta.finish_reason is not None
+        error = delta.output.error
+        if error is None:
+            stream.post(delta)
+        elif stream.unfinished:
+            self.engine.cancel(delta.request_id)  # told when all of its samples have ended
+        else:
+            stream.post(error)
         if not stream.unfinished:
             del self._streams[delta.request_id]
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import EngineConfig
+from outrider.engine.counters import counters_of
 from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import Ranks, SpawnedRanks
 from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
 from outrider.engine.rank_group import Report
 from outrider.engine.step import StepLoop
+from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus
 from outrider.links.speculation import SpeculationStatus
-from outrider.scheduler.scheduler import Scheduler
 from outrider.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -56,7 +57,27 @@ class BuiltEngine:
     name_models: Callable[[EngineStatus], EngineStatus] = _unchanged  # who runs them, and how
 
     def status(self, query: int = 0, speculation: SpeculationStatus | None = None) -> EngineStatus:
-        return self.name_models(_load_of(self.loop.scheduler, query, speculation))
+        return self.name_models(_load_of(self.loop, query, speculation))
+
+
+def chosen_config(
+    owner: str, model: str | None, config: EngineConfig | None, options: Mapping[str, Any]
+) -> EngineConfig:
+    """What `owner` was given: a whole configuration, or single options by the names of `LLM`."""
+    if config is None:
+        return EngineConfig.from_kwargs(model=model, **options)
+    if model is not None or options:
+        raise ConfigError(f"give either config or single options to {owner}, not both.")
+    if not isinstance(config, EngineConfig):
+        raise ConfigError(
+            f"config is {config!r}; it must be an EngineConfig, as EngineConfig.from_kwargs(...) "
+            "gives it."
+        )
+    return config
+
+
+def models_of(config: EngineConfig) -> str:
+    return " and ".join(filter(None, (config.target.model, config.draft.model)))
 
 
 def build_engine(config: EngineConfig) -> BuiltEngine:
@@ -129,10 +150,9 @@ def _over(models: RankModels) -> BuiltEngine:
     )
 
 
-def _load_of(
-    scheduler: Scheduler, query: int, speculation: SpeculationStatus | None
-) -> EngineStatus:
+def _load_of(loop: StepLoop, query: int, speculation: SpeculationStatus | None) -> EngineStatus:
     """An answer that names no rank and no model yet."""
+    scheduler = loop.scheduler
     stats, pool = scheduler.stats, scheduler.target_pool
     return EngineStatus(
         query=query,
@@ -150,4 +170,5 @@ def _load_of(
         accepted_tokens=stats.accepted_tokens,
         preemptions=scheduler.num_preemptions,
         speculation=speculation,
+        counters=counters_of(loop),
     )

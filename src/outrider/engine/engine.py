@@ -20,7 +20,7 @@ from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, SampleId
 from outrider.text.builder import TextBuilder
 from outrider.text.front_door import FrontDoor, PreparedRequest, Prompt
-from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput
+from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput, no_token_error
 
 
 class Engine:
@@ -129,6 +129,8 @@ class Engine:
     def _take(self, update: RequestUpdate, now_s: float) -> OutputDelta:
         text = self._texts[update.sample_id]
         delta = text.take(update, now_s)
+        if delta.finish_reason is FinishReason.ERROR:
+            delta.output.error = no_token_error(self.built.config.target.model)
         if delta.finish_reason is not None:
             del self._texts[update.sample_id]
             self._forget(delta.request_id, update.sample_id)

@@ -48,6 +48,7 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import TargetWorker
+from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def load_models(config: EngineConfig, report: Report) -> InlineModels:
     if memory is not None:
         hold(placement.device, memory.step)
     facts = EngineFacts(
-        settings=config.to_settings(),
+        settings=config.without_secrets().to_settings(),
         vocab_size=checked.target.vocab_size,
         eos_ids=checked.target.eos_ids,
         max_model_len=pools.max_model_len,
@@ -105,6 +106,9 @@ def load_models(config: EngineConfig, report: Report) -> InlineModels:
         kernels=placement.ops.name,
         num_blocks=pools.target,
         num_draft_blocks=pools.draft,
+        sampling_defaults=load_sampling_defaults(
+            config.target.model, revision=config.target.revision
+        ),
     )
     report(f"{names}: ready to run after {time.monotonic() - start_s:.1f} s")
     return InlineModels(config, loop, facts, checked, str(placement.device))

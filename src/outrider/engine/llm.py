@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.config import EngineConfig
-from outrider.engine.build import build_engine
+from outrider.engine.build import build_engine, chosen_config, models_of
 from outrider.engine.engine import Engine
-from outrider.errors import RequestError
+from outrider.errors import EngineDeadError, RequestError
+from outrider.progress import AtWork, Lines
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import Message, PreparedRequest, Prompt
 from outrider.text.outputs import RequestOutput
+from outrider.text.prompts import is_one, matched
 
 _MANY = 8  # prompts from which a progress bar is worth its lines
 
@@ -30,13 +32,9 @@ class LLM:
     their own or vLLM's names; see `EngineConfig.from_kwargs`."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        config = options.pop("config", None)
-        if config is None:
-            config = EngineConfig.from_kwargs(model=model, **options)
-        elif model is not None or options:
-            raise RequestError("give either config or single options to LLM, not both.")
-        self.config: EngineConfig = config
-        self.engine = Engine(build_engine(config))
+        self.config = chosen_config("LLM", model, options.pop("config", None), options)
+        with self._telling(f"loading {models_of(self.config)}"):
+            self.engine = Engine(build_engine(self.config))
         self._ids = itertools.count()
         self._end = weakref.finalize(self, self.engine.close)
 
@@ -56,6 +54,7 @@ class LLM:
         self.close()
 
     def get_tokenizer(self) -> Any:
+        """That of the target, a tokenizer of `transformers`; None if it has none."""
         return self.engine.built.tokenizer
 
     def generate(
@@ -65,13 +64,17 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int = 0,
+        **overrides: Any,
     ) -> list[RequestOutput]:
         """Complete each prompt; results are in the order of the prompts.
 
-        All requests are checked before the first runs: a bad one is reported and nothing is lost.
+        Parameters of `SamplingParams` may be given by name as well, as to `Client`. All requests
+        are checked before the first runs: a bad one is reported and nothing is lost.
         """
-        listed = _as_list(prompts)
-        params = _matched(sampling_params, len(listed))
+        self._check_open()
+        listed: list[Any] = [prompts] if is_one(prompts) else list(prompts)
+        given = (own or SamplingParams() for own in matched(sampling_params, len(listed)))
+        params = [dataclasses.replace(own, **overrides) if overrides else own for own in given]
         prepared = [
             self.engine.front_door.prepare(str(next(self._ids)), prompt, own, priority=priority)
             for prompt, own in zip(listed, params, strict=True)
@@ -86,19 +89,32 @@ class LLM:
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
+        **overrides: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
+        self._check_open()
         conversations: Sequence[Any] = messages if _are_several(messages) else [messages]
         prompts: list[Prompt] = [
             self.engine.front_door.chat_prompt(conversation, chat_template, add_generation_prompt)
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **overrides)
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise EngineDeadError("this LLM was closed; make another with LLM(...).")
+
+    def _telling(self, what: str) -> AtWork:
+        """Lines about long loading, for whoever wants to hear of more than warnings."""
+        is_wanted = self.config.log_level in ("debug", "info")
+        return AtWork(Console(stderr=True, quiet=not is_wanted), what, spins=False)
 
     def _run(self, prepared: Sequence[PreparedRequest], use_progress: bool) -> list[RequestOutput]:
         try:
             outputs = [self.engine.add_prepared(each) for each in prepared]
             self._step_until_done(len(prepared), use_progress)
+            for output in outputs:
+                output.raise_if_failed()
         except BaseException:
             for each in prepared:  # a failed or interrupted call leaves nothing running behind it
                 self.engine.cancel(each.request_id)
@@ -106,7 +122,8 @@ class LLM:
         return outputs
 
     def _step_until_done(self, num_requests: int, use_progress: bool) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, quiet=not use_progress)
+        lines = Lines(lambda line: console.print(line, highlight=False))
         shown = use_progress and num_requests >= _MANY and console.is_terminal
         columns = (
             TextColumn("generating"),
@@ -120,13 +137,18 @@ class LLM:
             Progress(*columns, console=console, disable=not shown) as progress,
         ):
             task = progress.add_task("", total=num_requests, tokens=0)
-            num_tokens = 0
+            num_tokens = num_ended = 0
             while self.engine.has_work:
                 check_interrupt()
                 deltas = self.engine.step()
                 num_tokens += sum(len(delta.token_ids) for delta in deltas)
                 ended = {d.request_id for d in deltas if d.finish_reason and d.output.finished}
-                progress.update(task, advance=len(ended), tokens=num_tokens)
+                num_ended += len(ended)
+                progress.update(task, completed=num_ended, tokens=num_tokens)
+                if not console.is_terminal:
+                    lines.tell(
+                        f"generating: {num_ended} of {num_requests} done, {num_tokens} tokens"
+                    )
 
 
 @contextmanager
@@ -158,19 +180,6 @@ def interrupts_between_steps() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError(
-            f"prompts is {prompts!r}; it must be text, a list of token ids or a list of prompts."
-        )
-    listed: list[Any] = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
-        return [listed]
-    return listed
-
-
 def _are_several(messages: Any) -> bool:
     """Whether these are conversations rather than the messages of one."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
@@ -178,24 +187,3 @@ def _are_several(messages: Any) -> bool:
             f"messages is {messages!r}; it must be a list of {{'role': ..., 'content': ...}}."
         )
     return bool(messages) and all(isinstance(each, list | tuple) for each in messages)
-
-
-def _matched(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    for each in params:
-        if not isinstance(each, SamplingParams):
-            raise RequestError(
-                f"sampling_params holds {each!r}; give SamplingParams(...), "
-                "or SamplingParams.from_mapping({...}) for a dict."
-            )
-    if len(params) != count:
-        raise RequestError(
-            f"there are {count} prompts and {len(params)} sampling parameters; "
-            "give one for all or one for each."
-        )
-    return list(params)

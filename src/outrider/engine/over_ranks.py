@@ -141,8 +141,8 @@ class RankModels:
             for group in self._groups:
                 group.close()
             raise
-        worker = RemoteTarget(self._target, self.draft.give_up, config.stall_timeout_s)
-        self.loop = StepLoop(self._scheduler, self.draft, worker)
+        self._worker = RemoteTarget(self._target, self.draft.give_up, config.stall_timeout_s)
+        self.loop = StepLoop(self._scheduler, self.draft, self._worker)
         if first_draft is not None:
             self.draft.join(first_draft)
             self.loop.follow_draft()
@@ -175,7 +175,7 @@ class RankModels:
             config, pools, RemoteTarget.lag, costs=self.costs, texts_are_remote=True
         )
         self.facts = EngineFacts(
-            settings=config.to_settings(),
+            settings=config.without_secrets().to_settings(),
             vocab_size=described[0].vocab_size,
             eos_ids=described[0].eos_ids,
             max_model_len=pools.max_model_len,
@@ -184,6 +184,7 @@ class RankModels:
             kernels=groups[0].loaded[0].kernels,
             num_blocks=pools.target,
             num_draft_blocks=pools.draft,
+            sampling_defaults=described[0].sampling_defaults,
         )
         return groups[0], groups[1] if len(groups) > 1 else None
 
@@ -286,6 +287,7 @@ class RankModels:
             proposal_backend=self._proposal_backend if self.draft.group is not None else "",
             proposal_sends=self.draft.num_sends,
             draft_losses=self.draft.num_losses,
+            counters=dataclasses.replace(status.counters, transfer_s=self._worker.transfer_s),
         )
 
     def _ranks(self) -> list[RankStatus]:

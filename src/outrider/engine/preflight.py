@@ -7,10 +7,15 @@ from typing import NamedTuple
 
 from outrider.config import EngineConfig
 from outrider.errors import ModelError
-from outrider.text.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from outrider.text.tokenizer import (
+    Tokenizer,
+    check_fits_model,
+    check_same_tokenizer,
+    load_tokenizer,
+)
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.loader import check_files, load_spec
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +29,13 @@ class Models(NamedTuple):
 
 
 def check_models(config: EngineConfig) -> Models:
-    """Both checkpoints exist, split over as many ranks as asked, and share a tokenizer."""
+    """Both checkpoints are complete, split over as many ranks as asked, and share a tokenizer that
+    is no larger than they are."""
     target = load_spec(config.target.model, revision=config.target.revision)
     draft = load_spec(config.draft.model) if config.draft.model is not None else None
+    check_files(config.target.model, revision=config.target.revision)
+    if config.draft.model is not None:
+        check_files(config.draft.model)
     Partition.of(target, Shard(0, config.target.tensor_parallel))
     if draft is not None:
         Partition.of(draft, Shard(0, config.draft.tensor_parallel))
@@ -37,8 +46,14 @@ def check_models(config: EngineConfig) -> Models:
 def engine_tokenizer(
     config: EngineConfig, target_vocab_size: int, draft_vocab_size: int | None
 ) -> Tokenizer | None:
-    """The target's tokenizer; None if the checkpoint has none, and prompts must be token ids."""
-    tokenizer = _load(config.target.model, config.target.revision)
+    """The target's tokenizer, which the draft must share; None if there is none."""
+    target = config.target
+    if target.tokenizer is not None:  # which somebody counts on
+        tokenizer = load_tokenizer(target.tokenizer)
+    else:
+        tokenizer = _load(*target.tokenizer_source)
+    if tokenizer is not None:
+        check_fits_model(tokenizer, target_vocab_size)
     if config.draft.model is None or draft_vocab_size is None:
         return tokenizer
     other = _load(config.draft.model, None)

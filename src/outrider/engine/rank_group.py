@@ -59,6 +59,7 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         has_fixed_kv=config.cache.kv_cache_gb is not None,
         log_level=config.log_level,
+        log_format=config.log_format,
         transfer_timeout_s=config.stall_timeout_s * TRANSFER_SHARE,
     )
 

@@ -84,6 +84,7 @@ class RemoteTarget:
         # A round is up to two transfers, and the draft may hang in the middle of it.
         self._round_s = 2 * TRANSFER_SHARE * stall_timeout_s
         self._read_s = 0.0  # when the last verdict was
+        self.transfer_s = 0.0  # that the ranks waited for drafts on their way
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         """The ranks take plans in order, so another may be sent before the first one's verdict is
@@ -110,6 +111,7 @@ class RemoteTarget:
         self._patience.learn(num_tokens, self._read_s - start_s)
         if not isinstance(judged, Judged):
             raise OutriderError(f"the target sent {type(judged).__name__} where a verdict was due")
+        self.transfer_s += judged.transfer_s
         if judged.lost_round:
             self._on_lost_round()
         return judged.verdict

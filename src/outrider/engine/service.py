@@ -12,16 +12,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine
 from outrider.engine.doorway import Doorway
+from outrider.engine.held import HeldRequests
 from outrider.engine.speculation import SpeculationDesk
 from outrider.errors import CapacityError, OutriderError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
+    Attach,
+    Attached,
     Cancel,
     ExplainSpeculation,
+    LetGo,
     Refused,
     SetSpeculation,
     StatusQuery,
@@ -30,12 +35,14 @@ from outrider.links.gateway_messages import (
     Updates,
 )
 from outrider.scheduler.request import Request
-from outrider.scheduler.types import IN_PROCESS, RequestUpdate, SampleId
+from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, SampleId
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
 _MOST_UNSENT = 4096  # messages for a gateway that does not read, and so hangs
+_MOST_AT_ONCE = 256  # updates of a message to somebody who comes back for many
+_MOST_COMMANDS = 256  # between two steps, so that whoever asks without end holds up none
 _MOST_UNHANDLED = 256  # messages of a gateway read ahead; the others wait on their way
 
 _Command: TypeAlias = Callable[[], None]
@@ -50,7 +57,7 @@ class _Gateway:
     def __init__(self, number: int, channel: Channel) -> None:
         self.number = number
         self.channel = channel
-        self.sample_ids: set[SampleId] = set()  # unfinished
+        self.sample_ids: set[SampleId] = set()  # unfinished, and ending with the link
         self.updates: list[RequestUpdate] = []  # of the step under way
         self._outbox: queue.Queue[object] = queue.Queue(_MOST_UNSENT)
         self._unhandled = threading.Semaphore(_MOST_UNHANDLED)
@@ -97,7 +104,8 @@ class EngineService:
     """One thread steps; one more per gateway reads what it asks for.
 
     Nothing but the stepping thread touches the engine. When the link of a gateway ends, its
-    requests are cancelled: it holds all that is needed to submit them again.
+    requests are cancelled: it holds all that is needed to submit them again. Those that it
+    submitted with a `resume_id` go on for a while, and another gateway may read on.
     """
 
     def __init__(
@@ -108,6 +116,8 @@ class EngineService:
         self._scheduler = engine.loop.scheduler
         self._speculation = SpeculationDesk(self._scheduler, engine.facts.depth)
         self._clock = clock
+        server = EngineConfig.from_settings(engine.facts.settings).server
+        self._held = HeldRequests(server.resume_window_s, server.max_resumable, self._cancel)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._gateways: dict[int, _Gateway] = {}  # by the numbers of their links
         self._numbers = itertools.count(IN_PROCESS + 1)
@@ -118,6 +128,7 @@ class EngineService:
     def run(self) -> None:
         """Step until `stop`, or until the target is lost, which raises."""
         while self._take_commands():
+            self._held.expire(self._clock())
             updates = self._loop.step(self._clock())
             concerned = {gateway for update in updates if (gateway := self._sort(update))}
             for gateway in concerned:
@@ -167,7 +178,7 @@ class EngineService:
     def _take_commands(self) -> bool:
         """Run what was asked for, waiting for something if there is nothing to step."""
         may_wait = not self._scheduler.has_work
-        while True:
+        for _ in range(_MOST_COMMANDS):
             try:
                 command = self._commands.get(block=may_wait, timeout=IDLE_CHECK_S)
             except queue.Empty:
@@ -178,13 +189,18 @@ class EngineService:
                 return False
             command()
             may_wait = False
+        return True
 
     def _handle(self, gateway: _Gateway, message: object) -> None:
         gateway.handled()
         if isinstance(message, Submit):
             self._submit(gateway, message)
         elif isinstance(message, Cancel):
-            self._scheduler.cancel(gateway.sample_id(message.handle))
+            self._held.cancel(gateway.sample_id(message.handle))
+        elif isinstance(message, LetGo):
+            self._held.let_go(map(gateway.sample_id, message.handles), self._clock())
+        elif isinstance(message, Attach):
+            self._attach(gateway, message)
         elif isinstance(message, StatusQuery):
             gateway.send(self._engine.status(message.query, self._speculation.status()))
         elif isinstance(message, SetSpeculation):
@@ -197,6 +213,7 @@ class EngineService:
     def _submit(self, gateway: _Gateway, submit: Submit) -> None:
         now_s = self._clock()
         first_id: SampleId | None = None
+        taken: list[SubmittedSample] = []
         for sample in submit.samples:
             sample_id = gateway.sample_id(sample.handle)
             request = as_request(submit, sample, sample_id, now_s)
@@ -205,20 +222,40 @@ class EngineService:
             except OutriderError as error:
                 is_capacity = isinstance(error, CapacityError)
                 gateway.send(Refused(sample.handle, str(error), is_capacity))
-                return
+                break
             first_id = first_id or sample_id
-            gateway.sample_ids.add(sample_id)
+            taken.append(sample)
+        if submit.resume_id:
+            self._held.add(submit.resume_id, gateway.number, taken)
+        else:
+            gateway.sample_ids.update(gateway.sample_id(sample.handle) for sample in taken)
+
+    def _attach(self, gateway: _Gateway, attach: Attach) -> None:
+        found = self._held.attach(attach.resume_id, gateway.number, attach.samples)
+        for reader in found.left:
+            before = self._gateways.get(reader.link)
+            if before is not None:
+                over = RequestUpdate(reader, finish_reason=FinishReason.CANCELLED)
+                before.send(Updates((over,)))
+        gateway.send(Attached(attach.query, found.is_held))
+        for start in range(0, len(found.updates), _MOST_AT_ONCE):
+            gateway.send(Updates(found.updates[start : start + _MOST_AT_ONCE]))
+
+    def _cancel(self, sample_id: SampleId) -> None:
+        self._scheduler.cancel(sample_id)
 
     def _part_with(self, gateway: _Gateway) -> None:
         gateway.hang_up()
         del self._gateways[gateway.number]
         for sample_id in gateway.sample_ids:
             self._scheduler.cancel(sample_id)
+        self._held.part_with(gateway.number, self._clock())
 
-    def _sort(self, update: RequestUpdate) -> _Gateway | None:
+    def _sort(self, said: RequestUpdate) -> _Gateway | None:
         """Put an update with those of the gateway it concerns."""
-        gateway = self._gateways.get(update.sample_id.link)
-        if gateway is None:
+        update = self._held.take(said)
+        gateway = None if update is None else self._gateways.get(update.sample_id.link)
+        if gateway is None or update is None:
             return None
         if update.finish_reason is not None:
             gateway.sample_ids.discard(update.sample_id)

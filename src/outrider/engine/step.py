@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -68,6 +69,7 @@ class StepLoop:
         self._unapplied: deque[Outcome] = deque()
         self.draft_s = 0.0
         self.verify_s = 0.0
+        self.wait_s = 0.0  # for verdicts
 
     def step(self, now_s: float) -> list[RequestUpdate]:
         self.follow_draft()
@@ -90,7 +92,9 @@ class StepLoop:
                 self._proposers.adopt(self.scheduler.epoch, self.scheduler.regain_draft())
 
     def _apply_oldest(self) -> None:
+        start_s = time.perf_counter()
         verdict = self._unapplied.popleft().wait()
+        self.wait_s += time.perf_counter() - start_s
         self.draft_s += verdict.draft_s
         self.verify_s += verdict.verify_s
         self._proposers.observe(verdict)

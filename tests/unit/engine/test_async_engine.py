@@ -12,7 +12,7 @@ from outrider.config import EngineConfig
 from outrider.engine.async_engine import AsyncEngine
 from outrider.engine.build import build_engine
 from outrider.engine.engine import Engine
-from outrider.errors import EngineDeadError, RequestError
+from outrider.errors import ConfigError, EngineDeadError, RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.text.outputs import OutputDelta, RequestOutput
 
@@ -37,7 +37,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[AsyncEngine]:
-    server = AsyncEngine(engine)
+    server = AsyncEngine(engine=engine)
     yield server
     server.close()
     assert not engine.has_work
@@ -64,7 +64,7 @@ def _alone(engine: Engine, prompt: str) -> str:
 
 def test_two_streams_at_once_give_the_texts_of_each_alone(engine: Engine) -> None:
     expected = [_alone(engine, prompt) for prompt in PROMPTS]
-    server = AsyncEngine(engine)
+    server = AsyncEngine(engine=engine)
 
     async def both() -> list[tuple[str, RequestOutput]]:
         streams = (server.generate(prompt, prompt, GREEDY) for prompt in PROMPTS)
@@ -183,7 +183,7 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(
 
 
 def test_a_closed_engine_refuses_requests(engine: Engine) -> None:
-    server = AsyncEngine(engine)
+    server = AsyncEngine(engine=engine)
     server.close()
     with pytest.raises(EngineDeadError, match="the engine was closed"):
         asyncio.run(_collect(server.generate("r", PROMPTS[0], GREEDY)))
@@ -206,7 +206,7 @@ class BrokenEngine:
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_failed_step_ends_every_stream_with_an_error(engine: Engine, count: int) -> None:
     broken: Any = BrokenEngine(engine)
-    server = AsyncEngine(broken)
+    server = AsyncEngine(engine=broken)
 
     async def all_of_them() -> list[Any]:
         streams = [server.generate(str(i), PROMPTS[0], GREEDY) for i in range(count)]
@@ -219,7 +219,37 @@ def test_a_failed_step_ends_every_stream_with_an_error(engine: Engine, count: in
 
 def test_after_a_failed_step_new_requests_are_refused(engine: Engine) -> None:
     broken: Any = BrokenEngine(engine)
-    server = AsyncEngine(broken)
+    server = AsyncEngine(engine=broken)
     for _ in range(2):
         with pytest.raises(EngineDeadError, match="out of luck"):
             asyncio.run(_collect(server.generate("r", PROMPTS[0], GREEDY)))
+
+
+def test_an_engine_is_built_from_the_options_of_llm() -> None:
+    server = AsyncEngine("smollm2-135m-draft", max_model_len=64, kv_cache_gb=0.05)
+    try:
+        assert server.engine.built.config.target.max_model_len == 64
+        text, _ = asyncio.run(_collect(server.generate("one", PROMPTS[0])))
+        assert text
+    finally:
+        server.close()
+
+
+def test_an_engine_and_options_are_not_given_together(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="give either engine or options to AsyncEngine"):
+        AsyncEngine("smollm2-135m-draft", engine=engine)
+    with pytest.raises(ConfigError, match="give either config or single options to AsyncEngine"):
+        AsyncEngine("smollm2-135m-draft", config=EngineConfig())
+
+
+def test_a_closed_engine_says_so(engine: Engine) -> None:
+    server = AsyncEngine(engine=engine)
+    server.close()
+    with pytest.raises(EngineDeadError, match="the engine was closed"):
+        asyncio.run(_collect(server.generate("late", PROMPTS[0])))
+
+
+def test_arguments_in_another_order_are_told_the_right_one(server: AsyncEngine) -> None:
+    arguments: Any = (PROMPTS[0], GREEDY, "an id")
+    with pytest.raises(RequestError, match="params is 'an id'; call generate.request_id, prompt"):
+        asyncio.run(_collect(server.generate(*arguments)))

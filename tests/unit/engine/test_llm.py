@@ -1,13 +1,21 @@
-"""Ctrl-C during `LLM.generate`: the call ends, the engine goes on."""
+"""`LLM` around its requests: Ctrl-C, its end, its tokenizer and what it says meanwhile."""
 
 import os
 import signal
 import threading
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+import outrider
 from outrider import LLM, SamplingParams
 from outrider.engine.llm import interrupts_between_steps
+from outrider.errors import EngineDeadError, ModelError, RequestError
+from outrider.progress import Lines
+from outrider.workers.weights.resolve import draft_assets
+
+SMALL = "smollm2-135m-draft"
 
 
 def test_an_interrupt_is_raised_at_the_next_check_and_not_before() -> None:
@@ -47,3 +55,70 @@ def test_an_interrupted_call_leaves_a_working_engine_and_frees_its_memory() -> N
     scheduler = llm.engine.built.loop.scheduler
     scheduler.check_integrity()
     assert scheduler.target_pool.num_free == scheduler.target_pool.num_blocks
+
+
+@pytest.mark.model
+def test_a_closed_llm_says_so() -> None:
+    with LLM(SMALL, kv_cache_gb=0.05) as llm:
+        llm.generate("The sky is")
+    for call in (lambda: llm.generate("The sky is"), lambda: llm.chat([])):
+        with pytest.raises(EngineDeadError, match="this LLM was closed; make another"):
+            call()
+
+
+@pytest.mark.model
+def test_parameters_may_be_given_by_name_as_to_a_client() -> None:
+    llm = LLM(SMALL, kv_cache_gb=0.05)
+    [output] = llm.generate("The sky is", max_tokens=3, ignore_eos=True)
+    assert len(output.outputs[0].token_ids) == 3
+    message = {"role": "user", "content": "Hello"}
+    [output] = llm.chat([message], SamplingParams(ignore_eos=True), max_tokens=2)
+    assert len(output.outputs[0].token_ids) == 2
+    with pytest.raises(RequestError, match="'temprature'; did you mean 'temperature'"):
+        llm.generate("The sky is", temprature=0)
+
+
+@pytest.mark.model
+def test_the_tokenizer_has_the_name_of_the_target() -> None:
+    llm = LLM(draft_model="none", kv_cache_gb=0.05, max_model_len=64)
+    assert llm.get_tokenizer().name_or_path == "smollm2-135m-instruct"
+
+
+@pytest.mark.model
+def test_a_tokenizer_may_come_from_another_folder(tmp_path: Path) -> None:
+    model, other = tmp_path / "model", tmp_path / "tokenizer"
+    model.mkdir()
+    other.mkdir()
+    for file in draft_assets().iterdir():
+        is_tokenizers = file.name.startswith(("tokenizer", "special", "vocab", "merges", "chat"))
+        (other if is_tokenizers else model).joinpath(file.name).symlink_to(file)
+    with LLM(str(model), tokenizer=str(other), kv_cache_gb=0.05) as llm:
+        [output] = llm.generate("The sky is", SamplingParams(temperature=0))
+        assert llm.get_tokenizer().name_or_path == str(other)
+    with LLM(SMALL, kv_cache_gb=0.05) as whole:
+        [expected] = whole.generate("The sky is", SamplingParams(temperature=0))
+    assert output.outputs[0].text == expected.outputs[0].text
+
+
+@pytest.mark.model
+def test_a_tokenizer_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        LLM(SMALL, tokenizer=str(tmp_path), kv_cache_gb=0.05)
+
+
+@pytest.mark.model
+def test_a_batch_is_told_of_without_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.llm.Lines", partial(Lines, every_s=0.0))
+    llm = LLM(SMALL, kv_cache_gb=0.05)
+    llm.generate(["The sky is", "The sea is"], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert "generating: 2 of 2 done, 4 tokens, 0 s so far" in capsys.readouterr().err
+    llm.generate("The sky is", use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_every_public_name_is_listed_and_found() -> None:
+    assert set(outrider.__all__) <= set(dir(outrider))
+    assert {"LLM", "AsyncEngine", "EngineConfig", "Client", "SamplingParams"} <= set(dir(outrider))
+    assert all(getattr(outrider, name).__name__ == name for name in outrider.__all__)

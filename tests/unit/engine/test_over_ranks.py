@@ -17,7 +17,7 @@ from outrider.engine.build import BuiltEngine, build_served
 from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import AwaitedRanks
 from outrider.engine.over_ranks import group_sizes
-from outrider.engine.rank_group import RankGroup
+from outrider.engine.rank_group import RankGroup, rank_settings
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
@@ -212,3 +212,9 @@ def test_the_costs_of_a_step_are_what_both_groups_measured(tmp_path: Path) -> No
         ScriptedRank(address, "draft", prefill_s=2.0).start()
         step_until_drafting(engine)
         assert models.costs.prefill_s == 2.0, "a draft that comes back brings its own"
+
+
+def test_ranks_log_in_the_format_of_their_engine() -> None:
+    config = EngineConfig.from_kwargs(model="m", draft_model="d", log_format="json")
+    for role in (Role.TARGET, Role.DRAFT):
+        assert rank_settings(config, role).log_format == "json"

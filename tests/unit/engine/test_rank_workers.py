@@ -232,3 +232,12 @@ def test_a_draft_that_ends_after_it_has_caught_up_is_noticed_while_nothing_is_pl
             assert time.monotonic() < deadline_s, "its end was not noticed"
             draft.check()
         assert len(lost) == 1
+
+
+def test_the_time_that_drafts_were_on_their_way_adds_up() -> None:
+    with linked("target") as ranks:
+        target = RemoteTarget(ranks.group, lambda: None, STALL_S)
+        for transfer_s in (0.25, 0.5):
+            ranks.ends[0].send(Judged(VERDICT, False, transfer_s))
+            target.verify(PLAN, Ticket(PLAN.step)).wait()
+        assert target.transfer_s == 0.75

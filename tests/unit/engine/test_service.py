@@ -124,3 +124,21 @@ def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -
         wait_until(lambda: len(both.scheduler.cancelled) == count)
         asking.join(10)
         assert both.scheduler.cancelled == [SampleId(1, i) for i in range(count)]
+
+
+def test_an_engine_steps_although_it_is_asked_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "_MOST_COMMANDS", 4)
+    with served() as both:
+        num_asked = 0
+
+        def ask_again() -> None:
+            nonlocal num_asked
+            num_asked += 1
+            if num_asked < 100:
+                both.service._commands.put(ask_again)
+
+        both.service._commands.put(ask_again)
+        assert both.service._take_commands()
+        assert num_asked == 4

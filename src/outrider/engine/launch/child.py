@@ -52,12 +52,15 @@ class EngineChildError(OutriderError):
 
 
 class Starter:
-    """In the child: the process that started it."""
+    """In the child: the process that started it. If that is killed, `folder` is left to this one to
+    remove."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, folder: Path | None = None) -> None:
         os.set_inheritable(fd, False)
         self._socket = socket.socket(fileno=fd)
         self._stop: Callable[[], None] | None = None
+        self._folder = folder
+        self._is_gone = False
         threading.Thread(target=self._end_with_it, name="starter watch", daemon=True).start()
 
     def tell_stage(self, line: str) -> None:
@@ -72,6 +75,11 @@ class Starter:
     def tell_failure(self, reason: str) -> None:
         self._tell(_Word.FAILED, reason)
 
+    def clean_up(self) -> None:
+        """At the end of this process: what its starter can not remove any more."""
+        if self._is_gone and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
     def _tell(self, word: _Word, text: str = "") -> None:
         with contextlib.suppress(OSError):  # it is gone, and so will be this process
             self._socket.sendall(_line(word, text))
@@ -85,19 +93,22 @@ class Starter:
     def _end_with_it(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.recv(1)
+        self._is_gone = True
         if self._stop is not None:
             self._stop()
             time.sleep(_STEP_S)
+        self.clean_up()
         os._exit(0)  # gateways hold all that must not be lost
 
 
 class EngineChild:
     """In the starter: `start`, then `run`, and `close` in any case, one after the other."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, secret: str | None = None) -> None:
+        """With a new secret unless one is given, as that of an engine that this one follows."""
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-"))
         self.address = f"unix:{self._folder}/engine.sock"
-        self.secret = secrets.token_hex(32)
+        self.secret = secret or secrets.token_hex(32)
         self._log = self._folder / "engine.log"
         self._config_file = self._folder / "engine.yaml"
         self._config_file.write_text(_file_text(config), encoding="utf-8")
@@ -142,11 +153,13 @@ class EngineChild:
         with self._its_socket, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env=_environment() | {SECRET_VARIABLE: self.secret},
+                env=environment_without_settings() | {SECRET_VARIABLE: self.secret},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=[fd],
+                # Out of reach of signals to the starter's group, which are the starter's to answer.
+                start_new_session=True,
             )
 
     @property
@@ -200,14 +213,14 @@ def _line(word: _Word, text: str = "") -> bytes:
 
 def _file_text(config: EngineConfig) -> str:
     nested: dict[str, Any] = {}
-    for path, value in config.to_settings().items():
+    for path, value in config.without_secrets().to_settings().items():
         section, _, name = path.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[name] = value
     return yaml.safe_dump(nested)
 
 
-def _environment() -> dict[str, str]:
+def environment_without_settings() -> dict[str, str]:
     """Without the variables that are settings: the file has them all, and they would win over it,
     even where a flag has won over them."""
-    names = {setting.env_name for setting in settings().values()}
+    names = {name for setting in settings().values() for name in setting.env_names}
     return {name: value for name, value in os.environ.items() if name not in names}
