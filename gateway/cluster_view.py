@@ -1,37 +1,13 @@
-"""What whoever starts the processes of a server knows of them, on its way to `outrider status`."""
+"""What is known of a server's processes, on its way to `outrider status`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TypeAlias
 
+from outrider.links.cluster_view import ClusterView, ProcessView
 from outrider.proto import control_pb2
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessView:
-    """One process; see `ProcessState` of the protocol."""
-
-    role: str
-    rank: int
-    pid: int
-    node: str
-    gpu_ids: tuple[str, ...]
-    restarts: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """All of them; see `ClusterState` of the protocol."""
-
-    controller: str
-    state: str
-    restarts: int
-    draft_restarts: int
-    processes: tuple[ProcessView, ...]
-
 
 AskCluster: TypeAlias = Callable[[], Awaitable[ClusterView | None]]
 """How the processes fare; None if nobody can tell."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from outrider.errors import RequestError
 from outrider.gateway.speculation import state_from_proto, state_to_proto
-from outrider.links.gateway_messages import EngineStatus, ModelStatus, ProcessState, RankStatus
+from outrider.links.gateway_messages import (
+    EngineCounters,
+    EngineStatus,
+    ModelStatus,
+    ProcessState,
+    ProposerCounters,
+    RankStatus,
+)
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason
@@ -47,38 +55,43 @@ _SINGLE = tuple(
     for field in dataclasses.fields(SamplingParams)
     if field.name not in (*_LISTS, *_ELSEWHERE, "logit_bias", "allowed_token_ids")
 )
-_DEFAULTS = SamplingParams()
 
 
-def params_from_request(request: generation_pb2.GenerateRequest) -> SamplingParams:
-    """The parameters a request asks for; what it leaves out keeps its default."""
+def params_from_request(request: generation_pb2.GenerateRequest) -> dict[str, Any]:
+    """The parameters a request asks for, by the names of `SamplingParams`, without those it leaves
+    out."""
     given, control = request.sampling, request.speculation
     values: dict[str, Any] = {
         name: getattr(given, name) for name in _SINGLE if given.HasField(name)
     }
-    values |= {name: tuple(getattr(given, name)) for name in _LISTS}
-    values["logit_bias"] = dict(given.logit_bias)
+    values |= {name: tuple(found) for name in _LISTS if (found := getattr(given, name))}
+    if given.logit_bias:
+        values["logit_bias"] = dict(given.logit_bias)
     if given.HasField("allowed_token_ids"):
         values["allowed_token_ids"] = tuple(given.allowed_token_ids.ids)
     if values.get("max_tokens") == 0:
         values["max_tokens"] = None
-    values["speculation"] = control.method or None
+    if control.method:
+        values["speculation"] = control.method
     if control.HasField("depth"):
         values["num_speculative_tokens"] = control.depth
-    values["fix_depth"] = control.fix_depth
-    return SamplingParams(**values)
+    if control.fix_depth:
+        values["fix_depth"] = True
+    return values
 
 
-def put_params(request: generation_pb2.GenerateRequest, params: SamplingParams) -> None:
-    """Write into the request what differs from the defaults."""
+def put_params(
+    request: generation_pb2.GenerateRequest, params: SamplingParams, names: Container[str]
+) -> None:
+    """Write those of the names into the request; the others get the server's defaults."""
     given = request.sampling
-    values = {name: getattr(params, name) for name in _SINGLE}
-    if params.max_tokens is None:
-        values["max_tokens"] = 0
+    values = {name: getattr(params, name) for name in _SINGLE if name in names}
+    if "max_tokens" in values:
+        values["max_tokens"] = params.max_tokens or 0
     if params.seed is not None:
         values["seed"] = params.seed % 2**64
     for name, value in values.items():
-        if value != getattr(_DEFAULTS, name):
+        if value is not None:
             _put(given, name, value)
     for name in _LISTS:
         getattr(given, name).extend(getattr(params, name))
@@ -142,7 +155,13 @@ def stats_to_proto(records: Iterable[Speculation]) -> generation_pb2.Speculation
         drafted_tokens=sum(record.drafted for record in records),
         accepted_tokens=sum(record.accepted for record in records),
         block_efficiency=num_tokens / rounds if rounds else 0.0,
+        verified_at=_summed(record.verified_at for record in records),
+        accepted_at=_summed(record.accepted_at for record in records),
     )
+
+
+def _summed(rows: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in itertools.zip_longest(*rows, fillvalue=0)]
 
 
 # -- status -----------------------------------------------------------------------------------
@@ -153,6 +172,7 @@ def engine_to_proto(status: EngineStatus) -> control_pb2.EngineState:
         ranks=[control_pb2.RankState(**dataclasses.asdict(rank)) for rank in status.ranks],
         models=[control_pb2.ModelState(**dataclasses.asdict(model)) for model in status.models],
         speculation=None if status.speculation is None else state_to_proto(status.speculation),
+        counters=_counters_to_proto(status.counters),
         **_plain_fields(status, control_pb2.EngineState),
     )
 
@@ -163,7 +183,26 @@ def engine_from_proto(state: control_pb2.EngineState) -> EngineStatus:
         ranks=tuple(_rank_from_proto(each) for each in state.ranks),
         models=tuple(ModelStatus(**_plain_fields(each, type(each))) for each in state.models),
         speculation=state_from_proto(state.speculation) if state.HasField("speculation") else None,
+        counters=_counters_from_proto(state.counters),
         **_plain_fields(state, control_pb2.EngineState),
+    )
+
+
+def _counters_to_proto(counters: EngineCounters) -> control_pb2.EngineCounters:
+    given = dataclasses.asdict(counters)
+    proposers = [control_pb2.ProposerCounters(**each) for each in given.pop("proposers")]
+    return control_pb2.EngineCounters(proposers=proposers, **given)
+
+
+def _counters_from_proto(message: control_pb2.EngineCounters) -> EngineCounters:
+    return EngineCounters(
+        rounds_by_drafted=tuple(message.rounds_by_drafted),
+        rounds_by_verified=tuple(message.rounds_by_verified),
+        rounds_by_accepted=tuple(message.rounds_by_accepted),
+        proposers=tuple(
+            ProposerCounters(**_plain_fields(each, type(each))) for each in message.proposers
+        ),
+        **_plain_fields(message, control_pb2.EngineCounters),
     )
 
 

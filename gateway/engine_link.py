@@ -12,26 +12,30 @@ import itertools
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from outrider.errors import RequestError
+from outrider.errors import CapacityError, RequestError
 from outrider.gateway.errors import UnavailableError
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
+    Attach,
+    Attached,
     Cancel,
     EngineFacts,
     EngineStatus,
     ExplainSpeculation,
+    LetGo,
     Refused,
     SetSpeculation,
     SpeculationExplained,
     SpeculationSet,
     StatusQuery,
     Submit,
+    SubmittedSample,
     Updates,
 )
 from outrider.links.rank_messages import Hello, Role
@@ -44,6 +48,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 CONNECT_TIMEOUT_S = 2.0  # after that the engine may be somewhere else
 STATUS_TIMEOUT_S = 2.0
 BETWEEN_STEPS_TIMEOUT_S = 10.0  # a step may be long
+MAX_EXPLAINING = 16
 _NOBODY = 0  # waits for the answer to a query of this number
 
 
@@ -67,7 +72,9 @@ class EngineLost:
 
 
 Event: TypeAlias = RequestUpdate | Refused | EngineLost
-_Message: TypeAlias = Submit | Cancel | StatusQuery | SetSpeculation | ExplainSpeculation
+_Question: TypeAlias = Attach | StatusQuery | SetSpeculation | ExplainSpeculation
+_Answer: TypeAlias = Attached | EngineStatus | SpeculationSet | SpeculationExplained
+_Message: TypeAlias = Submit | Cancel | LetGo | _Question
 Sink: TypeAlias = Callable[[Event], None]
 
 
@@ -84,7 +91,9 @@ class EngineLink:
         on_change: Callable[[], Awaitable[None]],
     ) -> None:
         self.facts: EngineFacts | None = None  # of the last engine, also while there is none
+        self.secret = ""  # shared with every engine and gateway of this server
         self.number = 0  # of the last connection
+        self.is_draining = False  # nothing new will be submitted
         self._locate = locate
         self._on_connect = on_connect
         self._on_change = on_change
@@ -93,7 +102,10 @@ class EngineLink:
         self._sinks: dict[int, Sink] = {}  # by the handles of samples
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._serial = itertools.count(_NOBODY + 1)
+        self._explaining = asyncio.Lock()  # an account takes longer than most steps
+        self._num_explaining = 0
         self._change = SpeculationChange()  # made of speculation so far, for engines to come
+        self.on_speculation: Callable[[SpeculationChange], None] | None = None  # hears of more
 
     @property
     def connected(self) -> bool:
@@ -128,6 +140,25 @@ class EngineLink:
         if self._sinks.pop(handle, None) is not None and self._channel is not None:
             self._send(Cancel(handle))
 
+    def let_go(self, handles: Collection[int]) -> None:
+        """The reader of these samples is gone but may come back, here or at another gateway."""
+        for handle in handles:
+            self._sinks.pop(handle, None)
+        if handles and self._channel is not None:
+            self._send(LetGo(tuple(handles)))
+
+    async def attach(
+        self, resume_id: str, samples: tuple[SubmittedSample, ...], sink: Sink
+    ) -> bool:
+        """Read on where a reader has stopped, if the engine holds it; what follows goes to `sink`.
+        Without samples, let go of the request for good."""
+        for sample in samples:
+            self._sinks[sample.handle] = sink
+        query = next(self._serial)
+        message = Attach(query, resume_id, samples)
+        answer: Attached = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
+        return answer.is_held
+
     # -- questions ----------------------------------------------------------------------------
 
     async def status(self) -> EngineStatus:
@@ -144,15 +175,28 @@ class EngineLink:
             raise RequestError(answer.error)
         return answer.settings
 
+    def remember_speculation(self, change: SpeculationChange) -> None:
+        """For engines to come; this one knows."""
+        self._change = self._change.followed_by(change)
+
     async def explain_speculation(self, step: int | None, last: int) -> SpeculationExplained:
+        if self._num_explaining >= MAX_EXPLAINING:
+            raise CapacityError(f"{MAX_EXPLAINING} accounts are asked for already; retry later.")
         query = next(self._serial)
         message = ExplainSpeculation(query, step, last)
-        answer: SpeculationExplained = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
+        self._num_explaining += 1
+        try:
+            async with self._explaining:
+                answer: SpeculationExplained = await self._ask(
+                    query, message, BETWEEN_STEPS_TIMEOUT_S
+                )
+        finally:
+            self._num_explaining -= 1
         if answer.error:
             raise RequestError(answer.error)
         return answer
 
-    async def _ask(self, query: int, message: _Message, timeout_s: float) -> Any:
+    async def _ask(self, query: int, message: _Question, timeout_s: float) -> Any:
         if self._channel is None:
             raise UnavailableError("no engine is connected; wait for it to start.")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -198,7 +242,9 @@ class EngineLink:
                 await self._on_change()
                 await self._receive_all(channel)
             except LinkError as error:
-                logger.warning("the engine is lost: %s", error)
+                is_missed = bool(self._sinks) or not self.is_draining
+                level = logging.WARNING if is_missed else logging.DEBUG
+                logger.log(level, "the engine is lost: %s", error)
             except Exception:
                 logger.exception("the link to the engine failed; connecting anew")
             finally:
@@ -224,6 +270,7 @@ class EngineLink:
             channel.close()
             raise
         self.facts = facts
+        self.secret = place.secret
         self.number += 1
         self._channel = channel
         if self._change != SpeculationChange():  # before anything is submitted
@@ -243,7 +290,7 @@ class EngineLink:
                 case SpeculationSet() as found:
                     self._keep(found)
                     self._settle(found)
-                case EngineStatus() | SpeculationExplained() as found:
+                case EngineStatus() | SpeculationExplained() | Attached() as found:
                     self._settle(found)
                 case other:
                     raise LinkError(f"the engine sent a {type(other).__name__} out of turn.")
@@ -251,11 +298,13 @@ class EngineLink:
     def _keep(self, found: SpeculationSet) -> None:
         """Also if nobody waits for the answer any more: what was changed is to last."""
         if not found.error:
-            self._change = self._change.followed_by(found.change)
+            self.remember_speculation(found.change)
+            if found.query != _NOBODY and self.on_speculation is not None:
+                self.on_speculation(found.change)
         elif found.query == _NOBODY:
             logger.warning("the engine takes what was set before otherwise: %s", found.error)
 
-    def _settle(self, found: EngineStatus | SpeculationSet | SpeculationExplained) -> None:
+    def _settle(self, found: _Answer) -> None:
         answer = self._queries.pop(found.query, None)
         if answer is not None and not answer.done():
             answer.set_result(found)

@@ -6,6 +6,10 @@ class. So what a caller of `Client` catches is what a caller of `LLM` would.
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Iterable
+
 import grpc
 
 from outrider.errors import CapacityError, OutriderError, RequestError
@@ -13,6 +17,9 @@ from outrider.errors import CapacityError, OutriderError, RequestError
 # Trailing metadata of every status this server sends: without it a status comes from gRPC itself,
 # as when nobody listens at the address.
 MARK = ("outrider-error", "1")
+# And where they are known: the field at fault, as the request has it, and when to try again.
+FIELD_KEY, RETRY_KEY = "outrider-error-field", "outrider-retry-after-s"
+RETRY_AFTER_S = 1.0
 
 
 class UnknownModelError(RequestError):
@@ -21,6 +28,18 @@ class UnknownModelError(RequestError):
 
 class RequestIdInUseError(RequestError):
     """A request with this id is running."""
+
+
+class UnauthenticatedError(OutriderError):
+    """No key was shown, or one that is not known."""
+
+
+class ForbiddenError(OutriderError):
+    """The caller may not do this."""
+
+
+class RateLimitError(CapacityError):
+    """The caller has used what its key allows for now."""
 
 
 class UnavailableError(OutriderError):
@@ -39,11 +58,16 @@ _CODES: dict[type[OutriderError], grpc.StatusCode] = {
     RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     UnknownModelError: grpc.StatusCode.NOT_FOUND,
     RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    ForbiddenError: grpc.StatusCode.PERMISSION_DENIED,
     CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     RequestCancelledError: grpc.StatusCode.CANCELLED,
 }
+_FIELD = re.compile(
+    r"([a-z][a-z0-9_]{0,40}(?:\[\d{1,9}\]|\.[a-z_]{1,40}){0,8}) (?:is|has|holds|names|must be)\b"
+)
 _ERRORS = {code: kind for kind, code in _CODES.items()}
 
 
@@ -53,17 +77,39 @@ def status_of(error: OutriderError) -> grpc.StatusCode:
     return next(found, grpc.StatusCode.INTERNAL)
 
 
+def field_of(error: OutriderError) -> str | None:
+    """The field of the request that an error is about: sentences about one begin with it."""
+    if not isinstance(error, RequestError):
+        return None
+    known = getattr(error, "param", None)
+    found = _FIELD.match(str(error))
+    return known or (None if found is None else found.group(1))
+
+
+def metadata_of(error: OutriderError) -> tuple[tuple[str, str], ...]:
+    """What a status carries for programs, beside the sentence for people."""
+    told = [MARK]
+    if (field := field_of(error)) is not None:
+        told.append((FIELD_KEY, field))
+    if status_of(error) in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE):
+        told.append((RETRY_KEY, str(retry_after(error.retry_after_s or RETRY_AFTER_S))))
+    return tuple(told)
+
+
+def retry_after(seconds: float) -> int:
+    """As headers tell it: whole seconds, at least one."""
+    return max(math.ceil(seconds), 1)
+
+
 def error_of(status: grpc.RpcError, address: str) -> OutriderError:
     """The error a failed call stands for."""
     code, sentence = status.code(), status.details() or ""
-    if MARK in {(key, value) for key, value in status.trailing_metadata() or ()}:
-        return _ERRORS.get(code, OutriderError)(sentence)
+    trailing = [(key, value) for key, value in status.trailing_metadata() or ()]
+    if MARK in trailing:
+        return _ERRORS.get(code, OutriderError)(sentence, retry_after_s=_wait_of(trailing))
     match code:
         case grpc.StatusCode.UNAVAILABLE:
-            return UnavailableError(
-                f"the server at {address} cannot be reached; start one with 'outrider serve' "
-                "or give its address."
-            )
+            return UnavailableError(f"the server at {address} {_why_unreachable(sentence)}")
         case grpc.StatusCode.UNIMPLEMENTED:
             return OutriderError(f"the server at {address} is no Outrider server of this version.")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -71,3 +117,26 @@ def error_of(status: grpc.RpcError, address: str) -> OutriderError:
         case grpc.StatusCode.CANCELLED:
             return RequestCancelledError("the request was cancelled.")
     return _ERRORS.get(code, OutriderError)(f"the call failed: {code.name}: {sentence}")
+
+
+# What gRPC says of a connection that does not come about, and what it means.
+_UNREACHABLE = {
+    "CERTIFICATE_VERIFY_FAILED": "shows a certificate that is not trusted here or has expired; "
+    "give the file of its authority as tls (--tls-ca).",
+    "WRONG_VERSION_NUMBER": "does not speak TLS; leave out tls (--tls-ca) or https://.",
+    "ALPN": "speaks HTTP at this port; give the one of gRPC, which is 50051 unless set.",
+    "http1.x": "speaks HTTP at this port; give the one of gRPC, which is 50051 unless set.",
+    "Socket closed": "hangs up; it may ask for TLS (https:// or --tls-ca), or for a certificate of "
+    "yours (--client-cert).",
+}
+
+
+def _why_unreachable(details: str) -> str:
+    is_refused = details.startswith("failed to connect")  # rather than cut later on
+    found = (why for sign, why in _UNREACHABLE.items() if is_refused and sign in details)
+    return next(found, "cannot be reached; start one with 'outrider serve' or give its address.")
+
+
+def _wait_of(trailing: Iterable[tuple[str, str | bytes]]) -> float | None:
+    told = [value for key, value in trailing if key == RETRY_KEY]
+    return float(told[0]) if told and str(told[0]).isdigit() else None

@@ -5,33 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from outrider.config import EngineConfig
-from outrider.errors import CapacityError, ModelError, RequestError
+from outrider.config import ServerConfig
+from outrider.errors import RequestError
+from outrider.gateway import bounds
+from outrider.gateway.access_log import AccessLog
+from outrider.gateway.callers import Caller, Callers
+from outrider.gateway.calls import Call
 from outrider.gateway.engine_link import EngineLink, Locate
-from outrider.gateway.errors import RequestIdInUseError, UnavailableError, UnknownModelError
+from outrider.gateway.errors import UnavailableError, UnknownModelError
+from outrider.gateway.in_hand import InHand
+from outrider.gateway.limits import Limits
+from outrider.gateway.metrics import CLIENT_BACK, GatewayMetrics
 from outrider.gateway.preparing import Preparing
+from outrider.gateway.request_watch import RequestWatch
+from outrider.gateway.resume import ResumeTokens, new_resume_id
+from outrider.gateway.served import Served
 from outrider.gateway.session import Session
+from outrider.gateway.tls import TlsFiles
+from outrider.gateway.watched import keep_fresh
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
-from outrider.text.front_door import FrontDoor, Message, PreparedRequest, Prompt
+from outrider.text.chat import read_template
+from outrider.text.front_door import PreparedRequest, Prompt
+from outrider.text.messages import Conversation
 from outrider.text.templates import TemplateProcesses
-from outrider.text.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_ID_CHARS = 128
 # A prompt of ordinary length takes milliseconds, so the queue is seconds long at most.
 PREPARING_THREADS, MAX_PREPARING = 4, 512
 # Templates of clients take seconds if they mean harm, and then only hold up each other.
 TEMPLATE_THREADS, MAX_TEMPLATES = 2, 16
-_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_CHARS}}}")
+# Token ids a request may list for them to be checked between two turns of the event loop.
+MAX_INLINE_ENTRIES = 10_000
 
 
 class State(StrEnum):
@@ -43,65 +54,42 @@ class State(StrEnum):
     DRAINING = "draining"  # running requests are finished, new ones are refused
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A prompt that is still to go through the chat template."""
-
-    messages: Sequence[Message]
-    template: str | None = None
-    add_generation_prompt: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A request as a client made it, of whatever protocol."""
-
-    prompt: Prompt | Conversation
-    params: SamplingParams
-    model: str = ""
-    request_id: str = ""
-    priority: int = 0
-    deadline_s: float | None = None  # on the clock of time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """An engine's models from the gateway's side."""
-
-    facts: EngineFacts
-    config: EngineConfig
-    tokenizer: Tokenizer | None
-    front_door: FrontDoor
-
-
 class Gateway:
     """Keeps the link to the engine and turns calls into sessions.
 
-    `served_name` is what clients call the model; the target as configured if it is not given.
     Streams wait `resubmit_timeout_s` for a lost engine; not given, as long as its restart may take.
-    `on_state` hears of every change of state.
+    Those in `on_state` hear of every change of state.
     """
 
     def __init__(
         self,
         locate: Locate,
-        on_state: Callable[[State], Awaitable[None]],
+        config: ServerConfig,
         *,
-        served_name: str | None = None,
         resubmit_timeout_s: float | None = None,
     ) -> None:
+        self.config = config
+        path = config.chat_template
+        self._chat_template = None if path is None else read_template(path)
+        self.callers = Callers(config)
+        self.limits = Limits(window_s=config.resume_window_s)
+        self.tls = TlsFiles.of(config)
+        self.metrics = GatewayMetrics()
+        self._access_log = AccessLog(with_prompts=config.log_prompts)
         self.link = EngineLink(locate, self._meet, self._tell_state)
-        self._on_state = on_state
-        self._served_name = served_name
+        self.on_state: list[Callable[[State], Awaitable[None]]] = []
         self._resubmit_timeout_s = resubmit_timeout_s
-        self._served: _Served | None = None
+        self._served: Served | None = None
         self._is_draining = False
         self._started_s = time.monotonic()
-        self._active: set[str] = set()  # request ids
+        self.in_hand = InHand()
+        self.reading = bounds.Reading(max(bounds.MAX_READING_BYTES, 4 * config.max_body_bytes))
         self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
         self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
         self._templates = TemplateProcesses()
+        self._resume_tokens: ResumeTokens | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -114,81 +102,178 @@ class Gateway:
         return State.SERVING if self.link.connected else State.ENGINE_AWAY
 
     def start(self) -> None:
+        files = [each for each in (self.callers.watched, self.tls and self.tls.watched) if each]
         self._keeping = asyncio.create_task(self.link.run(), name="outrider-engine-link")
+        self._watching = asyncio.create_task(keep_fresh(files), name="outrider-files")
 
     async def drain(self) -> None:
         """Take no more requests; those in hand go on."""
-        self._is_draining = True
+        self._is_draining = self.link.is_draining = True
         await self._tell_state()
 
     async def stop(self) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
+        for task in filter(None, (self._keeping, self._watching)):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._keeping
+                await task
         self.preparing.close()
         self._templating.close()
         self._templates.close()
 
     async def _tell_state(self) -> None:
-        await self._on_state(self.state)
+        for hear in self.on_state:
+            await hear(self.state)
 
     async def _meet(self, facts: EngineFacts) -> None:
         """Learn what the engine serves, unless it is what the last one did."""
         if self._served is None or self._served.facts != facts:
-            self._served = await asyncio.to_thread(self._learn, facts)
-
-    def _learn(self, facts: EngineFacts) -> _Served:
-        tokenizer = _tokenizer_of(facts)
-        front_door = FrontDoor(facts, tokenizer, self._templates)
-        return _Served(facts, EngineConfig.from_settings(facts.settings), tokenizer, front_door)
+            self._served = await asyncio.to_thread(
+                Served.learn, facts, self._templates, self._chat_template
+            )
 
     # -- requests -----------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def session(self, call: Call) -> AsyncIterator[Session]:
         """A checked request, ready to run; its id is taken until the context is left."""
-        served = self._serving(call.model)
-        most = served.config.server.max_requests
-        if len(self._active) >= most:
-            raise CapacityError(
-                f"{most} requests are in hand already (server.max_requests); retry later."
-            )
-        request_id = self._claim_id(call.request_id)
-        try:
-            prepared = await self._prepared(served, request_id, call)
-            yield Session(
-                prepared,
-                served.facts,
-                served.tokenizer,
-                self.link,
-                self._patience_s(served),
-            )
-        finally:
-            self._active.discard(request_id)
+        with RequestWatch(call, self.model, self.metrics, self._access_log) as watch:
+            async with self._checked(call) as session:
+                yield watch.begin(session)
 
-    async def _prepared(self, served: _Served, request_id: str, call: Call) -> PreparedRequest:
-        preparing = self.preparing
-        if isinstance(call.prompt, Conversation) and call.prompt.template is not None:
-            if not served.config.server.allow_client_templates:
-                raise RequestError(
-                    "the conversation brings a template, which this server does not run; leave "
-                    "it out, or have the server set server.allow_client_templates to true."
-                )
-            preparing = self._templating
-        # Settled here and now: preparations may overtake each other, arrivals do not.
-        seed = served.front_door.settle_seed(call.params)
-        return await preparing.run(
-            call.deadline_s, _prepare, served.front_door, request_id, call, seed
+    @contextlib.asynccontextmanager
+    async def _checked(self, call: Call) -> AsyncIterator[Session]:
+        served = self._serving(call.model)
+        params = await self._params(call)
+        bounds.check_params(params, self.config)
+        resumption = call.resumption
+        most = self.limits.share_of(self.config.max_requests)
+        late_s = time.monotonic() + self.config.queue_timeout_s
+        with (
+            self.limits.admitted(call.caller) as admission,
+            self.in_hand.taken(
+                call.request_id, most, may_share=resumption is not None
+            ) as request_id,
+        ):
+            prepared = await self._prepared(served, request_id, call, params)
+            bounds.check_prepared(prepared.spec, self.config)
+            session = self._session(served, call, prepared)
+            if resumption is not None:
+                await self.preparing.run(call.deadline_s, session.take_up, resumption)
+                self.metrics.resume(self.model, CLIENT_BACK)
+            admission.read(len(prepared.spec.prompt_ids))
+            admission.num_generated = session.num_generated
+            session.may_be_left = admission.may_be_left
+            with bounds.waits_until(late_s, session, self.config), self.in_hand.running(session):
+                yield session
+
+    async def _params(self, call: Call) -> SamplingParams:
+        given = self._defaults(call) | dict(call.params)
+        if len(given.get("allowed_token_ids") or ()) <= MAX_INLINE_ENTRIES:
+            return SamplingParams.from_mapping(given)
+        # Checking millions of entries would hold up every stream.
+        return await self.preparing.run(call.deadline_s, SamplingParams.from_mapping, given)
+
+    def _session(self, served: Served, call: Call, prepared: PreparedRequest) -> Session:
+        resume_id, token = self._resumed_by(call, prepared.spec.seed)
+        return Session(
+            prepared,
+            served.facts,
+            served.tokenizer,
+            self.link,
+            self._patience_s(served),
+            resume_id if call.resumable else "",
+            token,
         )
 
-    def _serving(self, model: str) -> _Served:
+    @property
+    def resume_tokens(self) -> ResumeTokens:
+        """As every gateway of this server has them."""
+        if not self.link.secret:
+            raise UnavailableError("the engine is starting; try again in a moment.")
+        if self._resume_tokens is None or self._resume_tokens.secret != self.link.secret:
+            self._resume_tokens = ResumeTokens(self.link.secret)
+        return self._resume_tokens
+
+    async def release(self, token: str, caller: Caller) -> bool:
+        """End a resumable request for good; whether it was there."""
+        resume_id = self.resume_tokens.resume_id(token, caller.name)
+        return await self.link.attach(resume_id, (), lambda event: None)
+
+    def _resumed_by(self, call: Call, seed: int) -> tuple[str, str]:
+        """Under which the engine may keep the request, and with which its client may resume it."""
+        if not call.digest:
+            return "", ""
+        resume_id = call.resumption.resume_id if call.resumption else new_resume_id()
+        return resume_id, self.resume_tokens.make(resume_id, call.caller.name, call.digest, seed)
+
+    def _defaults(self, call: Call) -> dict[str, Any]:
+        """What a request gets that it does not ask for."""
+        defaults: dict[str, Any] = {}
+        if isinstance(call.prompt, Conversation):
+            defaults["max_tokens"] = None  # an answer ends where its author ends it
+        return defaults | self.sampling_defaults
+
+    async def tokenize(
+        self,
+        prompt: str | Conversation,
+        *,
+        model: str = "",
+        add_special_tokens: bool = True,
+        deadline_s: float | None = None,
+    ) -> list[int]:
+        """The ids of a text or a conversation, as a request with it would read it."""
+        served = self._serving(model)
+        return await self._preparing_of(prompt).run(
+            deadline_s, served.tokenize, prompt, add_special_tokens
+        )
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        model: str = "",
+        skip_special_tokens: bool = False,
+        deadline_s: float | None = None,
+    ) -> str:
+        """The text of ids."""
+        served = self._serving(model)
+        return await self.preparing.run(
+            deadline_s,
+            served.front_door.detokenize,
+            token_ids,
+            skip_special_tokens=skip_special_tokens,
+        )
+
+    async def _prepared(
+        self, served: Served, request_id: str, call: Call, params: SamplingParams
+    ) -> PreparedRequest:
+        preparing = self._preparing_of(call.prompt)
+        # Settled here and now: preparations may overtake each other, arrivals do not.
+        if call.resumption is not None:
+            seed = call.resumption.seed
+        else:
+            seed = served.front_door.settle_seed(params)
+        return await preparing.run(call.deadline_s, served.prepare, request_id, call, params, seed)
+
+    def _preparing_of(self, prompt: Prompt | Conversation) -> Preparing:
+        """Where it is made ready: a client's template must hold up nobody without one."""
+        if not isinstance(prompt, Conversation) or prompt.template is None:
+            return self.preparing
+        if not self.config.allow_client_templates:
+            raise RequestError(
+                "the conversation brings a template, which this server does not run; leave "
+                "it out, or have the server set server.allow_client_templates to true."
+            )
+        return self._templating
+
+    def _serving(self, model: str) -> Served:
         match self.state, self._served:
-            case State.SERVING, _Served() as served:
-                if model not in ("", self.model):
+            case State.SERVING, Served() as served:
+                if model and model not in self.models:
+                    names = " or ".join(map(repr, self.models))
                     raise UnknownModelError(
-                        f"model is {model!r}, which is not served here; ask for {self.model!r} "
-                        "or leave it out."
+                        f"model is {model!r}, which is not served here; ask for {names} or leave "
+                        "it out."
                     )
                 return served
             case State.DRAINING, _:
@@ -197,65 +282,50 @@ class Gateway:
                 raise UnavailableError("the engine is starting; try again in a moment.")
         raise UnavailableError("the engine is away and being restarted; try again in a moment.")
 
-    def _patience_s(self, served: _Served) -> float:
+    def _patience_s(self, served: Served) -> float:
         if self._resubmit_timeout_s is not None:
             return self._resubmit_timeout_s
         return served.config.cluster.restart_timeout_s
 
-    def _claim_id(self, wanted: str) -> str:
-        request_id = wanted or secrets.token_hex(8)
-        if not _ID.fullmatch(request_id):
-            raise RequestError(
-                f"request_id is {wanted[:MAX_ID_CHARS]!r}; it must be at most {MAX_ID_CHARS} "
-                "letters, digits and any of '._:-'."
-            )
-        if request_id in self._active:
-            raise RequestIdInUseError(f"request_id {wanted!r} is in use; choose another.")
-        self._active.add(request_id)
-        return request_id
-
     # -- what is known ------------------------------------------------------------------------
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The names the model is served under; none before there was an engine, unless they are
+        configured."""
+        if self.config.model_names or self._served is None:
+            return self.config.model_names
+        return (str(self._served.facts.settings["target.model"]),)
+
+    @property
     def model(self) -> str:
-        """The name the model is served under; empty before there was an engine."""
-        if self._served_name is not None or self._served is None:
-            return self._served_name or ""
-        return str(self._served.facts.settings["target.model"])
+        """The first of them, or nothing."""
+        return next(iter(self.models), "")
 
     @property
     def facts(self) -> EngineFacts | None:
         return None if self._served is None else self._served.facts
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What requests get of the checkpoint that leave it out, unless that is turned off."""
+        if self._served is None or self.config.generation_config != "auto":
+            return {}
+        return dict(self._served.facts.sampling_defaults)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._served is not None and self._served.front_door.has_chat_template
+
+    @property
     def uptime_s(self) -> float:
         return time.monotonic() - self._started_s
 
     @property
-    def num_active(self) -> int:
-        return len(self._active)
+    def num_processes(self) -> int:
+        """Gateways that share the ports, and with them the limits."""
+        return self.limits.num_processes
 
-
-def _tokenizer_of(facts: EngineFacts) -> Tokenizer | None:
-    settings = facts.settings
-    try:
-        return load_tokenizer(settings["target.model"], revision=settings.get("target.revision"))
-    except ModelError as error:
-        logger.warning("%s Prompts must be token ids.", error)
-        return None
-
-
-def _prepare(front_door: FrontDoor, request_id: str, call: Call, seed: int) -> PreparedRequest:
-    prompt = call.prompt
-    if isinstance(prompt, Conversation):
-        prompt = front_door.chat_prompt(
-            prompt.messages, prompt.template, prompt.add_generation_prompt
-        )
-    return front_door.prepare(
-        request_id,
-        prompt,
-        call.params,
-        priority=call.priority,
-        deadline_s=call.deadline_s,
-        seed=seed,
-    )
+    @num_processes.setter
+    def num_processes(self, number: int) -> None:
+        self.limits.num_processes = max(number, 1)

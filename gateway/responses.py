@@ -25,7 +25,7 @@ class Responses:
         self._model = model
         self._mark = mark_of(session.prepared.spec.proposer)
         self._has_started = False
-        self._num_prompt_logprobs = 0
+        self._num_prompt_logprobs = session.num_prompt_logprobs_held
         self._spans: dict[int, TextSpans] = {}
         if want_spans and session.tokenizer is not None:
             spec = session.prepared.spec
@@ -33,19 +33,22 @@ class Responses:
                 detokenizer = Detokenizer(
                     session.tokenizer, spec.prompt_ids, spec.params.skip_special_tokens
                 )
-                self._spans[index] = TextSpans(detokenizer)
+                self._spans[index] = TextSpans(detokenizer, len(session.prepared.echo))
+            for delta in session.held:
+                self._spans[delta.index].take(delta)
 
     def make(self, delta: OutputDelta) -> generation_pb2.GenerateResponse:
         output = delta.output.outputs[delta.index]
-        num_own = len(delta.token_ids) - delta.num_accepted
+        is_drafted = delta.is_drafted
         response = generation_pb2.GenerateResponse(
             request_id=delta.request_id,
             index=delta.index,
             text=delta.text,
             token_ids=delta.token_ids,
-            origins=[PROPOSER_ORIGIN] * delta.num_accepted + [TARGET_ORIGIN] * num_own,
+            origins=[PROPOSER_ORIGIN if drafted else TARGET_ORIGIN for drafted in is_drafted],
+            rounds=[generation_pb2.Round(**each._asdict()) for each in delta.rounds],
         )
-        if delta.num_accepted or delta.index in self._spans:
+        if any(is_drafted) or delta.index in self._spans:
             response.proposer = self._mark
         if output.logprobs is not None and delta.token_ids:
             response.logprobs.extend(logprobs_to_proto(output.logprobs[-len(delta.token_ids) :]))
@@ -74,6 +77,7 @@ class Responses:
         response.start.seed = spec.seed
         response.start.model = self._model
         response.start.prompt_tokens = len(spec.prompt_ids)
+        response.start.resume_token = self._session.resume_token
 
     def _put_summary(self, response: generation_pb2.GenerateResponse) -> None:
         output, summary = self._session.output, response.summary

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.gateway.cluster_view import ClusterView, cluster_from_proto
+from outrider.gateway.cluster_view import cluster_from_proto
 from outrider.gateway.convert import (
     FINISH_REASON_NAMES,
     STATE_NAMES,
@@ -12,6 +12,7 @@ from outrider.gateway.convert import (
     logprobs_from_proto,
     origin_name,
 )
+from outrider.links.cluster_view import ClusterView
 from outrider.links.gateway_messages import EngineStatus
 from outrider.proto import control_pb2, generation_pb2
 from outrider.text.outputs import PositionLogprobs
@@ -27,6 +28,9 @@ class SpeculationStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     block_efficiency: float = 0.0  # tokens a round; 1 is plain decoding
+    # Of the first, second, ... draft of a round: how often one was judged, and accepted.
+    verified_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
 
     @property
     def acceptance_rate(self) -> float:
@@ -90,15 +94,21 @@ class Completion:
     speculation: SpeculationStats = SpeculationStats()
     timings: Timings = Timings()
     resubmissions: int = 0  # how often the server had to hand it to an engine again
+    resumptions: int = 0  # how often the client had to go on over another connection
 
     @property
     def text(self) -> str:
         """Of the first sample."""
         return self.samples[0].text if self.samples else ""
 
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first sample."""
+        return self.samples[0].token_ids if self.samples else []
+
     def take(self, response: generation_pb2.GenerateResponse) -> Chunk:
         """Add one message of the stream."""
-        self.request_id = response.request_id
+        self.request_id = self.request_id or response.request_id
         if response.HasField("start"):
             self.model, self.seed = response.start.model, response.start.seed
         sample = self._sample(response.index)
@@ -148,7 +158,12 @@ def _take_end(sample: Sample, end: generation_pb2.SampleEnd) -> None:
 
 def _stats(stats: generation_pb2.SpeculationStats) -> SpeculationStats:
     return SpeculationStats(
-        stats.rounds, stats.drafted_tokens, stats.accepted_tokens, stats.block_efficiency
+        stats.rounds,
+        stats.drafted_tokens,
+        stats.accepted_tokens,
+        stats.block_efficiency,
+        tuple(stats.verified_at),
+        tuple(stats.accepted_at),
     )
 
 

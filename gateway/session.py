@@ -3,6 +3,9 @@
 The engine owns nothing a client must not lose. When it goes away, the session waits for the next
 one and submits each unfinished sample again together with the tokens its reader has; they are
 computed again but not told again, so the stream only pauses.
+
+It may itself be lost, or its reader be cut off. A resumable request then goes on in the engine, and
+the session that its reader comes back to attaches to it there.
 """
 
 from __future__ import annotations
@@ -11,17 +14,32 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterator
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from typing import Protocol
 
 from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway.engine_link import EngineLink, EngineLost, Event
 from outrider.gateway.errors import DeadlineError, RequestCancelledError, UnavailableError
+from outrider.gateway.inbox import (
+    DeadlinePassed,
+    Ended,
+    Inbox,
+    OtherEvent,
+    WaitedTooLong,
+    is_well,
+)
+from outrider.gateway.resume import Resumption
 from outrider.links.gateway_messages import EngineFacts, Refused, Submit, SubmittedSample
 from outrider.scheduler.types import FinishReason, RequestUpdate
 from outrider.text.builder import TextBuilder
 from outrider.text.front_door import PreparedRequest
-from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput
+from outrider.text.outputs import (
+    OutputDelta,
+    RequestMetrics,
+    RequestOutput,
+    joined,
+    no_token_error,
+)
 from outrider.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -32,11 +50,11 @@ MAX_UNREAD = 65_536
 MAX_FRUITLESS_LOSSES = 3
 
 
-class _DeadlinePassed:
-    """The event that ends a late request."""
+class Watch(Protocol):
+    """Whoever counts what readers get."""
 
-
-_LATE: Final = _DeadlinePassed()
+    def see(self, index: int, num_tokens: int, now_s: float) -> None:
+        """Tokens of a sample came."""
 
 
 class Session:
@@ -44,8 +62,9 @@ class Session:
     log-probabilities, of which it has those of the last delta only.
 
     `facts` are those the request was prepared for. An engine that is lost may be away for
-    `resubmit_timeout_s`. `prepared.deadline_s` is on the clock of
-    `time.monotonic`.
+    `resubmit_timeout_s`. `prepared.deadline_s` is on the clock of `time.monotonic`. With a
+    `resume_id`, the engine keeps the request for a reader who is cut off; `resume_token` is what
+    it may come back with.
     """
 
     def __init__(
@@ -55,11 +74,18 @@ class Session:
         tokenizer: Tokenizer | None,
         link: EngineLink,
         resubmit_timeout_s: float,
+        resume_id: str = "",
+        resume_token: str = "",
     ) -> None:
         spec = prepared.spec
         self.prepared = prepared
         self.tokenizer = tokenizer
+        self.resume_token = resume_token
         self.resubmissions = 0
+        self.held: list[OutputDelta] = []  # what the reader had of unfinished samples
+        self.num_prompt_logprobs_held = 0
+        self.watch: Watch | None = None  # sees what is passed on
+        self.may_be_left: Callable[[], bool] = lambda: True  # asked when a reader is cut off
         self.output = RequestOutput(
             prepared.request_id,
             prepared.prompt,
@@ -71,86 +97,146 @@ class Session:
         self._facts = facts
         self._link = link
         self._resubmit_timeout_s = resubmit_timeout_s
+        self._resume_id = resume_id
+        self._may_attach = False
+        self._has_told = False  # so that the reader has the token
         self._texts = [
             TextBuilder(prepared, index, self.output, tokenizer) for index in range(spec.params.n)
         ]
         self._running: dict[int, TextBuilder] = {}  # by the handles the engine knows samples by
+        self._over: list[int] = []  # handles the engine keeps although the samples have ended
         self._connection = 0  # on which they were submitted
         self._has_progressed = False  # since they were
         self._fruitless_losses = 0
-        self._events: asyncio.Queue[Event | _DeadlinePassed] = asyncio.Queue()
-        self._num_unread = 0  # in the queue, in the measure of MAX_UNREAD
+        self._inbox = Inbox()
         self._is_held_up = False  # nothing runs until the reader has caught up
+        self._ended = asyncio.Event()
+        self._end_error: OutriderError | None = None
+
+    def end(self, error: OutriderError) -> None:
+        """Compute no more; the reader gets the error after what it has not read yet."""
+        if self._end_error is not None:
+            return
+        self._end_error = error
+        for handle in self._running:
+            self._link.cancel(handle)
+        self._inbox.put(Ended(error))
+        self._ended.set()
+
+    def num_generated(self) -> int:
+        """Tokens so far, of all samples."""
+        return sum(len(output.token_ids) for output in self.output.outputs)
+
+    def take_up(self, resumption: Resumption) -> None:
+        """Begin where the reader has stopped; before `deltas`, on any thread."""
+        resumption.check(self.prepared.spec, self._facts.vocab_size)
+        told = [self._texts[held.index].go_on_from(held) for held in resumption.samples]
+        self.held = [delta for delta in told if not self.output.outputs[delta.index].finished]
+        self.num_prompt_logprobs_held = resumption.num_prompt_logprobs
+        if self.output.prompt_logprobs is not None:
+            self.output.prompt_logprobs = [None] * max(resumption.num_prompt_logprobs, 1)
+        self._may_attach = bool(self._resume_id)
+        self._has_told = True
 
     async def deltas(self) -> AsyncGenerator[OutputDelta, None]:
-        """What each step adds to each sample. Closing the iterator early cancels the request."""
+        """What each step adds to each sample, or several steps where the reader is slower than
+        they are. Closing the iterator early cancels the request, or leaves it to the engine if it
+        is resumable."""
         with self._deadline_timer():
             try:
                 await self._submit_unfinished(is_resumed=False)
                 while not self.output.finished:
-                    if self._is_held_up and self._events.empty():
+                    if self._is_held_up and self._inbox.is_empty:
                         await self._go_on()
-                    event = await self._events.get()
-                    if isinstance(event, RequestUpdate):
-                        self._num_unread -= _size_of(event)
-                        text = self._running.get(event.sample_id.handle)
-                        if text is not None:
-                            yield self._take(text, event)
-                            self._let_go(text, event)
-                    else:
+                    await self._inbox.wait()
+                    for text, updates in self._inbox.take_updates(self._running).items():
+                        yield self._take(text, updates)
+                        self._let_go(text)
+                    if (event := self._inbox.take_other()) is not None:
                         await self._handle(event)
+            except (asyncio.CancelledError, GeneratorExit):
+                self._lose_reader()
+                raise
             finally:
-                for handle in self._running:
-                    self._link.cancel(handle)
+                self._release()
 
-    async def _handle(self, event: Refused | EngineLost | _DeadlinePassed) -> None:
+    def give_up_unless_begun(self, error: OutriderError) -> None:
+        """End the request with this error, unless its first token was there before."""
+        self._inbox.put(WaitedTooLong(error))
+
+    async def _handle(self, event: OtherEvent) -> None:
         match event:
             case EngineLost(number=number):
                 if number == self._connection:
                     await self._resume()
             case Refused(message=message, is_capacity=is_capacity):
                 raise CapacityError(message) if is_capacity else RequestError(message)
-            case _DeadlinePassed():
+            case DeadlinePassed():
                 raise self._late()
+            case WaitedTooLong(error=error):
+                if self.output.metrics.first_token_s is None:
+                    raise error
+            case Ended(error=error):
+                raise error
 
     # -- what comes from the engine -----------------------------------------------------------
 
-    def _take(self, text: TextBuilder, update: RequestUpdate) -> OutputDelta:
-        self._raise_unless_finished_well(update.finish_reason)
-        delta = text.take(update, time.monotonic())
-        self._has_progressed = self._has_progressed or bool(update.token_ids)
-        if delta.finish_reason is not None:
-            handle = update.sample_id.handle
-            del self._running[handle]
-            if update.finish_reason is None:  # a stop string, which the engine knows nothing of
-                self._link.cancel(handle)
-            else:
-                self._link.forget(handle)
+    def _take(self, text: TextBuilder, updates: Iterable[RequestUpdate]) -> OutputDelta:
+        deltas: list[OutputDelta] = []
+        for update in updates:
+            self._raise_unless_finished_well(update.finish_reason)
+            deltas.append(text.take(update, time.monotonic()))
+            self._has_progressed = self._has_progressed or bool(update.token_ids)
+            self._has_told = True
+            if text.output.finished:
+                handle = update.sample_id.handle
+                del self._running[handle]
+                if update.finish_reason is None:  # a stop string, which the engine knows nothing of
+                    self._link.cancel(handle)
+                elif self._resume_id:
+                    self._over.append(handle)
+                else:
+                    self._link.forget(handle)
+                break
+        delta = joined(deltas)
+        if self.watch is not None:
+            self.watch.see(delta.index, len(delta.token_ids), time.monotonic())
         return delta
 
-    def _let_go(self, text: TextBuilder, update: RequestUpdate) -> None:
+    def _lose_reader(self) -> None:
+        """It may have been cut off, and come back with its token if it has one."""
+        if self._resume_id and self._has_told and self.may_be_left():
+            self._link.let_go((*self._running, *self._over))
+
+    def _release(self) -> None:
+        """Nobody reads any more; what was let go already is not cancelled."""
+        for handle in (*self._running, *self._over):
+            self._link.cancel(handle)
+
+    def _let_go(self, text: TextBuilder) -> None:
         """The reader has it now; no resumption needs more of it than how much it was."""
         if text.output.logprobs is not None:
             text.output.logprobs.clear()
         known = self.output.prompt_logprobs
-        if known is not None and update.prompt_logprobs:
+        if known is not None and text.output.index == 0 and known[-1] is not None:
             known[:] = [None] * len(known)
 
-    def _raise_unless_finished_well(self, reason: str | None) -> None:
+    def _raise_unless_finished_well(self, reason: FinishReason | None) -> None:
+        if is_well(reason):
+            return
         match reason:
-            case None | FinishReason.STOP | FinishReason.LENGTH:
-                return
             case FinishReason.DEADLINE:
                 raise self._late()
+            case FinishReason.ERROR:
+                raise no_token_error(str(self._facts.settings["target.model"]))
             case FinishReason.CANCELLED:
                 raise RequestCancelledError("the engine cancelled the request; send it again.")
         raise OutriderError(f"the engine ended the request with {reason!r}; send it again.")
 
     def _late(self) -> DeadlineError:
-        num_tokens = sum(len(output.token_ids) for output in self.output.outputs)
         return DeadlineError(
-            f"the deadline passed after {num_tokens} tokens; allow the request more time or "
-            "lower max_tokens."
+            f"the deadline passed after {self.num_generated()} tokens; allow the request more "
+            "time or lower max_tokens."
         )
 
     # -- what goes to the engine --------------------------------------------------------------
@@ -181,20 +267,48 @@ class Session:
         await self._submit_unfinished(is_resumed=True)
 
     async def _submit_unfinished(self, *, is_resumed: bool) -> None:
+        if self.output.finished or await self._attach():
+            return
         await self._wait_for_engine()
         # From here on nothing waits, so the samples go to the connection that was there.
+        samples = self._begin()
+        deadline_s = self.prepared.deadline_s
+        submit = Submit(
+            self.prepared.spec,
+            samples,
+            None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0),
+            is_resumed,
+            self._resume_id,
+        )
+        self._link.submit(submit, self._events_sink)
+
+    async def _attach(self) -> bool:
+        """Whether the engine holds what the reader comes back for; then it goes on from there."""
+        if not self._may_attach:
+            return False
+        self._may_attach = False  # whatever comes of it, there is nothing left to attach to
+        await self._wait_for_engine()
+        samples = self._begin()
+        try:
+            if await self._link.attach(self._resume_id, samples, self._events_sink):
+                logger.info("attached to what the engine has gone on with")
+                return True
+        except UnavailableError:
+            if self._link.connected and self._link.number == self._connection:
+                self._lose_reader()  # it may be attached yet, and the reader try again
+                raise
+        for handle in self._running:
+            self._link.forget(handle)
+        self._running.clear()
+        return False
+
+    def _begin(self) -> tuple[SubmittedSample, ...]:
+        """Give the unfinished samples handles on the connection there is."""
         self._connection = self._link.number
         for text in self._texts:
             if not text.output.finished:
                 self._running[self._link.new_handle()] = text
-        deadline_s = self.prepared.deadline_s
-        submit = Submit(
-            self.prepared.spec,
-            tuple(self._sample(handle, text) for handle, text in self._running.items()),
-            None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0),
-            is_resumed,
-        )
-        self._link.submit(submit, self._events_sink)
+        return tuple(self._sample(handle, text) for handle, text in self._running.items())
 
     async def _wait_for_engine(self) -> None:
         deadline_s = self.prepared.deadline_s
@@ -202,7 +316,7 @@ class Session:
         if deadline_s is not None:
             wait_s = min(wait_s, deadline_s - time.monotonic())
         try:
-            await self._link.wait_connected(wait_s)
+            await self._connected(wait_s)
         except TimeoutError:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise self._late() from None
@@ -216,6 +330,21 @@ class Session:
                 "the engine came back with another model, which cannot go on with this text; "
                 "send the request again."
             )
+
+    async def _connected(self, timeout_s: float) -> None:
+        """Wait for an engine, but not for a request that was ended."""
+        if self._end_error is None and not self._link.connected:
+            connecting = asyncio.ensure_future(self._link.wait_connected(timeout_s))
+            ended = asyncio.ensure_future(self._ended.wait())
+            try:
+                await asyncio.wait((connecting, ended), return_when=asyncio.FIRST_COMPLETED)
+                if connecting.done():
+                    connecting.result()
+            finally:
+                connecting.cancel()
+                ended.cancel()
+        if self._end_error is not None:
+            raise self._end_error
 
     def _sample(self, handle: int, text: TextBuilder) -> SubmittedSample:
         output = text.output
@@ -232,11 +361,9 @@ class Session:
     # -- events -------------------------------------------------------------------------------
 
     def _events_sink(self, event: Event) -> None:
-        self._events.put_nowait(event)
-        if isinstance(event, RequestUpdate):
-            self._num_unread += _size_of(event)
-            if self._num_unread > MAX_UNREAD and not self._is_held_up:
-                self._hold_up()
+        self._inbox.put(event)
+        if self._inbox.num_unread > MAX_UNREAD and not self._is_held_up:
+            self._hold_up()
 
     @contextlib.contextmanager
     def _deadline_timer(self) -> Iterator[None]:
@@ -245,16 +372,11 @@ class Session:
             return
         left_s = self.prepared.deadline_s - time.monotonic()
         loop = asyncio.get_running_loop()
-        timer = loop.call_later(max(left_s, 0.0), self._events.put_nowait, _LATE)
+        timer = loop.call_later(max(left_s, 0.0), self._inbox.put, DeadlinePassed())
         try:
             yield
         finally:
             timer.cancel()
-
-
-def _size_of(update: RequestUpdate) -> int:
-    tops = (len(found.top) for found in (*update.logprobs, *update.prompt_logprobs))
-    return len(update.token_ids) + sum(tops)
 
 
 def _model_of(facts: EngineFacts) -> tuple[object, ...]:

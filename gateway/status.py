@@ -21,7 +21,7 @@ async def status_of(gateway: Gateway, ask_cluster: AskCluster) -> control_pb2.Ge
         version=__version__,
         state=STATES[gateway.state],
         uptime_s=gateway.uptime_s,
-        active_requests=gateway.num_active,
+        active_requests=len(gateway.in_hand),
     )
     if gateway.facts is not None:
         response.settings.CopyFrom(_settings(gateway.facts, engine))

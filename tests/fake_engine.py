@@ -2,12 +2,14 @@
 
 `FakeEngine` speaks the real link protocol over a Unix socket from a thread. Its model is a script:
 the token at a position depends on the sample's seed and on that position only, as with a real one
-whose text survives restarts. It can die in the middle of a stream and come back.
+whose text survives restarts. It can die in the middle of a stream and come back. Resumable
+requests it holds as the real one does, by the real one's record of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
@@ -21,20 +23,25 @@ from typing import Any
 from unittest import mock
 
 from outrider.client import Client
-from outrider.config import EngineConfig
+from outrider.config import EngineConfig, ServerConfig
+from outrider.engine.held import HeldRequests
 from outrider.engine.speculation import SpeculationDesk
 from outrider.gateway.engine_link import EngineAddress
-from outrider.gateway.server import GrpcServer, ServerOptions
+from outrider.gateway.front import Front
 from outrider.kernels.seeds import sample_seed
 from outrider.links.address import listen
 from outrider.links.channel import Channel, wait_any
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
+    Attach,
+    Attached,
     Cancel,
+    EngineCounters,
     EngineFacts,
     EngineStatus,
     ExplainSpeculation,
+    LetGo,
     ProcessState,
     RankStatus,
     Refused,
@@ -60,6 +67,11 @@ MODEL = "smollm2-135m-draft"
 SECRET = "a secret of the tests"
 EOS = 2
 VOCAB_SIZE = 49152
+RANKS = (
+    RankStatus("target", 0, 101, "here", "cpu", ProcessState.READY),
+    RankStatus("target", 1, 102, "here", "cpu", ProcessState.READY),
+    RankStatus("draft", 0, 103, "here", "cpu", ProcessState.STARTING),
+)
 Script = Callable[[int, int], int]
 """The token at an absolute position, for a sample's seed."""
 
@@ -95,10 +107,10 @@ def fake_desk() -> SpeculationDesk:
 @dataclass(slots=True)
 class _Running:
     sample_id: SampleId
+    resume_id: str
     spec: RequestSpec
     sample: SubmittedSample
     seed: int
-    channel: Channel
     tokens: list[int]
     late_s: float
     num_cached: int
@@ -121,19 +133,29 @@ class FakeEngine:
     refuse: Callable[[Submit], Refused | None] = lambda submit: None
     is_paused: bool = False
     answers_status: bool = True
+    ranks: tuple[RankStatus, ...] = RANKS
     secret: str = SECRET
+    resume_window_s: float = 60.0
+    max_resumable: int = 100
+    counters: EngineCounters = EngineCounters()  # as its status has them
 
     speculation: SpeculationDesk = field(default_factory=fake_desk)  # of this life
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
+    attached: list[tuple[Attach, bool]] = field(default_factory=list)  # and whether it was held
     tokens_told: int = 0
     lives: int = 0
-    _samples: dict[int, _Running] = field(default_factory=dict)
-    _channels: list[Channel] = field(default_factory=list)
+    _samples: dict[SampleId, _Running] = field(default_factory=dict)
+    _links: dict[int, Channel] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _stopping: threading.Event = field(default_factory=threading.Event)
     _dying: threading.Event = field(default_factory=threading.Event)
     _listening: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _held: HeldRequests = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._held = self._new_held()
 
     def start(self) -> FakeEngine:
         self._stopping.clear()
@@ -158,7 +180,13 @@ class FakeEngine:
 
     @property
     def running(self) -> set[int]:
-        return set(self._samples)
+        """Handles."""
+        return {sample_id.handle for sample_id in list(self._samples)}
+
+    @property
+    def num_alone(self) -> int:
+        """Requests that go on without a reader."""
+        return self._held.num_alone
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -169,14 +197,21 @@ class FakeEngine:
                 listener.setblocking(False)
                 self.lives += 1
                 self.speculation = fake_desk()
+                self._held = self._new_held()
                 self._listening.set()
                 while not self._dying.is_set() and not self._stopping.is_set():
                     self._turn(listener)
-            for channel in self._channels:
+            for channel in self._links.values():
                 channel.close()
-            self._channels.clear()
+            self._links.clear()
             self._samples.clear()
             self._stopping.wait(self.down_s)
+
+    def _new_held(self) -> HeldRequests:
+        def cancel(own: SampleId) -> None:
+            self._samples.pop(own, None)
+
+        return HeldRequests(self.resume_window_s, self.max_resumable, cancel)
 
     def _turn(self, listener: socket.socket) -> None:
         with suppress(BlockingIOError):
@@ -185,21 +220,27 @@ class FakeEngine:
                 receive_greeting(sock, self.secret, 5)
                 channel = Channel(sock, GATEWAY_CODEC, peer="the gateway")
                 channel.send(self.facts)
-                self._channels.append(channel)
-        for channel in wait_any(self._channels, self.step_s):
+                self._links[next(self._numbers)] = channel
+        for channel in wait_any(list(self._links.values()), self.step_s):
+            [link] = [number for number, each in self._links.items() if each is channel]
             try:
-                self._answer(channel, channel.receive())
+                self._answer(link, channel.receive())
             except LinkError:
                 channel.close()
-                self._channels.remove(channel)
-                gone = [s for s, running in self._samples.items() if running.channel is channel]
-                for handle in gone:
-                    del self._samples[handle]
+                self._part_with(link)
+        self._held.expire(time.monotonic())
         if not self.is_paused:
-            for channel in list(self._channels):
-                self._step(channel)
+            self._step()
 
-    def _answer(self, channel: Channel, message: object) -> None:
+    def _part_with(self, link: int) -> None:
+        del self._links[link]
+        for sample_id, running in list(self._samples.items()):
+            if sample_id.link == link and not running.resume_id:
+                del self._samples[sample_id]
+        self._held.part_with(link, time.monotonic())
+
+    def _answer(self, link: int, message: object) -> None:
+        channel = self._links[link]
         match message:
             case Submit() as submit:
                 self.submitted.append(submit)
@@ -208,10 +249,17 @@ class FakeEngine:
                     channel.send(refused)
                     return
                 for sample in submit.samples:
-                    self._samples[sample.handle] = self._started(channel, submit, sample)
+                    started = self._started(link, submit, sample)
+                    self._samples[started.sample_id] = started
+                if submit.resume_id:
+                    self._held.add(submit.resume_id, link, submit.samples)
             case Cancel(handle=handle):
                 self.cancelled.append(handle)
-                self._samples.pop(handle, None)
+                self._held.cancel(SampleId(link, handle))
+            case LetGo(handles=handles):
+                self._held.let_go([SampleId(link, each) for each in handles], time.monotonic())
+            case Attach() as attach:
+                self._attach(link, attach)
             case StatusQuery(query=query) if self.answers_status:
                 channel.send(self._status(query))
             case SetSpeculation() as asked if self.answers_status:
@@ -219,36 +267,50 @@ class FakeEngine:
             case ExplainSpeculation() as asked if self.answers_status:
                 channel.send(self.speculation.explain(asked))
 
-    def _started(self, channel: Channel, submit: Submit, sample: SubmittedSample) -> _Running:
+    def _attach(self, link: int, attach: Attach) -> None:
+        found = self._held.attach(attach.resume_id, link, attach.samples)
+        self.attached.append((attach, found.is_held))
+        over = [RequestUpdate(each, finish_reason=FinishReason.CANCELLED) for each in found.left]
+        self._links[link].send(Attached(attach.query, found.is_held))
+        self._tell([*over, *found.updates])
+
+    def _started(self, link: int, submit: Submit, sample: SubmittedSample) -> _Running:
         spec, timeout_s = submit.spec, submit.timeout_s
         is_first = sample is submit.samples[0]
         return _Running(
-            sample_id=SampleId(self.lives, sample.handle),
+            sample_id=SampleId(link, sample.handle),
+            resume_id=submit.resume_id,
             spec=spec,
             sample=sample,
             seed=sample_seed(spec.seed, sample.index),
-            channel=channel,
             tokens=[*spec.prompt_ids, *sample.output_ids],
             late_s=time.monotonic() + (1e9 if timeout_s is None else timeout_s),
             num_cached=1 if is_first else len(spec.prompt_ids) - 1,
         )
 
-    def _step(self, channel: Channel) -> None:
+    def _step(self) -> None:
         updates = []
-        for handle, running in list(self._samples.items()):
-            if running.channel is channel:
-                update = self._advance(running)
-                updates.append(update)
-                self.tokens_told += len(update.token_ids)
-                if update.finish_reason is not None:
-                    del self._samples[handle]
-                if self.deaths and self.tokens_told >= self.deaths[0]:
-                    self.deaths.pop(0)
-                    self._dying.set()
-                    break
-        if updates and not (self.loses_last_step and self._dying.is_set()):
-            with suppress(LinkError):
-                channel.send(Updates(tuple(updates)))
+        for sample_id, running in list(self._samples.items()):
+            update = self._advance(running)
+            self.tokens_told += len(update.token_ids)
+            if update.finish_reason is not None:
+                del self._samples[sample_id]
+            shown = self._held.take(update)
+            if shown is not None:
+                updates.append(shown)
+            if self.deaths and self.tokens_told >= self.deaths[0]:
+                self.deaths.pop(0)
+                self._dying.set()
+                break
+        if not (self.loses_last_step and self._dying.is_set()):
+            self._tell(updates)
+
+    def _tell(self, updates: list[RequestUpdate]) -> None:
+        for link, channel in self._links.items():
+            theirs = tuple(update for update in updates if update.sample_id.link == link)
+            if theirs:
+                with suppress(LinkError):
+                    channel.send(Updates(theirs))
 
     def _advance(self, running: _Running) -> RequestUpdate:
         spec, tokens = running.spec, running.tokens
@@ -272,6 +334,7 @@ class FakeEngine:
             token_ids=tuple(new),
             num_accepted=min(num_accepted, len(new)),
             num_drafted=num_drafted,
+            num_verified=num_drafted,
             logprobs=() if spec.params.logprobs is None else tuple(map(_logprobs, new)),
             prompt_logprobs=_prompt_logprobs(running) if is_first else (),
             finish_reason=finish,
@@ -280,14 +343,9 @@ class FakeEngine:
         )
 
     def _status(self, query: int) -> EngineStatus:
-        ranks = (
-            RankStatus("target", 0, 101, "here", "cpu", ProcessState.READY),
-            RankStatus("target", 1, 102, "here", "cpu", ProcessState.READY),
-            RankStatus("draft", 0, 103, "here", "cpu", ProcessState.STARTING),
-        )
         return EngineStatus(
             query=query,
-            ranks=ranks,
+            ranks=self.ranks,
             proposal_backend="gloo",
             proposal_sends=7,
             draft_losses=self.lives - 1,
@@ -301,6 +359,7 @@ class FakeEngine:
             accepted_tokens=30,
             preemptions=0,
             speculation=self.speculation.status(),
+            counters=self.counters,
         )
 
 
@@ -320,9 +379,13 @@ def _logprobs(token: int) -> TokenLogprobs:
 
 @contextmanager
 def running_server(
-    engine: FakeEngine, secret: str = SECRET, **options: Any
-) -> Iterator[GrpcServer]:
-    """A real gateway in a thread of its own, on a free port, before whatever has an `address`."""
+    engine: FakeEngine,
+    secret: str = SECRET,
+    resubmit_timeout_s: float | None = None,
+    **options: Any,
+) -> Iterator[Front]:
+    """A real gateway in a thread of its own, on free ports, before whatever has an `address`;
+    `options` are those of `ServerConfig`."""
 
     async def locate() -> EngineAddress:
         return EngineAddress(engine.address, secret)
@@ -334,16 +397,17 @@ def running_server(
     def call(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
 
-    async def build() -> GrpcServer:
-        server = GrpcServer(locate, ServerOptions(address="127.0.0.1:0", **options))
-        await server.start()
-        return server
+    async def build() -> Front:
+        config = ServerConfig(port=0, grpc_port=0, **options)
+        front = Front(locate, config, resubmit_timeout_s=resubmit_timeout_s)
+        await front.start()
+        return front
 
-    server = call(build())
+    front = call(build())
     try:
-        yield server
+        yield front
     finally:
-        call(server.stop(drain_s=0.0))
+        call(front.stop(drain_s=0.0))
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
@@ -354,7 +418,7 @@ class FakeService:
     """An engine, the server before it and a client of that."""
 
     engine: FakeEngine
-    server: GrpcServer
+    server: Front
     client: Client
 
 
@@ -362,13 +426,13 @@ class FakeService:
 def fake_service(
     folder: Path, *, server: Any = None, **engine_options: Any
 ) -> Iterator[FakeService]:
-    """`server` are fields of `ServerOptions`, the rest are those of `FakeEngine`."""
+    """`server` are fields of `ServerConfig`, the rest are those of `FakeEngine`."""
     engine = FakeEngine(f"unix:{folder}/engine.sock", **engine_options).start()
     try:
         with (
-            mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source),
+            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
             running_server(engine, **(server or {})) as running,
-            Client(running.address) as client,
+            Client(running.grpc_address) as client,
         ):
             client.wait_ready(20)
             yield FakeService(engine, running, client)

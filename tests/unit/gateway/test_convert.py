@@ -23,9 +23,11 @@ from outrider.gateway.speculation import (
     change_to_proto,
 )
 from outrider.links.gateway_messages import (
+    EngineCounters,
     EngineStatus,
     ModelStatus,
     ProcessState,
+    ProposerCounters,
     RankStatus,
     SpeculationExplained,
 )
@@ -40,12 +42,14 @@ from outrider.proto import generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.text.outputs import Logprob, Speculation
 
+_EVERY = {field.name for field in dataclasses.fields(SamplingParams)}
+
 
 def _round_trip(params: SamplingParams) -> SamplingParams:
     request = generation_pb2.GenerateRequest()
-    put_params(request, params)
+    put_params(request, params, _EVERY)
     sent = generation_pb2.GenerateRequest.FromString(request.SerializeToString())
-    return params_from_request(sent)
+    return SamplingParams.from_mapping(params_from_request(sent))
 
 
 @pytest.mark.parametrize(
@@ -72,14 +76,20 @@ def test_a_negative_seed_arrives_as_the_seed_the_engine_makes_of_it() -> None:
     assert _round_trip(SamplingParams(seed=-1)).seed == 2**64 - 1
 
 
-def test_defaults_are_left_out_of_the_message() -> None:
+def test_what_was_not_named_is_left_out_of_the_message() -> None:
     request = generation_pb2.GenerateRequest()
-    put_params(request, SamplingParams())
+    put_params(request, SamplingParams(), ())
     assert request.sampling.ListFields() == request.speculation.ListFields() == []
 
 
-def test_a_request_without_parameters_has_the_defaults() -> None:
-    assert params_from_request(generation_pb2.GenerateRequest()) == SamplingParams()
+def test_a_default_that_was_named_is_part_of_the_message() -> None:
+    request = generation_pb2.GenerateRequest()
+    put_params(request, SamplingParams(max_tokens=16, temperature=1.0), ("max_tokens",))
+    assert params_from_request(request) == {"max_tokens": 16}
+
+
+def test_a_request_without_parameters_has_none() -> None:
+    assert params_from_request(generation_pb2.GenerateRequest()) == {}
 
 
 def test_a_number_too_large_for_the_wire_is_refused_by_name() -> None:
@@ -108,8 +118,11 @@ def test_an_engines_status_survives() -> None:
     speculation = SpeculationStatus(
         settings, 2.5, 0.75, 0.5, None, 1.25, None, 3.0, 0.0, 2**40, "it does not pay"
     )
+    proposers = (ProposerCounters("draft", 9, 4), ProposerCounters("ngram", 2**40, 0))
+    counters = EngineCounters(2**40, 2, 3, (1, 2), (3,), (), 0.5, 0.25, 0.125, 1.5, proposers)
     status = EngineStatus(
-        0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12, models, speculation
+        *(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12),
+        *(models, speculation, counters),
     )
     assert engine_from_proto(engine_to_proto(status)) == status
     without = dataclasses.replace(status, speculation=None)

@@ -9,7 +9,13 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["outrider.client", "outrider.gateway.server", "outrider.cli.chat"]
+    "module",
+    [
+        "outrider.client",
+        "outrider.gateway.__main__",
+        "outrider.cli.chat",
+        "outrider.cluster.serve",  # whose cheap checks come before torch
+    ],
 )
 def test_nothing_before_the_engine_loads_torch(module: str) -> None:
     heavy = {"torch", "ray", "transformers", "numpy"}

@@ -17,7 +17,13 @@ from google.protobuf import descriptor_pb2
 
 from outrider.gateway.results import ServedSettings, SpeculationStats
 from outrider.gateway.speculation import SpeculationAccount
-from outrider.links.gateway_messages import EngineStatus, ModelStatus, RankStatus
+from outrider.links.gateway_messages import (
+    EngineCounters,
+    EngineStatus,
+    ModelStatus,
+    ProposerCounters,
+    RankStatus,
+)
 from outrider.links.speculation import (
     CandidateAccount,
     SpeculationSettings,
@@ -106,6 +112,8 @@ def _fields(kind: Any) -> set[str]:
         (control_pb2.RankState, RankStatus, set()),
         (control_pb2.ModelState, ModelStatus, set()),
         (control_pb2.EngineState, EngineStatus, {"query"}),
+        (control_pb2.EngineCounters, EngineCounters, set()),
+        (control_pb2.ProposerCounters, ProposerCounters, set()),
         (control_pb2.EngineSettings, ServedSettings, set()),
         (control_pb2.SpeculationSettings, SpeculationSettings, set()),
         (control_pb2.SpeculationState, SpeculationStatus, set()),

@@ -1,0 +1,110 @@
+"""The access log: one line a request, when it has ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from outrider.logs import request_context
+
+if TYPE_CHECKING:
+    from outrider.gateway.calls import Call
+    from outrider.gateway.session import Session
+
+logger = logging.getLogger("outrider.access")
+
+MAX_TEXT_CHARS = 16_384  # of a prompt or a text, where these are logged
+MAX_LABEL_CHARS = 128
+
+
+class AccessLog:
+    """Writes who asked, how much, how long it took and what speculation did of it.
+
+    Of what was said it writes nothing, unless `with_prompts`.
+    """
+
+    def __init__(self, *, with_prompts: bool) -> None:
+        self._with_prompts = with_prompts
+
+    @property
+    def is_wanted(self) -> bool:
+        return logger.isEnabledFor(logging.INFO)
+
+    def tell(
+        self,
+        call: Call,
+        session: Session | None,
+        *,
+        model: str,
+        status: str,
+        reason: str,
+        start_s: float,
+        total_s: float,
+    ) -> None:
+        """`session` is None for a request that did not get so far. Times are those of the gateway,
+        and the time in the queue that of the engine."""
+        fields: dict[str, Any] = {
+            "protocol": call.protocol,
+            "label": call.label[:MAX_LABEL_CHARS],
+            "key": call.caller.name,
+            "model": model,
+            "status": status,
+            "reason": reason,
+        }
+        if session is not None:
+            fields |= _sizes(session, start_s)
+        fields["total_s"] = round(total_s, 6)
+        if self._with_prompts and session is not None:
+            fields |= _texts(session)
+        known = call.request_id if session is None else session.output.request_id
+        with request_context(_plain_or_dash(known)):
+            logger.info("%s", _line(fields), extra={"fields": fields})
+
+
+def _sizes(session: Session, start_s: float) -> dict[str, Any]:
+    output = session.output
+    first_s = output.metrics.first_token_s
+    records = [each.speculation for each in output.outputs]
+    return {
+        "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.metrics.num_cached_tokens,
+        "completion_tokens": sum(len(each.token_ids) for each in output.outputs),
+        "rounds": sum(each.rounds for each in records),
+        "drafted": sum(each.drafted for each in records),
+        "accepted": sum(each.accepted for each in records),
+        "resubmissions": session.resubmissions,
+        "queue_s": round(output.metrics.queued_s, 6),
+        "first_token_s": None if first_s is None else round(first_s - start_s, 6),
+    }
+
+
+def _texts(session: Session) -> dict[str, Any]:
+    output = session.output
+    prompt = output.prompt
+    shown = str(output.prompt_token_ids) if prompt is None else prompt
+    return {
+        "prompt": shown[:MAX_TEXT_CHARS],
+        "texts": [each.text[:MAX_TEXT_CHARS] for each in output.outputs],
+    }
+
+
+def _line(fields: dict[str, Any]) -> str:
+    """For people: name=value, in quotation marks where a value is more than one plain word."""
+    return " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    is_plain = isinstance(value, int | float) or _is_plain(str(value))
+    return str(value) if is_plain else json.dumps(value)
+
+
+def _plain_or_dash(wanted: str) -> str:
+    """The id of a request that did not get so far as to have it checked."""
+    return wanted if wanted and _is_plain(wanted) and len(wanted) <= MAX_LABEL_CHARS else "-"
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable() and not set(text) & set(' "=\\')

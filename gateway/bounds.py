@@ -1,0 +1,113 @@
+"""What one request may ask for, by the settings of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Callable, Iterator
+
+from outrider.config import ServerConfig
+from outrider.errors import CapacityError, RequestError
+from outrider.gateway.errors import UnavailableError
+from outrider.gateway.session import Session
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import RequestSpec
+
+# Whoever collects a whole answer holds all of them; a stream holds few at a time.
+MAX_LOGPROBS_OF_REQUEST = 2**21
+MAX_OPEN_FILES = 65_536
+MAX_READING_BYTES = 256 * 2**20  # of bodies that are not read yet, all together
+# A queue that is too long now is shorter in a while.
+RETRY_QUEUE_S = 5.0
+
+
+def allow_open_files() -> None:
+    """As many as this process may have; shells begin with few, and each connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def most_connections(config: ServerConfig) -> int:
+    """Of one protocol of this process. Idle ones are cheap, so there may be more than requests."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(min(4 * config.max_requests, files // 3), 16)
+
+
+def check_params(params: SamplingParams, config: ServerConfig) -> None:
+    bounds = {
+        "n": (params.n, config.max_samples, "max_samples"),
+        "logprobs": (params.logprobs, config.max_logprobs, "max_logprobs"),
+        "prompt_logprobs": (params.prompt_logprobs, config.max_logprobs, "max_logprobs"),
+    }
+    for name, (asked, most, setting) in bounds.items():
+        if asked is not None and asked > most:
+            raise RequestError(
+                f"{name} is {asked}; this server allows {most} (server.{setting}), so ask for less."
+            )
+
+
+def check_prepared(spec: RequestSpec, config: ServerConfig) -> None:
+    """What is known only once the prompt is tokens."""
+    num_tokens, most = len(spec.prompt_ids), config.max_prompt_tokens
+    if most is not None and num_tokens > most:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens; this server allows {most} "
+            "(server.max_prompt_tokens), so shorten it."
+        )
+    params, num_outputs = spec.params, spec.max_len - num_tokens
+    num_logprobs = params.n * num_outputs * (params.logprobs or 0)
+    num_logprobs += num_tokens * (params.prompt_logprobs or 0)
+    if num_logprobs > MAX_LOGPROBS_OF_REQUEST:
+        raise RequestError(
+            f"the request may come to {num_logprobs} log-probabilities ({params.n} samples of up "
+            f"to {num_outputs} tokens); this server gives {MAX_LOGPROBS_OF_REQUEST}, so lower "
+            "logprobs, n or max_tokens."
+        )
+
+
+class Reading:
+    """Room for what clients have sent of their requests until it is understood."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left = most_bytes
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Callable[[int], None]]:
+        """Call what is given for every so many bytes; it raises `CapacityError` if they are too
+        many. They count until the context is left."""
+        taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal taken
+            if num_bytes > self._left:
+                raise CapacityError(
+                    "the server is reading as many large requests as it can hold; retry later."
+                )
+            self._left -= num_bytes
+            taken += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._left += taken
+
+
+@contextlib.contextmanager
+def waits_until(late_s: float, session: Session, config: ServerConfig) -> Iterator[None]:
+    """The session is given up if it has no token by then, on the clock of `time.monotonic`."""
+    error = UnavailableError(
+        f"the request has waited for {config.queue_timeout_s:g} s (server.queue_timeout_s) "
+        "without a token; the server is overloaded, so try again later.",
+        retry_after_s=RETRY_QUEUE_S,
+    )
+    left_s = max(late_s - time.monotonic(), 0.0)
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(left_s, session.give_up_unless_begun, error)
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,60 @@
+"""Somebody who calls: what they may do, and how much of it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from outrider.gateway.errors import ForbiddenError
+
+
+class Scope(StrEnum):
+    """What a caller may do."""
+
+    INFER = "infer"  # ask for text, and for what the server is
+    ADMIN = "admin"  # change how it works, end what others have asked for
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimits:
+    """What a caller may use of the whole server; None is as much as there is."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # read and written
+    max_concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody who was let in. `name` is that of the key, never the key."""
+
+    name: str
+    scopes: frozenset[Scope]
+    limits: CallerLimits = CallerLimits()
+
+    def require(self, scope: Scope) -> None:
+        if scope not in self.scopes:
+            raise ForbiddenError(
+                f"this needs the scope {scope.value!r}, which the key {self.name!r} has not; use "
+                "a key that has it."
+                if self.name
+                else f"this needs the scope {scope.value!r}; without keys only callers on the "
+                "server's own host have it."
+            )
+
+
+LOCAL = Caller("", frozenset(Scope))
+"""Anybody on the server's own host, where no keys are set."""
+REMOTE = Caller("", frozenset({Scope.INFER}))
+"""Anybody elsewhere, where no keys are set."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether that is an address of the loopback."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback

@@ -1,0 +1,66 @@
+"""The service `Control`: what a server is, what it does, and how speculation is controlled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import RequestError
+from outrider.gateway.cluster_view import AskCluster
+from outrider.gateway.fleet_control import Broadcast
+from outrider.gateway.gateway import Gateway
+from outrider.gateway.info import model_info, server_info
+from outrider.gateway.speculation import account_to_proto, change_from_proto, settings_to_proto
+from outrider.gateway.status import status_of
+from outrider.proto import control_pb2
+
+
+class ControlServicer:
+    """A method for each of the service; what they raise becomes the call's status."""
+
+    def __init__(self, gateway: Gateway, ask_cluster: AskCluster, broadcast: Broadcast) -> None:
+        self._gateway = gateway
+        self._ask_cluster = ask_cluster
+        self._broadcast = broadcast
+
+    async def GetStatus(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.GetStatusRequest, context: Any
+    ) -> control_pb2.GetStatusResponse:
+        return await status_of(self._gateway, self._ask_cluster)
+
+    async def SetSpeculation(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.SetSpeculationRequest, context: Any
+    ) -> control_pb2.SpeculationSettings:
+        change = change_from_proto(request)
+        return settings_to_proto(await self._gateway.link.set_speculation(change))
+
+    async def ExplainSpeculation(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.ExplainSpeculationRequest, context: Any
+    ) -> control_pb2.ExplainSpeculationResponse:
+        step = request.step if request.HasField("step") else None
+        return account_to_proto(
+            await self._gateway.link.explain_speculation(step, request.last or 1)
+        )
+
+    async def GetModelInfo(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.GetModelInfoRequest, context: Any
+    ) -> control_pb2.GetModelInfoResponse:
+        return model_info(self._gateway)
+
+    async def GetServerInfo(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.GetServerInfoRequest, context: Any
+    ) -> control_pb2.GetServerInfoResponse:
+        return server_info(self._gateway)
+
+    async def Drain(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.DrainRequest, context: Any
+    ) -> control_pb2.DrainResponse:
+        await self._broadcast.drain()
+        return control_pb2.DrainResponse(active_requests=len(self._gateway.in_hand))
+
+    async def Abort(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.AbortRequest, context: Any
+    ) -> control_pb2.AbortResponse:
+        if not request.request_id:
+            raise RequestError("request_id is empty; give that of the request to end.")
+        num_ended = await self._broadcast.abort(request.request_id)
+        return control_pb2.AbortResponse(num_ended=num_ended)

@@ -1,0 +1,124 @@
+"""Keys before every gRPC method: what is not named here needs the scope of administrators."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from outrider.errors import OutriderError
+from outrider.gateway.caller import Caller, Scope
+from outrider.gateway.grpc_calls import OnError, abort
+
+# Probes have no keys.
+_OPEN_SERVICES = ("grpc.health.v1.Health",)
+_INFER_SERVICES = (
+    "outrider.v1.Generation",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "grpc.reflection.v1.ServerReflection",
+)
+_INFER_METHODS = (
+    "/outrider.v1.Control/GetStatus",
+    "/outrider.v1.Control/ExplainSpeculation",
+    "/outrider.v1.Control/GetModelInfo",
+    "/outrider.v1.Control/GetServerInfo",
+)
+
+
+def scope_of(method: str) -> Scope | None:
+    """What a caller of "/package.Service/Method" must have; None if anybody may call it."""
+    service = method.strip("/").partition("/")[0]
+    if service in _OPEN_SERVICES:
+        return None
+    is_for_all = service in _INFER_SERVICES or method in _INFER_METHODS
+    return Scope.INFER if is_for_all else Scope.ADMIN
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls of whoever may not make them, before the method hears of them.
+
+    `identify` says who calls by a call's context, or raises, which `on_error` hears first.
+    `check_key` raises if the metadata of a call has no key that is good enough to go on with.
+    """
+
+    def __init__(
+        self,
+        identify: Callable[[Any], Caller],
+        check_key: Callable[[Any], object],
+        on_error: OnError,
+    ) -> None:
+        self._identify = identify
+        self._check_key = check_key
+        self._on_error = on_error
+        self._guarded: dict[str, grpc.RpcMethodHandler] = {}  # of methods that there are
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> Any:
+        scope = scope_of(details.method)
+        if scope is not None:
+            try:
+                self._check_key(details.invocation_metadata)
+            except OutriderError as error:
+                return self._refusing(error)
+        guarded = self._guarded.get(details.method)
+        if guarded is not None:
+            return guarded
+        handler = await continuation(details)
+        if handler is None or scope is None:
+            return handler
+        return self._guarded.setdefault(details.method, self._guard(handler, scope))
+
+    def _refusing(self, error: OutriderError) -> grpc.RpcMethodHandler:
+        """Ends the call before its request is read: a stranger could send without end. So it is as
+        if there were many requests, which nobody waits for."""
+
+        async def refuse(requests: Any, context: Any) -> None:
+            self._on_error(error)
+            await abort(context, error)
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
+
+    def _guard(self, handler: Any, scope: Scope) -> grpc.RpcMethodHandler:
+        async def check(context: Any) -> None:
+            try:
+                self._identify(context).require(scope)
+            except OutriderError as error:
+                self._on_error(error)
+                await abort(context, error)
+
+        kinds = {
+            (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+            (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+            (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+            (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+        }
+        method, make = kinds[handler.request_streaming, handler.response_streaming]
+        wrap = _checked_generator if inspect.isasyncgenfunction(method) else _checked
+        return make(
+            wrap(method, check),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+_Check = Callable[[Any], Awaitable[None]]
+
+
+def _checked(method: Callable[[Any, Any], Awaitable[Any]], check: _Check) -> Any:
+    async def call(request: Any, context: Any) -> Any:
+        await check(context)
+        return await method(request, context)
+
+    return call
+
+
+def _checked_generator(method: Callable[[Any, Any], AsyncIterator[Any]], check: _Check) -> Any:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        await check(context)
+        async for response in method(request, context):
+            yield response
+
+    return call

@@ -1,0 +1,91 @@
+"""The requests a gateway has in hand: their ids, and who may end them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Iterator
+
+from outrider.errors import CapacityError, RequestError
+from outrider.gateway.errors import RequestCancelledError, RequestIdInUseError, UnavailableError
+from outrider.gateway.session import Session
+
+MAX_ID_CHARS = 128
+IDLE_POLL_S = 0.02
+_ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_CHARS}}}")
+
+
+class InHand:
+    """Each has an id of its own from before it is prepared until its context is left."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._sessions: set[Session] = set()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @contextlib.contextmanager
+    def taken(self, wanted: str, most: int, *, may_share: bool) -> Iterator[str]:
+        """An id, the wanted one if there is any. `may_share`: whoever has it may be the same
+        client, cut off without our notice; then it is another."""
+        if len(self._ids) >= most:
+            raise CapacityError(
+                f"{most} requests are in hand already (server.max_requests); retry later."
+            )
+        request_id = self._claim(wanted, may_share)
+        try:
+            yield request_id
+        finally:
+            self._ids.discard(request_id)
+
+    @contextlib.contextmanager
+    def running(self, session: Session) -> Iterator[None]:
+        """Within reach of `abort` and `stop`."""
+        self._sessions.add(session)
+        try:
+            yield
+        finally:
+            self._sessions.discard(session)
+
+    async def wait_until_none(self, timeout_s: float) -> None:
+        """Or until the time is up."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._ids and time.monotonic() < deadline_s:
+            await asyncio.sleep(IDLE_POLL_S)
+
+    def stop(self) -> None:
+        """End what runs; clients are told that the server was stopped."""
+        for session in self._sessions:
+            session.end(
+                UnavailableError(
+                    "the server was stopped before the request was finished; send it again to "
+                    "another, or when it is back."
+                )
+            )
+
+    def abort(self, request_id: str) -> int:
+        """End the running requests of that id; how many there were."""
+        found = [each for each in self._sessions if each.prepared.request_id == request_id]
+        for session in found:
+            session.end(
+                RequestCancelledError(f"the request {request_id!r} was ended by an operator.")
+            )
+        return len(found)
+
+    def _claim(self, wanted: str, may_share: bool) -> str:
+        request_id = wanted or secrets.token_hex(8)
+        if not _ID.fullmatch(request_id):
+            raise RequestError(
+                f"request_id is {wanted[:MAX_ID_CHARS]!r}; it must be at most {MAX_ID_CHARS} "
+                "letters, digits and any of '._:-'."
+            )
+        if request_id in self._ids and may_share:
+            request_id = secrets.token_hex(8)
+        if request_id in self._ids:
+            raise RequestIdInUseError(f"request_id {wanted!r} is in use; choose another.")
+        self._ids.add(request_id)
+        return request_id

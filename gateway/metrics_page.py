@@ -1,0 +1,127 @@
+"""The page that Prometheus reads: what gateways have counted, and their engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+
+from outrider.gateway.cluster_view import AskCluster
+from outrider.gateway.engine_metrics import engine_families
+from outrider.gateway.errors import UnavailableError
+from outrider.gateway.metric_names import METRICS, VLLM_LABELS
+from outrider.links.cluster_view import ClusterView
+from outrider.links.gateway_messages import EngineStatus
+
+if TYPE_CHECKING:
+    from outrider.gateway.gateway import Gateway
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+KEEP_S = 0.5  # an engine is not asked more often, whoever looks
+
+_BY_FULL_NAME = {each.full_name: each for each in METRICS}
+
+
+class MetricsPage:
+    """The page of one gateway: of its own process, or of all of them where they share a folder."""
+
+    def __init__(self, gateway: Gateway, ask_cluster: AskCluster) -> None:
+        self._gateway = gateway
+        self._ask_cluster = ask_cluster
+        self._asking = asyncio.Lock()
+        self._known: tuple[EngineStatus | None, ClusterView | None] = (None, None)
+        self._known_until_s = 0.0
+
+    async def render(self) -> bytes:
+        gateway = self._gateway
+        status, cluster = await self._ask()
+        gateway.metrics.tell()
+        num_losses = max(gateway.link.number - 1, 0)
+        engine = engine_families(gateway.model, status, cluster, num_losses)
+        counted = gateway_families(gateway.metrics.registry)
+        with_vllm = gateway.config.vllm_metrics
+        # A page of many processes takes milliseconds, in which streams must not stand still.
+        return await asyncio.to_thread(page_of, (*counted, *engine), with_vllm)
+
+    async def _ask(self) -> tuple[EngineStatus | None, ClusterView | None]:
+        async with self._asking:
+            if time.monotonic() >= self._known_until_s:
+                found = await asyncio.gather(self._ask_engine(), self._ask_cluster())
+                self._known = found[0], found[1]
+                self._known_until_s = time.monotonic() + KEEP_S
+            return self._known
+
+    async def _ask_engine(self) -> EngineStatus | None:
+        try:
+            return await self._gateway.link.status()
+        except UnavailableError:
+            return None
+
+
+def gateway_families(registry: CollectorRegistry) -> Iterable[Metric]:
+    """What this process has counted, or all with the same folder."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    return _of_folder(Path(folder)) if folder else registry.collect()
+
+
+def render_all(
+    folder: Path,
+    model: str,
+    status: EngineStatus | None,
+    cluster: ClusterView | None = None,
+    *,
+    with_vllm: bool = False,
+) -> bytes:
+    """The same page from outside the gateways, by the folder they share."""
+    return page_of((*_of_folder(folder), *engine_families(model, status, cluster)), with_vllm)
+
+
+def forget_process(folder: Path, pid: int) -> None:
+    """A gateway process has ended: what it had in hand is no more, what it has done stays."""
+    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+
+
+def _of_folder(folder: Path) -> Iterable[Metric]:
+    collector: Any = MultiProcessCollector(None, str(folder))  # type: ignore[no-untyped-call]
+    found: Iterable[Metric] = collector.collect()
+    return found
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric], with_vllm: bool) -> None:
+        self._families = families
+        self._with_vllm = with_vllm
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            yield _renamed(family, family.name)
+            described = _BY_FULL_NAME.get(family.name)
+            if self._with_vllm and described is not None:
+                for name in described.vllm_names:
+                    yield _renamed(family, name, VLLM_LABELS)
+
+
+def page_of(families: Iterable[Metric], with_vllm: bool) -> bytes:
+    """As text; with vLLM's names besides if asked for."""
+    return generate_latest(_Families(families, with_vllm))
+
+
+def _renamed(family: Metric, name: str, labels: Mapping[str, str] = MappingProxyType({})) -> Metric:
+    """The same values under another name, without when each was first counted."""
+    renamed = Metric(name, family.documentation, family.type)
+    old = len(family.name)
+    for sample in family.samples:
+        if not sample.name.endswith("_created"):
+            found = {labels.get(key, key): value for key, value in sample.labels.items()}
+            renamed.add_sample(name + sample.name[old:], found, sample.value)
+    return renamed

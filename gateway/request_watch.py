@@ -1,0 +1,138 @@
+"""One request as it is counted and logged, of whatever protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from outrider.errors import OutriderError
+from outrider.gateway.access_log import AccessLog
+from outrider.gateway.errors import DeadlineError, RequestCancelledError
+from outrider.gateway.metrics import (
+    ABORT,
+    DEADLINE,
+    ENGINE_LOST,
+    ERROR,
+    GatewayMetrics,
+    refusal_of,
+)
+from outrider.scheduler.types import FinishReason
+
+if TYPE_CHECKING:
+    from outrider.gateway.calls import Call
+    from outrider.gateway.session import Session
+
+_GONE = (asyncio.CancelledError, GeneratorExit, RequestCancelledError)
+
+
+class RequestWatch:
+    """From a call's arrival until its context is left, whichever way.
+
+    `model` is the name it is counted under: one that is served, not what the client wrote.
+    """
+
+    __slots__ = (
+        "_call",
+        "_last_s",
+        "_log",
+        "_metrics",
+        "_session",
+        "_start_s",
+        "model",
+    )
+
+    def __init__(self, call: Call, model: str, metrics: GatewayMetrics, log: AccessLog) -> None:
+        self.model = model
+        self._call = call
+        self._metrics = metrics
+        self._log = log
+        self._session: Session | None = None
+        self._start_s = time.monotonic()
+        self._last_s: dict[int, float] = {}  # when each sample's last tokens came
+
+    def __enter__(self) -> RequestWatch:
+        self._metrics.active.inc()
+        return self
+
+    def begin(self, session: Session) -> Session:
+        """The request is checked and about to run."""
+        self._session = session
+        session.watch = self
+        return session
+
+    def see(self, index: int, num_tokens: int, now_s: float) -> None:
+        """Tokens of a sample came."""
+        if not num_tokens:
+            return
+        last_s = self._last_s.get(index)
+        if not self._last_s:
+            self._see_first(now_s)
+        self._last_s[index] = now_s
+        gap_s = None if last_s is None else now_s - last_s
+        self._metrics.add_tokens(self.model, num_tokens, gap_s, now_s)
+
+    def _see_first(self, now_s: float) -> None:
+        assert self._session is not None
+        output, told = self._session.output, self._metrics.of(self.model)
+        told.prompt_tokens.inc(len(output.prompt_token_ids))
+        told.histograms["time_to_first_token_seconds"].observe(now_s - self._start_s)
+        told.histograms["request_queue_time_seconds"].observe(output.metrics.queued_s)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        total_s = time.monotonic() - self._start_s
+        is_refused, reason = self._outcome(error)
+        told = self._metrics.of(self.model)
+        if is_refused:
+            told.refused[reason].inc()
+        else:
+            told.finished[reason].inc()
+            self._tell_sizes(total_s)
+        self._metrics.tell()
+        if self._log.is_wanted:
+            self._log.tell(
+                self._call,
+                self._session,
+                model=self.model,
+                status="refused" if is_refused else "finished",
+                reason=reason,
+                start_s=self._start_s,
+                total_s=total_s,
+            )
+        self._metrics.active.dec()
+
+    def _outcome(self, error: BaseException | None) -> tuple[bool, str]:
+        """Whether it was refused rather than ended, and why either."""
+        session = self._session
+        if session is not None and session.output.finished:
+            reasons = {each.finish_reason for each in session.output.outputs}
+            longest = FinishReason.LENGTH in reasons
+            return False, (FinishReason.LENGTH if longest else FinishReason.STOP).value
+        if error is None or isinstance(error, _GONE):
+            return False, ABORT
+        if isinstance(error, DeadlineError):
+            return False, DEADLINE
+        if isinstance(error, OutriderError) and not self._last_s:
+            return True, refusal_of(error)
+        return False, ERROR
+
+    def _tell_sizes(self, total_s: float) -> None:
+        histograms = self._metrics.of(self.model).histograms
+        histograms["e2e_request_latency_seconds"].observe(total_s)
+        if self._session is None:
+            return
+        output = self._session.output
+        lengths = [len(each.token_ids) for each in output.outputs]
+        histograms["request_prompt_tokens"].observe(len(output.prompt_token_ids))
+        histograms["request_generation_tokens"].observe(sum(lengths))
+        first_s, longest = output.metrics.first_token_s, max(lengths, default=0)
+        if first_s is not None and longest > 1:
+            gap_s = (max(self._last_s.values()) - first_s) / (longest - 1)
+            histograms["request_time_per_output_token_seconds"].observe(gap_s)
+        self._metrics.resume(self.model, ENGINE_LOST, self._session.resubmissions)

@@ -1,0 +1,69 @@
+"""An engine's model from the gateway's side: what turns prompts into requests and ids into text."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from outrider.config import EngineConfig
+from outrider.errors import ModelError
+from outrider.gateway.calls import Call
+from outrider.links.gateway_messages import EngineFacts
+from outrider.scheduler.params import SamplingParams
+from outrider.text.front_door import FrontDoor, PreparedRequest
+from outrider.text.messages import Conversation
+from outrider.text.templates import TemplateProcesses
+from outrider.text.tokenizer import Tokenizer, load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Its methods take long for long prompts, so they are for threads."""
+
+    facts: EngineFacts
+    config: EngineConfig  # the engine's
+    tokenizer: Tokenizer | None
+    front_door: FrontDoor
+
+    @classmethod
+    def learn(
+        cls, facts: EngineFacts, templates: TemplateProcesses, chat_template: str | None
+    ) -> Served:
+        config = EngineConfig.from_settings(facts.settings)
+        tokenizer = _tokenizer_of(config)
+        front_door = FrontDoor(facts, tokenizer, templates, chat_template)
+        return cls(facts, config, tokenizer, front_door)
+
+    def prepare(
+        self, request_id: str, call: Call, params: SamplingParams, seed: int
+    ) -> PreparedRequest:
+        prompt = call.prompt
+        return self.front_door.prepare(
+            request_id,
+            self._chat_prompt(prompt) if isinstance(prompt, Conversation) else prompt,
+            params,
+            priority=call.priority,
+            deadline_s=call.deadline_s,
+            seed=seed,
+        )
+
+    def tokenize(self, prompt: str | Conversation, add_special_tokens: bool) -> list[int]:
+        if isinstance(prompt, Conversation):
+            return self._chat_prompt(prompt)["prompt_token_ids"]
+        return self.front_door.tokenize(prompt, add_special_tokens=add_special_tokens)
+
+    def _chat_prompt(self, chat: Conversation) -> dict[str, list[int]]:
+        return self.front_door.chat_prompt(
+            chat.messages, chat.template, chat.add_generation_prompt, chat.template_kwargs
+        )
+
+
+def _tokenizer_of(config: EngineConfig) -> Tokenizer | None:
+    source, revision = config.target.tokenizer_source
+    try:
+        return load_tokenizer(source, revision=revision)
+    except ModelError as error:
+        logger.warning("%s Prompts must be token ids.", error)
+        return None

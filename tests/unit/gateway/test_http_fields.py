@@ -1,0 +1,171 @@
+"""What a body becomes before anything is asked of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import Request
+from pydantic import ValidationError
+
+from outrider.errors import CapacityError, RequestError
+from outrider.gateway.bounds import Reading
+from outrider.gateway.http.answers import in_pieces
+from outrider.gateway.http.body import parse, read_json
+from outrider.gateway.http.errors import FieldRefusedError, error_body, shown, with_field
+from outrider.gateway.http.labels import clean_label
+from outrider.gateway.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    conversation_of,
+)
+
+
+def chat(**more: Any) -> ChatRequest:
+    messages = [{"role": "user", "content": "hi"}]
+    return ChatRequest.model_validate({"messages": messages} | more)
+
+
+def test_only_what_was_given_is_passed_on() -> None:
+    asked = parse(CompletionRequest, b'{"prompt": "a", "top_p": null, "seed": 0, "user": "me"}')
+    assert asked.params() == {"seed": 0}
+
+
+def test_log_probabilities_of_chat_are_a_number_to_the_sampler() -> None:
+    assert chat(logprobs=True, top_logprobs=3).params() == {"logprobs": 3}
+    assert chat(logprobs=True).params() == {"logprobs": 0}
+    assert chat(logprobs=False).params() == {}
+
+
+def test_a_conversation_has_what_the_template_may_want_to_know() -> None:
+    messages = [{"role": "assistant", "content": None, "name": "A", "refusal": None}]
+    more = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}
+    asked = chat(**more, messages=messages, add_generation_prompt=False)
+    found = asked.conversation()
+    assert found.messages == [{"role": "assistant", "content": None, "name": "A"}]
+    assert found.template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert found.add_generation_prompt is False
+
+
+def test_fields_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "outrider.gateway.http.fields"):
+        parse(CompletionRequest, b'{"prompt": "a", "temprature": 1, "user": "me"}')
+    assert [record.message for record in caplog.records] == [
+        "ignored 1 unknown fields of a request: 'temprature'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "sentence"),
+    [
+        (CompletionRequest, b"{}", "prompt is missing; the request must have it."),
+        (
+            CompletionRequest,
+            b'{"messages": [{"role": "user", "content": "Hello"}]}',
+            "prompt is missing; send messages to /v1/chat/completions.",
+        ),
+        (
+            ChatRequest,
+            b'{"prompt": "Hello"}',
+            "messages is missing; send prompt to /v1/completions.",
+        ),
+    ],
+)
+def test_what_belongs_to_another_route_is_told_so(kind: Any, body: bytes, sentence: str) -> None:
+    with pytest.raises(FieldRefusedError) as caught:
+        parse(kind, body)
+    assert str(caught.value) == sentence
+
+
+def test_many_wrong_entries_are_one_complaint() -> None:
+    with pytest.raises(ValidationError) as caught:
+        DetokenizeRequest.model_validate({"tokens": ["x"] * 1000})
+    assert caught.value.error_count() == 1
+    with pytest.raises(ValidationError) as caught:
+        chat(messages=["x"] * 1000)
+    assert caught.value.error_count() == 1
+
+
+def test_a_sentence_that_is_too_long_keeps_its_beginning_and_its_remedy() -> None:
+    told = error_body(400, "stop is " + "x" * 5000 + "; shorten it.")["error"]["message"]
+    assert len(told) <= 300
+    assert told.startswith("stop is xxx") and told.endswith("; shorten it.")
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, ["x" * 1000] * 1000, {"a": "b" * 10**6}, 10**4000])
+def test_a_value_is_shown_in_a_few_letters(value: Any) -> None:
+    assert len(shown(value)) <= 63
+
+
+@pytest.mark.parametrize(
+    ("sentence", "param"),
+    [
+        ("temperature is 5; lower it.", "temperature"),
+        ("logit_bias[5] is 1000; lower it.", "logit_bias[5]"),
+        ("messages[1].content is null; give some.", "messages[1].content"),
+        ("the prompt is empty; give some.", "prompt"),
+        ("the conversation is empty; give some.", "messages"),
+        ("the engine is away; wait.", None),
+        ("", None),
+    ],
+)
+def test_a_sentence_about_a_field_begins_with_its_name(sentence: str, param: str | None) -> None:
+    error = with_field(RequestError(sentence), {"temperature", "logit_bias", "prompt", "messages"})
+    assert getattr(error, "param", None) == param
+
+
+def test_a_refusal_that_names_its_field_keeps_it() -> None:
+    error = with_field(FieldRefusedError("n", "temperature is wrong."), {"temperature"})
+    assert getattr(error, "param", None) == "n"
+
+
+def test_a_label_can_go_into_a_header_and_a_line_of_the_log() -> None:
+    assert clean_label("  trace-7 \r\nX: y ") == "trace-7_X:_y"
+    assert clean_label("é" * 500) == "_"
+    assert len(clean_label("a" * 500)) == 128
+
+
+def test_too_many_messages_are_refused_without_a_look_at_each() -> None:
+    with pytest.raises(RequestError, match="10001 messages; it may have 10000") as refused:
+        chat(messages=[{"audio": "which is refused"}] * 10_001)
+    assert refused.value.param == "messages"  # type: ignore[attr-defined]
+    with pytest.raises(RequestError, match="10001 messages; it may have 10000"):
+        conversation_of([{}] * 10_001, None, None, None)
+
+
+def test_json_in_pieces_is_the_same_json() -> None:
+    value = {"a": [{"b": {"c": [1, {"d": "é"}, None]}, "e": {}}, []], "f": "g", "h": {"i": [2.5]}}
+    whole = json.dumps(value, ensure_ascii=False)
+    for levels in range(7):
+        assert "".join(in_pieces(value, levels)) == whole
+    assert len(list(in_pieces({"a": list(range(100))}, 2))) > 100
+
+
+def test_bodies_that_are_too_many_together_are_refused_until_some_are_read() -> None:
+    reading = Reading(30)
+    gateway: Any = SimpleNamespace(config=SimpleNamespace(max_body_bytes=1024), reading=reading)
+
+    async def ask(*pieces: bytes) -> CompletionRequest:
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            body, left[:] = left[0], left[1:]
+            return {"type": "http.request", "body": body, "more_body": bool(left)}
+
+        left = list(pieces)
+        headers = [(b"content-type", b"application/json")]
+        request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
+        return await read_json(request, gateway, CompletionRequest)
+
+    async def ask_two() -> list[Any]:
+        asking = [ask(b'{"prompt": ', b'"abcdef"}') for _ in range(2)]  # of 20 bytes each
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    for _ in range(2):
+        outcomes = asyncio.run(ask_two())
+        refused = [each for each in outcomes if isinstance(each, Exception)]
+        assert [type(each) for each in refused] == [CapacityError]

@@ -1,0 +1,155 @@
+"""The dashboard and the documentation name the metrics there are, and the page has them all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_engine import fake_desk
+from metrics_tools import Page
+
+from outrider.gateway.engine_metrics import engine_families
+from outrider.gateway.metric_names import METRICS, Kind
+from outrider.gateway.metrics import (
+    FINISH_REASONS,
+    REFUSAL_REASONS,
+    RESUME_REASONS,
+    GatewayMetrics,
+)
+from outrider.gateway.metrics_page import page_of
+from outrider.links.gateway_messages import (
+    EngineCounters,
+    EngineStatus,
+    ModelStatus,
+    ProposerCounters,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+DASHBOARD = ROOT / "docs/grafana/outrider.json"
+DOCUMENT = ROOT / "docs/metrics.md"
+NAME = re.compile(r"\b(?:outrider|vllm):\w+")
+ROWS = ("Traffic", "Latency", "Speculation", "Engine", "Gateway")
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    """Of a server that has everything there is to tell."""
+    metrics = GatewayMetrics()
+    metrics.of("m")
+    counters = EngineCounters(
+        rounds_by_drafted=(1, 2),
+        rounds_by_accepted=(1, 2),
+        proposers=(ProposerCounters("draft", 3, 2),),
+    )
+    status = EngineStatus(
+        *(0, (), "", 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
+        models=(ModelStatus("target", 1, "h", "cpu"), ModelStatus("draft", 1, "h", "cpu")),
+        speculation=replace(fake_desk().status(), gain=1.5),
+        counters=counters,
+    )
+    families = (*metrics.registry.collect(), *engine_families("m", status))
+    return Page(page_of(families, with_vllm=True).decode())
+
+
+def panels() -> Iterator[dict[str, Any]]:
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        if panel["type"] != "row":
+            yield panel
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def test_the_page_has_every_metric_with_its_kind_help_and_labels(page: Page) -> None:
+    for each in METRICS:
+        for name in (each.full_name, *each.vllm_names):
+            family = page.families[name]
+            assert (family.type, family.documentation) == (each.kind.value, each.text)
+        labels = {
+            label for sample in page.families[each.full_name].samples for label in sample.labels
+        }
+        assert labels - {"le"} == set(each.labels), each.name
+    ours = {name for name in page.families if name.startswith("outrider:")}
+    assert ours == {each.full_name for each in METRICS}
+
+
+def test_every_metric_the_dashboard_queries_is_on_the_page(page: Page) -> None:
+    named = {name for query in queries() for name in NAME.findall(query)}
+    assert named and named <= page.names
+
+
+def test_the_dashboard_shows_every_metric() -> None:
+    asked = " ".join(queries())
+    assert [each.name for each in METRICS if each.sample_name not in asked] == []
+
+
+def test_the_dashboard_groups_by_labels_that_its_metrics_have(page: Page) -> None:
+    labels_of = {each.sample_name: {*each.labels, "le"} for each in METRICS}
+    for query in queries():
+        for label, rest in re.findall(r"sum by \((\w+)\) \((.*)", query):
+            name = NAME.findall(rest)[0].removesuffix("_bucket")
+            assert label in labels_of[name], query
+        for name, selector in re.findall(
+            r"(outrider:\w+?)(?:_bucket|_sum|_count)?(\{[^}]*\})", query
+        ):
+            assert selector == '{model=~"$model"}' and "model" in labels_of[name], query
+
+
+def test_the_dashboard_is_one_that_grafana_takes() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    every = dashboard["panels"]
+    assert tuple(panel["title"] for panel in every if panel["type"] == "row") == ROWS
+    assert len({panel["id"] for panel in every}) == len(every)
+    taken: set[tuple[int, int]] = set()
+    for panel in every:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert place["x"] + place["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+    for query in queries():
+        assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
+    assert {each["name"] for each in dashboard["templating"]["list"]} == {"datasource", "model"}
+
+
+def test_the_documentation_has_every_metric_as_it_is() -> None:
+    rows = re.findall(r"^\| `(outrider:\w+)` \| (.*) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    found = {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in rows}
+    assert len(found) == len(rows)
+    assert found == {
+        each.sample_name: [
+            each.kind.value,
+            ", ".join(f"`{label}`" for label in each.labels) or "-",
+            each.source.value,
+            each.text,
+            ", ".join(f"`{name}`" for name in _vllm_names(each)) or "-",
+        ]
+        for each in METRICS
+    }
+
+
+def _vllm_names(each: Any) -> Iterator[str]:
+    for name in each.vllm_names:
+        yield name + ("_total" if each.kind is Kind.COUNTER else "")
+
+
+def test_the_documentation_queries_what_there_is_and_lists_every_reason(page: Page) -> None:
+    text = DOCUMENT.read_text()
+    (promql,) = re.findall(r"```promql\n(.*?)```", text, re.DOTALL)
+    assert set(NAME.findall(promql)) <= page.names
+    for label, reasons in (
+        ("request_success", FINISH_REASONS),
+        ("refused_requests", REFUSAL_REASONS),
+        ("resumed_requests", RESUME_REASONS),
+    ):
+        (line,) = re.findall(rf"^\| `reason` of `{label}` \| (.*) \|$", text, re.MULTILINE)
+        assert tuple(re.findall(r"`(\w+)`", line)) == reasons

@@ -1,0 +1,148 @@
+"""Counts of several gateway processes as one page, and what bounds the number of series."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from metrics_tools import Page
+
+from outrider.errors import CapacityError, ConfigError, OutriderError, RequestError
+from outrider.gateway.errors import DeadlineError, RateLimitError, UnknownModelError
+from outrider.gateway.metric_names import BY_NAME, METRICS, Kind, Source
+from outrider.gateway.metrics import REFUSAL_REASONS, GatewayMetrics, refusal_of
+from outrider.gateway.metrics_page import (
+    FOLDER_VARIABLE,
+    forget_process,
+    gateway_families,
+    render_all,
+)
+from outrider.links.cluster_view import ClusterView
+
+# A gateway process as far as it counts: it says when it has, and lives until its input ends.
+CHILD = """
+import sys
+from outrider.gateway.metrics import GatewayMetrics
+metrics = GatewayMetrics()
+metrics.active.inc(2)
+metrics.of("m").finished["stop"].inc()
+for now_s in range(3):
+    metrics.add_tokens("m", 4, 0.02, float(now_s))
+metrics.tell()
+print("counted", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def counting_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        env=os.environ | {FOLDER_VARIABLE: str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "counted\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+def page_of(folder: Path) -> Page:
+    return Page(render_all(folder, "m", None).decode())
+
+
+def test_several_processes_add_up_and_a_dead_ones_counts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as stack:
+        first = stack.enter_context(counting_process(tmp_path))
+        stack.enter_context(counting_process(tmp_path))
+        both = page_of(tmp_path)
+        first.kill()
+        first.wait(10)
+        forget_process(tmp_path, first.pid)
+        left = page_of(tmp_path)
+        monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+        seen_by_any = {each.name: each for each in gateway_families(GatewayMetrics().registry)}
+    assert (both["outrider:gateway_processes"], left["outrider:gateway_processes"]) == (2, 1)
+    assert (both["outrider:active_requests"], left["outrider:active_requests"]) == (4, 2)
+    for page in (both, left):
+        assert page["outrider:generation_tokens_total"] == 24
+        assert page["outrider:inter_token_latency_seconds_count"] == 24
+        assert page["outrider:inter_token_latency_seconds_sum"] == pytest.approx(0.12)
+        assert page.by("outrider:request_success_total", "reason") == {"stop": 2}
+        assert page["outrider:engine_up"] == 0
+    assert seen_by_any["outrider:generation_tokens"].samples[0].value == 24
+
+
+def test_a_page_of_a_folder_has_vllms_names_too(tmp_path: Path) -> None:
+    with counting_process(tmp_path):
+        page = Page(render_all(tmp_path, "m", None, with_vllm=True).decode())
+    assert page["vllm:generation_tokens_total"] == 12
+    assert page.by("vllm:request_success_total", "finished_reason") == {"stop": 1}
+
+
+def test_restarts_are_told_by_whoever_starts_the_processes(tmp_path: Path) -> None:
+    cluster = ClusterView("somebody", "serving", 3, 5, ())
+    page = Page(render_all(tmp_path, "m", None, cluster).decode())
+    assert page["outrider:engine_restarts_total"] == 3
+    assert page["outrider:draft_restarts_total"] == 5
+
+
+def test_gaps_fall_where_observing_them_one_by_one_would_put_them() -> None:
+    tallied, observed = GatewayMetrics(), GatewayMetrics()
+    gaps = [(3, 0.003), (1, 0.0025), (2, 0.00501), (5, 1000.0), (1, 0.0), (4, 0.3)]
+    histogram = observed.of("m").gaps
+    for count, gap_s in gaps:
+        tallied.add_tokens("m", count, gap_s, now_s=0.0)
+        for _ in range(count):
+            histogram.observe(gap_s / count)
+    tallied.tell()
+
+    def samples(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
+        (family,) = (
+            each
+            for each in metrics.registry.collect()
+            if each.name.endswith("inter_token_latency_seconds")
+        )
+        return {
+            (each.name, each.labels.get("le", "")): each.value
+            for each in family.samples
+            if not each.name.endswith("_created")
+        }
+
+    assert samples(tallied) == pytest.approx(samples(observed))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RequestError("x"), "invalid"),
+        (UnknownModelError("x"), "unknown_model"),
+        (CapacityError("x"), "overloaded"),
+        (RateLimitError("x"), "rate_limit"),
+        (DeadlineError("x"), "error"),
+        (ConfigError("x"), "error"),
+    ],
+)
+def test_every_error_has_one_of_the_reasons(error: OutriderError, reason: str) -> None:
+    assert refusal_of(error) == reason
+    assert reason in REFUSAL_REASONS
+
+
+def test_labels_are_few_and_none_is_a_clients() -> None:
+    labels = {label for each in METRICS for label in each.labels}
+    assert labels == {"model", "role", "reason", "position"}
+    assert len(BY_NAME) == len(METRICS)
+    for each in METRICS:
+        assert each.text.endswith(".") and each.source in Source and each.kind in Kind

@@ -1,0 +1,59 @@
+"""A client that asks for much and reads nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from outrider.gateway.http.connections import ConnectionBounds, protocol_of
+
+PIECE = b"x" * 2**16
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+        await asyncio.sleep(0)
+
+
+def test_is_cut_off_after_a_while_and_others_are_not() -> None:
+    bounds = ConnectionBounds(8, 1024, header_timeout_s=5.0, write_timeout_s=0.3)
+    config = uvicorn.Config(
+        endless, http=protocol_of(bounds), ws="none", lifespan="off", log_config=None
+    )
+    config.load()
+    state = ServerState()
+
+    def protocol() -> Any:
+        make: Any = config.http_protocol_class
+        return make(config=config, server_state=state, app_state={})
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(protocol, "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        with (
+            socket.create_connection(address, 5) as idle,
+            socket.create_connection(address) as busy,
+        ):
+            for each in (idle, busy):
+                each.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                each.setblocking(False)
+            async with asyncio.timeout(10):
+                while len(state.connections) < 2:
+                    await asyncio.sleep(0.01)
+                while len(state.connections) > 1:  # the one that reads
+                    await loop.sock_recv(busy, 2**20)
+                for _ in range(100):
+                    await loop.sock_recv(busy, 2**20)
+            assert len(state.connections) == 1
+        server.close()
+        for task in state.tasks:
+            task.cancel()
+
+    asyncio.run(run())
