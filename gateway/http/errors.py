@@ -1,0 +1,221 @@
+"""Which error is which HTTP answer, in the shape OpenAI's clients read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import reprlib
+from collections.abc import Collection, Iterator
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.gateway.errors import (
+    DeadlineError,
+    ForbiddenError,
+    RequestCancelledError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownModelError,
+    retry_after,
+)
+from outrider.gateway.gateway import Gateway
+
+RETRY_AFTER_S = 1
+MAX_SENTENCE_CHARS = 300
+MAX_SHOWN_CHARS = 60
+SERVER_FAILED = "the server failed in a way it should not; its log has the details."
+
+
+class BodyTooLargeError(RequestError):
+    """The body is larger than server.max_body_bytes."""
+
+
+class NoSuchRouteError(RequestError):
+    """A part of OpenAI's API that is not here."""
+
+
+_STATUSES: dict[type[OutriderError], HTTPStatus] = {
+    RequestError: HTTPStatus.BAD_REQUEST,
+    BodyTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    NoSuchRouteError: HTTPStatus.NOT_FOUND,
+    UnknownModelError: HTTPStatus.NOT_FOUND,
+    UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
+    ForbiddenError: HTTPStatus.FORBIDDEN,
+    CapacityError: HTTPStatus.TOO_MANY_REQUESTS,
+    UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+    DeadlineError: HTTPStatus.REQUEST_TIMEOUT,
+    RequestCancelledError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+_TYPES = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
+    HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
+}
+# What a value must be, by the kind of pydantic's complaint.
+_RULES = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "model_type": "an object",
+    "string_type": "text",
+}
+
+
+class FieldRefusedError(RequestError):
+    """A field of the request is wrong or not supported; `param` is its name."""
+
+    def __init__(self, param: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.param = param
+
+
+# -- sentences --------------------------------------------------------------------------------
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = MAX_SHOWN_CHARS
+_repr.maxlevel = 2
+# A field that is missing, the one that was sent in its place, and the route that takes that.
+_OTHER_ROUTES = {
+    "prompt": ("messages", "/v1/chat/completions"),
+    "messages": ("prompt", "/v1/completions"),
+}
+
+
+def shown(value: Any) -> str:
+    """A value of a request, in a few words however much it is."""
+    text = _repr.repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
+
+def refusal_of(invalid: ValidationError | RequestValidationError) -> FieldRefusedError:
+    """The first of pydantic's complaints as a sentence of ours."""
+    first = invalid.errors()[0]
+    place = [part for part in first["loc"] if part not in ("body", "path", "query", "header")]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    name = name.removeprefix(".")[:MAX_SHOWN_CHARS]
+    if first["type"] == "missing":
+        remedy = "the request must have it"
+        other, route = _OTHER_ROUTES.get(name, ("", ""))
+        if other and isinstance(first["input"], dict) and first["input"].get(other) is not None:
+            remedy = f"send {other} to {route}"
+        return FieldRefusedError(name, f"{name} is missing; {remedy}.")
+    rule = _RULES.get(first["type"]) or first["msg"][:1].lower() + first["msg"][1:]
+    subject = name or "the request"
+    return FieldRefusedError(name, f"{subject} is {shown(first['input'])}; it must be {rule}.")
+
+
+def with_field(error: OutriderError, known: Collection[str]) -> OutriderError:
+    """The error, naming the field that its sentence begins with, if it is one of those known."""
+    place, second, *_ = [*str(error).split(" ", 2), "", ""]
+    if place == "the" and second in ("prompt", "conversation", "chat"):
+        place = "prompt" if second == "prompt" and "prompt" in known else "messages"
+    elif place == "token_ids" and "tokens" in known:  # as /detokenize has it
+        place = "tokens"
+    if not hasattr(error, "param") and re.split(r"[.[]", place, maxsplit=1)[0] in known:
+        vars(error)["param"] = place[:MAX_SHOWN_CHARS]
+    return error
+
+
+@contextlib.contextmanager
+def naming_fields(known: Collection[str]) -> Iterator[None]:
+    """Errors from inside name the field they are about."""
+    try:
+        yield
+    except OutriderError as error:
+        raise with_field(error, known) from None
+
+
+# -- answers ----------------------------------------------------------------------------------
+
+
+def status_of(error: OutriderError) -> HTTPStatus:
+    """The status of an error's class, or of the nearest class it extends."""
+    found = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+    return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def error_body(status: int, sentence: str, param: str | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(HTTPStatus(status), "api_error" if status >= 500 else "invalid_request_error")
+    if len(sentence) > MAX_SENTENCE_CHARS:
+        half = (MAX_SENTENCE_CHARS - 5) // 2  # the end is the remedy
+        sentence = f"{sentence[:half]} ... {sentence[-half:]}"
+    return {"error": {"message": sentence, "type": kind, "param": param, "code": status}}
+
+
+def body_of(error: OutriderError) -> dict[str, Any]:
+    return error_body(status_of(error), str(error), getattr(error, "param", None) or None)
+
+
+def error_response(error: OutriderError) -> Response:
+    status = status_of(error)
+    headers = {}
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        headers["Retry-After"] = str(retry_after(error.retry_after_s or RETRY_AFTER_S))
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _response(body_of(error), status, headers)
+
+
+def _route_meant(request: Request) -> str | None:
+    """The route of that name with /v1 where it belongs: a base URL easily lacks it, or has two."""
+    asked = request.scope["path"]
+    name = asked.removeprefix("/v1").rstrip("/")
+    for path in (f"/v1{name}", name):
+        scope = {**request.scope, "path": path}
+        if path != asked and any(r.matches(scope)[0] is not Match.NONE for r in request.app.routes):
+            return shown(path)
+    return None
+
+
+def _response(body: dict[str, Any], status: int, headers: Any = None) -> Response:
+    # In ASCII: what a client sent, half characters included, may be quoted in it.
+    return Response(json.dumps(body), status, headers, media_type="application/json")
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Have every error of the app end in OpenAI's shape."""
+
+    @app.exception_handler(OutriderError)
+    async def ours(request: Request, error: OutriderError) -> Response:
+        gateway: Gateway = request.app.state.gateway
+        gateway.metrics.turn_away(gateway.model, error)
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return error_response(refusal_of(error))
+
+    @app.exception_handler(HTTPException)
+    async def framework(request: Request, error: HTTPException) -> Response:
+        path = shown(request.url.path)
+        match error.status_code:
+            case HTTPStatus.NOT_FOUND:
+                meant = _route_meant(request)
+                remedy = "/openapi.json lists what there is" if meant is None else f"use {meant}"
+                sentence = f"there is no {path} here; {remedy}."
+            case HTTPStatus.METHOD_NOT_ALLOWED:
+                ways = (error.headers or {}).get("Allow", "another method")
+                sentence = f"{path} does not take {request.method[:20]}; use {ways}."
+            case _:
+                sentence = f"{path}: {error.detail}."
+        return _response(error_body(error.status_code, sentence), error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failure(request: Request, error: Exception) -> Response:
+        return _response(error_body(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_FAILED), 500)

@@ -1,0 +1,112 @@
+"""The HTTP server: uvicorn in an event loop that is not its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from outrider.config import ServerConfig
+from outrider.gateway.http.connections import KEEP_ALIVE_S, ConnectionBounds, protocol_of
+from outrider.gateway.ports import HTTP_OPTION, listener, place_of, shown
+from outrider.gateway.tls import TlsFiles
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(
+        self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float
+    ) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._handshake_timeout_s = handshake_timeout_s
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are for whoever runs the process."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's own has no limit for handshakes, nor a context that is made elsewhere."""
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._protocol,
+                sock=each,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout_s,
+                backlog=self.config.backlog,
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state={}
+        )
+        return protocol
+
+
+class HttpServer:
+    """Serves an application until it is stopped. `address` is where it listens once it has started:
+    on `bound` if given, else where the configuration says, on a port that may be shared."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        config: ServerConfig,
+        *,
+        tls: TlsFiles | None = None,
+        bound: socket.socket | None = None,
+        shares_port: bool = False,
+    ) -> None:
+        self._config = config
+        self._app = app
+        self._tls = tls
+        self._bound = bound
+        self._shares_port = shares_port
+        self._server: _Uvicorn | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self.address = shown(config.host, config.port)
+
+    async def start(self) -> None:
+        host, port = self._config.host, self._config.port
+        sock = self._bound or listener(host, port, HTTP_OPTION, is_shared=self._shares_port)
+        self.address = shown(host, place_of(sock)[1])
+        config = uvicorn.Config(
+            self._app,
+            loop="none",  # the one that runs
+            http=protocol_of(ConnectionBounds.of(self._config)),
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
+        # What strangers send is answered, not logged, or they could fill the log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        tls = None if self._tls is None else self._tls.http_context()
+        self._server = _Uvicorn(config, tls, self._config.header_timeout_s)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[sock]))
+        while not self._server.started and not self._serving.done():
+            await asyncio.sleep(0.005)
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no more connections, and give the calls in hand so long."""
+        if self._server is None or self._serving is None:
+            return
+        self._server.should_exit = True
+        done, _ = await asyncio.wait({self._serving}, timeout=drain_s)
+        if not done:
+            self._server.force_exit = True
+            await asyncio.wait({self._serving}, timeout=2.0)
+            self._serving.cancel()

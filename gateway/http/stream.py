@@ -1,0 +1,207 @@
+"""Answers as server-sent events.
+
+Most chunks bring a few letters of text, thousands of times a second. So what does not change from
+one to the next is made once, and only the text is encoded each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from json.encoder import encode_basestring
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from outrider.errors import OutriderError
+from outrider.gateway.errors import UnavailableError
+from outrider.gateway.gateway import Gateway
+from outrider.gateway.http.answers import Answer, Asked, Running, left
+from outrider.gateway.http.choices import Choice
+from outrider.gateway.http.errors import SERVER_FAILED, body_of, error_body
+from outrider.gateway.http.logprobs import prompt_logprobs
+from outrider.gateway.http.summary import speculation_stats, usage
+from outrider.text.outputs import OutputDelta
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_S = 10.0
+_KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = "data: [DONE]\n\n"
+_DELTA_OBJECT = {True: "chat.completion.chunk", False: "text_completion"}
+
+
+class Chunks:
+    """Makes the events of one stream."""
+
+    def __init__(self, asked: Asked, *, wants_usage: bool, wants_usage_always: bool) -> None:
+        self._wanted = asked.wanted
+        self._wants_usage = wants_usage
+        self._wants_usage_always = wants_usage_always
+        is_chat = asked.wanted.is_chat
+        # All but the closing brace: fields go on behind it.
+        self._head = "data: " + _json(asked.head(_DELTA_OBJECT[is_chat]))[:-1] + ',"choices":['
+        self._before_text = ',"delta":{"content":' if is_chat else ',"text":'
+        self._after_text = "}," if is_chat else ","
+        num_choices = len(asked.calls) * asked.num_samples
+        self._heads = [
+            f'{self._head}{{"index":{index}{self._before_text}' for index in range(num_choices)
+        ]
+        self._end = ',"usage":null}\n\n' if wants_usage else "}\n\n"
+        self._plain_end = f'{self._after_text}"logprobs":null,"finish_reason":null}}]{self._end}'
+        self._begun: set[int] = set()
+
+    def first(self, running: Running) -> str:
+        """What comes before any text: in chat, who speaks."""
+        if not self._wanted.is_chat:
+            return ""
+        more: dict[str, Any] = {}
+        if self._wanted.token_ids:
+            more["prompt_token_ids"] = list(running.sessions[0].prepared.spec.prompt_ids)
+        role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        parts = []
+        for choice in running.choices:
+            parts.append(f'{self._head}{{"index":{choice.index},{role}{self._with(more)}')
+            more = {}
+        return "".join(parts)
+
+    def of(self, running: Running, choice: Choice, delta: OutputDelta) -> str:
+        """The chunk of a delta, or nothing if it has nothing to tell."""
+        is_last = delta.finish_reason is not None
+        if choice.is_plain and not is_last and not self._wants_usage_always:
+            if not delta.text:
+                return ""
+            return f"{self._heads[choice.index]}{encode_basestring(delta.text)}{self._plain_end}"
+        told = choice.take(delta)
+        if told.is_empty and not delta.text and not is_last:
+            return ""
+        is_first = choice.index not in self._begun
+        self._begun.add(choice.index)
+        details = _json(choice.details(told, is_first=is_first, is_last=is_last))[1:]
+        more: dict[str, Any] = {}
+        if told.prompt_positions and self._wanted.is_chat:
+            more["prompt_logprobs"] = prompt_logprobs(told.prompt_positions)
+        if self._wants_usage_always:
+            more["usage"] = usage(running.sessions)
+        if self._wanted.speculation and not self._wants_usage and is_over(running):
+            more["speculation_stats"] = speculation_stats(running.sessions)
+        text = encode_basestring(delta.text)
+        return f"{self._heads[choice.index]}{text}{self._after_text}{details}]{self._with(more)}"
+
+    def last(self, running: Running) -> str:
+        if not self._wants_usage:
+            return _DONE
+        sessions = running.sessions
+        more = {"usage": usage(sessions), "speculation_stats": speculation_stats(sessions)}
+        return f"{self._head}]{self._with(more)}{_DONE}"
+
+    def _with(self, more: dict[str, Any]) -> str:
+        """The end of a chunk, with further fields of it."""
+        if not more:
+            return self._end
+        if self._wants_usage:
+            more = {"usage": None} | more
+        return f",{_json(more)[1:]}\n\n"
+
+
+class StreamedAnswer(Answer):
+    """An answer as events, the first of which waits for the first token or for the time at which
+    a proxy might lose its patience."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        asked: Asked,
+        *,
+        wants_usage: bool,
+        wants_usage_always: bool,
+    ) -> None:
+        super().__init__(gateway, asked)
+        self._chunks = Chunks(asked, wants_usage=wants_usage, wants_usage_always=wants_usage_always)
+        self._keep_alive_s = KEEP_ALIVE_S
+        self._has_started = False
+        self._sending = asyncio.Lock()
+        self._last_s = asyncio.get_running_loop().time()
+
+    async def _send(self, running: Running, send: Send) -> None:
+        chunks = self._chunks
+        first = chunks.first(running)
+
+        async def take(choice: Choice, delta: OutputDelta) -> None:
+            nonlocal first
+            chunk = chunks.of(running, choice, delta)
+            if chunk:
+                if first:
+                    chunk, first = first + chunk, ""
+                await self._write(chunk.encode(), send)
+
+        await running.run(take)
+        await self._write(chunks.last(running).encode(), send, is_last=True)
+
+    async def _write(self, data: bytes, send: Send, *, is_last: bool = False) -> None:
+        async with self._sending:
+            if not self._has_started:
+                self._has_started = True
+                await send(
+                    {
+                        "type": "http.response.start",
+                        "status": 200,
+                        "headers": [
+                            *self._headers_of(b"text/event-stream; charset=utf-8"),
+                            (b"cache-control", b"no-cache"),
+                            (b"x-accel-buffering", b"no"),
+                        ],
+                    }
+                )
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            self._last_s = asyncio.get_running_loop().time()
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Return when the client has left, and until then let no line fall silent."""
+        clock = asyncio.get_running_loop().time
+        leaving = asyncio.ensure_future(left(receive))
+        try:
+            while True:
+                wait_s = self._keep_alive_s
+                if not self._sending.locked():  # else it is the client that keeps still
+                    wait_s = max(wait_s - (clock() - self._last_s), 0.0)
+                await asyncio.wait((leaving,), timeout=wait_s)
+                if leaving.done():
+                    return
+                if clock() - self._last_s >= self._keep_alive_s and not self._sending.locked():
+                    await self._write(_KEEP_ALIVE, send)
+        finally:
+            leaving.cancel()
+
+    async def _work(self, send: Send) -> None:
+        try:
+            await super()._work(send)
+        except Exception as error:
+            if not self._has_started or isinstance(error, OutriderError):
+                raise
+            logger.exception("a request failed after its first byte")
+            await self._tell(error_body(500, SERVER_FAILED), send)
+
+    async def _fail(self, error: OutriderError, send: Send) -> None:
+        if not self._has_started:
+            raise error
+        await self._tell(body_of(error), send)
+
+    async def _cut_off(self, send: Send) -> None:
+        if self._has_started:
+            stopped = UnavailableError("the server was stopped; send the request again.")
+            with contextlib.suppress(Exception):
+                await self._tell(body_of(stopped), send)
+
+    async def _tell(self, body: dict[str, Any], send: Send) -> None:
+        await self._write(f"data: {json.dumps(body)}\n\n".encode(), send, is_last=True)
+
+
+def is_over(running: Running) -> bool:
+    return all(session.output.finished for session in running.sessions)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,55 @@
+"""What a request took, over all its prompts and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.gateway.convert import stats_to_proto
+from outrider.gateway.session import Session
+
+
+def usage(sessions: Sequence[Session]) -> dict[str, Any]:
+    outputs = [session.output for session in sessions]
+    num_read = sum(len(output.prompt_token_ids) for output in outputs)
+    num_written = sum(len(each.token_ids) for output in outputs for each in output.outputs)
+    return {
+        "prompt_tokens": num_read,
+        "completion_tokens": num_written,
+        "total_tokens": num_read + num_written,
+        "prompt_tokens_details": {
+            "cached_tokens": sum(output.metrics.num_cached_tokens for output in outputs)
+        },
+    }
+
+
+def speculation_stats(sessions: Sequence[Session]) -> dict[str, Any]:
+    """The first four as vLLM defines them; to it a round in which nothing was judged is none."""
+    outputs = [session.output for session in sessions]
+    total = stats_to_proto(each.speculation for output in outputs for each in output.outputs)
+    verified_at, accepted_at = list(total.verified_at), list(total.accepted_at)
+    num_drafts = verified_at[0] if verified_at else 0
+    drafted, accepted = total.drafted_tokens, total.accepted_tokens
+    first = [found for each in outputs if (found := each.metrics.time_to_first_token_s) is not None]
+    whole = [found for each in outputs if (found := each.metrics.latency_s) is not None]
+    return {
+        "mean_acceptance_length": 1 + accepted / num_drafts if num_drafts else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_rate_per_position": [each / num_drafts for each in accepted_at],
+        "acceptance_histogram": _histogram(num_drafts, accepted_at),
+        "rounds": total.rounds,
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+        "verified_per_position": verified_at,
+        "accepted_per_position": accepted_at,
+        "time_to_first_token_s": min(first, default=None),
+        "total_s": max(whole, default=None),
+        "resubmissions": sum(session.resubmissions for session in sessions),
+    }
+
+
+def _histogram(num_drafts: int, accepted_at: list[int]) -> dict[str, int]:
+    """How many rounds accepted exactly so many drafts, without the numbers that none did."""
+    at_least = [num_drafts, *accepted_at, 0]
+    exactly = (more - less for more, less in zip(at_least, at_least[1:], strict=False))
+    return {str(number): count for number, count in enumerate(exactly) if count}
