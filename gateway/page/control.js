@@ -1,0 +1,111 @@
+// The speculation switch, and what was weighed in the last steps.
+
+import { getJson, postJson } from "./api.js";
+import { showError } from "./banner.js";
+import { byId, count, fixed, make, percent } from "./dom.js";
+
+const POLICIES = {
+  goodput: "At every step what should give most tokens per second.",
+  threshold: "By load and acceptance, without a model of costs.",
+  trim: "Drafts to the depth, verifies what pays.",
+  fixed: "Always drafts to the depth.",
+  off: "Nobody drafts.",
+};
+const OFF = "off";
+const NUM_STEPS = 24;
+const STEPS_EVERY_MS = 2000;
+
+export class Control {
+  constructor() {
+    this._lastOn = null; // the policy to go back to
+    this._isChanging = false;
+    this._stepsTimer = null;
+    const options = Object.keys(POLICIES).map((value) => make("option", { value }, value));
+    byId("policy").append(...options);
+    byId("policy").addEventListener("change", () => this._set({ policy: byId("policy").value }));
+    byId("bound").addEventListener("change", () => {
+      const bound = byId("bound").value;
+      this._set({ max_depth: bound === "" ? null : Number(bound) });
+    });
+    byId("switch").addEventListener("click", () => {
+      const isOn = byId("switch").getAttribute("aria-checked") === "true";
+      this._set({ policy: isOn ? OFF : (this._lastOn ?? "goodput") });
+    });
+    byId("steps-box").addEventListener("toggle", () => this._explain());
+  }
+
+  read(status) {
+    const state = status?.engine?.speculation;
+    for (const id of ["switch", "policy", "bound"]) byId(id).disabled = !state;
+    if (!state) {
+      byId("switch-told").textContent = "not known while there is no engine";
+      return;
+    }
+    if (!this._isChanging) this._show(state.settings);
+    byId("switch-told").textContent = describe(state);
+    byId("warning").hidden = !state.warning;
+    byId("warning").textContent = state.warning;
+  }
+
+  async _set(wish) {
+    this._isChanging = true;
+    try {
+      this._show(await postJson("outrider/speculation", wish));
+    } catch (error) {
+      showError(error);
+    } finally {
+      this._isChanging = false;
+    }
+  }
+
+  _show(settings) {
+    const { policy, first_policy: first, max_depth: bound } = settings;
+    if (policy !== OFF) this._lastOn = policy;
+    else if (first !== OFF) this._lastOn ??= first;
+    byId("switch").setAttribute("aria-checked", policy !== OFF);
+    byId("policy-told").textContent = POLICIES[policy] ?? "";
+    if (document.activeElement !== byId("policy")) byId("policy").value = policy;
+    if (document.activeElement !== byId("bound")) byId("bound").value = bound ?? "";
+  }
+
+  // -- the last steps, while they are open
+
+  async _explain() {
+    clearTimeout(this._stepsTimer);
+    if (!byId("steps-box").open) return;
+    try {
+      const { steps } = await getJson(`outrider/explain?last=${NUM_STEPS}`);
+      const items = steps.reverse().map(stepOf);
+      byId("steps").replaceChildren(...(items.length ? items : [make("li", {}, "No step yet.")]));
+    } catch (error) {
+      byId("steps").replaceChildren(make("li", {}, error.message));
+    }
+    this._stepsTimer = setTimeout(() => this._explain(), STEPS_EVERY_MS);
+  }
+}
+
+function describe({ settings, gain, agreement, mean_depth: depth, drafting_share: share }) {
+  if (settings.policy === OFF) {
+    const guess = agreement === null ? "" : `; the draft would guess ${percent(agreement)}`;
+    return `Off${guess}. Texts stay the same.`;
+  }
+  const parts = [share > 0 ? `${percent(share)} of rows draft, ${fixed(depth)} deep` : "On, nobody drafts now"];
+  if (gain !== null) parts.push(`about ${fixed(gain, 2)}\u00a0× plain`);
+  return `${parts.join("; ")}.`;
+}
+
+function stepOf(step) {
+  const seconds = step.draft_s + step.verify_s;
+  const parts = [
+    count(step.num_rows, "row"),
+    count(step.num_drafts, "draft"),
+    step.committed === null ? null : `${count(step.committed, "token")} in ${fixed(seconds * 1000)} ms`,
+  ];
+  return make(
+    "li",
+    {},
+    make("span", { class: "step-number" }, `#${step.step}`),
+    ` ${parts.filter(Boolean).join(" · ")}`,
+    make("span", { class: "faint step-reason" }, step.reason),
+  );
+}

@@ -1,0 +1,44 @@
+// Ties the parts of the page together.
+
+import { getJson } from "./api.js";
+import { setUpBanner } from "./banner.js";
+import { Control } from "./control.js";
+import { byId } from "./dom.js";
+import { Live, Plots, showState } from "./live.js";
+import { legend } from "./origins.js";
+import { Playground } from "./playground.js";
+import { Processes } from "./processes.js";
+import { Stepper } from "./stepper.js";
+import { setUpTheme } from "./theme.js";
+
+setUpTheme();
+byId("legend").append(...legend());
+
+const playground = new Playground(new Stepper());
+const control = new Control();
+const plots = new Plots();
+const processes = new Processes();
+let modelKnown = null; // for which the list was read
+
+/** The list is read anew when another model is served. */
+async function readModels(status) {
+  if (!status?.model || status.model === modelKnown) return;
+  modelKnown = status.model;
+  try {
+    const { data } = await getJson("v1/models");
+    playground.setModels(data.map((each) => each.id));
+  } catch {
+    playground.setModels([status.model]);
+  }
+}
+
+const live = new Live([
+  showState,
+  readModels,
+  (status) => status && playground.setMethods(status.methods),
+  (status) => control.read(status),
+  (status) => plots.read(status),
+  (status) => processes.read(status),
+]);
+setUpBanner(() => live.ask());
+live.ask();
