@@ -113,7 +113,7 @@ class EngineActor:
     def __init__(self, config: EngineConfig, secret: str) -> None:
         self._secret = secret
         self._log = redirect_output("engine-0")
-        setup_logging(config.log_level, role="engine")
+        setup_logging(config.log_level, role="engine", json_lines=config.log_format == "json")
         # In Ray's own folder, which goes with Ray; short, as the names of sockets must be.
         self._folder = Path(tempfile.mkdtemp(prefix="e-", dir=logs_folder().parent))
         addresses = [f"unix:{self._folder}/e.sock"]

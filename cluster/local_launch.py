@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
@@ -12,15 +13,16 @@ from outrider.engine.launch.child import EngineChild
 from outrider.engine.launch.restarts import Restarts, engine_back, engine_lost
 from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
-from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
+from outrider.links.cluster_view import ClusterView
 
 
 class LocalLaunch:
-    """See `outrider.cluster.serve.Launch`. `cluster.colocate` is settled."""
+    """See `outrider.cluster.serving.Launch`. `cluster.colocate` is settled."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self._secret = secrets.token_hex(32)  # tokens of clients hold across restarts
         self._address: EngineAddress | None = None
         self._engine: EngineChild | None = None
         self._located = asyncio.Event()  # where it is, or that it is nowhere any more
@@ -74,7 +76,7 @@ class LocalLaunch:
                 self._address = None
 
     async def _serve(self, say: Say, restarts: Restarts) -> None:
-        engine = self._engine = EngineChild(self._config)
+        engine = self._engine = EngineChild(self._config, self._secret)
         report = _report_to(say)
         try:
             await asyncio.to_thread(engine.start, report)

@@ -16,8 +16,8 @@ from outrider.cluster.ray_session import RaySession
 from outrider.cluster.replica import ProcessStatus
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError, OutriderError
-from outrider.gateway.cluster_view import ClusterView, ProcessView
 from outrider.gateway.engine_link import EngineAddress
+from outrider.links.cluster_view import ClusterView, ProcessView
 
 _NEWS_S = 0.5
 _VIEW_S = 2.0
@@ -26,7 +26,7 @@ _FOR_EVER = -1
 
 
 class RayLaunch:
-    """See `outrider.cluster.serve.Launch`."""
+    """See `outrider.cluster.serving.Launch`."""
 
     def __init__(self, config: EngineConfig, session: RaySession) -> None:
         self._session = session

@@ -18,6 +18,7 @@ from outrider.cluster.controller import NAMESPACE
 from outrider.cluster.ray_facts import (
     Resources,
     cluster_resources,
+    end_without_asking,
     hush,
     logs_folder,
     num_nodes,
@@ -55,43 +56,55 @@ def ray_session(address: str | None, num_ranks: int) -> Iterator[RaySession]:
 @contextmanager
 def _started(num_ranks: int) -> Iterator[RaySession]:
     folder = Path(tempfile.mkdtemp(prefix="outrider-ray-"))
-    has_failed = False
     try:
         with Sweeper(folder) as sweeper:
             try:
                 _start(folder / _RAY_FOLDER, num_ranks)
-                size = _size(cluster_resources())
+                size = _size(cluster_resources()) + _explained(num_ranks)
                 summary = f"Ray started on this machine ({size}), logs in {logs_folder()}"
                 yield RaySession(own_node_id(), summary, sweeper.end_all)
             finally:
                 ray.shutdown()
-    except Exception:
-        has_failed = True
-        raise
     finally:
-        if not has_failed:  # else its logs may be wanted
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(folder: Path, num_ranks: int) -> None:
-    with _hangup_blocked():
+    with _signals_blocked():
         ray.init(
             address="local",
             namespace=NAMESPACE,
-            num_cpus=max(os.cpu_count() or 1, num_ranks + _SPARE_CPUS),
+            num_cpus=max(_num_cores(), _cpus_for(num_ranks)),
             object_store_memory=_OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
             _temp_dir=str(folder),
         )
+    end_without_asking()  # as they do not hear it
+
+
+def _num_cores() -> int:
+    return os.cpu_count() or 1
+
+
+def _cpus_for(num_ranks: int) -> int:
+    """Each process takes one of what Ray counts as CPUs, whether or not it has one to itself."""
+    return num_ranks + _SPARE_CPUS
+
+
+def _explained(num_ranks: int) -> str:
+    """Why Ray counts more than the machine has."""
+    if _cpus_for(num_ranks) <= _num_cores():
+        return ""
+    return f"; the machine has {_num_cores()}, Ray is told one for each process"
 
 
 @contextmanager
-def _hangup_blocked() -> Iterator[None]:
-    """Processes started meanwhile never learn of the end of the terminal, which is the server's to
-    answer."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+def _signals_blocked() -> Iterator[None]:
+    """Processes started meanwhile never learn of the end of the terminal or the service, which is
+    the server's to answer: with a Ray that ends first, nothing can be stopped in order."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
     try:
         yield
     finally:

@@ -24,7 +24,8 @@ START_S = 120.0
 STOP_S = 40.0
 _MARK = "_CLUSTER_TEST"
 _POLL_S = 0.05
-_SERVE = [sys.executable, "-m", "outrider", "serve", "--port", "0"]
+_SERVE = [sys.executable, "-m", "outrider", "serve"]
+_FREE_PORTS = {"OUTRIDER_SERVER_PORT": "0", "OUTRIDER_SERVER_GRPC_PORT": "0"}
 
 
 class ServeProcess:
@@ -44,7 +45,9 @@ class ServeProcess:
         wrapper = ["nohup"] if is_nohup else ["env", "--default-signal=HUP"]
         self._process = subprocess.Popen(
             [*wrapper, *_SERVE, *arguments],
-            env=os.environ | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder},
+            env=os.environ
+            | _FREE_PORTS
+            | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -63,9 +66,28 @@ class ServeProcess:
 
     def wait_ready(self) -> Client:
         wait_until(lambda: "Ctrl-C stops it" in self.output or not self.is_running, START_S)
-        found = re.search(r"listening on (\S+)", self.output)
-        assert found is not None, f"it did not start:\n{self.output}"
-        return Client(found[1])
+        assert "Ctrl-C stops it" in self.output, f"it did not start:\n{self.output}"
+        return Client(self.grpc_address)
+
+    @property
+    def grpc_address(self) -> str:
+        """Of a server that is ready."""
+        return self._found(r"for gRPC, on (\S+?)(;|\n)")
+
+    @property
+    def http_address(self) -> str:
+        """Of a server that is ready."""
+        return self._found(r"listening on http://(\S+)")
+
+    @property
+    def admin_address(self) -> str:
+        """Of a server that is ready and has an admin port."""
+        return self._found(r"for probes on http://(\S+)")
+
+    def _found(self, pattern: str) -> str:
+        found = re.search(pattern, self.output)
+        assert found is not None, f"no {pattern!r} in:\n{self.output}"
+        return found[1]
 
     def wait_line(self, pattern: str, timeout_s: float = 60.0) -> str:
         """The first line so far, or from now on, in which the pattern is found."""
@@ -91,6 +113,11 @@ class ServeProcess:
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
+
+    def terminate_all(self) -> None:
+        """As service managers do: every process of the service is told, but for those that have
+        left its group."""
+        os.killpg(self.pid, signal.SIGTERM)
 
     def interrupt(self) -> None:
         """Ctrl-C: the terminal signals every process of the foreground."""

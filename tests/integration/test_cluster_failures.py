@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -18,11 +19,13 @@ MODEL = "smollm2-135m-draft"
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A checkpoint that looks right until its weights are read."""
+    """A checkpoint that looks right until its weights are read: they are another model's."""
     folder = tmp_path / "damaged"
     shutil.copytree(resolve_source(MODEL), folder)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1000])
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    settings["intermediate_size"] *= 2
+    path.write_text(json.dumps(settings))
     return folder
 
 
@@ -38,8 +41,23 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_started() -> None:
         port = taken.getsockname()[1]
         with ServeProcess("--model", MODEL, "--port", str(port)) as server:
             assert server.wait() == 2
-            assert f"server.port {port}" in server.output
-            assert "Ray" not in server.output
+            assert server.lines[1:] == [
+                f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another "
+                "--port.\n"
+            ]
+            assert server.left_files() == []
+
+
+def test_a_file_that_is_cut_short_is_told_once_before_anything_is_started(tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(resolve_source(MODEL), folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with ServeProcess("--model", str(folder)) as server:
+        assert server.wait() == 1
+        assert server.output.count("is damaged or incomplete") == 1
+        assert "Ray" not in server.output
+        assert server.left_files() == []
 
 
 def test_a_cluster_that_does_not_answer_is_told() -> None:
@@ -55,6 +73,7 @@ def test_a_cluster_without_room_is_told_in_one_sentence() -> None:
             server.output
         )
         server.wait_nothing_left()
+        assert server.left_files() == []
 
 
 def test_a_rank_that_fails_to_start_shows_its_own_last_lines(damaged: Path) -> None:
@@ -62,8 +81,9 @@ def test_a_rank_that_fails_to_start_shows_its_own_last_lines(damaged: Path) -> N
         assert server.wait(60) == 1
         assert "draft rank 0 | " in server.output
         assert "error: draft rank 0 failed: " in server.output
-        assert "model.safetensors is damaged or incomplete" in server.output
+        assert "config.json and weights do not belong together" in server.output
         server.wait_nothing_left()
+        assert server.left_files() == []
 
 
 def test_a_server_that_is_killed_takes_its_processes_along() -> None:

@@ -27,6 +27,7 @@ PARAMS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServeProcess]:
     arguments = ["--model", MODEL, "--draft-model", MODEL, "--set", "deterministic=true"]
+    arguments += ["--set", "server.drain_s=60"]
     with ServeProcess(*arguments) as server:
         yield server
 
@@ -60,9 +61,11 @@ def test_every_stage_of_the_start_is_told_with_its_time(
         r"[\d.]+ s  (target|draft) rank 0: weights loaded in",
         r"[\d.]+ s  draft joined, proposals over gloo",
         r"[\d.]+ s  KV: \d+ blocks",
-        r"[\d.]+ s  listening on 127.0.0.1:\d+",
+        r"[\d.]+ s  listening on http://127.0.0.1:\d+ and, for gRPC, on 127.0.0.1:\d+",
         r"ready in [\d.]+ s",
         r"speculation: [a-z() ]+, (up to )?\d drafts a request \(the default of this device",
+        r"Open http://localhost:\d+/ in a browser",
+        r"curl http://localhost:\d+/v1/completions .*",
         r"outrider chat --server localhost:\d+",
     ]
     assert re.search(".*".join(stages), server.output, re.DOTALL), server.output
@@ -85,9 +88,14 @@ def test_status_shows_what_the_controller_has_started(client: Client) -> None:
     assert cluster is not None
     assert (cluster.controller, cluster.state) == ("Ray actor outrider-controller", "serving")
     shown = [(each.role, each.rank, each.state) for each in cluster.processes]
-    assert shown == [("engine", 0, "ready"), ("target", 0, "ready"), ("draft", 0, "ready")]
-    assert len({each.pid for each in cluster.processes}) == 3
-    assert [each.pid for each in cluster.processes][1:] == [
+    assert shown == [
+        ("gateway", 0, "ready"),
+        ("engine", 0, "ready"),
+        ("target", 0, "ready"),
+        ("draft", 0, "ready"),
+    ]
+    assert len({each.pid for each in cluster.processes}) == 4
+    assert [each.pid for each in cluster.processes][2:] == [
         *_pids(client, "target"),
         *_pids(client, "draft"),
     ]
@@ -118,9 +126,17 @@ def test_a_killed_target_only_pauses_the_stream(
     assert _pids(client, "target") != target
 
 
-def test_ctrl_c_leaves_no_process(server: ServeProcess, client: Client) -> None:
-    client.status()  # it has come back by now
-    server.interrupt()
+def test_a_signal_to_all_its_processes_lets_a_running_request_finish_and_leaves_nothing(
+    server: ServeProcess, client: Client, undisturbed: list[int]
+) -> None:
+    tokens: list[int] = []
+    with client.stream(PROMPT, timeout_s=90, **PARAMS) as stream:
+        for chunk in stream:
+            if not tokens:
+                server.terminate_all()
+            tokens += chunk.token_ids
+    assert tokens == undisturbed
     assert server.wait() == 0, server.output
     server.wait_nothing_left()
-    assert "stopping" in server.output
+    assert "stopping: 1 running request gets 60 s" in server.output
+    assert server.left_files() == []

@@ -8,19 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
-from fake_engine import MODEL, SECRET, FakeEngine, fake_facts, fake_tokenizer_source
+from fake_engine import MODEL, SECRET, FakeEngine, fake_facts
 
 from outrider.cluster.events import Event, Say
-from outrider.cluster.serve import Deadline, Serving, Watchers, kv_sentence
+from outrider.cluster.serving import Addresses, Deadline, Serving, Watchers, kv_sentence
 from outrider.config import EngineConfig
-from outrider.gateway.cluster_view import ClusterView
 from outrider.gateway.engine_link import EngineAddress
+from outrider.gateway.ports import ReservedPorts
+from outrider.links.cluster_view import ClusterView
 from outrider.links.speculation import SpeculationStatus
 
-CONFIG = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, port=0)
+CONFIG = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, port=0, grpc_port=0)
 
 
 class RunningEngine:
@@ -54,7 +54,7 @@ def _say_nothing(event: Event) -> None:
     pass
 
 
-def _show_nothing(address: str, speculation: SpeculationStatus | None) -> None:
+def _show_nothing(addresses: Addresses, speculation: SpeculationStatus | None) -> None:
     pass
 
 
@@ -62,19 +62,20 @@ def _show_nothing(address: str, speculation: SpeculationStatus | None) -> None:
     ("say", "on_ready"), [(_fail, _show_nothing), (_say_nothing, _fail), (_fail, _fail)]
 )
 def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
-    tmp_path: Path, say: Say, on_ready: Callable[[str, SpeculationStatus | None], None]
+    tmp_path: Path, say: Say, on_ready: Callable[[Addresses, SpeculationStatus | None], None]
 ) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
 
     async def run() -> RunningEngine:
         launch = RunningEngine(engine.address)
-        with Deadline() as deadline, pytest.raises(RuntimeError, match="it cannot be told"):
-            await Serving(CONFIG, launch, Watchers(say, on_ready), deadline).run()
+        with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
+            config = dataclasses.replace(CONFIG, server=ports.config)
+            with pytest.raises(RuntimeError, match="it cannot be told"):
+                await Serving(config, launch, Watchers(say, on_ready), deadline, ports).run()
         return launch
 
     try:
-        with mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source):
-            launch = asyncio.run(asyncio.wait_for(run(), 30))
+        launch = asyncio.run(asyncio.wait_for(run(), 120))
     finally:
         engine.stop()
     assert launch.stopped.is_set()
@@ -82,7 +83,7 @@ def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
 
 STUCK = """
 import threading
-from outrider.cluster.serve import Deadline
+from outrider.cluster.serving import Deadline
 with Deadline(0.1) as deadline:
     deadline.begin(lambda: print("aborted", flush=True))
     threading.Event().wait()

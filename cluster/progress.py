@@ -1,0 +1,56 @@
+"""Signs of life while a server starts: long work tells how long it has been at it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from outrider.cluster.events import Event, Kind
+from outrider.cluster.serving import Addresses, Watchers
+from outrider.links.speculation import SpeculationStatus
+
+QUIET_S = 5.0
+
+
+class Progress:
+    """Says something every few seconds in which nobody else does, until the server is ready or the
+    context is left. `watchers` are to be told instead of those given."""
+
+    def __init__(self, watchers: Watchers, quiet_s: float = QUIET_S) -> None:
+        self.watchers = Watchers(self._say, self._on_ready)
+        self._told = watchers
+        self._quiet_s = quiet_s
+        self._last = "the start"
+        self._last_s = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> Progress:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._over.set()
+
+    def _say(self, event: Event) -> None:
+        self._last, self._last_s = event.text, time.monotonic()
+        self._told.say(event)
+
+    def _on_ready(self, addresses: Addresses, speculation: SpeculationStatus | None) -> None:
+        self._over.set()
+        self._told.on_ready(addresses, speculation)
+
+    def _watch(self) -> None:
+        told_s = self._last_s
+        while not self._over.wait(self._quiet_s / 10):
+            now_s = time.monotonic()
+            if now_s - max(told_s, self._last_s) >= self._quiet_s:
+                told_s = now_s
+                since = f"{now_s - self._last_s:.0f} s since: {self._last}"
+                self._told.say(Event(Kind.STAGE, f"still starting, {since}"))

@@ -1,0 +1,42 @@
+"""Signs of life while a server starts."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from outrider.cluster.events import Event, Kind
+from outrider.cluster.progress import Progress
+from outrider.cluster.serving import Addresses, Watchers
+
+ADDRESSES = Addresses("127.0.0.1:1", "127.0.0.1:2")
+
+
+def test_silence_is_broken_until_the_server_is_ready() -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    def say(event: Event) -> None:
+        told.append(event.text)
+        if event.text.startswith("still starting"):
+            heard.set()
+
+    with Progress(Watchers(say, lambda *_: told.append("ready")), quiet_s=0.05) as progress:
+        progress.watchers.say(Event(Kind.STAGE, "models checked"))
+        assert heard.wait(10)
+        progress.watchers.on_ready(ADDRESSES, None)
+        progress._thread.join(10)
+        assert not progress._thread.is_alive()
+    assert told[0] == "models checked"
+    assert told[1] == "still starting, 0 s since: models checked"
+    assert told[-1] == "ready"
+
+
+def test_news_are_signs_of_life_themselves() -> None:
+    told: list[str] = []
+    watchers = Watchers(lambda event: told.append(event.text), lambda *_: None)
+    with Progress(watchers, quiet_s=30.0) as progress:
+        for _ in range(20):
+            progress.watchers.say(Event(Kind.STAGE, "news"))
+            time.sleep(0.001)
+    assert set(told) == {"news"}
