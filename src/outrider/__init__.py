@@ -1,15 +1,19 @@
 """Outrider: speculative decoding that never changes the text.
 
-`LLM` and `SamplingParams` are the public API; they are imported when first used, so that
+`LLM` and `SamplingParams` are the public API, `AsyncEngine` and `EngineConfig` for programs that
+stream, `outrider.client` for those that ask a server. All are imported when first used, so that
 `import outrider` costs nothing and needs no torch.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.client import AsyncClient, Client
+    from outrider.config import EngineConfig
     from outrider.engine.async_engine import AsyncEngine
     from outrider.engine.llm import LLM
     from outrider.errors import OutriderError
@@ -18,9 +22,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# gRPC reads it when it is imported, and would write a line for every handshake that fails: anybody
+# could fill a server's log.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 _HOMES = {
     "LLM": "outrider.engine.llm",
     "AsyncEngine": "outrider.engine.async_engine",
+    "AsyncClient": "outrider.client",
+    "Client": "outrider.client",
+    "EngineConfig": "outrider.config",
     "RequestOutput": "outrider.text.outputs",
     "CompletionOutput": "outrider.text.outputs",
     "SamplingParams": "outrider.scheduler.params",
@@ -29,8 +40,11 @@ _HOMES = {
 
 __all__ = [
     "LLM",
+    "AsyncClient",
     "AsyncEngine",
+    "Client",
     "CompletionOutput",
+    "EngineConfig",
     "OutriderError",
     "RequestOutput",
     "SamplingParams",
@@ -41,3 +55,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

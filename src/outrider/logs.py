@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import ConfigError
 
@@ -35,19 +36,22 @@ def request_context(request_id: str) -> Iterator[None]:
 
 
 def setup_logging(
-    level: str = "info", role: str = "engine", rank: int = 0, *, json_lines: bool = False
+    level: str = "info", role: str = "engine", rank: int = 0, *, json_lines: bool | None = None
 ) -> None:
-    """Send our records to stderr. May be called again; the last call holds.
+    """Send our records to stderr. May be called again; the last call holds, but lines stay as they
+    are where `json_lines` is not given, and are text at first.
 
     Only the logger "outrider" is touched: the application's and other libraries' logging is
     theirs.
     """
     if level not in LEVELS:
         raise ConfigError(f"log_level is {level!r}; it must be one of {', '.join(LEVELS)}.")
+    logger = logging.getLogger("outrider")
+    if json_lines is None:
+        json_lines = any(isinstance(each.formatter, _JsonFormatter) for each in logger.handlers)
     handler = logging.StreamHandler()
     handler.addFilter(_Stamp(role, rank))
     handler.setFormatter(_JsonFormatter() if json_lines else _LineFormatter())
-    logger = logging.getLogger("outrider")
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
@@ -90,10 +94,10 @@ class _LineFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line; time in UTC."""
+    """One JSON object a line; time in UTC. A record's own `fields` are part of it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "role": vars(record)["role"],
@@ -102,6 +106,8 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        own = vars(record).get("fields", {})
+        fields |= {name: value for name, value in own.items() if name not in fields}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)

@@ -64,7 +64,13 @@ DIRECTIONS = {
     ),
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),
-        *("outrider.config", "outrider.logs", "outrider.links", "outrider.text"),
+        *(
+            "outrider.config",
+            "outrider.logs",
+            "outrider.progress",
+            "outrider.links",
+            "outrider.text",
+        ),
     ),
 }
 

@@ -107,6 +107,26 @@ def test_json_lines_carry_the_same_fields(capsys: pytest.CaptureFixture[str]) ->
     assert second["request_id"] is None
 
 
+def test_lines_stay_json_where_a_later_call_does_not_say_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    setup_logging("info", json_lines=True)
+    setup_logging("warning", role="gateway")
+    LOG.warning("still")
+    assert json.loads(capsys.readouterr().err)["role"] == "gateway"
+    setup_logging("info", json_lines=False)
+    setup_logging("info")
+    LOG.info("words")
+    assert capsys.readouterr().err.endswith(" outrider.some.part: words\n")
+
+
+def test_fields_of_a_record_are_fields_of_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    setup_logging("info", role="gateway", json_lines=True)
+    LOG.info("a=1", extra={"fields": {"a": 1, "level": "not this"}})
+    line = json.loads(capsys.readouterr().err)
+    assert (line["a"], line["level"], line["message"]) == (1, "info", "a=1")
+
+
 def test_json_lines_keep_an_exception_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     setup_logging(json_lines=True)
     try:

@@ -31,7 +31,7 @@ class _Lazy(NamedTuple):
 
 COMMANDS = {
     "generate": _Lazy("outrider.cli.generate", "Generate text and show what speculation did."),
-    "serve": _Lazy("outrider.cli.serve", "Serve a model over gRPC, its ranks placed by Ray."),
+    "serve": _Lazy("outrider.cli.serve", "Serve a model over HTTP and gRPC."),
     "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
     "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
     "speculation": _Lazy(
@@ -39,7 +39,18 @@ COMMANDS = {
     ),
     "explain": _Lazy("outrider.cli.explain", "Explain how far recent steps were drafted."),
     "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),
+    "keys": _Lazy("outrider.cli.keys", "Make keys for a server's file of keys."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
+}
+
+
+# Packages that serving does without, and the extra that brings each.
+EXTRAS = {
+    "aiohttp": "bench",
+    "scipy": "bench",
+    "matplotlib": "bench",
+    "openai": "clients",
+    "playwright": "browser",
 }
 
 
@@ -62,8 +73,18 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = typer.main.get_command(import_module(COMMANDS[name].module).app)
+            command = _plainly_helped(
+                typer.main.get_command(import_module(COMMANDS[name].module).app)
+            )
         return name, command, rest
+
+
+def _plainly_helped(command: Any) -> Any:
+    """Its help without boxes: at 80 columns their table cuts the names of options."""
+    command.rich_markup_mode = None
+    for inner in getattr(command, "commands", {}).values():
+        _plainly_helped(inner)
+    return command
 
 
 app = typer.Typer(
@@ -71,6 +92,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -91,7 +113,8 @@ def _globals(
         typer.Option(help="debug, info, warning or error; goes before log_level of the config."),
     ] = None,
     log_json: Annotated[
-        bool, typer.Option("--log-json", help="Log JSON lines.", show_default=False)
+        bool,
+        typer.Option("--log-json", help="Log JSON lines, as log_format: json.", show_default=False),
     ] = False,
     version: Annotated[
         bool,
@@ -124,8 +147,12 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _report(error: Exception) -> int:
+    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
     if isinstance(error, OutriderError):
         messages, exit_code = str(error).splitlines(), error.exit_code
+    elif missing in EXTRAS:
+        remedy = f"pip install 'outrider[{EXTRAS[missing]}]' (make install in a checkout)"
+        messages, exit_code = [f"this needs the package {missing}; get it with: {remedy}"], 1
     else:
         hint = "run 'outrider --debug ...' to see where"
         messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1

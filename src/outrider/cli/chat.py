@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from outrider.cli.colour import coloured
+from outrider.cli.connecting import (
+    ApiKeyOption,
+    ClientCertOption,
+    ServerOption,
+    TlsCaOption,
+    connect,
+)
 from outrider.client import DEFAULT_SERVER, Client, Completion, Stream
 from outrider.errors import OutriderError, RequestError
+from outrider.progress import AtWork
 from outrider.scheduler.params import SamplingParams
-
-if TYPE_CHECKING:
-    pass
 
 _PROMPT = "> "
 _HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
-
-ServerOption = Annotated[
-    str, typer.Option("--server", "-s", metavar="HOST:PORT", help="The server's address.")
-]
 
 app = typer.Typer(add_completion=False)
 
@@ -51,8 +52,11 @@ def chat(
     fix_depth: Annotated[
         bool, typer.Option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
     ] = False,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    client_cert: ClientCertOption = None,
 ) -> None:
-    """Talk to a server; accepted drafts and the target's own tokens in two colours."""
+    """Talk to a server; accepted drafts in green, the target's own tokens in magenta."""
     params = SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -62,7 +66,7 @@ def chat(
         num_speculative_tokens=depth,
         fix_depth=fix_depth,
     )
-    with Client(server) as client:
+    with connect(server, api_key, tls_ca, client_cert) as client:
         conversation = _Conversation(client, params, system)
         if sys.stdin.isatty():
             conversation.talk()
@@ -139,7 +143,7 @@ class _Conversation:
     def _show(self, stream: Stream) -> bool:
         """Write the text as it comes; whether it came to its end."""
         file = self._stdout.file
-        waiting = self._stderr.status("waiting for the server")
+        waiting = AtWork(self._stderr, "waiting for the server")
         waiting.start()
         try:
             for chunk in stream:

@@ -41,10 +41,12 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="SECTION.FIELD=VALUE",
-        help="Any setting of the configuration; may be repeated.",
+        help="Any setting, as 'outrider config show' lists them; may be repeated.",
         show_default=False,
     ),
 ]
+
+_HIDDEN = "(set, not shown)"
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Write, check and show the configuration."
@@ -54,7 +56,7 @@ app = typer.Typer(
 def setting_help(kwarg: str) -> str:
     """Help of a command's own flag, from the setting that its `LLM(...)` name stands for."""
     setting = find_setting(PATHS[kwarg])
-    default = "" if setting.default is None else f" Default: {setting.default}."
+    default = "" if setting.default in (None, ()) else f" Default: {setting.default}."
     return setting.doc + default
 
 
@@ -74,9 +76,12 @@ def load_config(
     own = read_kwargs(flags or {}, as_flags=True)
     if options.log_level is not None:
         own["log_level"] = Given(options.log_level, "--log-level")
+    if options.log_json:
+        own["log_format"] = Given("json", "--log-json")
     given = merge_given(own, implied or {}, read_assignments(assignments or ()))
     resolved = resolve(file, os.environ, given)
-    setup_logging(resolved.config.log_level, role="cli", json_lines=options.log_json)
+    config = resolved.config
+    setup_logging(config.log_level, role="cli", json_lines=config.log_format == "json")
     return resolved
 
 
@@ -117,12 +122,26 @@ def show(
 ) -> None:
     """Show every setting in force and where its value came from."""
     resolved = load_config(ctx, config, assignments)
-    values = resolved.config.to_settings()
+    values = resolved.config.without_secrets().to_settings()
+    values |= {p: _HIDDEN for p in values if _is_hidden(resolved, p)}
     if as_json:
         rows = {p: {"value": v, "origin": resolved.origins[p]} for p, v in values.items()}
         typer.echo(json.dumps(rows, indent=2))
     else:
         _print_table(values, resolved.origins)
+
+
+def _is_hidden(resolved: Resolved, path: str) -> bool:
+    is_secret = find_setting(path).rule.is_secret
+    return is_secret and resolved.config.to_settings()[path] is not None
+
+
+def _words(path: str, value: Any, origin: str) -> str:
+    """A value for people. What is unset is found out later; what is none stays so."""
+    if value is None:
+        is_left_open = origin == DEFAULT_ORIGIN and find_setting(path).default is None
+        return "unset" if is_left_open else "none"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _print_table(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
@@ -134,7 +153,6 @@ def _print_table(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     table = Table(*columns, box=None, pad_edge=False)
     for path, value in values.items():
         style = "dim" if origins[path] == DEFAULT_ORIGIN else "bold"
-        text = value if isinstance(value, str) else json.dumps(value)
-        shown = "unset" if value is None else text
-        table.add_row(*(Text(cell, style) for cell in (path, shown, origins[path])))
+        cells = (path, _words(path, value, origins[path]), origins[path])
+        table.add_row(*(Text(cell, style) for cell in cells))
     Console().print(table)

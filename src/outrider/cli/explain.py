@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider.cli.chat import ServerOption
-from outrider.client import DEFAULT_SERVER, Client, SpeculationAccount
+from outrider.cli.connecting import (
+    ApiKeyOption,
+    ClientCertOption,
+    ServerOption,
+    TlsCaOption,
+    connect,
+)
+from outrider.client import DEFAULT_SERVER, SpeculationAccount
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
@@ -31,11 +37,14 @@ def explain(
         bool, typer.Option("--json", help="JSON, one object.", show_default=False)
     ] = False,
     server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    client_cert: ClientCertOption = None,
 ) -> None:
     """Explain recent steps of a server: candidates, predictions, the choice, the outcome."""
     if step is not None and last != 1:
         raise RequestError(f"--step is {step} and --last {last}; give one of the two.")
-    with Client(server) as client:
+    with connect(server, api_key, tls_ca, client_cert) as client:
         account = client.explain_speculation(step, last)
     if as_json:
         typer.echo(json.dumps(_as_dict(account)))
@@ -120,8 +129,9 @@ def _outcome(step: StepAccount) -> str:
     if not step.committed and not step.num_prompt_tokens:
         return "Then: nothing, as its requests had ended by then."
     drafts = "1 draft" if step.num_drafts == 1 else f"{step.num_drafts} drafts"
+    tokens = "1 token" if step.committed == 1 else f"{step.committed} tokens"
     text = (
-        f"Then: {step.committed} tokens with {drafts} in "
+        f"Then: {tokens} with {drafts} in "
         f"{step.draft_s * 1e3:.2f} ms of drafting and {step.verify_s * 1e3:.2f} ms of verifying"
     )
     if rate is None:

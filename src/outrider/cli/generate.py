@@ -6,18 +6,19 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.cli.other_options import SettingsCommand
 from outrider.cli.speculation_words import speculation_sentence
 from outrider.cli.summary import Run, comparison, summary
 from outrider.config import EngineConfig
-from outrider.config.sources import DEFAULT_ORIGIN, Given
+from outrider.config.sources import Given
 from outrider.errors import ConfigError, RequestError
+from outrider.progress import AtWork
 from outrider.scheduler.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from outrider.text.front_door import Prompt
     from outrider.text.outputs import OutputDelta
 
-_NONE = "none"
 _WARM_UP_TOKENS = 8
 
 app = typer.Typer(add_completion=False)
@@ -43,7 +43,7 @@ def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
@@ -54,8 +54,7 @@ def generate(
         str | None,
         _option(
             "--draft-model",
-            help="The draft, named like the target; 'none' goes without. Default: the bundled one "
-            "if the target is the bundled one.",
+            help=setting_help("draft_model"),
         ),
     ] = None,
     method: Annotated[
@@ -110,7 +109,7 @@ def generate(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Generate text; accepted drafts and the target's own tokens in two colours."""
+    """Generate text; accepted drafts in green, the target's own tokens in magenta."""
     params = SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -131,7 +130,7 @@ def generate(
     implied = {}
     if compare:  # the second run would find the prompt computed and seem quicker than it is
         implied = {"cache.prefix_caching": Given(False, "--compare")}
-    engine_config = _configure(ctx, config, assignments, flags, implied)
+    engine_config = load_config(ctx, config, assignments, flags, implied).config
     if fix_depth:
         fixed = engine_config.speculation.num_speculative_tokens
         if fixed is None:
@@ -142,43 +141,17 @@ def generate(
     _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
 
 
-def _configure(
-    ctx: typer.Context,
-    file: Path | None,
-    assignments: list[str] | None,
-    flags: dict[str, Any],
-    implied: dict[str, Given],
-) -> EngineConfig:
-    """The configuration, with "none" and "off" unset what a file or the environment may set, and
-    the bundled draft beside the bundled target."""
-    from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
-
-    method, draft = flags["method"], flags["draft_model"]
-    if draft == _NONE:
-        flags |= {"draft_model": None}
-        implied |= {"draft.model": Given(None, "--draft-model")}
-    if method == Method.OFF:
-        flags |= {"method": None}
-        off = Given(None, "--method off")
-        implied |= {"speculation.method": off, "draft.model": off}
-    without_method = load_config(ctx, file, assignments, flags | {"method": None}, implied)
-    config, origins = without_method.config, without_method.origins
-    wants_draft = method in (None, Method.DRAFT) and config.speculation.method != Method.NGRAM
-    is_unset = origins["draft.model"] == DEFAULT_ORIGIN
-    if wants_draft and is_unset and config.target.model == BUNDLED_TARGET:
-        flags |= {"draft_model": BUNDLED_DRAFT}
-    return load_config(ctx, file, assignments, flags, implied).config
-
-
 def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
-        return prompt
     if prompt is None and sys.stdin.isatty():
         raise RequestError('there is no prompt; write it as in: outrider generate "Hello".')
-    try:
-        return sys.stdin.read().removesuffix("\n")
-    except UnicodeDecodeError:
-        raise RequestError("standard input is not text; give the prompt in UTF-8.") from None
+    if prompt is None or prompt == "-":
+        try:
+            prompt = sys.stdin.read().removesuffix("\n")
+        except UnicodeDecodeError:
+            raise RequestError("standard input is not text; give the prompt in UTF-8.") from None
+    if not prompt:
+        raise RequestError('the prompt is empty; write it as in: outrider generate "Hello".')
+    return prompt
 
 
 class _Session:
@@ -189,7 +162,7 @@ class _Session:
 
         self._stdout, self._stderr = Console(), Console(stderr=True)
         models = filter(None, (config.target.model, config.draft.model))
-        with self._stderr.status(f"loading {' and '.join(models)}"):
+        with AtWork(self._stderr, f"loading {' and '.join(models)}"):
             from outrider.engine.build import build_engine
             from outrider.engine.engine import Engine
 
@@ -201,13 +174,13 @@ class _Session:
         plain_params = dataclasses.replace(params, speculation="off")
         if compare:
             short = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
-            with self._stderr.status("warming up"):
+            with AtWork(self._stderr, "warming up"):
                 for each in (params, plain_params):
                     self._generate(dataclasses.replace(each, max_tokens=short))
         run = self._stream(params)
         plain = None
         if compare:
-            with self._stderr.status("generating without speculation"):
+            with AtWork(self._stderr, "generating without speculation"):
                 plain = self._generate(dataclasses.replace(plain_params, seed=run.text.seed))
         self._stderr.print(summary(run, plain, self._engine.built))
         self._stderr.print(self._how_far(), markup=False, highlight=False)
@@ -224,7 +197,7 @@ class _Session:
     def _stream(self, params: SamplingParams) -> Run:
         """Generate, writing the text to stdout as it comes."""
         writer = _writer(self._stdout, self._engine, self._prompt)
-        waiting = self._stderr.status("reading the prompt")
+        waiting = AtWork(self._stderr, "reading the prompt")
         waiting.start()
 
         def show(delta: OutputDelta) -> None:
@@ -250,6 +223,7 @@ class _Session:
             for delta in engine.step():
                 if show is not None:
                     show(delta)
+        request.raise_if_failed()
         return Run(request, loop.draft_s - draft_s, loop.verify_s - verify_s)
 
 

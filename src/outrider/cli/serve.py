@@ -1,7 +1,8 @@
-"""`outrider serve`: target and draft in processes of the server, answering over gRPC."""
+"""`outrider serve`: target and draft in processes of the server, answering over HTTP and gRPC."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -14,17 +15,24 @@ from rich.console import Console
 
 from outrider import __version__
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.cli.other_options import SettingsCommand
 from outrider.cli.speculation_words import speculation_sentence
-from outrider.config import EngineConfig
-from outrider.config.sources import DEFAULT_ORIGIN, Given
+from outrider.config import EngineConfig, ServerConfig
+from outrider.config.sources import DEFAULT_ORIGIN
+from outrider.errors import ConfigError
 from outrider.logs import setup_logging
 
 if TYPE_CHECKING:
     from outrider.cluster.events import Event
+    from outrider.cluster.serving import Addresses
     from outrider.links.speculation import SpeculationStatus
 
-_NONE = "none"
 _QUESTION = "The capital of France is"
+_GREETING = "Who are you?"
+_OWN_AUTHORITY = (
+    "If the certificate is from an authority of your own, add --tls-ca FILE, and --cacert FILE for "
+    "curl."
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -33,17 +41,28 @@ def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command()
+@app.command(cls=SettingsCommand)
 def serve(
     ctx: typer.Context,
-    model: Annotated[str | None, _option("--model", "-m", help=setting_help("model"))] = None,
+    named: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=setting_help("model"), show_default=False)
+    ] = None,
+    model: Annotated[str | None, _option("--model", "-m", help="The same as an option.")] = None,
     draft_model: Annotated[
         str | None,
         _option(
             "--draft-model",
-            help="The draft, named like the target; 'none' goes without. Default: the bundled one "
-            "if the target is the bundled one.",
+            help=setting_help("draft_model"),
         ),
+    ] = None,
+    method: Annotated[str | None, _option("--method", help=setting_help("method"))] = None,
+    policy: Annotated[
+        str | None,
+        _option("--policy", "--speculation-policy", help=setting_help("speculation_policy")),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        _option("--num-speculative-tokens", "-k", help=setting_help("num_speculative_tokens")),
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
@@ -53,18 +72,32 @@ def serve(
         int | None,
         _option("--draft-tensor-parallel-size", help=setting_help("draft_tensor_parallel_size")),
     ] = None,
-    policy: Annotated[
-        str | None,
-        _option("--policy", "--speculation-policy", help=setting_help("speculation_policy")),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        _option("--num-speculative-tokens", "-k", help=setting_help("num_speculative_tokens")),
-    ] = None,
     host: Annotated[str | None, _option("--host", help=setting_help("host"))] = None,
     port: Annotated[int | None, _option("--port", help=setting_help("port"))] = None,
+    grpc_port: Annotated[int | None, _option("--grpc-port", help=setting_help("grpc_port"))] = None,
+    admin_port: Annotated[
+        int | None, _option("--admin-port", help=setting_help("admin_port"))
+    ] = None,
+    processes: Annotated[
+        int | None,
+        _option("--processes", "--gateway-processes", help=setting_help("gateway_processes")),
+    ] = None,
     served_model_name: Annotated[
-        str | None, _option("--served-model-name", help=setting_help("served_model_name"))
+        list[str] | None,
+        _option(
+            "--served-model-name",
+            help=f"{setting_help('served_model_name')} May be repeated, or have commas.",
+        ),
+    ] = None,
+    api_key: Annotated[str | None, _option("--api-key", help=setting_help("api_key"))] = None,
+    allow_anonymous: Annotated[
+        bool, _option("--allow-anonymous", help=setting_help("allow_anonymous"))
+    ] = False,
+    chat_template: Annotated[
+        str | None, _option("--chat-template", help=setting_help("chat_template"))
+    ] = None,
+    generation_config: Annotated[
+        str | None, _option("--generation-config", help=setting_help("generation_config"))
     ] = None,
     no_ray: Annotated[
         bool, _option("--no-ray", help="Start the processes on this host, without Ray.")
@@ -72,46 +105,60 @@ def serve(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Serve a model over gRPC; the bundled pair if none is named."""
+    """Serve a model over HTTP and gRPC; the bundled pair if none is named."""
     flags = {
-        "model": model,
+        "model": _one_of(named, model),
         "draft_model": draft_model,
-        "tensor_parallel_size": tensor_parallel_size,
-        "draft_tensor_parallel_size": draft_tensor_parallel_size,
+        "method": method,
         "speculation_policy": policy,
         "num_speculative_tokens": depth,
+        "tensor_parallel_size": tensor_parallel_size,
+        "draft_tensor_parallel_size": draft_tensor_parallel_size,
         "host": host,
         "port": port,
-        "served_model_name": served_model_name,
+        "grpc_port": grpc_port,
+        "admin_port": admin_port,
+        "gateway_processes": processes,
+        "served_model_name": _names(served_model_name),
+        "api_key": api_key,
+        "allow_anonymous": allow_anonymous or None,
+        "chat_template": chat_template,
+        "generation_config": generation_config,
     }
-    engine_config = _configure(ctx, config, assignments, flags)
+    engine_config, log_level = _configure(ctx, config, assignments, flags)
     terminal = _Terminal(engine_config)
     terminal.greet()
-    from outrider.cluster.serve import Watchers
     from outrider.cluster.serve import serve as run
+    from outrider.cluster.serving import Watchers
 
-    run(engine_config, Watchers(terminal.say, terminal.show_ready), use_ray=not no_ray)
+    watchers = Watchers(terminal.say, terminal.show_ready)
+    run(engine_config, watchers, use_ray=not no_ray, gateway_log_level=log_level)
+
+
+def _one_of(named: str | None, model: str | None) -> str | None:
+    if named is not None and model is not None and named != model:
+        raise ConfigError(
+            f"the model is {named!r} as an argument and {model!r} as --model; give only one of "
+            "them."
+        )
+    return named or model
+
+
+def _names(given: list[str] | None) -> list[str] | None:
+    """Each may be several with commas between them."""
+    return [name.strip() for each in given for name in each.split(",")] if given else None
 
 
 def _configure(
     ctx: typer.Context, file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
-) -> EngineConfig:
-    """The configuration, with the bundled draft beside the bundled target unless told otherwise."""
-    from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
-
-    implied = {}
-    if flags["draft_model"] == _NONE:
-        flags |= {"draft_model": None}
-        implied = {"draft.model": Given(None, "--draft-model")}
-    resolved = load_config(ctx, file, assignments, flags, implied)
-    config, origins = resolved.config, resolved.origins
-    is_unset = origins["draft.model"] == DEFAULT_ORIGIN
-    if is_unset and config.target.model == BUNDLED_TARGET and config.method is None:
-        flags |= {"draft_model": BUNDLED_DRAFT}
-        config = load_config(ctx, file, assignments, flags, implied).config
-    if origins["log_level"] == DEFAULT_ORIGIN:
-        setup_logging("warning", role="gateway")  # the terminal tells the rest
-    return config
+) -> tuple[EngineConfig, str]:
+    """The configuration, and the level of logs on the terminal, which tells most of it itself."""
+    resolved = load_config(ctx, file, assignments, flags)
+    config = resolved.config
+    if resolved.origins["log_level"] != DEFAULT_ORIGIN:
+        return config, config.log_level
+    setup_logging("warning", role="server")
+    return config, "warning"
 
 
 class _PatientConsole(Console):
@@ -154,16 +201,22 @@ class _Terminal:
         self._console.print(f"{seconds:7.1f} s  ", style="dim", end="")
         self._console.print(event.text, style=styles[event.kind], markup=False)
 
-    def show_ready(self, address: str, speculation: SpeculationStatus | None) -> None:
+    def show_ready(self, addresses: Addresses, speculation: SpeculationStatus | None) -> None:
         seconds = time.monotonic() - self._start_s
         self._console.print(f"ready in {seconds:.1f} s", style="bold green")
         if speculation is not None:
             reason = depth_reason(self._config)
             sentence = speculation_sentence(speculation, self._config.method, reason)
             self._console.print(sentence, markup=False)
-        self._console.print("\nTry it in another terminal:\n")
-        for command in commands_to_paste(address):
+        page = page_url(addresses, self._config.server)
+        if page is not None:
+            self._console.print(f"\nOpen {page} in a browser, or try it in another terminal:\n")
+        else:
+            self._console.print("\nTry it in another terminal:\n")
+        for command in commands_to_paste(addresses, self._config):
             self._console.print(f"    {command}", style="cyan", markup=False)
+        if self._config.server.tls_cert is not None:
+            self._console.print(f"\n{_OWN_AUTHORITY}", markup=False)
         self._console.print("\nCtrl-C stops it.")
 
 
@@ -174,26 +227,48 @@ def depth_reason(config: EngineConfig) -> str:
     return "the default of this device; --num-speculative-tokens sets another"
 
 
-def commands_to_paste(address: str) -> list[str]:
-    """A Python client, a chat and the status, for a server at `address`."""
+def page_url(addresses: Addresses, server: ServerConfig) -> str | None:
+    """Where the page is, if there is one."""
+    return f"{_url(addresses, server)}/" if server.page else None
+
+
+def commands_to_paste(addresses: Addresses, config: EngineConfig) -> list[str]:
+    """curl, OpenAI's client, a chat and the status, for a server at these addresses."""
     from outrider.client import DEFAULT_SERVER
 
-    host, _, port = address.rpartition(":")
-    if host in ("127.0.0.1", "0.0.0.0", "[::]", "[::1]"):
-        host = "localhost"
-    server = f"{host}:{port}"
-    is_default = server == DEFAULT_SERVER
     python, outrider = _program("python", sys.executable), _program("outrider", sys.argv[0])
     if Path(sys.argv[0]).name != "outrider":
         outrider = f"{python} -m outrider"
-    client = "Client()" if is_default else f'Client("{server}")'
-    option = "" if is_default else f" --server {server}"
+    url, server = _url(addresses, config.server), _nearby(addresses.grpc)
+    if config.server.tls_cert is not None:
+        server = f"https://{server}"
+    option = "" if server == DEFAULT_SERVER else f" --server {server}"
+    name = next(iter(config.server.model_names), config.target.model)
+    needs_key = config.server.api_key is not None or config.server.api_keys_file is not None
+    header = ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' if needs_key else ""
+    body = json.dumps({"model": name, "prompt": _QUESTION, "max_tokens": 8, "temperature": 0})
+    key = 'os.environ["OUTRIDER_API_KEY"]' if needs_key else '"none"'
+    messages = f'[{{"role": "user", "content": "{_GREETING}"}}]'
     return [
-        f"{python} -c 'from outrider.client import Client; "
-        f'print({client}.generate("{_QUESTION}", max_tokens=8, temperature=0).text)\'',
+        f"curl {url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'",
+        f"{python} -c '{'import os; ' if needs_key else ''}from openai import OpenAI; "
+        f'print(OpenAI(base_url="{url}/v1", api_key={key}).chat.completions'
+        f".create(model={json.dumps(name)}, messages={messages}).choices[0].message.content)'",
         f"{outrider} chat{option}",
         f"{outrider} status{option}",
     ]
+
+
+def _url(addresses: Addresses, server: ServerConfig) -> str:
+    scheme = "http" if server.tls_cert is None else "https"
+    return f"{scheme}://{_nearby(addresses.http)}"
+
+
+def _nearby(address: str) -> str:
+    """As it is reached from this host."""
+    host, _, port = address.rpartition(":")
+    is_here = host in ("127.0.0.1", "0.0.0.0", "[::]", "[::1]")
+    return f"localhost:{port}" if is_here else address
 
 
 def _program(name: str, path: str) -> str:

@@ -6,9 +6,15 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.chat import ServerOption
+from outrider.cli.connecting import (
+    ApiKeyOption,
+    ClientCertOption,
+    ServerOption,
+    TlsCaOption,
+    connect,
+)
 from outrider.cli.speculation_words import MEANINGS, NONE, settings_lines
-from outrider.client import DEFAULT_SERVER, Client, UnavailableError
+from outrider.client import DEFAULT_SERVER, UnavailableError
 from outrider.errors import RequestError
 
 app = typer.Typer(
@@ -35,21 +41,29 @@ def set_speculation(
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    client_cert: ClientCertOption = None,
 ) -> None:
     """Change it from the next step on. No restart; running requests go on, with the same text."""
     if policy is None and max_depth is None:
         raise RequestError("there is nothing to set; give --policy, --max-depth or both.")
     bound = _bound(max_depth)
-    with Client(server) as client:
+    with connect(server, api_key, tls_ca, client_cert) as client:
         settings = client.set_speculation(policy, bound, lift_max_depth=max_depth == NONE)
     for line in settings_lines(settings):
         typer.echo(line)
 
 
 @app.command()
-def show(server: ServerOption = DEFAULT_SERVER) -> None:
+def show(
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    client_cert: ClientCertOption = None,
+) -> None:
     """Show what holds now."""
-    with Client(server) as client:
+    with connect(server, api_key, tls_ca, client_cert) as client:
         engine = client.status().engine
     if engine is None or engine.speculation is None:
         raise UnavailableError("the server has no engine just now; try again in a moment.")

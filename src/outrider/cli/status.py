@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.chat import ServerOption
+from outrider.cli.connecting import (
+    ApiKeyOption,
+    ClientCertOption,
+    ServerOption,
+    TlsCaOption,
+    connect,
+)
 from outrider.cli.speculation_words import most_drafts
 from outrider.client import DEFAULT_SERVER, Client, ServerStatus
 
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from outrider.gateway.cluster_view import ClusterView
+    from outrider.links.cluster_view import ClusterView
     from outrider.links.gateway_messages import EngineStatus
     from outrider.links.speculation import SpeculationStatus
 
@@ -30,6 +36,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def status(
     server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    tls_ca: TlsCaOption = None,
+    client_cert: ClientCertOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON, one object a line.", show_default=False)
     ] = False,
@@ -38,7 +47,7 @@ def status(
     ] = False,
 ) -> None:
     """Show a server's model, processes, load, KV memory and acceptance."""
-    with Client(server) as client:
+    with connect(server, api_key, tls_ca, client_cert) as client:
         if as_json:
             typer.echo(_as_json(client.status()))
             while watch:

@@ -28,7 +28,8 @@ AddCommand = Callable[[Command], None]
 def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for setting in settings().values():
-        monkeypatch.delenv(setting.env_name, raising=False)
+        for name in setting.env_names:
+            monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("OUTRIDER_CONFIG", raising=False)
     logger = logging.getLogger("outrider")
     before = (logger.handlers[:], logger.level, logger.propagate)
@@ -170,6 +171,21 @@ def test_logging_follows_the_configuration(run: Run) -> None:
     assert logging.getLogger("outrider").level == logging.DEBUG
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "origin"),
+    [(("--log-json",), (), "--log-json"), ((), ("--set", "log_format=json"), "--set")],
+)
+def test_the_format_of_logs_follows_the_configuration_and_its_flag(
+    run: Run, before: tuple[str, ...], after: tuple[str, ...], origin: str
+) -> None:
+    _, out, _ = run(*before, "config", "show", "--json", *after)
+    assert json.loads(out)["log_format"] == {"value": "json", "origin": origin}
+    (handler,) = logging.getLogger("outrider").handlers
+    record = logging.LogRecord("outrider.x", logging.INFO, "", 0, "a line", (), None)
+    handler.filter(record)
+    assert json.loads(handler.format(record))["message"] == "a line"
+
+
 def test_init_writes_an_example_that_check_accepts(run: Run, tmp_path: Path) -> None:
     code, out, err = run("config", "init")
     assert (code, err) == (0, "")
@@ -242,8 +258,23 @@ def test_show_prints_a_table_for_people(run: Run) -> None:
     rows = [line.split() for line in out.splitlines()]
     assert rows[0] == ["setting", "value", "from"]
     assert ["target.model", "big", "--set"] in rows
-    assert ["draft.model", "unset", "default"] in rows
+    assert ["draft.model", "none", "default"] in rows
+    assert ["target.revision", "unset", "default"] in rows
     assert ["cache.prefix_caching", "true", "default"] in rows
+
+
+def test_show_names_the_draft_that_goes_without_saying(run: Run) -> None:
+    _, out, _ = run("config", "show", "--json")
+    found = {"value": "smollm2-135m-draft", "origin": "default"}
+    assert json.loads(out)["draft.model"] == found
+
+
+def test_show_tells_what_was_set_to_none_from_what_was_never_set(run: Run) -> None:
+    _, out, _ = run("config", "show", "--set", "seed=none", "--set", "draft.model=none")
+    rows = [line.split() for line in out.splitlines()]
+    assert ["seed", "none", "--set"] in rows
+    assert ["draft.model", "none", "--set"] in rows
+    assert ["num_threads", "unset", "default"] in rows
 
 
 def test_a_commands_own_flags_go_before_a_file_and_never_against_set(
@@ -280,7 +311,7 @@ def test_a_commands_own_flags_go_before_a_file_and_never_against_set(
 
 def test_help_of_a_flag_is_the_settings_own_with_its_default() -> None:
     assert setting_help("block_size") == "Tokens in one KV block. Default: 16."
-    assert setting_help("draft_model") == settings()["draft.model"].doc
+    assert setting_help("revision") == settings()["target.revision"].doc
 
 
 def test_the_log_level_may_not_contradict_set(run: Run) -> None:
@@ -299,3 +330,11 @@ def test_serve_refuses_a_draft_and_none(run: Run, flag: str, value: str) -> None
     code, _, err = run("serve", "--draft-model", flag, "--set", f"draft.model={value}")
     assert code == 2
     assert err.startswith("error: --draft-model sets draft.model to ")
+
+
+def test_show_hides_a_key_that_is_set(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_API_KEY", "nobody-may-read-this")
+    for arguments in (["config", "show"], ["config", "show", "--json"]):
+        code, out, err = run(*arguments)
+        assert code == 0 and "nobody-may-read-this" not in out + err
+        assert "not shown" in out

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from outrider.cli.serve import commands_to_paste, depth_reason
-from outrider.config import EngineConfig
+from outrider.cli import main
+from outrider.cli.serve import commands_to_paste, depth_reason, page_url
+from outrider.cluster.serving import Addresses, listening_sentence
+from outrider.config import EngineConfig, ServerConfig
 
 
 @pytest.fixture(autouse=True)
@@ -21,21 +24,62 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
 
+def commands(grpc: str = "127.0.0.1:50051", **kwargs: Any) -> list[str]:
+    config = EngineConfig.from_kwargs(**{"model": "big"} | kwargs)
+    return commands_to_paste(Addresses("0.0.0.0:8000", grpc), config)
+
+
 def test_commands_name_no_server_at_the_default_port() -> None:
-    assert commands_to_paste("127.0.0.1:50051") == [
-        "python -c 'from outrider.client import Client; "
-        'print(Client().generate("The capital of France is", max_tokens=8, temperature=0).text)\'',
+    assert commands() == [
+        "curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' -d "
+        '\'{"model": "big", "prompt": "The capital of France is", "max_tokens": 8, '
+        '"temperature": 0}\'',
+        'python -c \'from openai import OpenAI; print(OpenAI(base_url="http://localhost:8000/v1", '
+        'api_key="none").chat.completions.create(model="big", messages=[{"role": "user", '
+        '"content": "Who are you?"}]).choices[0].message.content)\'',
         "outrider chat",
         "outrider status",
     ]
 
 
 def test_commands_name_another_server() -> None:
-    client, chat, status = commands_to_paste("0.0.0.0:8000")
-    assert 'Client("localhost:8000")' in client
-    assert chat == "outrider chat --server localhost:8000"
-    assert status == "outrider status --server localhost:8000"
-    assert commands_to_paste("10.0.0.5:50051")[1] == "outrider chat --server 10.0.0.5:50051"
+    assert commands("0.0.0.0:8001")[2:] == [
+        "outrider chat --server localhost:8001",
+        "outrider status --server localhost:8001",
+    ]
+    assert commands("10.0.0.5:50051")[2] == "outrider chat --server 10.0.0.5:50051"
+
+
+def test_commands_speak_tls_to_a_server_that_does() -> None:
+    curl, openai, chat, status = commands(tls_cert="cert.pem", tls_key="key.pem")
+    assert "https://localhost:8000/v1" in curl and "https://localhost:8000/v1" in openai
+    assert chat == "outrider chat --server https://localhost:50051"
+    assert status == "outrider status --server https://localhost:50051"
+
+
+def test_the_addresses_say_whether_there_is_tls() -> None:
+    addresses = Addresses("127.0.0.1:8000", "127.0.0.1:50051", "127.0.0.1:9090")
+    assert listening_sentence(addresses) == (
+        "listening on http://127.0.0.1:8000 and, for gRPC, on 127.0.0.1:50051; for probes on "
+        "http://127.0.0.1:9090"
+    )
+    told = listening_sentence(addresses, "cert.pem")
+    assert told.startswith("listening on https://127.0.0.1:8000 and")
+    assert told.endswith("for probes on http://127.0.0.1:9090")
+
+
+def test_commands_show_the_key_by_its_variable_and_the_model_by_its_name() -> None:
+    curl, openai, *_ = commands(api_key="hidden", served_model_name=["fast", "big"])
+    assert 'Bearer $OUTRIDER_API_KEY"' in curl
+    assert 'os.environ["OUTRIDER_API_KEY"]' in openai
+    assert '"model": "fast"' in curl and 'model="fast"' in openai
+    assert "hidden" not in curl + openai
+
+
+def test_the_page_is_named_unless_it_is_off() -> None:
+    addresses = Addresses("127.0.0.1:8000", "127.0.0.1:50051")
+    assert page_url(addresses, ServerConfig()) == "http://localhost:8000/"
+    assert page_url(addresses, ServerConfig(page=False)) is None
 
 
 def test_a_program_that_is_not_on_the_path_is_named_by_its_own(
@@ -43,14 +87,31 @@ def test_a_program_that_is_not_on_the_path_is_named_by_its_own(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.chdir(tmp_path.parent)
-    assert commands_to_paste("127.0.0.1:50051")[1] == f"{tmp_path.name}/outrider chat"
+    assert commands()[2] == f"{tmp_path.name}/outrider chat"
 
 
 def test_without_the_installed_program_python_runs_the_module(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/somewhere/outrider/__main__.py"])
-    assert commands_to_paste("127.0.0.1:50051")[2] == "python -m outrider status"
+    assert commands()[3] == "python -m outrider status"
+
+
+def test_a_model_named_twice_must_be_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "one", "--model", "two"])
+    assert "the model is 'one' as an argument and 'two' as --model" in capsys.readouterr().err
+
+
+def test_a_server_that_others_can_reach_needs_keys_or_a_word(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "/no/such/model", "--host", "0.0.0.0"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "nobody needs a key; set one (--api-key" in told
+    assert "model '/no/such/model'" not in told
 
 
 def test_it_is_told_who_set_the_depth() -> None:
