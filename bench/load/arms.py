@@ -1,11 +1,12 @@
 """Arms and servers as they are written: on the command line, or in a file.
 
     --arm off=localhost:50051?speculation=off          a server that runs already
-    --server ours="outrider serve --no-ray --port {port}" --arm deep=ours?num_speculative_tokens=4
+    --server ours="outrider serve --no-ray --port 0 --grpc-port {port}"
+    --arm deep=ours?num_speculative_tokens=4           a server to be started
 
     servers:
       ours:
-        command: outrider serve --no-ray --port {port}
+        command: outrider serve --no-ray --port 0 --grpc-port {port}
       vllm:
         command: vllm serve ./model --port {port}
         env: {VLLM_CPU_KVCACHE_SPACE: "1"}
@@ -63,7 +64,8 @@ def read_arms(
     written = _read_file(file) if file is not None else {}
     specs: dict[str, dict[str, Any]] = dict(written.get("servers", {}))
     for text in servers:
-        name, command = _split(text, "--server", 'ours="outrider serve --port {port}"')
+        example = 'ours="outrider serve --port 0 --grpc-port {port}"'
+        name, command = _split(text, "--server", example)
         specs[name] = {"command": command}
     given: dict[str, dict[str, Any]] = dict(written.get("arms", {}))
     named: set[str] = set()

@@ -23,7 +23,8 @@ from outrider.scheduler.params import SamplingParams
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 MODEL = "smollm2-135m-draft"
-SERVE = [sys.executable, "-m", "outrider", "serve", "--no-ray", "--port", "{port}"]
+SERVE = [sys.executable, "-m", "outrider", "serve", "--no-ray", "--port", "0"]
+SERVE += ["--grpc-port", "{port}"]
 SERVE += ["--model", MODEL, "--draft-model", MODEL, "--set", "deterministic=true"]
 SERVE += ["--set", "cluster.colocate=false"]
 EVENTS = """

@@ -160,7 +160,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
 
 
 def from_gateway(service: FakeService, use: Callable[[Target], Awaitable[Any]], **spec: Any) -> Any:
-    return asyncio.run(with_target(f"grpc://{service.server.address}", use, **spec))
+    return asyncio.run(with_target(f"grpc://{service.server.grpc_address}", use, **spec))
 
 
 @pytest.mark.parametrize("ask", [TEXT, CHAT, IDS])

@@ -94,7 +94,8 @@ class Chaos:
 
         start_s = self._clock()
         address = urlsplit(self._server.url).netloc
-        async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
+        client_of = AsyncClient(address, api_key=self._server.spec.api_key)
+        async with client_of as client, asyncio.TaskGroup() as group:
             for planned in self._planned:
                 group.create_task(self._do(planned, start_s, client))
         return self.events

@@ -17,7 +17,7 @@ _LINE = re.compile(r'([a-zA-Z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s
 # Begins at a word and never gives back: a page must not take time by the square of its length.
 _LABEL = re.compile(r'\b([a-zA-Z_]\w*+)\s*+=\s*+"((?:\\.|[^"\\])*+)"')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
-_POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos"
+_POSITIONS = "spec_decode_num_accepted_tokens_per_pos"
 _MAX_POSITIONS = 1024  # drafts of a round
 
 
@@ -50,29 +50,34 @@ def _plain(raw: str) -> str:
     return re.sub(r'\\[n"\\]', lambda found: _ESCAPES[found[0]], raw)
 
 
+def _both(name: str) -> tuple[str, str]:
+    """A metric of ours that has the name vLLM gave it; where both are told they are the same."""
+    return f"outrider:{name}", f"vllm:{name}"
+
+
 # By field of `Sample`; the first name that a server has counts. Several processes or engines of
 # a server tell their own share each, so values of a name are added up.
 _NAMES: Mapping[str, Sequence[str]] = {
     "running": (
-        *("vllm:num_requests_running", "sglang:num_running_reqs"),
+        *(*_both("num_requests_running"), "sglang:num_running_reqs"),
         "llamacpp:requests_processing",
     ),
     "waiting": (
-        *("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+        *(*_both("num_requests_waiting"), "sglang:num_queue_reqs"),
         "llamacpp:requests_deferred",
     ),
     "committed": (
-        *("vllm:generation_tokens", "sglang:generation_tokens"),
+        *(*_both("generation_tokens"), "sglang:generation_tokens"),
         "llamacpp:tokens_predicted",
     ),
-    "steps": ("llamacpp:n_decode",),
-    "rounds": ("vllm:spec_decode_num_drafts", "sglang:spec_verify_calls"),
+    "steps": ("outrider:engine_steps", "llamacpp:n_decode"),
+    "rounds": (*_both("spec_decode_num_drafts"), "sglang:spec_verify_calls"),
     "drafted": (
-        *("vllm:spec_decode_num_draft_tokens", "llamacpp:draft_tokens"),
+        *(*_both("spec_decode_num_draft_tokens"), "llamacpp:draft_tokens"),
         "llamacpp:n_drafted",
     ),
     "accepted": (
-        *("vllm:spec_decode_num_accepted_tokens", "llamacpp:draft_tokens_accepted"),
+        *(*_both("spec_decode_num_accepted_tokens"), "llamacpp:draft_tokens_accepted"),
         "llamacpp:n_drafted_accepted",
     ),
 }
@@ -80,7 +85,7 @@ _ACCEPT_LENGTH = "sglang:spec_accept_length"
 
 
 def put_metrics(sample: Sample, text: str) -> None:
-    """Fill in what a page of vLLM, SGLang or llama.cpp tells."""
+    """Fill in what a page of Outrider, vLLM, SGLang or llama.cpp tells."""
     points: dict[str, list[Point]] = {}
     for point in read_prometheus(text):
         points.setdefault(point.name.removesuffix("_total"), []).append(point)
@@ -90,7 +95,8 @@ def put_metrics(sample: Sample, text: str) -> None:
             setattr(sample, field, _counted(sum(point.value for point in told)))
     if lengths := points.get(_ACCEPT_LENGTH):
         sample.accept_length = sum(point.value for point in lengths) / len(lengths)
-    if positions := points.get(_POSITIONS):
+    positions = next((points[name] for name in _both(_POSITIONS) if name in points), None)
+    if positions is not None:
         sample.accepted_by_position = _by_position(positions)
 
 

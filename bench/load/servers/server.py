@@ -108,6 +108,12 @@ class ServerSpec:
         if not parts:
             raise ConfigError(f"server {self.name}: the command is empty; give one.")
 
+    @property
+    def api_key(self) -> str | None:
+        """The key in the headers, for clients that send it in another way."""
+        kind, _, key = self.headers.get("Authorization", "").partition(" ")
+        return key if kind == "Bearer" and key else None
+
 
 class Server:
     """One server of a run. All methods are for one event loop; `stop` may be called at any time.

@@ -89,7 +89,7 @@ class ServerWatch:
         from outrider.client import AsyncClient
 
         if self._client is None:
-            self._client = AsyncClient(urlsplit(url).netloc)
+            self._client = AsyncClient(urlsplit(url).netloc, api_key=self._server.spec.api_key)
         return self._client
 
     def _open_session(self) -> aiohttp.ClientSession:

@@ -13,7 +13,7 @@ from outrider.bench.load.units import numbers_of, seconds_of
 from outrider.errors import ConfigError
 
 COMMON = TargetSpec("", extras={"top_k": 1}, headers={"X": "1"})
-OURS = "ours=outrider serve --no-ray --port {port}"
+OURS = "ours=outrider serve --no-ray --port 0 --grpc-port {port}"
 
 
 def test_arms_of_one_address_share_a_server_and_fields_are_typed() -> None:

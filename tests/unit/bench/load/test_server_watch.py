@@ -72,6 +72,17 @@ def test_vllm_tells_rounds_drafts_and_positions() -> None:
     assert sample.accepted_by_position == [80, 50, 20]
 
 
+def test_our_metrics_tell_the_same_under_our_names() -> None:
+    theirs, ours, both = _sample(), _sample(), _sample()
+    page = VLLM.replace("vllm:", "outrider:").replace("model_name", "model")
+    put_metrics(theirs, VLLM)
+    put_metrics(ours, page)
+    put_metrics(both, page + VLLM)
+    assert ours == theirs == both
+    put_metrics(ours, 'outrider:engine_steps_total{model="m"} 40.0\n')
+    assert ours.steps == 40
+
+
 def test_two_engines_of_one_vllm_add_up() -> None:
     sample = _sample()
     put_metrics(sample, VLLM + VLLM.replace('engine="0"', 'engine="1"'))
@@ -142,6 +153,13 @@ def test_a_sample_of_processes_can_be_kept_and_read_again(tmp_path: Path) -> Non
     sample = sample_of_processes("clients", [os.getpid()], at_s=1.5, arm="a")
     append(tmp_path / "samples.jsonl", sample)
     assert Run(tmp_path).samples() == [sample]
+
+
+def test_the_key_of_a_server_is_that_of_its_headers() -> None:
+    keyed = ServerSpec("s", "grpc://here:1", headers={"Authorization": "Bearer the-key"})
+    assert keyed.api_key == "the-key"
+    other = ServerSpec("s", "grpc://here:1", headers={"Authorization": "Basic abc"})
+    assert other.api_key is None and ServerSpec("s", "grpc://here:1").api_key is None
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:{}", "grpc://127.0.0.1:{}", "inprocess:"])

@@ -28,8 +28,8 @@ VLLM = """vllm serve m --port {port} --speculative-config '{"method": "ngram"}'"
         (None, False, Idle.LEAVE),
         (VLLM, False, Idle.PAUSE),
         (VLLM, True, Idle.LEAVE),
-        ("outrider serve --port {port}", False, Idle.STOP),
-        ("python -m outrider serve --port {port}", False, Idle.STOP),
+        ("outrider serve --port 0 --grpc-port {port}", False, Idle.STOP),
+        ("python -m outrider serve --port 0 --grpc-port {port}", False, Idle.STOP),
         ("python -m outrider.bench.load.fake_server {port}", False, Idle.PAUSE),
     ],
 )
