@@ -124,9 +124,9 @@ def served_engines(folder: Path, loop: StepLoop) -> Iterator[tuple[ServedEngines
     engines.start(loop)
     try:
         with (
-            mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source),
+            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
             running_server(engines) as server,  # type: ignore[arg-type]  # it has an address
-            Client(server.address) as client,
+            Client(server.grpc_address) as client,
         ):
             client.wait_ready(20)
             yield engines, client

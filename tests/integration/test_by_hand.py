@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.model, pytest.mark.alone]
 
 MODEL = "smollm2-135m-draft"
 LIMIT_S = 90.0
+FREE_PORTS = ("--set", "server.port=0", "--set", "server.grpc_port=0")
 
 
 class Commands:
@@ -94,8 +95,8 @@ def test_processes_started_by_hand_find_each_other_and_a_draft_may_come_back(
         address = run.find("engine", r"listening on (tcp:\S+) for")
         for role in ("target", "draft"):
             run.start(role, "outrider.workers", *_rank(address, role))
-        run.start(*("gateway", "outrider.gateway", "--engine", address, "--listen", "127.0.0.1:0"))
-        with Client(run.find("gateway", r"listening on (\S+)")) as client:
+        run.start("gateway", "outrider.gateway", "--engine", address, *FREE_PORTS)
+        with Client(run.find("gateway", r"and (\S+)")) as client:
             client.wait_ready(LIMIT_S)
             first = client.generate("The sky is", params)
             assert first.speculation.drafted_tokens > 0
@@ -123,8 +124,8 @@ def test_an_engine_started_by_hand_may_hold_the_models_itself(tmp_path: Path) ->
             *("--set", "cluster.colocate=true", "--set", "cache.kv_cache_gb=0.05"),
         )
         address = run.find("engine", r"listening on (tcp:\S+) for gateways")
-        run.start(*("gateway", "outrider.gateway", "--engine", address, "--listen", "127.0.0.1:0"))
-        with Client(run.find("gateway", r"listening on (\S+)")) as client:
+        run.start("gateway", "outrider.gateway", "--engine", address, *FREE_PORTS)
+        with Client(run.find("gateway", r"and (\S+)")) as client:
             client.wait_ready(LIMIT_S)
             answer = client.generate("The sky is", max_tokens=8, ignore_eos=True)
             assert answer.usage.completion_tokens == 8

@@ -213,11 +213,11 @@ CONTRADICTIONS = [
     ),
     (
         ("--method", "off", "--set", "speculation.method=ngram"),
-        "--method off sets speculation.method to none and --set to 'ngram'",
+        "--method sets speculation.method to none and --set to 'ngram'",
     ),
     (
         ("--draft-model", "some/draft", "--method", "off"),
-        "--draft-model sets draft.model to 'some/draft' and --method off to none",
+        "--draft-model is 'some/draft' and --method is 'off', but both set draft.model",
     ),
     (
         ("--compare", "--set", "cache.prefix_caching=true"),
@@ -251,7 +251,8 @@ def test_text_held_back_keeps_the_colour_of_its_tokens() -> None:
     text = colour.ColouredText(file, Detokenizer(Letters(), []))
     for tokens, num_accepted, shown in (("ab", 1, "a"), ("c", 0, ""), ("de", 1, "bcde")):
         ids = tuple(map(ord, tokens))
-        delta: Any = SimpleNamespace(token_ids=ids, num_accepted=num_accepted, text=shown)
+        is_drafted = [place < num_accepted for place in range(len(ids))]
+        delta: Any = SimpleNamespace(token_ids=ids, is_drafted=is_drafted, text=shown)
         text.write(delta)
     assert _colourless(file.getvalue()) == "abcde"
     parts = re.findall(r"\x1b\[(\d+)m(.*?)\x1b\[0m", file.getvalue())

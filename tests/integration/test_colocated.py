@@ -20,6 +20,7 @@ from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
+from outrider.errors import ModelError
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
@@ -613,3 +614,22 @@ def test_preempted_requests_resume(
     _check(llm, models, expected, prompts, params)
     assert llm.engine.built.loop.scheduler._residents.num_preemptions > 0
     assert not on_host
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of NaN
+def test_logits_that_are_no_numbers_end_their_request_alone(
+    models: Pair, colocated: Callable[..., LLM], tmp_path: Path
+) -> None:
+    broken = type(models.reference)(models.reference.config)
+    broken.load_state_dict(models.reference.state_dict())
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[5] = float("nan")
+    broken.save_pretrained(tmp_path)
+    llm = colocated(str(tmp_path))
+    prompt = [token for token in random_prompt(6) if token != 5]
+    asked = SamplingParams(max_tokens=4, seed=1, top_k=5, logprobs=2, presence_penalty=0.5)
+    with pytest.raises(ModelError, match="computed logits that are NaN or infinite"):
+        llm.generate([[*prompt, 5, 7]], asked)
+    sound = SamplingParams(max_tokens=2, seed=2, logit_bias={5: -100.0}, ignore_eos=True)
+    [answer] = llm.generate([prompt], sound)
+    assert len(answer.outputs[0].token_ids) == 2

@@ -62,6 +62,13 @@ def _engine_pid(client: Client) -> int:
     return pid
 
 
+def _gateway_pid(client: Client) -> int:
+    cluster = client.status().cluster
+    assert cluster is not None
+    [pid] = [each.pid for each in cluster.processes if each.role == "gateway"]
+    return pid
+
+
 def _commands(server: ServeProcess) -> list[str]:
     lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in server.left_pids()]
     return [line.replace("\0", " ") for line in lines]
@@ -72,11 +79,11 @@ def test_one_engine_process_serves_is_replaced_when_lost_and_leaves_nothing(
 ) -> None:
     with ServeProcess("--no-ray", *COLOCATED) as server, server.wait_ready() as client:
         pid = _engine_pid(client)
-        assert sorted(server.left_pids()) == sorted([server.pid, pid])
+        assert sorted(server.left_pids()) == sorted([server.pid, pid, _gateway_pid(client)])
         assert not any("outrider.workers" in command for command in _commands(server))
         server.wait_line(rf"target and draft: loading on cpu in the engine's process \(pid {pid}\)")
         with pytest.raises(SystemExit):
-            main(["status", "--server", server.wait_line("listening on").split()[-1]])
+            main(["status", "--server", server.grpc_address])
         shown = capsys.readouterr().out
         assert re.search(rf"draft +{pid} +\S+ +cpu +the engine's", shown), shown
         assert streamed_tokens(client, PROMPT, **PARAMS) == expected
@@ -175,7 +182,8 @@ def test_ray_places_one_actor_with_the_models_and_replaces_it_until_the_terminal
         cluster = client.status().cluster
         assert cluster is not None
         assert [(each.role, each.pid, each.state) for each in cluster.processes] == [
-            ("engine", pid, "ready")
+            ("gateway", _gateway_pid(client), "ready"),
+            ("engine", pid, "ready"),
         ]
         assert streamed_tokens(client, PROMPT, kill=pid, **PARAMS) == expected
         server.wait_line("engine was lost: .*; engine and models are started anew in 0.5 s")

@@ -11,15 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import grpc
 import pytest
+from cut_connections import way_to
 from fake_engine import SECRET, fake_facts, fake_tokenizer_source, running_server, wait_until
 
-from outrider.client import Client, Stream
+from outrider.client import Client, Stream, prompt_request
 from outrider.engine.doorway import Doorway
 from outrider.engine.service import EngineService
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError
 from outrider.kernels.seeds import sample_seed
+from outrider.proto.generation_pb2_grpc import GenerationStub
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
@@ -38,16 +41,21 @@ NUM_STREAMS, NUM_TOKENS = 6, 120
 class Engine:
     """One life of an engine at an address. It steps from `start` on."""
 
-    def __init__(self, address: str, *, max_num_seqs: int, max_waiting: int) -> None:
+    def __init__(
+        self, address: str, *, max_num_seqs: int, max_waiting: int, **settings: Any
+    ) -> None:
+        """`settings` are those of the server."""
         limits = SchedulerLimits(max_num_seqs, BUDGET, 0, max_waiting=max_waiting)
         target, draft = (BlockPool(BLOCKS, BLOCK_SIZE) for _ in range(2))
         self.scheduler = Scheduler(limits, target, draft, traits(has_draft_model=True))
         workers: Any = FakeWorkers(
             BLOCKS, BLOCKS, BLOCK_SIZE, max_num_batched_tokens=BUDGET, verify_s=0.002
         )
+        facts = fake_facts()
+        facts.settings.update({f"server.{name}": value for name, value in settings.items()})
         engine: Any = SimpleNamespace(
             loop=StepLoop(self.scheduler, workers, workers),
-            facts=fake_facts(),
+            facts=facts,
             check=lambda: None,
         )
         self._doorway = Doorway([address], SECRET, {})
@@ -67,7 +75,7 @@ class Engine:
 
 
 @contextmanager
-def life(address: str, **limits: int) -> Iterator[Engine]:
+def life(address: str, **limits: Any) -> Iterator[Engine]:
     engine = Engine(address, **limits)
     try:
         yield engine
@@ -79,9 +87,9 @@ def life(address: str, **limits: int) -> Iterator[Engine]:
 def clients(address: str) -> Iterator[Client]:
     engine: Any = SimpleNamespace(address=address)
     with (
-        mock.patch("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source),
+        mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
         running_server(engine) as server,
-        Client(server.address) as client,
+        Client(server.grpc_address) as client,
     ):
         client.wait_ready(20)
         yield client
@@ -156,3 +164,61 @@ def test_gateways_that_give_the_same_handles_get_their_own_samples(tmp_path: Pat
         for seed, stream in enumerate(streams):
             samples = stream.result().samples
             assert [each.token_ids for each in samples] == [expected(seed, i) for i in range(2)]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_resumable_request_goes_on_in_the_engine_for_a_reader_at_another_gateway(
+    tmp_path: Path, n: int
+) -> None:
+    address = f"unix:{tmp_path}/engine.sock"
+    with (
+        life(address, max_num_seqs=4, max_waiting=4) as engine,
+        clients(address) as one,
+        clients(address) as other,
+        way_to(one.address) as way,
+        Client(way.address) as client,
+    ):
+        engine.start()
+        stream = client.stream(
+            PROMPT, seed=3, n=n, max_tokens=NUM_TOKENS, ignore_eos=True, resumable=True
+        )
+        next(stream)
+        way.target = other.address
+        way.cut()
+        done = stream.result()
+        assert [each.token_ids for each in done.samples] == [expected(3, i) for i in range(n)]
+        assert done.resumptions == 1
+        assert engine.scheduler.stats.committed_tokens == n * NUM_TOKENS  # none of them twice
+        wait_until(lambda: engine.service._held.num_known == 0)
+
+
+def test_a_resumable_request_that_is_cancelled_frees_the_engine(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/engine.sock"
+    with life(address, max_num_seqs=4, max_waiting=4) as engine, clients(address) as client:
+        engine.start()
+        options: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "resumable": True}
+        stream = client.stream(PROMPT, **options)
+        next(stream)
+        stream.cancel()
+        wait_until(lambda: not engine.scheduler.has_work)
+        assert engine.service._held.num_known == 0
+
+
+@pytest.mark.parametrize("settings", [{"resume_window_s": 0.2}, {"max_resumable": 0}])
+def test_a_request_nobody_comes_back_for_is_ended_as_the_server_is_configured(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    address = f"unix:{tmp_path}/engine.sock"
+    with (
+        life(address, max_num_seqs=4, max_waiting=4, **settings) as engine,
+        clients(address) as client,
+        grpc.insecure_channel(client.address) as channel,
+    ):
+        engine.start()
+        request = prompt_request(PROMPT, max_tokens=400, ignore_eos=True, resumable=True)
+        call = GenerationStub(channel).Generate(request)
+        next(call)
+        assert engine.service._held.num_known == 1
+        call.cancel()
+        wait_until(lambda: engine.service._held.num_known == 0)
+        wait_until(lambda: not engine.scheduler.has_work)

@@ -200,7 +200,7 @@ def test_preempted_requests_change_nothing(
 def test_the_bundled_target_writes_what_transformers_writes_alone(
     lengths: tuple[int, ...], bundled_reference: Any, seen_logits: SeenLogits
 ) -> None:
-    llm = LLM(kv_cache_gb=0.2, max_num_batched_tokens=32, max_num_seqs=8)
+    llm = LLM(draft_model="none", kv_cache_gb=0.2, max_num_batched_tokens=32, max_num_seqs=8)
     greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     prompts = [random_prompt(length, vocab_size=49_000) for length in lengths]
     prompts.append(llm.get_tokenizer()("The capital of France is").input_ids)

@@ -67,7 +67,7 @@ def outrider(
         monkeypatch.setattr("builtins.input", read)
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            main([command, "--server", service.server.address, *arguments])
+            main([command, "--server", service.server.grpc_address, *arguments])
         shown = capsys.readouterr()
         return left.value.code, shown.out, shown.err
 

@@ -13,7 +13,6 @@ import pytest
 from fake_engine import (
     FakeEngine,
     FakeService,
-    fake_facts,
     fake_service,
     running_server,
     tokenizer,
@@ -34,7 +33,7 @@ Ids = generation_pb2.TokenIds
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
-    options = {"max_request_bytes": 100_000}
+    options = {"max_body_bytes": 100_000}
     with fake_service(tmp_path_factory.mktemp("gw"), server=options) as running:
         yield running
 
@@ -42,7 +41,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
 @pytest.fixture(scope="module")
 def generate(service: FakeService) -> Iterator[Any]:
     """A call without the client's own checks; returns code and sentence."""
-    with grpc.insecure_channel(service.server.address) as channel:
+    with grpc.insecure_channel(service.server.grpc_address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
 
         def call(request: Request) -> tuple[grpc.StatusCode, str]:
@@ -55,7 +54,7 @@ def generate(service: FakeService) -> Iterator[Any]:
 
 @pytest.mark.parametrize("data", [b"\xff" * 50, b"\x0a\x7fabc", b"\x52\x02\xff\xfe"])
 def test_bytes_that_are_no_request_are_refused_as_such(service: FakeService, data: bytes) -> None:
-    with grpc.insecure_channel(service.server.address) as channel:
+    with grpc.insecure_channel(service.server.grpc_address) as channel:
         call = channel.unary_stream("/outrider.v1.Generation/Generate")
         with pytest.raises(grpc.RpcError) as failure:
             list(call(data, timeout=10))
@@ -158,7 +157,7 @@ def test_an_id_in_use_already_exists(service: FakeService, generate: Any) -> Non
 
 
 def _try(service: FakeService, request_id: str) -> tuple[Any, str]:
-    with grpc.insecure_channel(service.server.address) as channel:
+    with grpc.insecure_channel(service.server.grpc_address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)
         try:
             list(stub.Generate(Request(text="a", request_id=request_id), timeout=0.5))
@@ -222,7 +221,7 @@ def test_a_large_request_is_read_off_the_event_loop(
         readers.append(threading.current_thread().name)
         return params_from_request(request)
 
-    monkeypatch.setattr("outrider.gateway.server.params_from_request", note)
+    monkeypatch.setattr("outrider.gateway.generation.params_from_request", note)
     code, details = generate(Request(token_ids=Ids(ids=[1] * 90_000)))
     assert (code, details[:31]) == (
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -241,7 +240,7 @@ def test_more_messages_than_a_conversation_has_are_refused(generate: Any) -> Non
 
 def test_text_that_is_not_utf_8_harms_nobody(service: FakeService) -> None:
     broken = Request(text="aaaa").SerializeToString().replace(b"aaaa", b"\xff\xfe\xfd\xfc")
-    with grpc.insecure_channel(service.server.address) as channel:
+    with grpc.insecure_channel(service.server.grpc_address) as channel:
         call = channel.unary_stream("/outrider.v1.Generation/Generate")
         with pytest.raises(grpc.RpcError):
             list(call(broken, timeout=10))
@@ -267,10 +266,10 @@ def test_a_clients_template_is_refused_unless_the_server_allows_it(generate: Any
 
 
 def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Path) -> None:
-    facts = fake_facts(allow_client_templates=True)
+    options = {"allow_client_templates": True}
     with (
-        fake_service(tmp_path, facts=facts) as service,
-        grpc.insecure_channel(service.server.address) as channel,
+        fake_service(tmp_path, server=options) as service,
+        grpc.insecure_channel(service.server.grpc_address) as channel,
     ):
         stub = generation_pb2_grpc.GenerationStub(channel)
         loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -293,8 +292,8 @@ def test_a_defect_is_internal_and_its_traceback_is_in_the_log(
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("outrider.gateway.gateway._prepare", fail)
-    with caplog.at_level(logging.ERROR, "outrider.gateway.server"):
+    monkeypatch.setattr("outrider.gateway.served.Served.prepare", fail)
+    with caplog.at_level(logging.ERROR, "outrider.gateway.grpc_calls"):
         code, details = generate(Request(text="a"))
     assert code is grpc.StatusCode.INTERNAL
     assert details == "the server failed in a way it should not; its log has the details."
@@ -306,7 +305,7 @@ def test_a_defect_is_internal_and_its_traceback_is_in_the_log(
 
 def test_before_there_is_an_engine_requests_are_refused_at_once(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
-    with running_server(engine) as server, Client(server.address) as client:
+    with running_server(engine) as server, Client(server.grpc_address) as client:
         with pytest.raises(UnavailableError, match="the engine is starting; try again"):
             client.generate("a")
         status = client.status()
@@ -323,7 +322,7 @@ def test_before_there_is_an_engine_requests_are_refused_at_once(tmp_path: Path) 
 def test_an_engine_with_another_secret_is_no_engine(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock", secret="something else").start()
     try:
-        with running_server(engine) as server, Client(server.address) as client:
+        with running_server(engine) as server, Client(server.grpc_address) as client:
             with pytest.raises(UnavailableError):
                 client.wait_ready(0.3)
             assert client.status().state == "starting"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from outrider.client import AsyncClient, Client, UnavailableError
+from outrider.config import ServerConfig
 from outrider.errors import ConfigError
 from outrider.gateway.engine_link import EngineAddress
-from outrider.gateway.server import GENERATION, GrpcServer, ServerOptions
+from outrider.gateway.errors import RequestCancelledError
+from outrider.gateway.front import Front
+from outrider.gateway.gateway import State
+from outrider.gateway.server import GENERATION
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -38,7 +44,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture(autouse=True)
 def quick_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.gateway.gateway.load_tokenizer", fake_tokenizer_source)
+    monkeypatch.setattr("outrider.gateway.served.load_tokenizer", fake_tokenizer_source)
 
 
 # -- health -----------------------------------------------------------------------------------
@@ -47,7 +53,7 @@ def quick_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("service_name", ["", GENERATION])
 def test_health_follows_the_engine(tmp_path: Path, service_name: str) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
-    with running_server(engine) as server, grpc.insecure_channel(server.address) as channel:
+    with running_server(engine) as server, grpc.insecure_channel(server.grpc_address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=service_name)
         changes = (answer.status for answer in stub.Watch(request, timeout=20))
@@ -63,7 +69,7 @@ def test_health_follows_the_engine(tmp_path: Path, service_name: str) -> None:
 
 def test_control_is_healthy_without_an_engine(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
-    with running_server(engine) as server, grpc.insecure_channel(server.address) as channel:
+    with running_server(engine) as server, grpc.insecure_channel(server.grpc_address) as channel:
         request = health_pb2.HealthCheckRequest(service="outrider.v1.Control")
         assert health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status == SERVING
 
@@ -73,7 +79,7 @@ def test_control_is_healthy_without_an_engine(tmp_path: Path) -> None:
 
 def test_reflection_lists_the_services_and_knows_their_messages(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
-    with running_server(engine) as server, grpc.insecure_channel(server.address) as channel:
+    with running_server(engine) as server, grpc.insecure_channel(server.grpc_address) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         assert set(database.get_services()) == {
             "outrider.v1.Generation",
@@ -86,7 +92,7 @@ def test_reflection_lists_the_services_and_knows_their_messages(tmp_path: Path) 
 
 
 def test_status_shows_settings_ranks_and_load(tmp_path: Path) -> None:
-    with fake_service(tmp_path, server={"served_name": "small"}) as service:
+    with fake_service(tmp_path, server={"model_names": ("small",)}) as service:
         service.client.generate("a", max_tokens=7)
         status = service.client.status()
         assert (status.model, status.state, status.active_requests) == ("small", "serving", 0)
@@ -137,10 +143,10 @@ def _asynchronously(tmp_path: Path, body: Any, **options: Any) -> None:
         async def locate() -> EngineAddress:
             return EngineAddress(engine.address, SECRET)
 
-        server = GrpcServer(locate, ServerOptions(address="127.0.0.1:0", **options))
+        server = Front(locate, ServerConfig(port=0, grpc_port=0, **options))
         await server.start()
         try:
-            async with AsyncClient(server.address) as client:
+            async with AsyncClient(server.grpc_address) as client:
                 await server.gateway.link.wait_connected(10)
                 await body(server, engine, client)
         finally:
@@ -153,7 +159,7 @@ def _asynchronously(tmp_path: Path, body: Any, **options: Any) -> None:
 
 
 def test_a_server_that_stops_finishes_what_it_has(tmp_path: Path) -> None:
-    async def body(server: GrpcServer, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
         stream = client.stream([1, 2, 3], max_tokens=60)
         await anext(stream)
         stopping = asyncio.create_task(server.stop(drain_s=10))
@@ -167,20 +173,100 @@ def test_a_server_that_stops_finishes_what_it_has(tmp_path: Path) -> None:
 
 
 def test_a_server_that_must_stop_cancels_what_does_not_end(tmp_path: Path) -> None:
-    async def body(server: GrpcServer, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
         engine.is_paused = True
         stream = client.stream([1, 2, 3])
         while not engine.running:
             await asyncio.sleep(0.01)
         await server.stop(drain_s=0.1)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError, match="the server was stopped"):
             await stream.result()
 
     _asynchronously(tmp_path, body)
 
 
+@pytest.mark.parametrize("drains", [False, True])
+def test_an_engine_that_ends_after_the_last_request_of_a_stopping_server_is_not_missed(
+    drains: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+        await client.generate("a", max_tokens=2)
+        if drains:
+            await server.gateway.drain()
+        engine.stop()
+        while server.gateway.link.connected:
+            await asyncio.sleep(0.01)
+
+    _asynchronously(tmp_path, body)
+    assert ("the engine is lost" in caplog.text) is not drains
+
+
+def test_a_stop_does_not_wait_for_those_who_only_watch(tmp_path: Path) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+        async with grpc.aio.insecure_channel(server.grpc_address) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            seen = [answer.status async for answer in _first(watch)]
+            await server.stop(drain_s=1000)  # `body` has no more than seconds
+            assert seen == [SERVING]
+
+    _asynchronously(tmp_path, body)
+
+
+async def _first(watch: Any) -> AsyncIterator[Any]:
+    async for answer in watch:
+        if answer.status == SERVING:
+            yield answer
+            return
+
+
+def test_health_says_that_a_server_drains_while_it_still_finishes(tmp_path: Path) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+        engine.is_paused = True
+        stream = client.stream([1, 2, 3], max_tokens=4)
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(server.stop(drain_s=1000))
+        async with grpc.aio.insecure_channel(server.grpc_address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            while (await check(health_pb2.HealthCheckRequest())).status == SERVING:
+                await asyncio.sleep(0.01)
+        engine.is_paused = False
+        assert len((await stream.result()).samples[0].token_ids) == 4
+        await stopping
+
+    _asynchronously(tmp_path, body)
+
+
+def test_a_request_that_waits_for_an_engine_can_be_ended(tmp_path: Path) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+        engine.is_paused = True
+        stream = client.stream([1, 2, 3], request_id="mine")
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(engine.stop)
+        while server.gateway.state is not State.ENGINE_AWAY:
+            await asyncio.sleep(0.01)
+        assert server.gateway.in_hand.abort("another") == 0
+        assert server.gateway.in_hand.abort("mine") == 1
+        with pytest.raises(RequestCancelledError, match="'mine' was ended by an operator"):
+            await stream.result()
+
+    _asynchronously(tmp_path, body)
+
+
+def test_ipv6_is_served_on_both_ports(tmp_path: Path) -> None:
+    with fake_service(tmp_path, server={"host": "::1"}) as service:
+        assert service.client.generate([1, 2, 3], max_tokens=4).usage.completion_tokens == 4
+        host, _, port = service.server.http_address.rpartition(":")
+        assert host == "[::1]"
+        connection = http.client.HTTPConnection("::1", int(port), timeout=20)
+        connection.request("GET", "/readyz")
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
 def test_cancelling_the_task_that_reads_cancels_the_request(tmp_path: Path) -> None:
-    async def body(server: GrpcServer, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
         engine.is_paused = True
         reading = asyncio.create_task(client.generate([1, 2, 3]))
         while not engine.running:
@@ -197,16 +283,16 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
     with (
         running_server(engine) as server,
-        pytest.raises(ConfigError, match=f"cannot listen on {server.address}; the port"),
+        pytest.raises(ConfigError, match=f"cannot listen on {server.grpc_address}; the port"),
     ):
-        asyncio.run(_start(server.address))
+        asyncio.run(_start(int(server.grpc_address.rpartition(":")[2])))
 
 
-async def _start(address: str) -> None:
+async def _start(port: int) -> None:
     async def locate() -> EngineAddress:
         raise AssertionError("never asked")
 
-    await GrpcServer(locate, ServerOptions(address=address)).start()
+    await Front(locate, ServerConfig(port=0, grpc_port=port)).start()
 
 
 def test_an_engine_that_moves_is_found_at_its_new_address(tmp_path: Path) -> None:
@@ -222,7 +308,7 @@ def test_the_gateway_runs_as_a_process_and_ends_on_sigterm(tmp_path: Path) -> No
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock").start()
     process = subprocess.Popen(
         [sys.executable, "-m", "outrider.gateway"]
-        + ["--engine", engine.address, "--listen", "127.0.0.1:0"],
+        + ["--engine", engine.address, "--set", "server.grpc_port=0", "--set", "server.port=0"],
         env=os.environ | {"OUTRIDER_SECRET": SECRET},
         stdout=subprocess.PIPE,
         text=True,

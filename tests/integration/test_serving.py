@@ -81,7 +81,7 @@ def serving() -> Iterator[Serving]:
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     try:
-        with running_server(ranks, ranks.secret) as server, Client(server.address) as client:  # type: ignore[arg-type]
+        with running_server(ranks, ranks.secret) as server, Client(server.grpc_address) as client:  # type: ignore[arg-type]
             client.wait_ready(30)
             yield Serving(client, service, engine.loop.scheduler)
         service.stop()

@@ -1,0 +1,254 @@
+"""What strangers may do with a connection: raw bytes against a real HTTP server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from fake_engine import FakeEngine, fake_service, running_server, wait_until
+
+from outrider.gateway.http import connections
+from outrider.gateway.http.connections import ConnectionBounds
+
+TIMEOUT_S = 0.4
+GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]]:
+    """Of a server without an engine, with little patience and room for four connections."""
+    make = ConnectionBounds.of
+
+    def bounds(config: Any) -> ConnectionBounds:
+        return dataclasses.replace(make(config), max_connections=4, write_timeout_s=TIMEOUT_S)
+
+    engine = FakeEngine(f"unix:{tmp_path_factory.mktemp('bounds')}/engine.sock")
+    options: Any = {"header_timeout_s": TIMEOUT_S, "max_body_bytes": 1024, "api_key": "the-key"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConnectionBounds, "of", bounds)
+        patch.setattr(connections, "LINGER_S", 0.1)
+        patch.setattr(connections, "MIN_BODY_BYTES_PER_S", 2**20)
+        with running_server(engine, **options) as front:
+            host, _, port = front.http_address.rpartition(":")
+            yield host, int(port)
+
+
+@contextmanager
+def _connected(address: tuple[str, int]) -> Iterator[socket.socket]:
+    with socket.create_connection(address, timeout=5) as connection:
+        yield connection
+
+
+def _answer(connection: socket.socket) -> tuple[int, Any]:
+    """Status and body of what comes until the server hangs up."""
+    received = b""
+    while part := connection.recv(65536):
+        received += part
+    if not received:
+        return 0, None
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def _ask(address: tuple[str, int], *lines: bytes) -> tuple[int, Any]:
+    with _connected(address) as connection:
+        connection.sendall(b"\r\n".join([*lines, b"Host: x", b"Connection: close", b"", b""]))
+        return _answer(connection)
+
+
+def _exchange(connection: socket.socket) -> None:
+    """A request and its answer, after which the connection stays."""
+    connection.sendall(GET)
+    received = b""
+    while not received.endswith(b"}"):
+        received += connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 200 OK")
+
+
+def _is_cut(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def _is_well(address: tuple[str, int]) -> bool:
+    return _ask(address, b"GET /livez HTTP/1.1")[0] == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", GET[:-2], b"\r\n\r\n"])
+def test_headers_that_do_not_come_are_not_waited_for(address: tuple[str, int], sent: bytes) -> None:
+    with _connected(address) as connection:
+        connection.sendall(sent)
+        status, body = _answer(connection)
+    assert status == 408 and "header_timeout_s" in body["error"]["message"]
+    assert body["error"]["type"] == "timeout_error"
+
+
+def test_headers_that_trickle_are_late_all_the_same(address: tuple[str, int]) -> None:
+    start_s = time.monotonic()
+    with _connected(address) as connection:
+        try:
+            for byte in GET[:-2] * 10:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+            pytest.fail("the server has waited for all of it")
+        except ConnectionError:
+            pass
+    assert time.monotonic() - start_s < 5
+
+
+def test_a_second_request_on_a_connection_is_timed_as_well(address: tuple[str, int]) -> None:
+    with _connected(address) as connection:
+        _exchange(connection)
+        time.sleep(TIMEOUT_S * 2)  # an idle connection may stay
+        _exchange(connection)
+        connection.sendall(b"\r\n")
+        time.sleep(TIMEOUT_S / 2)
+        connection.sendall(b"\r\n")
+        assert _answer(connection)[0] == 408
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(address: tuple[str, int]) -> None:
+    lines = [b"POST /livez HTTP/1.1", b"Host: x", b"Content-Length: 100", b"", b"some"]
+    with _connected(address) as connection:
+        connection.sendall(b"\r\n".join(lines))
+        told = b""
+        while data := connection.recv(65536):  # the connection does not stay for it
+            told += data
+        assert b" 405 " in told  # and the route answers without it
+    assert _is_well(address)
+
+
+def test_a_body_without_end_is_cut_off(address: tuple[str, int]) -> None:
+    head = b"POST /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    sent = 0
+    with _connected(address) as connection:
+        connection.sendall(head)
+        try:
+            for _ in range(10_000):
+                connection.sendall(chunk)
+                sent += len(chunk)
+        except ConnectionError:
+            pass
+    assert sent < 500 * 2**20
+    assert _is_well(address)
+
+
+def test_headers_without_end_are_refused(address: tuple[str, int]) -> None:
+    with _connected(address) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nX: " + b"x" * 600_000)
+        status, body = _answer(connection)
+    assert status == 431 and "65536" in body["error"]["message"]
+
+
+def test_what_is_not_http_is_told_so_in_the_shape_of_errors(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with _connected(address) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        status, body = _answer(connection)
+    assert status == 400 and body["error"]["type"] == "invalid_request_error"
+    assert not caplog.records
+
+
+def test_too_many_connections_are_refused_in_shape_and_others_go_on(
+    address: tuple[str, int],
+) -> None:
+    with ExitStack() as stack:
+        open_ones = [stack.enter_context(_connected(address)) for _ in range(4)]
+        for each in open_ones:
+            _exchange(each)
+        status, body = _ask(address, b"GET /livez HTTP/1.1")
+        assert status == 503 and body["error"]["type"] == "service_unavailable_error"
+        surplus = [stack.enter_context(_connected(address)) for _ in range(16)]
+        assert _is_cut(surplus[-1])  # too many even to be told so
+        _exchange(open_ones[0])
+    wait_until(lambda: _is_well(address))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [b"Authorization: Bearer wrong"],
+        [b"Authorization: Bearer"],
+        [b"Authorization: Basic dGhlLWtleQ=="],
+        [b"Authorization: Bearer the-key", b"Authorization: Bearer the-key"],
+        [b"Authorization: Bearer \xff\xfe\x80"],
+        [b"Authorization: Bearer " + b"k" * 30_000],
+        [b"Authorization: Bearer the-key the-key"],
+    ],
+)
+def test_a_wrong_key_is_refused_whatever_the_path(
+    address: tuple[str, int], lines: list[bytes]
+) -> None:
+    for path in (b"/v1/models", b"/metrics", b"/openapi.json", b"/no/such/path"):
+        status, body = _ask(address, b"GET " + path + b" HTTP/1.1", *lines)
+        assert status == 401 and body["error"]["type"] == "authentication_error"
+
+
+def test_the_right_key_opens_all_routes(address: tuple[str, int]) -> None:
+    for shown in (b"Bearer the-key", b"bearer  the-key "):
+        line = b"Authorization: " + shown
+        assert _ask(address, b"GET /openapi.json HTTP/1.1", line)[0] == 200
+        assert _ask(address, b"GET /no/such/path HTTP/1.1", line)[0] == 404
+
+
+def test_one_connection_may_have_so_many_calls_and_no_more(tmp_path: Path) -> None:
+    bound = {"max_streams_per_connection": 3}
+    with fake_service(tmp_path, server=bound, is_paused=True) as service:
+        streams = [service.client.stream([5, 6], max_tokens=1) for _ in range(6)]
+        wait_until(lambda: len(service.engine.running) == 3)
+        time.sleep(0.2)
+        assert len(service.engine.running) == 3
+        service.engine.is_paused = False
+        assert all(each.result().usage.completion_tokens == 1 for each in streams)
+
+
+def test_a_key_too_long_for_grpc_harms_nobody(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with (
+        running_server(engine, api_key="the-key") as front,
+        grpc.insecure_channel(front.grpc_address) as channel,
+    ):
+        ask = channel.unary_unary("/outrider.v1.Control/GetStatus")
+        for key, times in (("k" * 100_000, 1), ("k" * 4000, 1), ("the-key", 2), ("", 1)):
+            metadata = [("authorization", f"Bearer {key}")] * times
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(b"", metadata=metadata, timeout=5)
+            assert caught.value.code() in (
+                grpc.StatusCode.UNAUTHENTICATED,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+            )
+        assert ask(b"", metadata=[("authorization", "Bearer the-key")], timeout=5)
+
+
+def test_grpc_takes_so_many_connections_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.gateway.server.most_connections", lambda config: 2)
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    with (
+        running_server(FakeEngine(f"unix:{tmp_path}/engine.sock")) as front,
+        ExitStack() as stack,
+    ):
+        asks = [
+            stack.enter_context(grpc.insecure_channel(front.grpc_address, own)).unary_unary(
+                "/outrider.v1.Control/GetStatus"
+            )
+            for _ in range(3)
+        ]
+        assert asks[0](b"", timeout=5) and asks[1](b"", timeout=5)
+        with pytest.raises(grpc.RpcError):
+            asks[2](b"", timeout=5)
+        assert asks[0](b"", timeout=5)
