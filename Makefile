@@ -14,9 +14,12 @@ BENCH_SERVE ?=
 GRPC_TOOLS := 1.73.0
 # Tests run side by side, a file at a time, but for those that start servers and ranks.
 TEST_WORKERS ?= 2
-BROWSER_LIMIT_S ?= 300
+BROWSER_LIMIT_S ?= 60
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
+
+# Where nobody answers, that is soon known.
+APT := apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-fast test-slow test-gpu browser lint format proto freeze-proto bench
@@ -46,9 +49,9 @@ test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
 browser: ## Install the Chromium that the tests of the page drive, where that may be done.
 	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
-	  timeout $(BROWSER_LIMIT_S) apt-get install -y --no-install-recommends chromium || \
-	  { timeout $(BROWSER_LIMIT_S) apt-get update && \
-	    timeout $(BROWSER_LIMIT_S) apt-get install -y --no-install-recommends chromium; }; \
+	  timeout $(BROWSER_LIMIT_S) $(APT) install -y --no-install-recommends chromium || \
+	  { timeout $(BROWSER_LIMIT_S) $(APT) update && \
+	    timeout $(BROWSER_LIMIT_S) $(APT) install -y --no-install-recommends chromium; }; \
 	} >/dev/null 2>&1; then echo "chromium installed"; \
 	else echo "no chromium, so the page goes untested; install it with: sudo apt-get install chromium"; fi
 
