@@ -148,11 +148,12 @@ class Gateway:
         resumption = call.resumption
         most = self.limits.share_of(self.config.max_requests)
         late_s = time.monotonic() + self.config.queue_timeout_s
+        # In this order: what there is no room for is not charged to the caller's key.
         with (
-            self.limits.admitted(call.caller) as admission,
             self.in_hand.taken(
                 call.request_id, most, may_share=resumption is not None
             ) as request_id,
+            self.limits.admitted(call.caller) as admission,
         ):
             prepared = await self._prepared(served, request_id, call, params)
             bounds.check_prepared(prepared.spec, self.config)

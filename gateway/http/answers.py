@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ class Running:
                 await take(choices[delta.index], delta)
 
 
-class Answer(Response):
+class Answer(Response, ABC):
     """Runs the request and sends what comes of it, until it is done or the client has left."""
 
     def __init__(self, gateway: Gateway, asked: Asked) -> None:
@@ -129,8 +130,9 @@ class Answer(Response):
         except OutriderError as error:
             await self._fail(with_field(error, self._asked.field_names), send)
 
+    @abstractmethod
     async def _send(self, running: Running, send: Send) -> None:
-        raise NotImplementedError
+        """Run the sessions and send the answer, an error before its first byte excepted."""
 
     async def _fail(self, error: OutriderError, send: Send) -> None:
         raise error
