@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -249,9 +250,11 @@ def commands_to_paste(addresses: Addresses, config: EngineConfig) -> list[str]:
     body = json.dumps({"model": name, "prompt": _QUESTION, "max_tokens": 8, "temperature": 0})
     key = 'os.environ["OUTRIDER_API_KEY"]' if needs_key else '"none"'
     messages = f'[{{"role": "user", "content": "{_GREETING}"}}]'
+    # It is no part of what serves, and a command that is pasted should work.
+    install = "" if find_spec("openai") else f"{python} -m pip install -q openai; "
     return [
         f"curl {url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'",
-        f"{python} -c '{'import os; ' if needs_key else ''}from openai import OpenAI; "
+        f"{install}{python} -c '{'import os; ' if needs_key else ''}from openai import OpenAI; "
         f'print(OpenAI(base_url="{url}/v1", api_key={key}).chat.completions'
         f".create(model={json.dumps(name)}, messages={messages}).choices[0].message.content)'",
         f"{outrider} chat{option}",

@@ -50,6 +50,14 @@ def test_commands_name_another_server() -> None:
     assert commands("10.0.0.5:50051")[2] == "outrider chat --server 10.0.0.5:50051"
 
 
+def test_the_client_of_openai_is_installed_where_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "pip install" not in "".join(commands())
+    monkeypatch.setattr("outrider.cli.serve.find_spec", lambda name: None)
+    assert "-m pip install -q openai; " in commands()[1]
+
+
 def test_commands_speak_tls_to_a_server_that_does() -> None:
     curl, openai, chat, status = commands(tls_cert="cert.pem", tls_key="key.pem")
     assert "https://localhost:8000/v1" in curl and "https://localhost:8000/v1" in openai
