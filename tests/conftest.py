@@ -1,7 +1,9 @@
 """Shared by every test: child processes must find the package too (pytest's `pythonpath` does not
 reach them), and nothing may ask a model hub for anything."""
 
+import logging
 import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -44,3 +46,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _starts_processes(module: ModuleType) -> bool:
     used = {getattr(value, "__module__", None) for value in vars(module).values()}
     return not STARTING_PROCESSES.isdisjoint(used)
+
+
+@pytest.fixture(autouse=True)
+def _restored_logger() -> Iterator[None]:
+    """What a test tells our logger does not reach the next one. By `setLevel`, not by assignment:
+    loggers remember which levels they write until it is called."""
+    logger = logging.getLogger("outrider")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)

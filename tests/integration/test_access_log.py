@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,6 @@ from outrider.logs import setup_logging
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET_WORDS = "the quick brown fox"
-
-
-@pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("outrider")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def finished(service: FakeService) -> None:

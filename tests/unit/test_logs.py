@@ -4,22 +4,12 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from outrider.errors import ConfigError
 from outrider.logs import LAST_LINES, last_lines, request_context, setup_logging
-
-
-@pytest.fixture(autouse=True)
-def _restored_logger() -> Iterator[None]:
-    logger = logging.getLogger("outrider")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
-
 
 LOG = logging.getLogger("outrider.some.part")
 

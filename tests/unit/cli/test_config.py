@@ -5,7 +5,7 @@ import logging
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -25,16 +25,12 @@ AddCommand = Callable[[Command], None]
 
 
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for setting in settings().values():
         for name in setting.env_names:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("OUTRIDER_CONFIG", raising=False)
-    logger = logging.getLogger("outrider")
-    before = (logger.handlers[:], logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture

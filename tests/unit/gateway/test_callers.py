@@ -102,6 +102,7 @@ def test_a_changed_file_counts_at_once_and_a_broken_one_not_at_all(
     with pytest.raises(UnauthenticatedError):
         callers.identify("alices", is_local=False)
     file.write_text("keys: [nonsense")
+    caplog.clear()
     with caplog.at_level(logging.INFO):
         callers.watched.refresh()
         callers.watched.refresh()
