@@ -36,6 +36,10 @@ class ReferenceOps:
         return "torch"
 
     @property
+    def packing(self) -> None:
+        return None
+
+    @property
     def fused(self) -> None:
         return None
 

@@ -96,6 +96,25 @@ class FusedOps(Protocol):
         ...
 
 
+class Packing(Protocol):
+    """Linear layers whose weights are put into another order first, in memory of the caller's."""
+
+    @property
+    def layout(self) -> str:
+        """Names that order: weights that were packed under one name are of use under no other."""
+        ...
+
+    def packed_len(self, shape: tuple[int, int]) -> int:
+        """Values of float32 that a weight of [out, in] takes."""
+        ...
+
+    def pack(self, weight: Tensor | QuantizedWeight, out: Tensor) -> None: ...
+
+    def packed_linear(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Linear:
+        """What `Ops.linear` gives for the weight that was packed."""
+        ...
+
+
 class Ops(Protocol):
     """The operations a decoder is made of.
 
@@ -117,6 +136,11 @@ class Ops(Protocol):
     @property
     def fused(self) -> FusedOps | None:
         """Operations that do more than one thing; with them, every `linear` is a `FusedLinear`."""
+        ...
+
+    @property
+    def packing(self) -> Packing | None:
+        """How weights may be packed once for many processes; None if they may not."""
         ...
 
     def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:

@@ -14,6 +14,7 @@ from outrider.links.rank_messages import Role
 from outrider.links.secret import secret_from_environment
 from outrider.logs import setup_logging
 from outrider.workers.ranks.start import ROLES, RankPlace, run_rank
+from outrider.workers.ranks.watch import end_with_link
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,6 +39,7 @@ def main() -> None:
         run_rank(
             RankPlace(given.engine, Role(given.role), given.rank, given.size),
             secret_from_environment(),
+            end_with_link,
         )
     except OutriderError as error:
         sys.exit(f"error: {error}")

@@ -58,6 +58,14 @@ class CpuOps:
     def fused(self) -> None:
         return None
 
+    @property
+    def packing(self) -> CpuOps:
+        return self
+
+    @property
+    def layout(self) -> str:
+        return f"panels of {_PANEL}"
+
     def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
         return 0
 
@@ -69,8 +77,8 @@ class CpuOps:
             if num_rows > _MAX_RECORDED_ROWS:
                 return run(hidden, batch)
             if num_rows not in recordings:
-                recordings[num_rows] = self._record(run, hidden, batch)
-                return run(hidden, batch)
+                recordings[num_rows], result = self._record(run, hidden, batch)
+                return result
             recording = recordings[num_rows]
             if recording is None:
                 return run(hidden, batch)
@@ -78,11 +86,14 @@ class CpuOps:
 
         return run_again
 
-    def _record(self, run: Pass, hidden: Tensor, batch: RaggedBatch) -> Recording | None:
-        """None if the pass does anything else than these operations.
+    def _record(
+        self, run: Pass, hidden: Tensor, batch: RaggedBatch
+    ) -> tuple[Recording | None, Tensor]:
+        """The recording, None if the pass does anything else than these operations, and what the
+        pass gives, whose KV is the last that is written to the cache.
 
         Found out by trial: what is recorded on one input must give, on another, bit for bit what
-        the pass gives. The caller runs the pass once more, so that the cache holds its KV.
+        the pass gives.
         """
         expected = run(hidden, batch)
         recording = self._recording = Recording(1.0 - _dense(hidden))
@@ -91,10 +102,11 @@ class CpuOps:
             recording.result = run(recording.hidden, batch)
         finally:
             self._recording = None
-        if not recording.is_complete:
-            return None
-        repeated = self._replay(recording, hidden, batch)
-        return recording if torch.equal(repeated, expected) else None
+        if recording.is_complete:
+            repeated = self._replay(recording, hidden, batch)
+            if torch.equal(repeated, expected):
+                return recording, repeated
+        return None, run(hidden, batch)
 
     def _replay(self, recording: Recording, hidden: Tensor, batch: RaggedBatch) -> Tensor:
         assert recording.result is not None
@@ -121,12 +133,25 @@ class CpuOps:
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         """Weights of 8 bits are made whole."""
         out_features, in_features = weight.shape
-        padded = -(-out_features // _PANEL) * _PANEL
+        shape = (out_features, in_features)
+        packed = torch.empty(self.packed_len(shape), dtype=torch.float32)
+        self.pack(weight, packed)
+        return self.packed_linear(packed, shape, bias)
+
+    def packed_len(self, shape: tuple[int, int]) -> int:
+        return _padded(shape[0]) * shape[1]
+
+    def pack(self, weight: Tensor | QuantizedWeight, out: Tensor) -> None:
+        out_features, in_features = weight.shape
+        if out.numel() != self.packed_len((out_features, in_features)):
+            raise ValueError(f"{out.numel()} values cannot hold a packed {tuple(weight.shape)}.")
         dense = _dense(whole(weight).detach())
-        packed = torch.empty(padded * in_features, dtype=torch.float32)
-        self._releasing.linear_pack(dense.data_ptr(), out_features, in_features, packed.data_ptr())
+        self._releasing.linear_pack(dense.data_ptr(), out_features, in_features, out.data_ptr())
+
+    def packed_linear(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Linear:
+        out_features, in_features = shape
         if bias is not None:
-            bias = F.pad(_dense(bias.detach()), (0, padded - out_features))
+            bias = F.pad(_dense(bias.detach()), (0, _padded(out_features) - out_features))
         layer = CLayer(packed.data_ptr(), _address(bias), out_features, in_features)
         return self._packed_linear(layer, (packed, bias))
 
@@ -369,6 +394,10 @@ def _batch_struct(batch: RaggedBatch) -> CBatch:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _padded(out_features: int) -> int:
+    return -(-out_features // _PANEL) * _PANEL
 
 
 def _dense(x: Tensor) -> Tensor:

@@ -46,6 +46,10 @@ class GpuOps:
         return "triton"
 
     @property
+    def packing(self) -> None:
+        return None
+
+    @property
     def fused(self) -> FusedOps:
         return GpuFusedOps()
 

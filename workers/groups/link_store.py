@@ -38,12 +38,15 @@ class LinkStore(dist.Store):  # type: ignore[misc]
     who asks holds up another thread, or the engine.
     """
 
-    def __init__(self, engine: str, secret: str, timeout_s: float) -> None:
+    def __init__(
+        self, engine: str, secret: str, timeout_s: float, own_host: str | None = None
+    ) -> None:
+        """`own_host` is where other ranks reach this one; unset is where it reaches the engine."""
         super().__init__()
         hello = Hello(Role.STORE, 0, 1, os.getpid(), socket.gethostname())
         sock = dial_in(engine, secret, hello, timeout_s)
-        # Where other ranks reach this host.
-        self.own_host = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
+        dialled_from = LOOPBACK if sock.family == socket.AF_UNIX else sock.getsockname()[0]
+        self.own_host = own_host or dialled_from
         self._channel = Channel(sock, STORE_CODEC, peer="the engine's board")
         self._lock = threading.Lock()
         self.set_timeout(timedelta(seconds=timeout_s))

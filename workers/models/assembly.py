@@ -6,12 +6,14 @@ one of them exists twice.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from outrider.kernels.quantized import quantize
+from outrider.kernels.quantized import QuantizedWeight, quantize
 from outrider.kernels.types import Linear, Ops
 from outrider.workers.models.layers import (
     ACTIVATIONS,
@@ -28,7 +30,7 @@ from outrider.workers.models.layers import (
 from outrider.workers.models.names import Names, names_of
 from outrider.workers.models.rope import rope_tables
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import WeightSource
+from outrider.workers.models.source import WeightKeeper, WeightSource
 from outrider.workers.models.spec import ModelSpec
 
 
@@ -45,7 +47,7 @@ class Assembly:
     """Builds each part of a decoder once; keeps nothing it has built.
 
     With `quantization` the linears of layers get weights of 8 bits, each rank by the scales of its
-    own share.
+    own share. What a `keeper` has is not read again; its kernels must be able to pack.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class Assembly:
         ops: Ops,
         shard: Shard,
         quantization: str | None = None,
+        keeper: WeightKeeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._spec = spec
         self._source = source
         self._ops = ops
@@ -65,9 +69,16 @@ class Assembly:
         self._is_first = shard.rank == 0
 
     def embedding(self) -> Tensor:
-        spec = self._spec
-        shape = (spec.vocab_size, spec.embed_size)
-        return self._source.read(f"{self._names.embed}.weight", shape, rows=self._part.vocab)
+        spec, rows = self._spec, self._part.vocab
+        name, shape = f"{self._names.embed}.weight", (spec.vocab_size, spec.embed_size)
+        if self._keeper is None:
+            return self._source.read(name, shape, rows=rows)
+        own = (len(rows), spec.embed_size)
+
+        def fill(out: Tensor) -> None:
+            out.view(own).copy_(self._source.read(name, shape, rows=rows))
+
+        return self._keeper.tensor(name, math.prod(own), fill).view(own)
 
     def learned_positions(self) -> Tensor | None:
         spec = self._spec
@@ -90,11 +101,15 @@ class Assembly:
         return self._ops.linear(into, None), self._ops.linear(out, None)
 
     def head(self, embedding: Tensor) -> Linear:
+        own = (len(self._part.vocab), self._spec.embed_size)
         if self._spec.tied:
-            return self._ops.linear(embedding, None)
+            return self._linear("head", own, lambda: embedding, None)
         shape = (self._spec.vocab_size, self._spec.embed_size)
-        weight = self._source.read(f"{self._names.head}.weight", shape, rows=self._part.vocab)
-        return self._ops.linear(weight, None)
+
+        def read() -> Tensor:
+            return self._source.read(f"{self._names.head}.weight", shape, rows=self._part.vocab)
+
+        return self._linear("head", own, read, None)
 
     def first_norm(self) -> Norm:
         return NoNorm() if self._spec.norm_after else self._layer_norm(0, 0)
@@ -168,14 +183,36 @@ class Assembly:
 
     def _column_parallel(self, splits: list[_Split], has_bias: bool) -> Linear:
         width = self._spec.hidden_size
-        weight = self._fused([f"{s.name}.weight" for s in splits], splits, (width,))
-        bias = self._fused([f"{s.name}.bias" for s in splits], splits, ()) if has_bias else None
-        return self._layer_linear(weight, bias)
+        shape = (sum(len(split.rows) for split in splits), width)
 
-    def _layer_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if self._quantization is None:
-            return self._ops.linear(weight, bias)
-        return self._ops.linear(quantize(weight, self._quantization), bias)
+        def read() -> Tensor:
+            return self._fused([f"{s.name}.weight" for s in splits], splits, (width,))
+
+        bias = self._fused([f"{s.name}.bias" for s in splits], splits, ()) if has_bias else None
+        return self._layer_linear(splits[0].name, shape, read, bias)
+
+    def _layer_linear(
+        self, name: str, shape: tuple[int, int], read: Callable[[], Tensor], bias: Tensor | None
+    ) -> Linear:
+        kind = self._quantization
+        if kind is None:
+            return self._linear(name, shape, read, bias)
+        return self._linear(name, shape, lambda: quantize(read(), kind), bias)
+
+    def _linear(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        read: Callable[[], Tensor | QuantizedWeight],
+        bias: Tensor | None,
+    ) -> Linear:
+        packing = self._ops.packing
+        if self._keeper is None or packing is None:
+            return self._ops.linear(read(), bias)
+        packed = self._keeper.tensor(
+            name, packing.packed_len(shape), lambda out: packing.pack(read(), out)
+        )
+        return packing.packed_linear(packed, shape, bias)
 
     def _fused(self, names: list[str], splits: list[_Split], inner: tuple[int, ...]) -> Tensor:
         read = self._source.read
@@ -195,10 +232,14 @@ class Assembly:
     def _row_parallel(self, name: str, num_columns: int, columns: range, has_bias: bool) -> Linear:
         """The bias is added once in the sum over ranks, by the first."""
         hidden = self._spec.hidden_size
-        weight = self._source.read(f"{name}.weight", (hidden, num_columns), columns=columns)
+
+        def read() -> Tensor:
+            shape = (hidden, num_columns)
+            return self._source.read(f"{name}.weight", shape, columns=columns)
+
         adds_bias = has_bias and self._is_first
         bias = self._source.read(f"{name}.bias", (hidden,)) if adds_bias else None
-        return self._layer_linear(weight, bias)
+        return self._layer_linear(name, (hidden, len(columns)), read, bias)
 
     def _rotation(self, prefix: str, cos: Tensor | None, sin: Tensor | None) -> Rotation:
         spec, names = self._spec, self._names

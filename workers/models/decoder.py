@@ -11,7 +11,7 @@ from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import WeightSource
+from outrider.workers.models.source import WeightKeeper, WeightSource
 from outrider.workers.models.spec import ModelSpec
 
 
@@ -28,9 +28,10 @@ class Decoder:
         ops: Ops,
         shard: Shard | None = None,
         quantization: str | None = None,
+        keeper: WeightKeeper | None = None,
     ) -> None:
         shard = shard or Shard()
-        assembly = Assembly(spec, weights, ops, shard, quantization)
+        assembly = Assembly(spec, weights, ops, shard, quantization, keeper)
         self.spec = spec
         self.shard = shard
         self.quantization = quantization

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
+from torch import Tensor
 
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
@@ -29,8 +33,8 @@ class KVCache:
         shape = (num_blocks, kv_heads, block_size, spec.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in spec.windows]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in spec.windows]
+        self.keys = [_zeros(shape, dtype, device) for _ in spec.windows]
+        self.values = [_zeros(shape, dtype, device) for _ in spec.windows]
 
 
 def bytes_per_block(
@@ -39,3 +43,11 @@ def bytes_per_block(
     """Memory of one block over all layers, keys and values together."""
     kv_heads = len(Partition.of(spec, shard or Shard()).kv_heads)
     return 2 * spec.num_layers * kv_heads * block_size * spec.head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """On a CPU as fresh pages, which are zero without anybody writing to all of them at a start."""
+    size = math.prod(shape) * dtype.itemsize
+    if torch.device(device).type != "cpu" or size == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -29,3 +30,10 @@ class WeightSource(Protocol):
         rows: range | None = None,
         columns: range | None = None,
     ) -> Tensor: ...
+
+
+class WeightKeeper(Protocol):
+    """Has tensors of float32 that were made before, by their names; else lets them be made where
+    others will find them."""
+
+    def tensor(self, name: str, num_values: int, fill: Callable[[Tensor], None]) -> Tensor: ...

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from outrider.errors import ModelError
 from outrider.workers.models.rope import RopeSpec
-
-FAMILIES = ("granite", "llama", "mistral", "opt", "qwen2", "qwen3")
+from outrider.workers.models.unsupported import refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +68,10 @@ class ModelSpec:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Read the contents of a Hugging Face `config.json`."""
-        family = config.get("model_type")
-        if family not in FAMILIES:
-            raise ModelError(
-                f"model_type is {family!r}, which is not supported; known are "
-                f"{', '.join(FAMILIES)}."
-            )
+        refuse_unsupported(config)
+        family = str(config["model_type"])
         try:
-            return _opt(config) if family == "opt" else _llama_like(str(family), config)
+            return _opt(config) if family == "opt" else _llama_like(family, config)
         except KeyError as error:
             raise ModelError(
                 f"config.json of this {family} model lacks {error.args[0]!r}; "

@@ -11,8 +11,11 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+import torch
 
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -33,7 +36,9 @@ from outrider.links.rank_messages import (
     Stop,
 )
 from outrider.logs import setup_logging
+from outrider.scheduler.costs import StepCosts
 from outrider.workers.costs import measure_draft, measure_target
+from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.groups.link_store import LinkStore
@@ -76,18 +81,24 @@ class RankPlace:
     role: Role
     rank: int
     size: int
+    own_host: str | None = None  # where other ranks reach it; unset is where it reaches the engine
 
 
-def run_rank(where: RankPlace, secret: str) -> None:
-    """Serve until the engine says stop or ends the link. Raises what went wrong, after telling the
-    engine."""
+def run_rank(
+    where: RankPlace, secret: str, on_link: Callable[[socket.socket], None] = lambda link: None
+) -> None:
+    """Serve until the engine says stop or ends the link, which `on_link` is given at first. Raises
+    what went wrong, after telling the engine."""
     hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
     sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
+    on_link(sock)
     with (
         Channel(sock, RANK_CODEC, peer="the engine") as channel,
-        contextlib.closing(LinkStore(where.engine, secret, GROUP_TIMEOUT_S)) as store,
+        contextlib.closing(
+            LinkStore(where.engine, secret, GROUP_TIMEOUT_S, where.own_host)
+        ) as store,
     ):
-        start = _Start(channel, where, store)
+        start = _Start(channel, where, store, secret)
         try:
             server = start.run()
             while not isinstance(message := channel.receive(), Stop):
@@ -113,10 +124,11 @@ def _tell(channel: Channel, error: Exception) -> None:
 class _Start:
     """The exchanges of a start, in order; see `outrider.links.rank_messages`."""
 
-    def __init__(self, channel: Channel, where: RankPlace, store: LinkStore) -> None:
+    def __init__(self, channel: Channel, where: RankPlace, store: LinkStore, secret: str) -> None:
         self._channel = channel
         self._where = where
         self._store = store
+        self._secret = secret
         self.runner: Runner | None = None
 
     def run(self) -> RankServer:
@@ -188,6 +200,7 @@ class _Start:
             max_position=wanted.max_position or None,
             revision=settings.revision,
             quantization=settings.quantization,
+            keeps=True,
         )
         self._channel.send(
             Loaded(
@@ -217,11 +230,33 @@ class _Start:
         self.runner = runner
         if can_record(group):
             runner.record(_QUERY_LENS[self._where.role])
-        self._channel.send(self._measure(runner, placement))
+        self._channel.send(self._costs(runner, settings, placement, group))
         return runner
 
+    def _costs(
+        self, runner: Runner, settings: RankSettings, placement: Placement, group: Collective
+    ) -> Ready:
+        """As the first rank tells it: of a start before in the life of this server, if there was
+        one, else timed now. All ranks run the same passes, since none can run one alone."""
+        if placement.device.type != "cpu":
+            return self._measure(runner, placement)
+        sizes = (self._where.size, runner.num_rows, runner.max_model_len, torch.get_num_threads())
+        kept = KeptCosts(self._secret, self._where.role, settings, placement.ops.name, sizes)
+        found = kept.read() if group.rank == 0 else None
+        if group.all_gather(torch.tensor([float(found is not None)])).any():
+            return Ready() if found is None else self._told(found)
+        ready = self._measure(runner, placement)
+        if group.rank == 0:
+            kept.write(ready.verify, ready.first_draft, ready.next_draft, ready.prefill_s)
+        return ready
+
+    def _told(self, costs: StepCosts) -> Ready:
+        if self._where.role == Role.TARGET:
+            return Ready(verify=costs.verify)
+        drafts = {"first_draft": costs.first_draft, "next_draft": costs.next_draft}
+        return Ready(**drafts, prefill_s=costs.prefill_s)
+
     def _measure(self, runner: Runner, placement: Placement) -> Ready:
-        """All ranks run the same passes, since none can run one alone."""
         if self._where.role == Role.TARGET:
             ready = Ready(verify=measure_target(runner, placement.ops))
         else:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import shutil
+import socket
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from outrider.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+LOCK_WAIT_S = 2 * 3600.0  # large models come slowly; whoever starts a process has limits of its own
+LOCK_POLL_S = 0.1
+LOCK_TOLD_S = 30.0
 ABANDONED_S = 6 * 3600.0
 
 
@@ -17,6 +27,60 @@ def cache_folder() -> Path:
     """`OUTRIDER_CACHE`, or `~/.cache/outrider`."""
     chosen = os.environ.get("OUTRIDER_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "outrider"
+
+
+def boot_id() -> str:
+    """Of this start of the system on this host."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return socket.gethostname()
+
+
+@contextmanager
+def locked(path: Path, what: str, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Only one process of this host at a time is inside; the others say what they wait for.
+
+    The system lets go of the lock of a process that has ended, however it ended. Where the folder
+    cannot be written to, there is no lock: whoever prepared it has put there what is needed.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # For nobody else: whoever may open it, if only to read, may hold it for ever.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(path, flags, 0o600)
+    except OSError as error:
+        logger.debug("no lock for %s: %s", what, error)
+        yield
+        return
+    try:
+        _await_lock(handle, path, what, wait_s)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _await_lock(handle: int, path: Path, what: str, wait_s: float) -> None:
+    start_s = told_s = time.monotonic()
+    is_told = False
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        now_s = time.monotonic()
+        holder = os.pread(handle, 200, 0).decode(errors="replace") or "unknown"
+        if now_s - start_s > wait_s:
+            raise ModelError(
+                f"{what} by another process (pid {holder}) was not over after {wait_s:g} s; end "
+                f"that process if it hangs (the lock is {path})."
+            )
+        if not is_told or now_s - told_s > LOCK_TOLD_S:
+            is_told, told_s = True, now_s
+            logger.info("waiting for %s by another process (pid %s)", what, holder)
+        time.sleep(LOCK_POLL_S)
 
 
 def build_folder(final: Path, build: Callable[[Path], None]) -> None:

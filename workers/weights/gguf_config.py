@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.workers.models.unsupported import refuse_experts
 
 # Converters of these store query and key rows interleaved, for llama.cpp's rotary layout.
 INTERLEAVED = ("llama", "granite")
@@ -52,6 +53,7 @@ def hf_config(
     """`fields` are the header's, with the tokenizer's size as `num_tokens`; `divisors` the contents
     of the tensor `rope_freqs.weight`, where there is one."""
     architecture = fields.get("general.architecture")
+    refuse_experts(str(architecture), int(fields.get(f"{architecture}.expert_count") or 0))
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"general.architecture is {architecture!r}, which is not supported in GGUF files; "

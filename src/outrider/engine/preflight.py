@@ -6,6 +6,7 @@ import logging
 from typing import NamedTuple
 
 from outrider.config import EngineConfig
+from outrider.engine.revisions import settle_revisions
 from outrider.errors import ModelError
 from outrider.text.tokenizer import (
     Tokenizer,
@@ -16,6 +17,7 @@ from outrider.text.tokenizer import (
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.loader import check_files, load_spec
+from outrider.workers.weights.resolve import Files
 
 logger = logging.getLogger(__name__)
 
@@ -23,24 +25,40 @@ logger = logging.getLogger(__name__)
 class Models(NamedTuple):
     """The checkpoints a configuration names, as far as they are known without their weights."""
 
+    config: EngineConfig  # with the commits they are of
     target: ModelSpec
     draft: ModelSpec | None
     tokenizer: Tokenizer | None
 
 
-def check_models(config: EngineConfig) -> Models:
+def check_models(
+    config: EngineConfig, *, has_weights: bool = True, has_text: bool = True
+) -> Models:
     """Both checkpoints are complete, split over as many ranks as asked, and share a tokenizer that
-    is no larger than they are."""
-    target = load_spec(config.target.model, revision=config.target.revision)
-    draft = load_spec(config.draft.model) if config.draft.model is not None else None
-    check_files(config.target.model, revision=config.target.revision)
+    is no larger than they are.
+
+    Where all ranks may be on other hosts, `has_weights` is false: weights are then neither looked
+    at nor downloaded here. An engine of a server that has checked its tokenizers already has no use
+    for text: loading them takes as long as loading a small model.
+    """
+    config = settle_revisions(config)
+    wanted = Files.ALL if has_weights else Files.TEXT
+    sources = [(config.target.model, config.target.revision)]
     if config.draft.model is not None:
-        check_files(config.draft.model)
+        sources.append((config.draft.model, config.draft.revision))
+    specs = [load_spec(model, revision=revision, wanted=wanted) for model, revision in sources]
+    if has_weights:
+        for model, revision in sources:
+            check_files(model, revision=revision)
+    target, draft = specs[0], specs[1] if len(specs) > 1 else None
     Partition.of(target, Shard(0, config.target.tensor_parallel))
     if draft is not None:
         Partition.of(draft, Shard(0, config.draft.tensor_parallel))
     draft_vocab_size = None if draft is None else draft.vocab_size
-    return Models(target, draft, engine_tokenizer(config, target.vocab_size, draft_vocab_size))
+    tokenizer = None
+    if has_text:
+        tokenizer = engine_tokenizer(config, target.vocab_size, draft_vocab_size)
+    return Models(config, target, draft, tokenizer)
 
 
 def engine_tokenizer(
@@ -56,7 +74,7 @@ def engine_tokenizer(
         check_fits_model(tokenizer, target_vocab_size)
     if config.draft.model is None or draft_vocab_size is None:
         return tokenizer
-    other = _load(config.draft.model, None)
+    other = _load(config.draft.model, config.draft.revision)
     if tokenizer is not None and other is not None:
         check_same_tokenizer(
             tokenizer,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from outrider.errors import ModelError
 from outrider.workers.weights.files import read_json
-from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+from outrider.workers.weights.resolve import BUNDLED_TARGET, Files, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,8 @@ PROBES = (
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokenizer:
-    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, chat template included.
+    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, chat template included. No
+    weights are downloaded for it.
 
     Its `name_or_path` is what it was asked for by, wherever its files are.
     """
@@ -38,7 +39,8 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
 def _load(source: str | Path, revision: str | None) -> Tokenizer:
     # The one rebuilt from the bundled GGUF splits digits differently from the original.
-    path = draft_assets() if source == BUNDLED_TARGET else resolve_source(source, revision)
+    is_bundled = source == BUNDLED_TARGET
+    path = draft_assets() if is_bundled else resolve_source(source, revision, Files.TEXT)
     if path.is_dir():
         return _from_folder(path)
     if any((path.parent / name).is_file() for name in TOKENIZER_FILES):

@@ -53,6 +53,41 @@ def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str)
         ModelSpec.from_hf(LLAMA | changes)
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8"])
+def test_quantized_weights_are_refused_by_the_name_of_their_method(method: str) -> None:
+    config = LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}}
+    with pytest.raises(ModelError) as caught:
+        ModelSpec.from_hf(config)
+    assert str(caught.value) == (
+        f"the weights are quantized by {method!r}, which is not supported; take the checkpoint "
+        "they were made from, with quantization='fp8' or 'int8' for 8 bits, or a GGUF file."
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mixtral", "num_local_experts": 8},
+        {"model_type": "qwen3_moe", "num_experts": 128},
+        {"model_type": "deepseek_v3", "n_routed_experts": 256},
+        {"num_local_experts": 4},
+    ],
+)
+def test_a_mixture_of_experts_is_refused_as_one(changes: dict[str, Any]) -> None:
+    config = LLAMA | changes
+    with pytest.raises(ModelError) as caught:
+        ModelSpec.from_hf(config)
+    num_experts = list(changes.values())[-1]
+    assert str(caught.value) == (
+        f"this {config['model_type']} model is a mixture of {num_experts} experts, which is not "
+        "supported; take a dense one of granite, llama, mistral, opt, qwen2, qwen3."
+    )
+
+
+def test_one_expert_is_none() -> None:
+    assert ModelSpec.from_hf(LLAMA | {"num_local_experts": 0}) == ModelSpec.from_hf(LLAMA)
+
+
 def test_old_and_new_spellings_of_rope_mean_the_same() -> None:
     scaling = {
         "factor": 8.0,

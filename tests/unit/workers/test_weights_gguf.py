@@ -315,6 +315,13 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) 
         load_spec(path)
 
 
+def test_experts_in_a_gguf_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "experts.gguf"
+    write_gguf(path, random_model("llama"), "llama", lambda writer: writer.add_expert_count(8))
+    with pytest.raises(ModelError, match="a mixture of 8 experts, which is not supported"):
+        load_spec(path)
+
+
 def test_an_unknown_quantisation_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")

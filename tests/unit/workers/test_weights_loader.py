@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -167,7 +168,9 @@ def test_an_index_cannot_reach_outside_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["./nowhere", "../nowhere", "/nowhere/at/all", "~/nowhere"])
 def test_a_path_that_is_not_there_is_not_sought_on_the_hub(path: str) -> None:
-    with pytest.raises(ModelError, match=f"model '{path}' is not there; check the path"):
+    with pytest.raises(
+        ModelError, match=f"model '{path}' is not there on host {socket.gethostname()}"
+    ):
         resolve_source(path)
 
 
@@ -219,3 +222,21 @@ def test_bundled_models_give_the_logits_of_transformers(name: str) -> None:
         expected = reference_logits(model, prompt)
         assert (ours - expected).abs().max() <= 2e-5 * expected.abs().max()
         assert torch.equal(ours.argmax(-1), expected.argmax(-1))
+
+
+def test_an_adapter_in_place_of_a_model_is_refused_as_one(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "a/b"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(ModelError) as caught:
+        load_spec(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} holds a LORA adapter for 'a/b', not a model, and adapters are not supported; "
+        "merge it into that model's weights and serve the result."
+    )
+
+
+def test_an_adapter_beside_a_model_is_no_concern(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path)
+    spec = load_spec(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert load_spec(tmp_path) == spec

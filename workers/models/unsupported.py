@@ -1,0 +1,50 @@
+"""Checkpoints of a kind that is not served, refused by its name before a weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.errors import ModelError
+
+FAMILIES = ("granite", "llama", "mistral", "opt", "qwen2", "qwen3")
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def refuse_unsupported(config: Mapping[str, Any]) -> None:
+    """Raise for the contents of a `config.json` that asks for more than a dense decoder of a known
+    family with plain weights."""
+    family = config.get("model_type")
+    refuse_experts(str(family), max(_count(config.get(key)) for key in _EXPERT_KEYS))
+    if family not in FAMILIES:
+        raise ModelError(
+            f"model_type is {family!r}, which is not supported; known are {', '.join(FAMILIES)}."
+        )
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
+        raise ModelError(
+            f"the weights are quantized by {method!r}, which is not supported; take the checkpoint "
+            "they were made from, with quantization='fp8' or 'int8' for 8 bits, or a GGUF file."
+        )
+
+
+def refuse_experts(family: str, num_experts: int) -> None:
+    if num_experts > 1:
+        raise ModelError(
+            f"this {family} model is a mixture of {num_experts} experts, which is not supported; "
+            f"take a dense one of {', '.join(FAMILIES)}."
+        )
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int else 0
+
+
+def refuse_adapter(folder: str, adapter: Mapping[str, Any]) -> None:
+    """Raise for a folder with the contents of an `adapter_config.json` in place of a model's."""
+    kind, base = adapter.get("peft_type") or "PEFT", adapter.get("base_model_name_or_path")
+    raise ModelError(
+        f"{folder} holds a {kind} adapter for {base!r}, not a model, and adapters are not "
+        "supported; merge it into that model's weights and serve the result."
+    )
