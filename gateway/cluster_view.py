@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TypeAlias
 
-from outrider.links.cluster_view import ClusterView, ProcessView
+from outrider.links.cluster_view import ClusterView, OrderView, ProcessView
 from outrider.proto import control_pb2
 
 AskCluster: TypeAlias = Callable[[], Awaitable[ClusterView | None]]
@@ -19,20 +19,31 @@ async def nobody_knows() -> ClusterView | None:
 
 
 def cluster_to_proto(view: ClusterView) -> control_pb2.ClusterState:
-    return control_pb2.ClusterState(
+    """Without its replicas, which a gateway that knows several controllers tells of at once."""
+    state = control_pb2.ClusterState(
         controller=view.controller,
         state=view.state,
         restarts=view.restarts,
         draft_restarts=view.draft_restarts,
         processes=[control_pb2.ProcessState(**asdict(each)) for each in view.processes],
     )
+    if view.order is not None:
+        state.order.CopyFrom(control_pb2.OrderState(**asdict(view.order)))
+    return state
 
 
 def cluster_from_proto(state: control_pb2.ClusterState) -> ClusterView:
-    processes = (
-        ProcessView(p.role, p.rank, p.pid, p.node, tuple(p.gpu_ids), p.restarts, p.state)
-        for p in state.processes
-    )
+    order = state.order
     return ClusterView(
-        state.controller, state.state, state.restarts, state.draft_restarts, tuple(processes)
+        state.controller,
+        state.state,
+        state.restarts,
+        state.draft_restarts,
+        tuple(_process_from_proto(each) for each in state.processes),
+        order=OrderView(order.what, order.state, order.detail) if state.HasField("order") else None,
     )
+
+
+def _process_from_proto(found: control_pb2.ProcessState) -> ProcessView:
+    values = {name: getattr(found, name) for name in found.DESCRIPTOR.fields_by_name}
+    return ProcessView(**(values | {"gpu_ids": tuple(found.gpu_ids)}))

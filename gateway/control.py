@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from outrider.errors import RequestError
@@ -31,14 +32,14 @@ class ControlServicer:
         self, request: control_pb2.SetSpeculationRequest, context: Any
     ) -> control_pb2.SpeculationSettings:
         change = change_from_proto(request)
-        return settings_to_proto(await self._gateway.link.set_speculation(change))
+        return settings_to_proto(await self._gateway.replicas.set_speculation(change))
 
     async def ExplainSpeculation(  # noqa: N802 - gRPC's name
         self, request: control_pb2.ExplainSpeculationRequest, context: Any
     ) -> control_pb2.ExplainSpeculationResponse:
         step = request.step if request.HasField("step") else None
         return account_to_proto(
-            await self._gateway.link.explain_speculation(step, request.last or 1)
+            await self._gateway.replicas.explain_speculation(step, request.last or 1)
         )
 
     async def GetModelInfo(  # noqa: N802 - gRPC's name
@@ -64,3 +65,28 @@ class ControlServicer:
             raise RequestError("request_id is empty; give that of the request to end.")
         num_ended = await self._broadcast.abort(request.request_id)
         return control_pb2.AbortResponse(num_ended=num_ended)
+
+    async def Scale(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.ScaleRequest, context: Any
+    ) -> control_pb2.ScaleResponse:
+        await self._broadcast.scale(request.replicas)
+        return control_pb2.ScaleResponse()
+
+    async def RollOut(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.RollOutRequest, context: Any
+    ) -> control_pb2.RollOutResponse:
+        await self._broadcast.roll_out(_settings(request.settings_json))
+        return control_pb2.RollOutResponse()
+
+
+def _settings(text: str) -> dict[str, Any]:
+    """No text is no setting."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"settings_json cannot be read as JSON: {error}.") from None
+    if not isinstance(found, dict):
+        raise RequestError(
+            'settings_json is no object; write it as {"draft.model": "..."}, settings by path.'
+        )
+    return found

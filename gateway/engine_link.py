@@ -1,18 +1,19 @@
-"""The gateway's connection to its engine, made again whenever it is lost.
+"""A gateway's connection to one engine, made again whenever it is lost.
 
-Connections are numbered. A reader whose sample was submitted on connection 3 is told that 3 was
-lost, after everything that 3 still brought; so it knows exactly which tokens it has, and cannot
-take the loss of an older connection for one of its own.
+Connections are numbered, over all links of a gateway. A reader whose sample was submitted on
+connection 3 is told that 3 was lost, after everything that 3 still brought; so it knows exactly
+which tokens it has, and cannot take the loss of another connection for that of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -82,6 +83,8 @@ class EngineLink:
     """Routes what the engine says to the sample it is about.
 
     `on_connect` runs before a connection counts as made, `on_change` when one is made or lost.
+    Links of the same gateway share the counts of `numbers` and `handles`, so that neither a
+    connection nor a sample of one can be taken for another's.
     """
 
     def __init__(
@@ -89,10 +92,14 @@ class EngineLink:
         locate: Locate,
         on_connect: Callable[[EngineFacts], Awaitable[None]],
         on_change: Callable[[], Awaitable[None]],
+        *,
+        numbers: Iterator[int] | None = None,
+        handles: Iterator[int] | None = None,
     ) -> None:
         self.facts: EngineFacts | None = None  # of the last engine, also while there is none
-        self.secret = ""  # shared with every engine and gateway of this server
         self.number = 0  # of the last connection
+        self.num_connections = 0  # so far
+        self.num_failures = 0  # to connect, since the last time
         self.is_draining = False  # nothing new will be submitted
         self._locate = locate
         self._on_connect = on_connect
@@ -100,8 +107,15 @@ class EngineLink:
         self._channel: AsyncChannel | None = None
         self._up = asyncio.Event()
         self._sinks: dict[int, Sink] = {}  # by the handles of samples
+        self._unfinished: set[int] = set()  # of these samples
         self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = numbers or itertools.count(1)
+        self._handles = handles or itertools.count(1)
         self._serial = itertools.count(_NOBODY + 1)
+        self._address = ""  # of the last attempt to connect
+        self._attempt: asyncio.Timeout | None = None  # while it is under way
+        self._moved = asyncio.Event()  # since then
+        self._others_load = 0  # samples in the engine that are not this gateway's, as last told
         self._explaining = asyncio.Lock()  # an account takes longer than most steps
         self._num_explaining = 0
         self._change = SpeculationChange()  # made of speculation so far, for engines to come
@@ -118,32 +132,39 @@ class EngineLink:
             while not self._up.is_set():
                 await self._up.wait()
 
+    @property
+    def load(self) -> int:
+        """Samples that run or wait in the engine, as far as is known: what it last told, with what
+        was submitted here or has ended here since."""
+        return self._others_load + len(self._unfinished)
+
     # -- samples ------------------------------------------------------------------------------
 
     def new_handle(self) -> int:
         """For a sample to be submitted. No other had it, so nothing that is still said about one
         that is over can reach the new one."""
-        return next(self._serial)
+        return next(self._handles)
 
     def submit(self, request: Submit, sink: Sink) -> None:
         """Hand samples to the engine; `sink` gets everything about each until it is let go."""
-        for sample in request.samples:
-            self._sinks[sample.handle] = sink
+        self._expect(request.samples, sink)
         self._send(request)
 
     def forget(self, handle: int) -> None:
         """The engine has ended this sample."""
+        self._unfinished.discard(handle)
         self._sinks.pop(handle, None)
 
     def cancel(self, handle: int) -> None:
         """Nobody reads this sample any more."""
+        self._unfinished.discard(handle)
         if self._sinks.pop(handle, None) is not None and self._channel is not None:
             self._send(Cancel(handle))
 
     def let_go(self, handles: Collection[int]) -> None:
         """The reader of these samples is gone but may come back, here or at another gateway."""
         for handle in handles:
-            self._sinks.pop(handle, None)
+            self.forget(handle)
         if handles and self._channel is not None:
             self._send(LetGo(tuple(handles)))
 
@@ -152,12 +173,16 @@ class EngineLink:
     ) -> bool:
         """Read on where a reader has stopped, if the engine holds it; what follows goes to `sink`.
         Without samples, let go of the request for good."""
-        for sample in samples:
-            self._sinks[sample.handle] = sink
+        self._expect(samples, sink)
         query = next(self._serial)
         message = Attach(query, resume_id, samples)
         answer: Attached = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
         return answer.is_held
+
+    def _expect(self, samples: tuple[SubmittedSample, ...], sink: Sink) -> None:
+        for sample in samples:
+            self._sinks[sample.handle] = sink
+            self._unfinished.add(sample.handle)
 
     # -- questions ----------------------------------------------------------------------------
 
@@ -224,6 +249,16 @@ class EngineLink:
 
     # -- the connection -----------------------------------------------------------------------
 
+    def keep_only(self, addresses: Collection[str]) -> None:
+        """An engine that is, or is looked for, at another address is not there any more."""
+        if self._address in addresses:
+            return
+        if self._channel is not None:
+            self._channel.close()
+        if self._attempt is not None:
+            self._attempt.reschedule(asyncio.get_running_loop().time())
+        self._moved.set()
+
     async def run(self) -> None:
         """Keep connected until cancelled."""
         pause_s = FIRST_PAUSE_S
@@ -232,9 +267,11 @@ class EngineLink:
                 channel = await self._connect()
             # Whoever locates the engine may fail in ways of their own, and may do better next time.
             except Exception as error:
+                self.num_failures += 1
                 level = logging.INFO if pause_s == FIRST_PAUSE_S else logging.DEBUG
                 logger.log(level, "no engine yet, trying on: %s", error)
-                await asyncio.sleep(pause_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._moved.wait(), pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 continue
             pause_s = FIRST_PAUSE_S
@@ -254,10 +291,16 @@ class EngineLink:
 
     async def _connect(self) -> AsyncChannel:
         place = await self._locate()
+        self._address = place.address
+        self._moved.clear()
         hello = Hello(Role.GATEWAY, 0, 1, os.getpid(), socket.gethostname())
-        channel = await open_channel(
-            place.address, place.secret, hello, GATEWAY_CODEC, CONNECT_TIMEOUT_S
-        )
+        try:
+            async with asyncio.timeout(None) as self._attempt:
+                channel = await open_channel(
+                    place.address, place.secret, hello, GATEWAY_CODEC, CONNECT_TIMEOUT_S
+                )
+        finally:
+            self._attempt = None
         try:
             facts = await channel.receive()
             if not isinstance(facts, EngineFacts):
@@ -270,8 +313,9 @@ class EngineLink:
             channel.close()
             raise
         self.facts = facts
-        self.secret = place.secret
-        self.number += 1
+        self.number = next(self._numbers)
+        self.num_connections += 1
+        self.num_failures = 0
         self._channel = channel
         if self._change != SpeculationChange():  # before anything is submitted
             self._send(SetSpeculation(_NOBODY, self._change))
@@ -282,9 +326,13 @@ class EngineLink:
     async def _receive_all(self, channel: AsyncChannel) -> None:
         while True:
             match await channel.receive():
-                case Updates(updates=updates):
+                case Updates(updates=updates, load=load):
                     for update in updates:
+                        if update.finish_reason is not None:
+                            self._unfinished.discard(update.sample_id.handle)
                         self._deliver(update.sample_id.handle, update)
+                    # Too low for a moment if what was submitted last had not arrived there yet.
+                    self._others_load = max(load - len(self._unfinished), 0)
                 case Refused() as refused:
                     self._deliver(refused.handle, refused)
                 case SpeculationSet() as found:
@@ -318,6 +366,8 @@ class EngineLink:
         self._channel = None
         self._up.clear()
         sinks, self._sinks = self._sinks, {}
+        self._unfinished.clear()
+        self._others_load = 0
         for sink in dict.fromkeys(sinks.values()):  # a request of several samples hears it once
             sink(EngineLost(self.number))
         for answer in self._queries.values():

@@ -1,9 +1,12 @@
-"""An engine's own counts as metrics: asked for when somebody looks, never kept."""
+"""The engines' own counts as metrics: asked for when somebody looks, never kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
+from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
 
@@ -15,40 +18,76 @@ from outrider.links.rank_messages import Role
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 
 
-def engine_families(
-    model: str,
-    status: EngineStatus | None,
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """What is known of a replica: nothing but restarts while it does not answer."""
+
+    name: str
+    status: EngineStatus | None
+    restarts: int
+    draft_restarts: int | None
+
+
+def replica_counts(
+    statuses: Mapping[str, EngineStatus | None],
     cluster: ClusterView | None = None,
-    num_losses: int = 0,
-) -> Iterator[Metric]:
-    """Without a `status` no more than that, and what others know of restarts: `num_losses` is how
-    often the engine was lost, for where no `cluster` can tell how often it was started anew."""
-    yield _family("engine_up", ((), float(status is not None)))
-    restarts = num_losses if cluster is None else cluster.restarts
-    yield _family("engine_restarts", ((model,), restarts))
-    losses = 0 if status is None else status.draft_losses
-    if cluster is not None or status is not None:
-        draft_restarts = losses if cluster is None else cluster.draft_restarts
-        yield _family("draft_restarts", ((model,), draft_restarts))
+    num_losses: Mapping[str, int] = MappingProxyType({}),
+) -> list[ReplicaCounts]:
+    """Of replicas by name. `num_losses` is how often each was lost, for where no `cluster` can tell
+    how often it was started anew. Without any replica there is still one that is not there."""
+    views = {} if cluster is None else {view.name: view for view in cluster.replicas}
+    counts = []
+    for name, status in (statuses or {"": None}).items():
+        whole = views.get(name) or (None if views else cluster)
+        restarts = num_losses.get(name, 0)
+        draft_restarts = None if status is None else status.draft_losses
+        if whole is not None:
+            restarts, draft_restarts = whole.restarts, whole.draft_restarts
+        counts.append(ReplicaCounts(name, status, restarts, draft_restarts))
+    return counts
+
+
+def engine_families(model: str, replicas: Iterable[ReplicaCounts]) -> list[Metric]:
+    """All series of all replicas, by metric."""
+    families: dict[str, Metric] = {}
+    for replica in replicas:
+        for family in _of_replica(_Labels(model, replica.name), replica):
+            known = families.setdefault(family.name, family)
+            if known is not family:
+                known.samples.extend(family.samples)
+    return list(families.values())
+
+
+class _Labels(NamedTuple):
+    model: str
+    replica: str
+
+
+def _of_replica(labels: _Labels, replica: ReplicaCounts) -> Iterator[Metric]:
+    status = replica.status
+    yield _family("engine_up", ((labels.replica,), float(status is not None)))
+    yield _family("engine_restarts", (labels, replica.restarts))
+    if replica.draft_restarts is not None:
+        yield _family("draft_restarts", (labels, replica.draft_restarts))
     if status is not None:
-        yield from _roles(model, status)
-        yield from _load(model, status)
-        yield from _speculation(model, status)
+        yield from _roles(labels, status)
+        yield from _load(labels, status)
+        yield from _speculation(labels, status)
 
 
-def _roles(model: str, status: EngineStatus) -> Iterator[Metric]:
+def _roles(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
     up: dict[str, int] = {}
     for rank in status.ranks:
         up[rank.role] = up.get(rank.role, 0) + (rank.state is ProcessState.READY)
     for held in status.models:
         up[held.role] = up.get(held.role, 0) + 1
-    yield _family("ranks_up", *(((model, role), count) for role, count in up.items()))
+    yield _family("ranks_up", *(((*labels, role), count) for role, count in up.items()))
     if Role.DRAFT in up:
         draft_ranks = [each for each in status.ranks if each.role == Role.DRAFT]
-        yield _family("draft_up", ((model,), float(up[Role.DRAFT] >= max(len(draft_ranks), 1))))
+        yield _family("draft_up", (labels, float(up[Role.DRAFT] >= max(len(draft_ranks), 1))))
 
 
-def _load(model: str, status: EngineStatus) -> Iterator[Metric]:
+def _load(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
     counters = status.counters
     usage = status.kv_blocks_used / status.kv_blocks if status.kv_blocks else 0.0
     for name, value in (
@@ -64,10 +103,10 @@ def _load(model: str, status: EngineStatus) -> Iterator[Metric]:
         ("transfer_time_seconds", counters.transfer_s),
         ("wait_time_seconds", counters.wait_s),
     ):
-        yield _family(name, ((model,), value))
+        yield _family(name, (labels, value))
 
 
-def _speculation(model: str, status: EngineStatus) -> Iterator[Metric]:
+def _speculation(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
     counters = status.counters
     for name, value in (
         ("spec_decode_num_drafts", sum(counters.rounds_by_drafted[1:])),
@@ -75,27 +114,27 @@ def _speculation(model: str, status: EngineStatus) -> Iterator[Metric]:
         ("spec_decode_num_verified_tokens", counters.verified_tokens),
         ("spec_decode_num_accepted_tokens", status.accepted_tokens),
     ):
-        yield _family(name, ((model,), value))
+        yield _family(name, (labels, value))
     yield _family(
         "spec_decode_num_accepted_tokens_per_pos",
         *(
-            ((model, str(position)), count)
+            ((*labels, str(position)), count)
             for position, count in enumerate(_at_least(counters.rounds_by_accepted))
         ),
     )
-    yield _depths(model, counters.rounds_by_drafted)
+    yield _depths(labels, counters.rounds_by_drafted)
     proposers = counters.proposers
     yield _family(
         "proposer_checked_tokens",
-        *(((model, each.name), each.checked_tokens) for each in proposers),
+        *(((*labels, each.name), each.checked_tokens) for each in proposers),
     )
     yield _family(
         "proposer_agreed_tokens",
-        *(((model, each.name), each.agreed_tokens) for each in proposers),
+        *(((*labels, each.name), each.agreed_tokens) for each in proposers),
     )
     gain = None if status.speculation is None else status.speculation.gain
     if gain is not None:
-        yield _family("speculation_gain", ((model,), gain))
+        yield _family("speculation_gain", (labels, gain))
 
 
 def _at_least(rounds: Sequence[int]) -> list[int]:
@@ -103,16 +142,17 @@ def _at_least(rounds: Sequence[int]) -> list[int]:
     return list(accumulate(reversed(rounds[1:])))[::-1]
 
 
-def _depths(model: str, rounds: Sequence[int]) -> Metric:
+def _depths(labels: _Labels, rounds: Sequence[int]) -> Metric:
     family = _family("draft_depth")
+    named = labels._asdict()
     below = [0, *accumulate(rounds)]
     for bound in _DEPTHS:
-        labels = {"model": model, "le": str(float(bound))}
-        family.add_sample(f"{family.name}_bucket", labels, below[min(bound + 1, len(rounds))])
-    family.add_sample(f"{family.name}_bucket", {"model": model, "le": "+Inf"}, below[-1])
-    family.add_sample(f"{family.name}_count", {"model": model}, below[-1])
+        at_most = named | {"le": str(float(bound))}
+        family.add_sample(f"{family.name}_bucket", at_most, below[min(bound + 1, len(rounds))])
+    family.add_sample(f"{family.name}_bucket", named | {"le": "+Inf"}, below[-1])
+    family.add_sample(f"{family.name}_count", named, below[-1])
     total = sum(depth * count for depth, count in enumerate(rounds))
-    family.add_sample(f"{family.name}_sum", {"model": model}, total)
+    family.add_sample(f"{family.name}_sum", named, total)
     return family
 
 

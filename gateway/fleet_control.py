@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
+from outrider.errors import RequestError
 from outrider.gateway.gateway import Gateway
+
+_NO_CONTROLLER = (
+    "this gateway was started for one engine by hand and knows nobody who starts others; ask a "
+    "server of `outrider serve` or `outrider controller`."
+)
 
 
 class Broadcast(Protocol):
@@ -15,6 +22,12 @@ class Broadcast(Protocol):
 
     async def abort(self, request_id: str) -> int:
         """Have the request ended; how often it was found."""
+
+    async def scale(self, num_replicas: int) -> None:
+        """Have so many replicas; returns while the change is under way, raises if it is refused."""
+
+    async def roll_out(self, settings: Mapping[str, Any]) -> None:
+        """Have every replica replaced, with these settings changed; likewise."""
 
 
 class Alone:
@@ -28,3 +41,9 @@ class Alone:
 
     async def abort(self, request_id: str) -> int:
         return self._gateway.in_hand.abort(request_id)
+
+    async def scale(self, num_replicas: int) -> None:
+        raise RequestError(_NO_CONTROLLER)
+
+    async def roll_out(self, settings: Mapping[str, Any]) -> None:
+        raise RequestError(_NO_CONTROLLER)

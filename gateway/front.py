@@ -8,7 +8,6 @@ import logging
 from outrider.config import ServerConfig
 from outrider.gateway.bounds import allow_open_files
 from outrider.gateway.cluster_view import AskCluster, nobody_knows
-from outrider.gateway.engine_link import Locate
 from outrider.gateway.exposure import check_exposure
 from outrider.gateway.fleet_control import Broadcast
 from outrider.gateway.gateway import Gateway
@@ -22,15 +21,15 @@ LAST_WORDS_S = 1.0  # for what was said in the end to reach clients
 
 
 class Front:
-    """Serves until it is stopped. Ports may be shared with other processes, which `broadcast`
-    reaches.
+    """Serves until it is stopped, with the engines that `gateway.replicas` is told of. Ports may be
+    shared with other processes, which `broadcast` reaches; all share `secret`.
 
     Streams wait `resubmit_timeout_s` for a lost engine; not given, as long as its restart may take.
     """
 
     def __init__(
         self,
-        locate: Locate,
+        secret: str,
         config: ServerConfig | None = None,
         ask_cluster: AskCluster = nobody_knows,
         *,
@@ -41,7 +40,7 @@ class Front:
         self.config = config or ServerConfig()
         if (warning := check_exposure(self.config)) is not None:
             logger.warning("%s", warning)
-        self.gateway = Gateway(locate, self.config, resubmit_timeout_s=resubmit_timeout_s)
+        self.gateway = Gateway(secret, self.config, resubmit_timeout_s=resubmit_timeout_s)
         self._grpc = GrpcServer(self.gateway, ask_cluster, broadcast, shares_port=shares_ports)
         app = build_app(self.gateway, ask_cluster)
         self._http = HttpServer(app, self.config, tls=self.gateway.tls, shares_port=shares_ports)

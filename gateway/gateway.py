@@ -1,4 +1,4 @@
-"""What every protocol of the gateway shares: the engine behind it and the requests in hand."""
+"""What every protocol of the gateway shares: the engines behind it and the requests in hand."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from outrider.gateway import bounds
 from outrider.gateway.access_log import AccessLog
 from outrider.gateway.callers import Caller, Callers
 from outrider.gateway.calls import Call
-from outrider.gateway.engine_link import EngineLink, Locate
 from outrider.gateway.errors import UnavailableError, UnknownModelError
 from outrider.gateway.in_hand import InHand
 from outrider.gateway.limits import Limits
 from outrider.gateway.metrics import CLIENT_BACK, GatewayMetrics
 from outrider.gateway.preparing import Preparing
+from outrider.gateway.replicas import Replicas, model_of
 from outrider.gateway.request_watch import RequestWatch
 from outrider.gateway.resume import ResumeTokens, new_resume_id
 from outrider.gateway.served import Served
@@ -55,15 +55,16 @@ class State(StrEnum):
 
 
 class Gateway:
-    """Keeps the link to the engine and turns calls into sessions.
+    """Keeps the links to the engines and turns calls into sessions.
 
-    Streams wait `resubmit_timeout_s` for a lost engine; not given, as long as its restart may take.
-    Those in `on_state` hear of every change of state.
+    `secret` is what all processes of the server share. Streams wait `resubmit_timeout_s` while
+    there is no engine; not given, as long as the restart of one may take. Those in `on_state` hear
+    of every change of state.
     """
 
     def __init__(
         self,
-        locate: Locate,
+        secret: str,
         config: ServerConfig,
         *,
         resubmit_timeout_s: float | None = None,
@@ -76,10 +77,11 @@ class Gateway:
         self.tls = TlsFiles.of(config)
         self.metrics = GatewayMetrics()
         self._access_log = AccessLog(with_prompts=config.log_prompts)
-        self.link = EngineLink(locate, self._meet, self._tell_state)
+        self.replicas = Replicas(secret, self._meet, self._hear_change)
         self.on_state: list[Callable[[State], Awaitable[None]]] = []
         self._resubmit_timeout_s = resubmit_timeout_s
         self._served: Served | None = None
+        self._learning = asyncio.Lock()
         self._is_draining = False
         self._started_s = time.monotonic()
         self.in_hand = InHand()
@@ -87,8 +89,7 @@ class Gateway:
         self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
         self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
         self._templates = TemplateProcesses()
-        self._resume_tokens: ResumeTokens | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self.resume_tokens = ResumeTokens(secret)  # as every gateway of this server has them
         self._watching: asyncio.Task[None] | None = None
 
     # -- life ---------------------------------------------------------------------------------
@@ -99,23 +100,24 @@ class Gateway:
             return State.DRAINING
         if self._served is None:
             return State.STARTING
-        return State.SERVING if self.link.connected else State.ENGINE_AWAY
+        return State.SERVING if self.replicas.is_any_usable else State.ENGINE_AWAY
 
     def start(self) -> None:
         files = [each for each in (self.callers.watched, self.tls and self.tls.watched) if each]
-        self._keeping = asyncio.create_task(self.link.run(), name="outrider-engine-link")
         self._watching = asyncio.create_task(keep_fresh(files), name="outrider-files")
 
     async def drain(self) -> None:
         """Take no more requests; those in hand go on."""
-        self._is_draining = self.link.is_draining = True
+        self._is_draining = True
+        self.replicas.drain()
         await self._tell_state()
 
     async def stop(self) -> None:
-        for task in filter(None, (self._keeping, self._watching)):
-            task.cancel()
+        await self.replicas.stop()
+        if self._watching is not None:
+            self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await self._watching
         self.preparing.close()
         self._templating.close()
         self._templates.close()
@@ -124,8 +126,31 @@ class Gateway:
         for hear in self.on_state:
             await hear(self.state)
 
+    async def _hear_change(self) -> None:
+        """What is served is what some engine has, as long as there is any."""
+        found = [each.link.facts for each in self.replicas.connected if each.link.facts]
+        async with self._learning:
+            if found and self._served is not None:
+                models = map(model_of, found)
+                if model_of(self._served.facts) not in models:
+                    await self._learn(found[0])
+        await self._tell_state()
+
     async def _meet(self, facts: EngineFacts) -> None:
-        """Learn what the engine serves, unless it is what the last one did."""
+        """Learn what an engine serves, unless there are others that serve something else."""
+        async with self._learning:
+            served = self._served
+            is_same = served is not None and model_of(served.facts) == model_of(facts)
+            if is_same or not self.replicas.connected or served is None:
+                await self._learn(facts)
+                return
+        logger.warning(
+            "a replica has the model %s, which is not used while others have %s",
+            facts.settings["target.model"],
+            served.facts.settings["target.model"],
+        )
+
+    async def _learn(self, facts: EngineFacts) -> None:
         if self._served is None or self._served.facts != facts:
             self._served = await asyncio.to_thread(
                 Served.learn, facts, self._templates, self._chat_template
@@ -180,25 +205,20 @@ class Gateway:
             prepared,
             served.facts,
             served.tokenizer,
-            self.link,
+            self.replicas,
             self._patience_s(served),
             resume_id if call.resumable else "",
             token,
         )
 
-    @property
-    def resume_tokens(self) -> ResumeTokens:
-        """As every gateway of this server has them."""
-        if not self.link.secret:
-            raise UnavailableError("the engine is starting; try again in a moment.")
-        if self._resume_tokens is None or self._resume_tokens.secret != self.link.secret:
-            self._resume_tokens = ResumeTokens(self.link.secret)
-        return self._resume_tokens
-
     async def release(self, token: str, caller: Caller) -> bool:
         """End a resumable request for good; whether it was there."""
         resume_id = self.resume_tokens.resume_id(token, caller.name)
-        return await self.link.attach(resume_id, (), lambda event: None)
+        for link in await self.replicas.holders():
+            with contextlib.suppress(UnavailableError):
+                if await link.attach(resume_id, (), lambda event: None):
+                    return True
+        return False
 
     def _resumed_by(self, call: Call, seed: int) -> tuple[str, str]:
         """Under which the engine may keep the request, and with which its client may resume it."""

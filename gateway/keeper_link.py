@@ -1,4 +1,4 @@
-"""A gateway's link to its keeper; see `outrider.links.fleet_messages`."""
+"""A gateway's link to a controller, its keeper or another; see `outrider.links.fleet_messages`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import contextlib
 import itertools
 import os
 import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from outrider.gateway.engine_link import EngineAddress
+from outrider.errors import RequestError
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.gateway import Gateway, State
+from outrider.gateway.replicas import qualified
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.cluster_view import ClusterView
 from outrider.links.codec import FLEET_CODEC
@@ -23,11 +26,13 @@ from outrider.links.fleet_messages import (
     ClusterViewed,
     Drain,
     DrainAll,
-    EngineFound,
-    FindEngine,
     Listening,
     Load,
     NumProcesses,
+    Ordered,
+    Replicas,
+    RollOut,
+    ScaleTo,
     Speculating,
     Stop,
     ViewCluster,
@@ -43,39 +48,44 @@ LOAD_S = 1.0  # between reports of how it fares
 
 
 class KeeperLink:
-    """Answers what a gateway asks its keeper, and does what the keeper says."""
+    """Answers what a gateway asks a controller, and does what that one says.
 
-    def __init__(self, channel: AsyncChannel, welcome: Welcome) -> None:
+    A guest (`is_guest`) serves others besides: it does not end with the controller, nor refuse
+    requests because that one ends. Whoever sets `on_num_processes` minds how many there are.
+    """
+
+    def __init__(self, channel: AsyncChannel, welcome: Welcome, *, is_guest: bool = False) -> None:
         self.welcome = welcome
+        self.on_num_processes: Callable[[int], None] | None = None
         self._channel = channel
+        self._is_guest = is_guest
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._serial = itertools.count(1)
 
     @classmethod
-    async def open(cls, address: str, secret: str, index: int) -> KeeperLink:
-        """As gateway number `index` of the keeper's."""
-        hello = Hello(Role.GATEWAY, index, index + 1, os.getpid(), socket.gethostname())
+    async def open(
+        cls, address: str, secret: str, index: int, *, is_guest: bool = False
+    ) -> KeeperLink:
+        """As gateway number `index` of the keeper's; a guest has no number."""
+        size = 0 if is_guest else index + 1
+        hello = Hello(Role.GATEWAY, index, size, os.getpid(), socket.gethostname())
         channel = await open_channel(
-            address, secret, hello, FLEET_CODEC, CONNECT_TIMEOUT_S, peer="the keeper"
+            address, secret, hello, FLEET_CODEC, CONNECT_TIMEOUT_S, peer="the controller"
         )
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            welcome = await channel.receive()
-        if not isinstance(welcome, Welcome):
-            raise LinkError(f"the keeper began with a {type(welcome).__name__}.")
-        return cls(channel, welcome)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                welcome = await channel.receive()
+            if not isinstance(welcome, Welcome):
+                raise LinkError(f"the controller began with a {type(welcome).__name__}.")
+        except BaseException:
+            channel.close()
+            raise
+        return cls(channel, welcome, is_guest=is_guest)
 
     def close(self) -> None:
         self._channel.close()
 
     # -- what the gateway asks ----------------------------------------------------------------
-
-    async def locate(self) -> EngineAddress:
-        """Waits until there is an engine, or the keeper is gone."""
-        query = next(self._serial)
-        found: EngineFound = await self._ask(query, FindEngine(query), None)
-        if found.error:
-            raise UnavailableError(found.error)
-        return EngineAddress(found.address, found.secret)
 
     async def view(self) -> ClusterView | None:
         query = next(self._serial)
@@ -83,10 +93,24 @@ class KeeperLink:
             found: ClusterViewed = await self._ask(query, ViewCluster(query), ANSWER_TIMEOUT_S)
         except UnavailableError:
             return None
-        return found.view
+        return None if found.view is None else self._qualified(found.view)
+
+    def _qualified(self, view: ClusterView) -> ClusterView:
+        """With the names that replicas have here."""
+        controller = self.welcome.controller
+        return replace(
+            view,
+            processes=tuple(
+                replace(each, replica=qualified(controller, each.replica)) if each.replica else each
+                for each in view.processes
+            ),
+            replicas=tuple(
+                replace(each, name=qualified(controller, each.name)) for each in view.replicas
+            ),
+        )
 
     async def drain(self) -> None:
-        """Every gateway of the keeper, this one included."""
+        """Every gateway of the controller, this one included."""
         self._send(DrainAll())
 
     async def abort(self, request_id: str) -> int:
@@ -94,7 +118,22 @@ class KeeperLink:
         found: Aborted = await self._ask(query, AbortAll(query, request_id), ANSWER_TIMEOUT_S)
         return found.num_ended
 
-    async def _ask(self, query: int, message: object, timeout_s: float | None) -> Any:
+    async def scale(self, num_replicas: int) -> None:
+        """Have so many replicas; returns while the change is under way."""
+        query = next(self._serial)
+        await self._order(query, ScaleTo(query, num_replicas))
+
+    async def roll_out(self, settings: Mapping[str, Any]) -> None:
+        """Replace all replicas, with settings changed; returns while that is under way."""
+        query = next(self._serial)
+        await self._order(query, RollOut(query, dict(settings)))
+
+    async def _order(self, query: int, message: object) -> None:
+        done: Ordered = await self._ask(query, message, ANSWER_TIMEOUT_S)
+        if done.error:
+            raise RequestError(done.error)
+
+    async def _ask(self, query: int, message: object, timeout_s: float) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._queries[query] = answer
         try:
@@ -103,7 +142,7 @@ class KeeperLink:
                 return await answer
         except TimeoutError:
             raise UnavailableError(
-                f"the server's first process has not answered for {timeout_s:g} s; try again."
+                f"the controller has not answered for {timeout_s:g} s; try again."
             ) from None
         finally:
             self._queries.pop(query, None)
@@ -123,37 +162,42 @@ class KeeperLink:
         self._tell(CannotServe(sentence))
 
     def _tell(self, message: object) -> None:
-        """A keeper that is gone need not know; `obey` tells of its end."""
+        """A controller that is gone need not know; `obey` tells of its end."""
         with contextlib.suppress(UnavailableError):
             self._send(message)
 
-    def _tell_speculation(self, change: SpeculationChange) -> None:
+    def tell_speculation(self, change: SpeculationChange) -> None:
+        """What an operator has changed of the engines, for those to come."""
         self._tell(Speculating(change))
 
     async def tell_load(self, gateway: Gateway) -> None:
-        """At every change of state and now and then, until the keeper is gone."""
+        """At every change of state and now and then, until the controller is gone."""
 
         async def tell(state: State) -> None:
             self._tell(Load(state.value, len(gateway.in_hand)))
 
         gateway.on_state.append(tell)
-        while not self._channel.is_closed:
-            await tell(gateway.state)
-            await asyncio.sleep(LOAD_S)
+        try:
+            while not self._channel.is_closed:
+                await tell(gateway.state)
+                await asyncio.sleep(LOAD_S)
+        finally:
+            gateway.on_state.remove(tell)
 
     # -- what it is told ----------------------------------------------------------------------
 
     async def obey(self, gateway: Gateway) -> float:
-        """Do as the keeper says until it says to stop: how long running requests may take then.
+        """Do as the controller says until it says to stop: how long running requests may take then.
         Raises `LinkError` once it is gone."""
-        gateway.num_processes = self.welcome.num_processes
-        gateway.link.remember_speculation(self.welcome.speculation)
-        gateway.link.on_speculation = self._tell_speculation
-        if self.welcome.is_draining:
+        self._count(gateway, self.welcome.num_processes)
+        gateway.replicas.remember_speculation(self.welcome.speculation)
+        if self.welcome.is_draining and not self._is_guest:
             await gateway.drain()
         try:
             while True:
                 match await self._channel.receive():
+                    case Replicas(places=places):
+                        await gateway.replicas.publish(self.welcome.controller, places)
                     case Stop(drain_s=drain_s):
                         return drain_s
                     case Drain():
@@ -161,19 +205,27 @@ class KeeperLink:
                     case Abort(query=query, request_id=request_id):
                         self._tell(Aborted(query, gateway.in_hand.abort(request_id)))
                     case NumProcesses(count=count):
-                        gateway.num_processes = count
+                        self._count(gateway, count)
                     case Speculating(change=change):
-                        gateway.link.remember_speculation(change)
-                    case EngineFound() | ClusterViewed() | Aborted() as found:
+                        gateway.replicas.remember_speculation(change)
+                    case ClusterViewed() | Aborted() | Ordered() as found:
                         self._settle(found)
                     case other:
-                        raise LinkError(f"the keeper sent a {type(other).__name__} out of turn.")
+                        raise LinkError(
+                            f"the controller sent a {type(other).__name__} out of turn."
+                        )
         finally:
             for answer in self._queries.values():
                 if not answer.done():
                     answer.set_exception(UnavailableError("the server is ending."))
 
-    def _settle(self, found: EngineFound | ClusterViewed | Aborted) -> None:
+    def _count(self, gateway: Gateway, num_processes: int) -> None:
+        if self.on_num_processes is not None:
+            self.on_num_processes(num_processes)
+        else:
+            gateway.num_processes = num_processes
+
+    def _settle(self, found: ClusterViewed | Aborted | Ordered) -> None:
         answer = self._queries.pop(found.query, None)
         if answer is not None and not answer.done():
             answer.set_result(found)

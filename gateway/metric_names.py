@@ -62,7 +62,8 @@ VLLM_LABELS: Mapping[str, str] = {"model": "model_name", "reason": "finished_rea
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _GATEWAY, _ENGINE = Source.GATEWAY, Source.ENGINE
-_REASON, _ROLE, _POSITION = ("model", "reason"), ("model", "role"), ("model", "position")
+_REASON, _REPLICA = ("model", "reason"), ("model", "replica")
+_ROLE, _POSITION = (*_REPLICA, "role"), (*_REPLICA, "position")
 
 METRICS: tuple[Described, ...] = (
     # -- requests
@@ -127,58 +128,87 @@ METRICS: tuple[Described, ...] = (
         is_vllms=True,
     ),
     # -- the engine
-    Described("engine_up", _G, _ENGINE, "Whether an engine answers.", ()),
+    Described("engine_up", _G, _ENGINE, "Whether an engine answers.", ("replica",)),
     Described(
         "engine_restarts",
         _C,
         _ENGINE,
         "Times the engine was started anew, or lost where nobody is known who starts it.",
+        _REPLICA,
     ),
-    Described("draft_restarts", _C, _ENGINE, "Times the draft was started anew."),
+    Described("draft_restarts", _C, _ENGINE, "Times the draft was started anew.", _REPLICA),
     Described(
-        "draft_up", _G, _ENGINE, "Whether the draft model takes part; not there without one."
+        "draft_up",
+        _G,
+        _ENGINE,
+        "Whether the draft model takes part; not there without one.",
+        _REPLICA,
     ),
     Described("ranks_up", _G, _ENGINE, "Processes that are ready, by what they run.", _ROLE),
-    Described("num_requests_running", _G, _ENGINE, "Samples being computed.", is_vllms=True),
-    Described("num_requests_waiting", _G, _ENGINE, "Samples that wait for room.", is_vllms=True),
+    Described(
+        "num_requests_running", _G, _ENGINE, "Samples being computed.", _REPLICA, is_vllms=True
+    ),
+    Described(
+        "num_requests_waiting", _G, _ENGINE, "Samples that wait for room.", _REPLICA, is_vllms=True
+    ),
     Described(
         "kv_cache_usage_perc",
         _G,
         _ENGINE,
         "Share of the target's KV blocks in use; 1 is all.",
+        _REPLICA,
         is_vllms=True,
     ),
     Described(
-        "prefix_cache_queries", _C, _ENGINE, "Prompt tokens looked for in the cache.", is_vllms=True
+        "prefix_cache_queries",
+        _C,
+        _ENGINE,
+        "Prompt tokens looked for in the cache.",
+        _REPLICA,
+        is_vllms=True,
     ),
     Described(
         "prefix_cache_hits",
         _C,
         _ENGINE,
         "Prompt tokens that were found in the cache.",
+        _REPLICA,
         is_vllms=True,
     ),
     Described(
-        "num_preemptions", _C, _ENGINE, "Samples that gave up their KV for another.", is_vllms=True
+        "num_preemptions",
+        _C,
+        _ENGINE,
+        "Samples that gave up their KV for another.",
+        _REPLICA,
+        is_vllms=True,
     ),
-    Described("engine_steps", _C, _ENGINE, "Passes of the target."),
+    Described("engine_steps", _C, _ENGINE, "Passes of the target.", _REPLICA),
     # -- speculation
     Described(
         "spec_decode_num_drafts",
         _C,
         _ENGINE,
         "Rounds in which anything was drafted.",
+        _REPLICA,
         is_vllms=True,
     ),
-    Described("spec_decode_num_draft_tokens", _C, _ENGINE, "Tokens drafted.", is_vllms=True),
     Described(
-        "spec_decode_num_verified_tokens", _C, _ENGINE, "Drafted tokens that the target looked at."
+        "spec_decode_num_draft_tokens", _C, _ENGINE, "Tokens drafted.", _REPLICA, is_vllms=True
+    ),
+    Described(
+        "spec_decode_num_verified_tokens",
+        _C,
+        _ENGINE,
+        "Drafted tokens that the target looked at.",
+        _REPLICA,
     ),
     Described(
         "spec_decode_num_accepted_tokens",
         _C,
         _ENGINE,
         "Drafted tokens that were accepted.",
+        _REPLICA,
         is_vllms=True,
     ),
     Described(
@@ -189,7 +219,9 @@ METRICS: tuple[Described, ...] = (
         _POSITION,
         is_vllms=True,
     ),
-    Described("draft_depth", _H, _ENGINE, "Tokens drafted in a round; 0 is plain decoding."),
+    Described(
+        "draft_depth", _H, _ENGINE, "Tokens drafted in a round; 0 is plain decoding.", _REPLICA
+    ),
     Described(
         "proposer_checked_tokens",
         _C,
@@ -204,20 +236,24 @@ METRICS: tuple[Described, ...] = (
         "Guesses of a proposer that were right; over those compared, its agreement.",
         _ROLE,
     ),
-    Described("draft_time_seconds", _C, _ENGINE, "Time spent drafting."),
-    Described("verify_time_seconds", _C, _ENGINE, "Time of the target's passes."),
+    Described("draft_time_seconds", _C, _ENGINE, "Time spent drafting.", _REPLICA),
+    Described("verify_time_seconds", _C, _ENGINE, "Time of the target's passes.", _REPLICA),
     Described(
         "transfer_time_seconds",
         _C,
         _ENGINE,
         "Time that the target waited for drafts on their way to it.",
+        _REPLICA,
     ),
-    Described("wait_time_seconds", _C, _ENGINE, "Time that the engine waited for verdicts."),
+    Described(
+        "wait_time_seconds", _C, _ENGINE, "Time that the engine waited for verdicts.", _REPLICA
+    ),
     Described(
         "speculation_gain",
         _G,
         _ENGINE,
         "Tokens per second over those of plain decoding, as estimated; not there while unknown.",
+        _REPLICA,
     ),
 )
 BY_NAME: Mapping[str, Described] = {each.name: each for each in METRICS}

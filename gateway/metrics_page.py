@@ -1,4 +1,4 @@
-"""The page that Prometheus reads: what gateways have counted, and their engine."""
+"""The page that Prometheus reads: what gateways have counted, and their engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from outrider.gateway.cluster_view import AskCluster
-from outrider.gateway.engine_metrics import engine_families
-from outrider.gateway.errors import UnavailableError
+from outrider.gateway.engine_metrics import ReplicaCounts, engine_families, replica_counts
 from outrider.gateway.metric_names import METRICS, VLLM_LABELS
 from outrider.links.cluster_view import ClusterView
 from outrider.links.gateway_messages import EngineStatus
@@ -39,33 +39,29 @@ class MetricsPage:
         self._gateway = gateway
         self._ask_cluster = ask_cluster
         self._asking = asyncio.Lock()
-        self._known: tuple[EngineStatus | None, ClusterView | None] = (None, None)
+        self._known: list[ReplicaCounts] = []
         self._known_until_s = 0.0
 
     async def render(self) -> bytes:
         gateway = self._gateway
-        status, cluster = await self._ask()
+        replicas = await self._ask()
         gateway.metrics.tell()
-        num_losses = max(gateway.link.number - 1, 0)
-        engine = engine_families(gateway.model, status, cluster, num_losses)
+        engine = engine_families(gateway.model, replicas)
         counted = gateway_families(gateway.metrics.registry)
         with_vllm = gateway.config.vllm_metrics
         # A page of many processes takes milliseconds, in which streams must not stand still.
         return await asyncio.to_thread(page_of, (*counted, *engine), with_vllm)
 
-    async def _ask(self) -> tuple[EngineStatus | None, ClusterView | None]:
+    async def _ask(self) -> list[ReplicaCounts]:
         async with self._asking:
             if time.monotonic() >= self._known_until_s:
-                found = await asyncio.gather(self._ask_engine(), self._ask_cluster())
-                self._known = found[0], found[1]
+                replicas = self._gateway.replicas
+                found = await asyncio.gather(replicas.statuses(), self._ask_cluster())
+                losses = {each.name: max(each.link.num_connections - 1, 0) for each in replicas}
+                counts = replica_counts(*found, losses)
+                self._known = [replace(each, name=replicas.short(each.name)) for each in counts]
                 self._known_until_s = time.monotonic() + KEEP_S
             return self._known
-
-    async def _ask_engine(self) -> EngineStatus | None:
-        try:
-            return await self._gateway.link.status()
-        except UnavailableError:
-            return None
 
 
 def gateway_families(registry: CollectorRegistry) -> Iterable[Metric]:
@@ -77,13 +73,14 @@ def gateway_families(registry: CollectorRegistry) -> Iterable[Metric]:
 def render_all(
     folder: Path,
     model: str,
-    status: EngineStatus | None,
+    statuses: Mapping[str, EngineStatus | None],
     cluster: ClusterView | None = None,
     *,
     with_vllm: bool = False,
 ) -> bytes:
     """The same page from outside the gateways, by the folder they share."""
-    return page_of((*_of_folder(folder), *engine_families(model, status, cluster)), with_vllm)
+    engines = engine_families(model, replica_counts(statuses, cluster))
+    return page_of((*_of_folder(folder), *engines), with_vllm)
 
 
 def forget_process(folder: Path, pid: int) -> None:

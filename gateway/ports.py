@@ -50,17 +50,22 @@ def place_of(sock: socket.socket) -> tuple[str, int]:
 
 
 class ReservedPorts(contextlib.ExitStack):
-    """Those of a server, until the context is left. `config` has their numbers."""
+    """Those of a server, until the context is left. `config` has their numbers. A server without
+    gateways has none but the admin port."""
 
     def __init__(self, config: ServerConfig) -> None:
         super().__init__()
         with contextlib.ExitStack() as stack:
-            http = stack.enter_context(reserve(config.host, config.port, HTTP_OPTION))
-            grpc = stack.enter_context(reserve(config.host, config.grpc_port, GRPC_OPTION))
             self.admin: socket.socket | None = None
             if config.admin_port is not None:
                 self.admin = listener(config.host, config.admin_port, ADMIN_OPTION)
                 stack.enter_context(self.admin)
+            self.config = config
+            if config.processes == 0:
+                self.push(stack.pop_all())
+                return
+            http = stack.enter_context(reserve(config.host, config.port, HTTP_OPTION))
+            grpc = stack.enter_context(reserve(config.host, config.grpc_port, GRPC_OPTION))
             host, port = place_of(http)
             self.config = dataclasses.replace(
                 config, host=host, port=port, grpc_port=place_of(grpc)[1]

@@ -187,6 +187,25 @@ class ServedSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """One engine with its models, as a gateway knows it; see `ReplicaState` of the protocol."""
+
+    name: str  # with that of its controller before it
+    state: str  # "starting", "serving", "draining" or "away"
+    load: int  # samples that run or wait there
+    restarts: int
+    draft_restarts: int
+    engine: EngineStatus | None  # its own account; None while there is none
+
+    @classmethod
+    def from_proto(cls, found: control_pb2.ReplicaState) -> ReplicaStatus:
+        engine = engine_from_proto(found.engine) if found.HasField("engine") else None
+        return cls(
+            found.name, found.state, found.load, found.restarts, found.draft_restarts, engine
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStatus:
     """A server at one moment."""
 
@@ -198,6 +217,7 @@ class ServerStatus:
     settings: ServedSettings | None  # None before an engine was ever there
     engine: EngineStatus | None  # None while there is none
     cluster: ClusterView | None  # None where nobody is known who starts the processes
+    replicas: tuple[ReplicaStatus, ...] = ()
 
     @classmethod
     def from_proto(cls, response: control_pb2.GetStatusResponse) -> ServerStatus:
@@ -214,4 +234,5 @@ class ServerStatus:
             settings=settings,
             engine=engine_from_proto(response.engine) if response.HasField("engine") else None,
             cluster=cluster_from_proto(response.cluster) if response.HasField("cluster") else None,
+            replicas=tuple(ReplicaStatus.from_proto(each) for each in response.replicas),
         )

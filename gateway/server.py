@@ -9,6 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from outrider.config import ServerConfig
 from outrider.errors import ConfigError, OutriderError
 from outrider.gateway.bounds import most_connections
 from outrider.gateway.cluster_view import AskCluster, nobody_knows
@@ -29,6 +30,16 @@ _CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 GENERATION, CONTROL = _GENERATION.full_name, _CONTROL.full_name
 SERVICES = (GENERATION, CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
+
+
+def _ages(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    """When a connection is asked to be made anew, and how long its calls get then."""
+    if config.max_connection_age_s is None:
+        return ()
+    return (
+        ("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(config.max_connection_grace_s * 1000)),
+    )
 
 
 class GrpcServer:
@@ -66,6 +77,7 @@ class GrpcServer:
                 ),
             ),
             options=(
+                *_ages(config),
                 # Unless it is to be shared, a port that is taken is an error.
                 ("grpc.so_reuseport", int(self._shares_port)),
                 ("grpc.max_receive_message_length", config.max_body_bytes),

@@ -1,8 +1,8 @@
 """The request holder: one request, kept until its reader has every token of it.
 
-The engine owns nothing a client must not lose. When it goes away, the session waits for the next
-one and submits each unfinished sample again together with the tokens its reader has; they are
-computed again but not told again, so the stream only pauses.
+An engine owns nothing a client must not lose. When it goes away, the session chooses another, or
+waits for the next one, and submits each unfinished sample again together with the tokens its reader
+has; they are computed again but not told again, so the stream only pauses.
 
 It may itself be lost, or its reader be cut off. A resumable request then goes on in the engine, and
 the session that its reader comes back to attaches to it there.
@@ -28,6 +28,7 @@ from outrider.gateway.inbox import (
     WaitedTooLong,
     is_well,
 )
+from outrider.gateway.replicas import Replicas
 from outrider.gateway.resume import Resumption
 from outrider.links.gateway_messages import EngineFacts, Refused, Submit, SubmittedSample
 from outrider.scheduler.types import FinishReason, RequestUpdate
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 MAX_UNREAD = 65_536
 # A request that takes every engine down with it must not do so for ever.
 MAX_FRUITLESS_LOSSES = 3
+# Likewise with hardly a token: what ends an engine at its second step gets one of each before.
+MAX_EARLY_LOSSES = 8
+EARLY_TOKENS = 16
 
 
 class Watch(Protocol):
@@ -61,7 +65,7 @@ class Session:
     """Runs a prepared request of `n` samples; `output` grows as `deltas` are read, but for
     log-probabilities, of which it has those of the last delta only.
 
-    `facts` are those the request was prepared for. An engine that is lost may be away for
+    `facts` are those the request was prepared for. While there is no engine for it, it waits for
     `resubmit_timeout_s`. `prepared.deadline_s` is on the clock of `time.monotonic`. With a
     `resume_id`, the engine keeps the request for a reader who is cut off; `resume_token` is what
     it may come back with.
@@ -72,7 +76,7 @@ class Session:
         prepared: PreparedRequest,
         facts: EngineFacts,
         tokenizer: Tokenizer | None,
-        link: EngineLink,
+        replicas: Replicas,
         resubmit_timeout_s: float,
         resume_id: str = "",
         resume_token: str = "",
@@ -95,7 +99,10 @@ class Session:
             None if spec.params.prompt_logprobs is None else [None],
         )
         self._facts = facts
-        self._link = link
+        self._replicas = replicas
+        self._route = replicas.route(spec.prompt_ids, facts)
+        self._link: EngineLink | None = None  # to the engine that has the samples
+        self._refused_by: list[EngineLink] = []  # for want of room
         self._resubmit_timeout_s = resubmit_timeout_s
         self._resume_id = resume_id
         self._may_attach = False
@@ -106,8 +113,8 @@ class Session:
         self._running: dict[int, TextBuilder] = {}  # by the handles the engine knows samples by
         self._over: list[int] = []  # handles the engine keeps although the samples have ended
         self._connection = 0  # on which they were submitted
-        self._has_progressed = False  # since they were
-        self._fruitless_losses = 0
+        self._num_before = 0  # tokens, when the engine was last lost or at first
+        self._fruitless_losses = self._early_losses = 0  # in a row
         self._inbox = Inbox()
         self._is_held_up = False  # nothing runs until the reader has caught up
         self._ended = asyncio.Event()
@@ -118,8 +125,7 @@ class Session:
         if self._end_error is not None:
             return
         self._end_error = error
-        for handle in self._running:
-            self._link.cancel(handle)
+        self._cancel(self._running)
         self._inbox.put(Ended(error))
         self._ended.set()
 
@@ -144,6 +150,8 @@ class Session:
         is resumable."""
         with self._deadline_timer():
             try:
+                self._replicas.remember(self._route)
+                self._num_before = self.num_generated()
                 await self._submit_unfinished(is_resumed=False)
                 while not self.output.finished:
                     if self._is_held_up and self._inbox.is_empty:
@@ -169,8 +177,8 @@ class Session:
             case EngineLost(number=number):
                 if number == self._connection:
                     await self._resume()
-            case Refused(message=message, is_capacity=is_capacity):
-                raise CapacityError(message) if is_capacity else RequestError(message)
+            case Refused() as refused if refused.handle in self._running:
+                self._go_elsewhere(refused)
             case DeadlinePassed():
                 raise self._late()
             case WaitedTooLong(error=error):
@@ -186,16 +194,15 @@ class Session:
         for update in updates:
             self._raise_unless_finished_well(update.finish_reason)
             deltas.append(text.take(update, time.monotonic()))
-            self._has_progressed = self._has_progressed or bool(update.token_ids)
             self._has_told = True
             if text.output.finished:
                 handle = update.sample_id.handle
                 del self._running[handle]
                 if update.finish_reason is None:  # a stop string, which the engine knows nothing of
-                    self._link.cancel(handle)
+                    self._cancel((handle,))
                 elif self._resume_id:
                     self._over.append(handle)
-                else:
+                elif self._link is not None:
                     self._link.forget(handle)
                 break
         delta = joined(deltas)
@@ -205,13 +212,17 @@ class Session:
 
     def _lose_reader(self) -> None:
         """It may have been cut off, and come back with its token if it has one."""
-        if self._resume_id and self._has_told and self.may_be_left():
+        if self._link and self._resume_id and self._has_told and self.may_be_left():
             self._link.let_go((*self._running, *self._over))
 
     def _release(self) -> None:
         """Nobody reads any more; what was let go already is not cancelled."""
-        for handle in (*self._running, *self._over):
-            self._link.cancel(handle)
+        self._cancel((*self._running, *self._over))
+
+    def _cancel(self, handles: Iterable[int]) -> None:
+        if self._link is not None:
+            for handle in handles:
+                self._link.cancel(handle)
 
     def _let_go(self, text: TextBuilder) -> None:
         """The reader has it now; no resumption needs more of it than how much it was."""
@@ -244,34 +255,59 @@ class Session:
     async def _resume(self) -> None:
         self._running.clear()
         self._is_held_up = False
-        self._fruitless_losses = 0 if self._has_progressed else self._fruitless_losses + 1
-        self._has_progressed = False
+        num_tokens = self.num_generated()
+        num_new, self._num_before = num_tokens - self._num_before, num_tokens
+        self._fruitless_losses = 0 if num_new else self._fruitless_losses + 1
+        self._early_losses = 0 if num_new >= EARLY_TOKENS else self._early_losses + 1
         if self._fruitless_losses >= MAX_FRUITLESS_LOSSES:
             raise UnavailableError(
                 f"the engine was lost {self._fruitless_losses} times in a row without a token for "
                 "this request; try again later."
             )
+        if self._early_losses >= MAX_EARLY_LOSSES:
+            raise UnavailableError(
+                f"the engine was lost {self._early_losses} times in a row, each time within "
+                f"{EARLY_TOKENS} tokens of this request; try again later."
+            )
         await self._submit_unfinished(is_resumed=True)
         self.resubmissions += 1
         logger.info("resubmitted after the loss of the engine")
 
+    def _go_elsewhere(self, refused: Refused) -> None:
+        """Nothing was computed of what was submitted: whoever has no room may have neighbours that
+        do. Each is asked once."""
+        if not refused.is_capacity:
+            raise RequestError(refused.message)
+        if self._link is not None:
+            self._refused_by.append(self._link)
+        other = self._replicas.choose(self._route, but=self._refused_by)
+        if other is None:
+            raise CapacityError(refused.message)
+        self._cancel(self._running)
+        self._running.clear()
+        self._submit(other, is_resumed=False)
+
     def _hold_up(self) -> None:
         """The reader lags behind: stop computing what would only be kept here for it."""
         self._is_held_up = True
-        for handle in self._running:
-            self._link.cancel(handle)
+        self._cancel(self._running)
 
     async def _go_on(self) -> None:
         self._is_held_up = False
         self._running.clear()
-        await self._submit_unfinished(is_resumed=True)
+        link = self._link
+        if link is not None and link.connected and link.number == self._connection:
+            self._submit(link, is_resumed=True)  # what it keeps of the request is there
+        else:
+            await self._submit_unfinished(is_resumed=True)
 
     async def _submit_unfinished(self, *, is_resumed: bool) -> None:
-        if self.output.finished or await self._attach():
-            return
-        await self._wait_for_engine()
-        # From here on nothing waits, so the samples go to the connection that was there.
-        samples = self._begin()
+        if not self.output.finished and not await self._attach():
+            self._submit(await self._chosen(), is_resumed=is_resumed)
+
+    def _submit(self, link: EngineLink, *, is_resumed: bool) -> None:
+        # Nothing waits, so the samples go to the connection that was there.
+        samples = self._begin(link)
         deadline_s = self.prepared.deadline_s
         submit = Submit(
             self.prepared.spec,
@@ -280,71 +316,83 @@ class Session:
             is_resumed,
             self._resume_id,
         )
-        self._link.submit(submit, self._events_sink)
+        link.submit(submit, self._events_sink)
 
     async def _attach(self) -> bool:
-        """Whether the engine holds what the reader comes back for; then it goes on from there."""
+        """Whether an engine holds what the reader comes back for; then it goes on from there."""
         if not self._may_attach:
             return False
         self._may_attach = False  # whatever comes of it, there is nothing left to attach to
-        await self._wait_for_engine()
-        samples = self._begin()
-        try:
-            if await self._link.attach(self._resume_id, samples, self._events_sink):
+        if not self._replicas.connected:
+            await self._chosen()
+        for link in await self._replicas.holders(self._route):
+            if link.connected and await self._attach_to(link):
                 logger.info("attached to what the engine has gone on with")
                 return True
+        return False
+
+    async def _attach_to(self, link: EngineLink) -> bool:
+        samples = self._begin(link)
+        try:
+            if await link.attach(self._resume_id, samples, self._events_sink):
+                return True
         except UnavailableError:
-            if self._link.connected and self._link.number == self._connection:
+            if link.connected and link.number == self._connection:
                 self._lose_reader()  # it may be attached yet, and the reader try again
                 raise
         for handle in self._running:
-            self._link.forget(handle)
+            link.forget(handle)
         self._running.clear()
         return False
 
-    def _begin(self) -> tuple[SubmittedSample, ...]:
+    def _begin(self, link: EngineLink) -> tuple[SubmittedSample, ...]:
         """Give the unfinished samples handles on the connection there is."""
-        self._connection = self._link.number
+        if link is not self._link or link.number != self._connection:
+            self._cancel(self._over)
+            self._over.clear()
+        self._link, self._connection = link, link.number
         for text in self._texts:
             if not text.output.finished:
-                self._running[self._link.new_handle()] = text
+                self._running[link.new_handle()] = text
         return tuple(self._sample(handle, text) for handle, text in self._running.items())
 
-    async def _wait_for_engine(self) -> None:
+    async def _chosen(self) -> EngineLink:
+        """The engine that is to have the request; waits until there is any."""
         deadline_s = self.prepared.deadline_s
         wait_s = self._resubmit_timeout_s
         if deadline_s is not None:
             wait_s = min(wait_s, deadline_s - time.monotonic())
         try:
-            await self._connected(wait_s)
+            async with asyncio.timeout(wait_s):
+                return await self._first_chosen()
         except TimeoutError:
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise self._late() from None
             raise UnavailableError(
                 f"the engine has been away for {wait_s:g} s; try again later."
             ) from None
-        facts = self._link.facts
-        assert facts is not None
-        if _model_of(facts) != _model_of(self._facts):
-            raise UnavailableError(
-                "the engine came back with another model, which cannot go on with this text; "
-                "send the request again."
-            )
 
-    async def _connected(self, timeout_s: float) -> None:
-        """Wait for an engine, but not for a request that was ended."""
-        if self._end_error is None and not self._link.connected:
-            connecting = asyncio.ensure_future(self._link.wait_connected(timeout_s))
-            ended = asyncio.ensure_future(self._ended.wait())
-            try:
-                await asyncio.wait((connecting, ended), return_when=asyncio.FIRST_COMPLETED)
-                if connecting.done():
-                    connecting.result()
-            finally:
-                connecting.cancel()
-                ended.cancel()
-        if self._end_error is not None:
-            raise self._end_error
+    async def _first_chosen(self) -> EngineLink:
+        while True:
+            if self._end_error is not None:
+                raise self._end_error
+            changed = self._replicas.changed
+            if (link := self._replicas.choose(self._route)) is not None:
+                return link
+            if self._replicas.has_only_others(self._route.model):
+                raise UnavailableError(
+                    "the engine came back with another model, which cannot go on with this text; "
+                    "send the request again."
+                )
+            await self._either(changed, self._ended)
+
+    async def _either(self, *events: asyncio.Event) -> None:
+        waiting = [asyncio.ensure_future(event.wait()) for event in events]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
 
     def _sample(self, handle: int, text: TextBuilder) -> SubmittedSample:
         output = text.output
@@ -377,9 +425,3 @@ class Session:
             yield
         finally:
             timer.cancel()
-
-
-def _model_of(facts: EngineFacts) -> tuple[object, ...]:
-    """What must be the same for a text to go on."""
-    settings = facts.settings
-    return settings.get("target.model"), settings.get("target.revision"), facts.vocab_size

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 
 from outrider import __version__
 from outrider.config import EngineConfig
 from outrider.gateway.cluster_view import AskCluster, cluster_to_proto
 from outrider.gateway.convert import STATES, engine_to_proto
-from outrider.gateway.errors import UnavailableError
 from outrider.gateway.gateway import Gateway
+from outrider.gateway.replicas import Replicas
+from outrider.links.cluster_view import ClusterView
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus, RankStatus
 from outrider.proto import control_pb2
 
 
 async def status_of(gateway: Gateway, ask_cluster: AskCluster) -> control_pb2.GetStatusResponse:
-    engine, cluster = await asyncio.gather(_ask(gateway), ask_cluster())
+    statuses, cluster = await asyncio.gather(gateway.replicas.statuses(), ask_cluster())
+    names = [replica.name for replica in gateway.replicas.connected]
+    engine = next((status for name in names if (status := statuses.get(name))), None)
     response = control_pb2.GetStatusResponse(
         model=gateway.model,
         version=__version__,
         state=STATES[gateway.state],
         uptime_s=gateway.uptime_s,
         active_requests=len(gateway.in_hand),
+        replicas=_replicas(gateway.replicas, statuses, cluster),
     )
     if gateway.facts is not None:
         response.settings.CopyFrom(_settings(gateway.facts, engine))
@@ -32,11 +37,20 @@ async def status_of(gateway: Gateway, ask_cluster: AskCluster) -> control_pb2.Ge
     return response
 
 
-async def _ask(gateway: Gateway) -> EngineStatus | None:
-    try:
-        return await gateway.link.status()
-    except UnavailableError:
-        return None
+def _replicas(
+    replicas: Replicas, statuses: Mapping[str, EngineStatus | None], cluster: ClusterView | None
+) -> Iterator[control_pb2.ReplicaState]:
+    views = {} if cluster is None else {view.name: view for view in cluster.replicas}
+    for replica in replicas:
+        view, status = views.get(replica.name), statuses.get(replica.name)
+        yield control_pb2.ReplicaState(
+            name=replica.name,
+            state=replica.state,
+            load=replica.link.load,
+            restarts=0 if view is None else view.restarts,
+            draft_restarts=0 if view is None else view.draft_restarts,
+            engine=None if status is None else engine_to_proto(status),
+        )
 
 
 def _settings(facts: EngineFacts, engine: EngineStatus | None) -> control_pb2.EngineSettings:

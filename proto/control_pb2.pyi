@@ -20,6 +20,26 @@ SERVER_STATE_SERVING: ServerState
 SERVER_STATE_ENGINE_AWAY: ServerState
 SERVER_STATE_DRAINING: ServerState
 
+class ScaleRequest(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: int
+    def __init__(self, replicas: _Optional[int] = ...) -> None: ...
+
+class ScaleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RollOutRequest(_message.Message):
+    __slots__ = ("settings_json",)
+    SETTINGS_JSON_FIELD_NUMBER: _ClassVar[int]
+    settings_json: str
+    def __init__(self, settings_json: _Optional[str] = ...) -> None: ...
+
+class RollOutResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -93,7 +113,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "version", "state", "uptime_s", "active_requests", "settings", "engine", "cluster")
+    __slots__ = ("model", "version", "state", "uptime_s", "active_requests", "settings", "engine", "cluster", "replicas")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +122,7 @@ class GetStatusResponse(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: str
     state: ServerState
@@ -110,7 +131,24 @@ class GetStatusResponse(_message.Message):
     settings: EngineSettings
     engine: EngineState
     cluster: ClusterState
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime_s: _Optional[float] = ..., active_requests: _Optional[int] = ..., settings: _Optional[_Union[EngineSettings, _Mapping]] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ..., cluster: _Optional[_Union[ClusterState, _Mapping]] = ...) -> None: ...
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaState]
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[ServerState, str]] = ..., uptime_s: _Optional[float] = ..., active_requests: _Optional[int] = ..., settings: _Optional[_Union[EngineSettings, _Mapping]] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ..., cluster: _Optional[_Union[ClusterState, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaState, _Mapping]]] = ...) -> None: ...
+
+class ReplicaState(_message.Message):
+    __slots__ = ("name", "state", "load", "restarts", "draft_restarts", "engine")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    state: str
+    load: int
+    restarts: int
+    draft_restarts: int
+    engine: EngineState
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., load: _Optional[int] = ..., restarts: _Optional[int] = ..., draft_restarts: _Optional[int] = ..., engine: _Optional[_Union[EngineState, _Mapping]] = ...) -> None: ...
 
 class EngineSettings(_message.Message):
     __slots__ = ("target", "draft", "target_tensor_parallel", "draft_tensor_parallel", "method", "depth", "depth_reason", "verification", "deterministic", "policy", "max_model_len", "vocab_size", "kernels")
@@ -215,21 +253,33 @@ class ProposerCounters(_message.Message):
     def __init__(self, name: _Optional[str] = ..., checked_tokens: _Optional[int] = ..., agreed_tokens: _Optional[int] = ...) -> None: ...
 
 class ClusterState(_message.Message):
-    __slots__ = ("controller", "state", "restarts", "draft_restarts", "processes")
+    __slots__ = ("controller", "state", "restarts", "draft_restarts", "processes", "order")
     CONTROLLER_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     controller: str
     state: str
     restarts: int
     draft_restarts: int
     processes: _containers.RepeatedCompositeFieldContainer[ProcessState]
-    def __init__(self, controller: _Optional[str] = ..., state: _Optional[str] = ..., restarts: _Optional[int] = ..., draft_restarts: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessState, _Mapping]]] = ...) -> None: ...
+    order: OrderState
+    def __init__(self, controller: _Optional[str] = ..., state: _Optional[str] = ..., restarts: _Optional[int] = ..., draft_restarts: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessState, _Mapping]]] = ..., order: _Optional[_Union[OrderState, _Mapping]] = ...) -> None: ...
+
+class OrderState(_message.Message):
+    __slots__ = ("what", "state", "detail")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    state: str
+    detail: str
+    def __init__(self, what: _Optional[str] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class ProcessState(_message.Message):
-    __slots__ = ("role", "rank", "pid", "node", "gpu_ids", "restarts", "state")
+    __slots__ = ("role", "rank", "pid", "node", "gpu_ids", "restarts", "state", "replica")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +287,7 @@ class ProcessState(_message.Message):
     GPU_IDS_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
     role: str
     rank: int
     pid: int
@@ -244,7 +295,8 @@ class ProcessState(_message.Message):
     gpu_ids: _containers.RepeatedScalarFieldContainer[str]
     restarts: int
     state: str
-    def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., gpu_ids: _Optional[_Iterable[str]] = ..., restarts: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    replica: str
+    def __init__(self, role: _Optional[str] = ..., rank: _Optional[int] = ..., pid: _Optional[int] = ..., node: _Optional[str] = ..., gpu_ids: _Optional[_Iterable[str]] = ..., restarts: _Optional[int] = ..., state: _Optional[str] = ..., replica: _Optional[str] = ...) -> None: ...
 
 class RankState(_message.Message):
     __slots__ = ("role", "rank", "pid", "host", "device", "state")

@@ -70,6 +70,16 @@ class ControlStub(object):
                 request_serializer=outrider_dot_proto_dot_control__pb2.AbortRequest.SerializeToString,
                 response_deserializer=outrider_dot_proto_dot_control__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/outrider.v1.Control/Scale',
+                request_serializer=outrider_dot_proto_dot_control__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.ScaleResponse.FromString,
+                _registered_method=True)
+        self.RollOut = channel.unary_unary(
+                '/outrider.v1.Control/RollOut',
+                request_serializer=outrider_dot_proto_dot_control__pb2.RollOutRequest.SerializeToString,
+                response_deserializer=outrider_dot_proto_dot_control__pb2.RollOutResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -128,6 +138,22 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Scale(self, request, context):
+        """Have so many replicas. Those that are too many finish what they have in hand. Returns while the
+        change is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollOut(self, request, context):
+        """Replace every replica, one after the other, or only their drafts; no request is lost. Returns
+        while the change is under way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +191,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=outrider_dot_proto_dot_control__pb2.AbortRequest.FromString,
                     response_serializer=outrider_dot_proto_dot_control__pb2.AbortResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.ScaleRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.ScaleResponse.SerializeToString,
+            ),
+            'RollOut': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollOut,
+                    request_deserializer=outrider_dot_proto_dot_control__pb2.RollOutRequest.FromString,
+                    response_serializer=outrider_dot_proto_dot_control__pb2.RollOutResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +393,60 @@ class Control(object):
             '/outrider.v1.Control/Abort',
             outrider_dot_proto_dot_control__pb2.AbortRequest.SerializeToString,
             outrider_dot_proto_dot_control__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/Scale',
+            outrider_dot_proto_dot_control__pb2.ScaleRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollOut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.Control/RollOut',
+            outrider_dot_proto_dot_control__pb2.RollOutRequest.SerializeToString,
+            outrider_dot_proto_dot_control__pb2.RollOutResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,25 +13,26 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from outrider.client import Client
 from outrider.config import EngineConfig, ServerConfig
 from outrider.engine.held import HeldRequests
 from outrider.engine.speculation import SpeculationDesk
-from outrider.gateway.engine_link import EngineAddress
+from outrider.gateway.engine_link import EngineLink
 from outrider.gateway.front import Front
 from outrider.kernels.seeds import sample_seed
 from outrider.links.address import listen
 from outrider.links.channel import Channel, wait_any
 from outrider.links.codec import GATEWAY_CODEC
+from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
     Attach,
@@ -62,6 +63,8 @@ from outrider.scheduler.types import (
     TokenLogprobs,
 )
 from outrider.text.tokenizer import load_tokenizer
+
+T = TypeVar("T")
 
 MODEL = "smollm2-135m-draft"
 SECRET = "a secret of the tests"
@@ -310,7 +313,7 @@ class FakeEngine:
             theirs = tuple(update for update in updates if update.sample_id.link == link)
             if theirs:
                 with suppress(LinkError):
-                    channel.send(Updates(theirs))
+                    channel.send(Updates(theirs, len(self._samples)))
 
     def _advance(self, running: _Running) -> RequestUpdate:
         spec, tokens = running.spec, running.tokens
@@ -379,17 +382,14 @@ def _logprobs(token: int) -> TokenLogprobs:
 
 @contextmanager
 def running_server(
-    engine: FakeEngine,
+    engine: FakeEngine | list[FakeEngine],
     secret: str = SECRET,
     resubmit_timeout_s: float | None = None,
     **options: Any,
 ) -> Iterator[Front]:
-    """A real gateway in a thread of its own, on free ports, before whatever has an `address`;
-    `options` are those of `ServerConfig`."""
-
-    async def locate() -> EngineAddress:
-        return EngineAddress(engine.address, secret)
-
+    """A real gateway in a thread of its own, on free ports, before whatever has an `address`, or
+    before several, which are replicas "0", "1" and so on; `options` are those of `ServerConfig`."""
+    engines = engine if isinstance(engine, list) else [engine]
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="gateway", daemon=True)
     thread.start()
@@ -399,8 +399,9 @@ def running_server(
 
     async def build() -> Front:
         config = ServerConfig(port=0, grpc_port=0, **options)
-        front = Front(locate, config, resubmit_timeout_s=resubmit_timeout_s)
+        front = Front(secret, config, resubmit_timeout_s=resubmit_timeout_s)
         await front.start()
+        await front.gateway.replicas.publish("", places_of(engines))
         return front
 
     front = call(build())
@@ -411,6 +412,25 @@ def running_server(
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+def places_of(
+    engines: list[FakeEngine], state: ReplicaState = ReplicaState.SERVING
+) -> list[ReplicaPlace]:
+    return [ReplicaPlace(str(i), (each.address,), state) for i, each in enumerate(engines)]
+
+
+def in_loop(server: Front, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run it where a running server's gateway runs."""
+    watching = server.gateway._watching
+    assert watching is not None
+    return asyncio.run_coroutine_threadsafe(coroutine, watching.get_loop()).result(20)
+
+
+def only_link(server: Front) -> EngineLink:
+    """To the one engine a server has."""
+    (replica,) = server.gateway.replicas
+    return replica.link
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,10 @@ class ScriptedScheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def num_waiting(self) -> int:
+        return 0
+
     def add(
         self, request: Request, *, after: SampleId | None = None, is_resumed: bool = False
     ) -> None:

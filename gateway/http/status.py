@@ -56,7 +56,7 @@ async def set_speculation(
     wish: SpeculationWish, gateway: GatewayOf, caller: AdminOf
 ) -> dict[str, Any]:
     """Change how speculation is decided, from the next step on; answers with what holds then."""
-    return dataclasses.asdict(await gateway.link.set_speculation(wish.change()))
+    return dataclasses.asdict(await gateway.replicas.set_speculation(wish.change()))
 
 
 @router.get("/explain")
@@ -64,7 +64,7 @@ async def explain(
     gateway: GatewayOf, caller: CallerOf, last: Steps = 1, step: StepNumber = None
 ) -> Response:
     """What was weighed in the last steps or in a certain one, the oldest first."""
-    found = await gateway.link.explain_speculation(step, last)
+    found = await gateway.replicas.explain_speculation(step, last)
     # Hundreds of steps take a while to write, and streams go on meanwhile.
     account = await gateway.preparing.run(None, _account, found)
     return Response(account, media_type="application/json")

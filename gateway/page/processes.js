@@ -1,6 +1,7 @@
-// The processes behind the server as tiles, and what happened to them.
+// The processes behind the server as a map: a box for each replica and one for the gateways, in it
+// the nodes, on them a tile for each process; and what happened to them.
 
-import { byId, make } from "./dom.js";
+import { byId, make, percent } from "./dom.js";
 
 const MARKS = { ready: "●", starting: "◐", lost: "✕" };
 const MOST_EVENTS = 6;
@@ -12,37 +13,63 @@ export class Processes {
 
   read(status) {
     if (status === null) return;
-    const found = processesOf(status);
-    this._noteChanges(found);
-    byId("tiles").replaceChildren(...found.map(tileOf));
+    const boxes = boxesOf(status);
+    const named = boxes.flatMap(({ label, tiles }) => tiles.map((tile) => ({ ...tile, label })));
+    this._noteChanges(named);
+    byId("tiles").replaceChildren(...boxes.map((box) => boxOf(box, boxes.length > 1)));
   }
 
   _noteChanges(found) {
-    for (const { name, state } of found) {
-      const before = this._states.get(name);
-      if (before !== undefined && before !== state) note(`${name} ${wording(before, state)}`, state);
+    const full = ({ label, name }) => (label ? `${label}: ${name}` : name);
+    for (const each of found) {
+      const before = this._states.get(full(each));
+      if (before !== undefined && before !== each.state) {
+        note(`${full(each)} ${wording(before, each.state)}`, each.state);
+      }
     }
-    this._states = new Map(found.map(({ name, state }) => [name, state]));
+    this._states = new Map(found.map((each) => [full(each), each.state]));
   }
 }
 
+/** The gateways, then every replica with its processes; a lone replica shares their box. */
+function boxesOf({ engine, cluster, replicas }) {
+  const processes = cluster?.processes ?? [];
+  const gateways = processesOf(processes.filter(({ role }) => role === "gateway"));
+  const others = processes.filter(({ role }) => role !== "gateway");
+  if (!(replicas?.length > 1)) {
+    return [{ label: "", tiles: [...gateways, ...tilesOf(others, engine)], replica: null }];
+  }
+  const boxes = replicas.map((replica) => ({
+    label: `replica ${replica.name}`,
+    tiles: tilesOf(others.filter((each) => each.replica === replica.name), replica.engine),
+    replica,
+  }));
+  return gateways.length ? [{ label: "gateways", tiles: gateways, replica: null }, ...boxes] : boxes;
+}
+
+/** Of one replica, its engine in any case. */
+function tilesOf(processes, engine) {
+  const found = processesOf(processes, engine);
+  if (found.some(({ role }) => role === "engine")) return found;
+  return [{ name: "engine 0", role: "engine", state: engine ? "ready" : "lost" }, ...found];
+}
+
 /** Every process once: what its starter knows and what the engine sees of it, the worse of both. */
-function processesOf({ engine, cluster }) {
+function processesOf(processes, engine) {
   const found = new Map();
   const take = ({ role, rank = 0, state, ...more }) => {
     const name = `${role} ${rank}`;
     const known = found.get(name) ?? { role, name, state };
-    found.set(name, { ...known, ...more, state: worse(known.state, state) });
+    const node = known.node ?? more.node; // the engine knows hosts by other names
+    found.set(name, { ...known, ...more, node, state: worse(known.state, state) });
   };
-  for (const each of cluster?.processes ?? []) {
-    take({ ...each, where: each.gpu_ids.length ? `GPU ${each.gpu_ids.join(", ")}` : each.node });
+  for (const each of processes) {
+    take({ ...each, where: each.gpu_ids.length ? `GPU ${each.gpu_ids.join(", ")}` : "" });
   }
-  for (const each of engine?.ranks ?? []) take({ ...each, where: each.device });
+  for (const each of engine?.ranks ?? []) take({ ...each, node: each.host, where: each.device });
   for (const each of engine?.models ?? []) {
-    take({ role: each.role, state: "ready", pid: each.pid, where: `${each.device}, in the engine` });
-  }
-  if (![...found.values()].some(({ role }) => role === "engine")) {
-    return [{ name: "engine 0", role: "engine", state: engine ? "ready" : "lost" }, ...found.values()];
+    const where = `${each.device}, in the engine`;
+    take({ role: each.role, state: "ready", pid: each.pid, node: each.host, where });
   }
   return [...found.values()];
 }
@@ -50,6 +77,41 @@ function processesOf({ engine, cluster }) {
 function worse(one, other) {
   const order = ["ready", "starting", "lost"];
   return order[Math.max(order.indexOf(one), order.indexOf(other))] ?? other;
+}
+
+function boxOf({ label, tiles, replica }, isOneOfMany) {
+  const nodes = new Map();
+  for (const tile of tiles) {
+    const node = tile.node ?? "";
+    nodes.set(node, [...(nodes.get(node) ?? []), tile]);
+  }
+  const parts = [...nodes].map(([node, own]) =>
+    make(
+      "li",
+      { class: "map-node" },
+      nodes.size > 1 || isOneOfMany ? make("p", { class: "map-host faint" }, node) : "",
+      make("ul", { class: "tiles" }, ...own.map(tileOf)),
+    ),
+  );
+  return make(
+    "li",
+    { class: "map-box", data: { name: label, state: replica?.state ?? "" } },
+    isOneOfMany ? make("h3", {}, label, " ", make("span", { class: "faint" }, summaryOf(replica))) : "",
+    make("ul", { class: "map-nodes" }, ...parts),
+  );
+}
+
+/** What a replica does, in a line. */
+function summaryOf(replica) {
+  if (replica === null) return "";
+  const { state, load, restarts, engine } = replica;
+  const parts = [state, `${load} in hand`];
+  if (engine?.kv_blocks) parts.push(`KV ${percent(engine.kv_blocks_used / engine.kv_blocks)}`);
+  if (engine?.drafted_tokens) {
+    parts.push(`accepted ${percent(engine.accepted_tokens / engine.drafted_tokens)}`);
+  }
+  if (restarts) parts.push(`started anew ${restarts} ×`);
+  return parts.join(" · ");
 }
 
 function tileOf({ name, state, where, pid, restarts }) {

@@ -17,6 +17,7 @@ from fake_engine import FakeEngine, fake_service, running_server, wait_until
 
 from outrider.gateway.http import connections
 from outrider.gateway.http.connections import ConnectionBounds
+from outrider.proto import generation_pb2, generation_pb2_grpc
 
 TIMEOUT_S = 0.4
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -252,3 +253,22 @@ def test_grpc_takes_so_many_connections_and_no_more(
         with pytest.raises(grpc.RpcError):
             asks[2](b"", timeout=5)
         assert asks[0](b"", timeout=5)
+
+
+def test_a_connection_that_is_old_is_made_anew_and_its_stream_finishes(tmp_path: Path) -> None:
+    states: list[Any] = []
+    server = {"max_connection_age_s": 0.3, "max_connection_grace_s": 20.0}
+    with (
+        fake_service(tmp_path, step_s=0.02, server=server) as service,
+        grpc.insecure_channel(service.server.grpc_address) as channel,
+    ):
+        channel.subscribe(states.append)
+        request = generation_pb2.GenerateRequest()
+        request.token_ids.ids.extend((5, 6, 7))
+        request.sampling.max_tokens = 100
+        request.sampling.ignore_eos = True
+        stub = generation_pb2_grpc.GenerationStub(channel)
+        answers = list(stub.Generate(request, timeout=20))
+        assert sum(len(answer.token_ids) for answer in answers) == 100
+        wait_until(lambda: grpc.ChannelConnectivity.IDLE in states[1:])
+        assert len(list(stub.Generate(request, timeout=20))) > 1

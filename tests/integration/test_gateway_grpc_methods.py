@@ -295,8 +295,8 @@ def test_health_says_which_services_go_on_while_draining(tmp_path: Path) -> None
         grpc.insecure_channel(service.server.grpc_address) as channel,
     ):
         gateway, stub = service.server.gateway, health_pb2_grpc.HealthStub(channel)
-        assert gateway._keeping is not None
-        loop = gateway._keeping.get_loop()
+        assert gateway._watching is not None
+        loop = gateway._watching.get_loop()
         for expected in ([1, 1, 1], [2, 2, 1]):  # SERVING and NOT_SERVING
             told = [
                 stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status

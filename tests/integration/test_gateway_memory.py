@@ -21,7 +21,7 @@ PROMPT = [10, 11, 12, 13]
 
 def _in_gateway(service: FakeService, coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Runs it where the gateway runs."""
-    keeping = service.server.gateway._keeping
+    keeping = service.server.gateway._watching
     assert keeping is not None
     return asyncio.run_coroutine_threadsafe(coroutine, keeping.get_loop()).result(20)
 

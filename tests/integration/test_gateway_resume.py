@@ -13,6 +13,7 @@ from fake_engine import (
     FakeService,
     fake_facts,
     fake_service,
+    only_link,
     scripted_token,
     tokenizer,
     wait_until,
@@ -162,6 +163,15 @@ def test_a_request_that_takes_engines_down_with_it_is_given_up(tmp_path: Path) -
         assert len(service.engine.submitted) == 3
 
 
+def test_a_request_that_gets_a_token_of_each_engine_before_it_ends_it_is_given_up(
+    tmp_path: Path,
+) -> None:
+    with fake_service(tmp_path, deaths=list(range(1, 40)), down_s=0.0) as service:
+        with pytest.raises(UnavailableError, match="8 times in a row, each time within 16 tokens"):
+            service.client.generate(PROMPT, max_tokens=50, ignore_eos=True)
+        assert len(service.engine.submitted) == 8
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -186,5 +196,5 @@ def test_seeds_of_a_seeded_engine_do_not_repeat_after_a_restart(tmp_path: Path) 
         service.engine.die()
         wait_until(lambda: service.engine.lives > lives)
         service.client.wait_ready(5)
-        wait_until(lambda: service.server.gateway.link.number == 2)
+        wait_until(lambda: only_link(service.server).number == 2)
         assert service.client.generate(PROMPT, max_tokens=2).seed != before

@@ -21,6 +21,9 @@ from fake_engine import (
     fake_facts,
     fake_service,
     fake_tokenizer_source,
+    in_loop,
+    only_link,
+    places_of,
     running_server,
     wait_until,
 )
@@ -32,7 +35,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from outrider.client import AsyncClient, Client, UnavailableError
 from outrider.config import ServerConfig
 from outrider.errors import ConfigError
-from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.errors import RequestCancelledError
 from outrider.gateway.front import Front
 from outrider.gateway.gateway import State
@@ -140,14 +142,13 @@ def _asynchronously(tmp_path: Path, body: Any, **options: Any) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock", step_s=0.005).start()
 
     async def run() -> None:
-        async def locate() -> EngineAddress:
-            return EngineAddress(engine.address, SECRET)
-
-        server = Front(locate, ServerConfig(port=0, grpc_port=0, **options))
+        server = Front(SECRET, ServerConfig(port=0, grpc_port=0, **options))
         await server.start()
+        await server.gateway.replicas.publish_fixed(engine.address)
         try:
             async with AsyncClient(server.grpc_address) as client:
-                await server.gateway.link.wait_connected(10)
+                while server.gateway.state is not State.SERVING:
+                    await asyncio.sleep(0.01)
                 await body(server, engine, client)
         finally:
             await server.stop(drain_s=0.0)
@@ -194,7 +195,7 @@ def test_an_engine_that_ends_after_the_last_request_of_a_stopping_server_is_not_
         if drains:
             await server.gateway.drain()
         engine.stop()
-        while server.gateway.link.connected:
+        while server.gateway.replicas.connected:
             await asyncio.sleep(0.01)
 
     _asynchronously(tmp_path, body)
@@ -289,10 +290,7 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
 
 
 async def _start(port: int) -> None:
-    async def locate() -> EngineAddress:
-        raise AssertionError("never asked")
-
-    await Front(locate, ServerConfig(port=0, grpc_port=port)).start()
+    await Front(SECRET, ServerConfig(port=0, grpc_port=port)).start()
 
 
 def test_an_engine_that_moves_is_found_at_its_new_address(tmp_path: Path) -> None:
@@ -300,7 +298,9 @@ def test_an_engine_that_moves_is_found_at_its_new_address(tmp_path: Path) -> Non
         service.engine.stop()
         service.engine.address = f"unix:{tmp_path}/moved.sock"
         service.engine.start()
-        wait_until(lambda: service.server.gateway.link.number == 2, 10)
+        replicas = service.server.gateway.replicas
+        in_loop(service.server, replicas.publish("", places_of([service.engine])))
+        wait_until(lambda: only_link(service.server).number == 2, 10)
         assert service.client.generate([1], max_tokens=3).usage.completion_tokens == 3
 
 
@@ -347,8 +347,8 @@ def test_many_requests_do_not_pile_up(tmp_path: Path) -> None:
     with fake_service(tmp_path) as service:
         _run_all_kinds(service)
         wait_until(lambda: service.client.status().active_requests == 0)
-        assert service.server.gateway.link._sinks == {}
-        assert service.server.gateway.link._queries == {}
+        assert only_link(service.server)._sinks == {}
+        assert only_link(service.server)._queries == {}
 
 
 def _run_all_kinds(service: FakeService) -> None:

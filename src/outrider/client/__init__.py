@@ -22,7 +22,7 @@ from outrider.gateway.errors import (
     UnknownModelError,
 )
 from outrider.gateway.info_results import ModelInfo, ServerInfo
-from outrider.gateway.results import Chunk, Completion, Sample, ServerStatus
+from outrider.gateway.results import Chunk, Completion, ReplicaStatus, Sample, ServerStatus
 from outrider.gateway.speculation import SpeculationAccount
 from outrider.links.speculation import SpeculationSettings
 
@@ -36,6 +36,7 @@ __all__ = [
     "DEFAULT_SERVER",
     "DeadlineError",
     "ModelInfo",
+    "ReplicaStatus",
     "RequestCancelledError",
     "RequestIdInUseError",
     "Sample",

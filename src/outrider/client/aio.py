@@ -12,6 +12,7 @@ import grpc
 
 from outrider.client.access import DEFAULT_SERVER, Access, ClientCert, Tls, open_aio_channel
 from outrider.client.batches import Closed, complete_all_async
+from outrider.client.operating import AsyncOperating
 from outrider.client.requests import (
     ChatMessage,
     Completions,
@@ -96,7 +97,7 @@ class AsyncStream:
         return self.completion
 
 
-class AsyncClient:
+class AsyncClient(AsyncOperating):
     """`Client` for asyncio: the same methods, those that wait as coroutines."""
 
     def __init__(

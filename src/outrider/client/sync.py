@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.client.access import DEFAULT_SERVER, Access, ClientCert, Tls, open_channel
 from outrider.client.batches import Closed, complete_all
+from outrider.client.operating import Operating
 from outrider.client.requests import (
     ChatMessage,
     Completions,
@@ -104,7 +105,7 @@ class Stream:
         return self.completion
 
 
-class Client:
+class Client(Operating):
     """A connection to a server; may be shared by threads.
 
     `api_key` is that of OUTRIDER_API_KEY if not given. `tls` is True, or the file (PEM) of the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -20,6 +21,9 @@ _FORMS = "write unix:/path/to.sock or tcp:host:port"
 
 # What a listener that has not started yet, or is restarting, looks like from outside.
 _NOT_YET = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError, socket.gaierror)
+_NO_WAY_YET = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+# Silence is noticed by whoever receives; this is for links of which nobody does at the moment.
+_UNACKNOWLEDGED_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def dial(address: str, timeout_s: float) -> socket.socket:
 def check_retry(address: str, error: OSError, left_s: float, timeout_s: float) -> None:
     """Return if a failed attempt to connect is worth another one; raise the reason if not."""
     reason = error.strerror or str(error) or "no answer"
-    if not isinstance(error, _NOT_YET):
+    if not isinstance(error, _NOT_YET) and error.errno not in _NO_WAY_YET:
         raise LinkError(f"cannot dial {address}: {reason}.") from error
     if left_s < RETRY_S:
         raise LinkTimeoutError(
@@ -125,9 +129,10 @@ def is_own_echo(sock: socket.socket) -> bool:
 
 
 def tune(sock: socket.socket) -> None:
-    """Small messages must leave at once."""
+    """Small messages must leave at once, and what cannot arrive must not be tried for ever."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
 
 
 def _connect(parsed: UnixAddress | TcpAddress, timeout_s: float) -> socket.socket:

@@ -16,6 +16,26 @@ class ProcessView:
     gpu_ids: tuple[str, ...]
     restarts: int
     state: str
+    replica: str = ""  # the name of the one it belongs to; none for a gateway
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica; see `ReplicaState` of the protocol."""
+
+    name: str
+    state: str
+    restarts: int
+    draft_restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderView:
+    """What an operator has wanted changed last; see `OrderState` of the protocol."""
+
+    what: str
+    state: str  # "under way", "done" or "failed"
+    detail: str  # how far it has got, or why it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +47,5 @@ class ClusterView:
     restarts: int
     draft_restarts: int
     processes: tuple[ProcessView, ...]
+    replicas: tuple[ReplicaView, ...] = ()
+    order: OrderView | None = None  # none was ever given

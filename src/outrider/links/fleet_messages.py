@@ -1,13 +1,17 @@
-"""What a gateway and its keeper, whoever starts it or counts it among its own, say to each other.
+"""What a gateway and a controller say to each other.
 
-The gateway dials in. The keeper begins with a `Welcome`, which is all a gateway has to know; then
-either says what it has to say. Nothing here supposes that both are on one host. A gateway whose
-keeper is gone finishes what it has in hand and ends.
+The gateway dials in. The controller begins with a `Welcome` and the `Replicas` it has; then either
+says what it has to say. Nothing here supposes that both are on one host.
+
+A gateway is either kept, started by the controller and told its settings by it, and then ends when
+the controller is gone; or a guest, which has settings of its own, may know several controllers,
+and dials again when one is gone. Both hear the same.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from outrider.links.cluster_view import ClusterView
@@ -16,17 +20,19 @@ from outrider.links.speculation import SpeculationChange
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Keeper to gateway, first of all."""
+    """Controller to gateway, first of all."""
 
-    settings: dict[str, Any]  # those of the server and of logs, by path, keys included
-    num_processes: int  # that share the ports and the limits
+    controller: str  # its name, like no other's
+    # Those of the server and of logs, by path, keys included; none for a guest.
+    settings: dict[str, Any]
+    num_processes: int  # that share the limits
     is_draining: bool  # new requests are refused from the beginning
     speculation: SpeculationChange  # made so far, for every engine to come
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Gateway to keeper: clients reach it there."""
+    """Gateway to controller: clients reach it there."""
 
     http_address: str
     grpc_address: str
@@ -34,49 +40,60 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class CannotServe:
-    """Gateway to keeper, its last words: why it does not serve."""
+    """Gateway to controller, its last words: why it does not serve."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Gateway to keeper, whenever it changes state and now and then: how it fares."""
+    """Gateway to controller, whenever it changes state and now and then: how it fares."""
 
     state: str
     num_active: int  # requests in hand
+
+
+# -- where the engines are --------------------------------------------------------------------
+
+
+class ReplicaState(StrEnum):
+    """What may be asked of a replica."""
+
+    STARTING = "starting"  # nothing yet, or nothing for now
+    SERVING = "serving"
+    DRAINING = "draining"  # what it has in hand is finished there, nothing new
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """One engine. One that is started anew has the name of the one before."""
+
+    name: str  # like no other of this controller's
+    addresses: tuple[str, ...]  # any will do; none while it is nowhere
+    state: ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Controller to gateway, at first and whenever they change: all there are. What is on a
+    replica that is gone goes on at another."""
+
+    places: tuple[ReplicaPlace, ...]
 
 
 # -- questions of a gateway -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class FindEngine:
-    """Gateway to keeper: where is the engine. Answered once it is anywhere."""
-
-    query: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFound:
-    """Keeper to gateway. With an `error` there is none, nor will there be one."""
-
-    query: int
-    address: str
-    secret: str
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ViewCluster:
-    """Gateway to keeper: how do the processes of the server fare."""
+    """Gateway to controller: how do the processes of the server fare."""
 
     query: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterViewed:
-    """Keeper to gateway: the answer; None if nobody can tell."""
+    """Controller to gateway: the answer; None if nobody can tell."""
 
     query: int
     view: ClusterView | None
@@ -87,18 +104,18 @@ class ClusterViewed:
 
 @dataclass(frozen=True, slots=True)
 class DrainAll:
-    """Gateway to keeper: an operator wants every process to refuse new requests."""
+    """Gateway to controller: an operator wants every process to refuse new requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Keeper to gateway: refuse new requests from now on."""
+    """Controller to gateway: refuse new requests from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortAll:
-    """Gateway to keeper: an operator wants a request ended, wherever it is. Answered by `Aborted`
-    with the sum over all processes that answer in time."""
+    """Gateway to controller: an operator wants a request ended, wherever it is. Answered by
+    `Aborted` with the sum over all processes that answer in time."""
 
     query: int
     request_id: str
@@ -106,7 +123,7 @@ class AbortAll:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Keeper to gateway: end this request if it is yours. Answered by `Aborted`."""
+    """Controller to gateway: end this request if it is yours. Answered by `Aborted`."""
 
     query: int
     request_id: str
@@ -127,18 +144,45 @@ class Speculating:
     change: SpeculationChange
 
 
-# -- the keeper's own -------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ScaleTo:
+    """Gateway to controller: an operator wants so many replicas. Answered by `Ordered`, while the
+    change is under way."""
+
+    query: int
+    num_replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class RollOut:
+    """Gateway to controller: an operator wants every replica replaced, one after the other, with
+    these settings changed. If they are of the draft alone, only the drafts are. Answered by
+    `Ordered`, while the change is under way."""
+
+    query: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Controller to gateway: the answer to an order. With an `error` nothing is done."""
+
+    query: int
+    error: str = ""
+
+
+# -- the controller's own -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class NumProcesses:
-    """Keeper to gateway: so many share the ports and the limits now."""
+    """Controller to gateway: so many share the ports and the limits now."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Keeper to gateway: give running requests so many seconds, then end."""
+    """Controller to gateway: give running requests so many seconds, then end."""
 
     drain_s: float

@@ -114,9 +114,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """Engine to gateway: what one step meant for this gateway's samples, in order."""
+    """Engine to gateway: what one step meant for this gateway's samples, in order. Without any,
+    only the load has changed, which is told now and then."""
 
     updates: tuple[RequestUpdate, ...]
+    load: int = 0  # samples that run or wait in the engine, of all gateways
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,15 @@ import pytest
 
 from outrider.errors import CapacityError
 from outrider.gateway.engine_link import MAX_EXPLAINING, EngineAddress, EngineLink
-from outrider.links.gateway_messages import EngineFacts, ExplainSpeculation, SpeculationExplained
+from outrider.links.gateway_messages import (
+    EngineFacts,
+    ExplainSpeculation,
+    SpeculationExplained,
+    Submit,
+    SubmittedSample,
+    Updates,
+)
+from outrider.scheduler.types import FinishReason, RequestUpdate, SampleId
 
 
 async def _locate() -> EngineAddress:
@@ -52,3 +60,35 @@ def test_accounts_are_asked_for_one_at_a_time() -> None:
         await asyncio.gather(*asking)
 
     asyncio.run(ask_many())
+
+
+def test_the_load_is_what_the_engine_told_and_what_was_submitted_or_ended_since() -> None:
+    async def follow() -> None:
+        link = EngineLink(_locate, _nothing, _nothing)
+        channel: Any = _Channel()
+        link._channel = channel
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        channel.receive = told.get
+        receiving = asyncio.create_task(link._receive_all(channel))
+
+        async def hear(message: Updates) -> int:
+            told.put_nowait(message)
+            while not told.empty():
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return link.load
+
+        spec: Any = None
+        submit = Submit(spec, tuple(SubmittedSample(handle, 0) for handle in (1, 2)), None, False)
+        assert await hear(Updates((), 5)) == 5
+        link.submit(submit, lambda event: None)
+        assert link.load == 7
+        assert await hear(Updates((), 6)) == 6  # of which two are ours
+        ended = RequestUpdate(SampleId(0, 1), finish_reason=FinishReason.STOP)
+        assert await hear(Updates((ended,), 5)) == 5
+        link.cancel(2)
+        assert link.load == 4
+        assert await hear(Updates((), 0)) == 0
+        receiving.cancel()
+
+    asyncio.run(follow())

@@ -8,7 +8,7 @@ from outrider.gateway.caller import Scope
 from outrider.gateway.grpc_access import scope_of
 from outrider.proto import control_pb2, generation_pb2
 
-ADMIN = {"SetSpeculation", "Drain", "Abort"}
+ADMIN = {"SetSpeculation", "Drain", "Abort", "Scale", "RollOut"}
 METHODS = [
     (service.full_name, method)
     for file in (control_pb2, generation_pb2)

@@ -13,13 +13,14 @@ import pytest
     [
         "outrider.client",
         "outrider.gateway.__main__",
+        "outrider.cli.gateway, outrider.gateway.running",
         "outrider.cli.chat",
         "outrider.cluster.serve",  # whose cheap checks come before torch
     ],
 )
 def test_nothing_before_the_engine_loads_torch(module: str) -> None:
     heavy = {"torch", "ray", "transformers", "numpy"}
-    script = f"import sys, {module}; print(sorted({heavy!r} & set(sys.modules)))"
+    script = f"import sys\nimport {module}\nprint(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )

@@ -13,7 +13,7 @@ import pytest
 from fake_engine import fake_desk
 from metrics_tools import Page
 
-from outrider.gateway.engine_metrics import engine_families
+from outrider.gateway.engine_metrics import engine_families, replica_counts
 from outrider.gateway.metric_names import METRICS, Kind
 from outrider.gateway.metrics import (
     FINISH_REASONS,
@@ -52,7 +52,7 @@ def page() -> Page:
         speculation=replace(fake_desk().status(), gain=1.5),
         counters=counters,
     )
-    families = (*metrics.registry.collect(), *engine_families("m", status))
+    families = (*metrics.registry.collect(), *engine_families("m", replica_counts({"0": status})))
     return Page(page_of(families, with_vllm=True).decode())
 
 
@@ -153,3 +153,27 @@ def test_the_documentation_queries_what_there_is_and_lists_every_reason(page: Pa
     ):
         (line,) = re.findall(rf"^\| `reason` of `{label}` \| (.*) \|$", text, re.MULTILINE)
         assert tuple(re.findall(r"`(\w+)`", line)) == reasons
+
+
+ALARMS = (
+    *("OutriderEngineAway", "OutriderDraftDown", "OutriderAcceptanceCollapse"),
+    *("OutriderQueueGrowth", "OutriderRestarts", "OutriderKvPressure"),
+)
+
+
+def test_every_alarm_has_a_heading_an_expression_and_what_to_do(page: Page) -> None:
+    text = (ROOT / "docs/operating.md").read_text()
+    for alarm in ALARMS:
+        (section,) = re.findall(rf"^## {alarm}\n(.*?)(?=^#)", text, re.MULTILINE | re.DOTALL)
+        assert "```promql" in section and "\n1. " in section, alarm
+    promql = "".join(re.findall(r"```promql\n(.*?)```", text, re.DOTALL))
+    named = set(NAME.findall(promql))
+    assert named and named <= page.names
+
+
+def test_every_alarm_of_the_chart_is_explained() -> None:
+    chart = ROOT / "helm/outrider/templates"
+    rules = "".join(file.read_text() for file in chart.rglob("*.yaml")) if chart.is_dir() else ""
+    rung = set(re.findall(r"- alert: (\w+)", rules))
+    told = set(re.findall(r"^## (Outrider\w+)$", (ROOT / "docs/operating.md").read_text(), re.M))
+    assert rung <= told

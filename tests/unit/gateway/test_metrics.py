@@ -58,7 +58,7 @@ def counting_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def page_of(folder: Path) -> Page:
-    return Page(render_all(folder, "m", None).decode())
+    return Page(render_all(folder, "m", {}).decode())
 
 
 def test_several_processes_add_up_and_a_dead_ones_counts_stay(
@@ -87,14 +87,14 @@ def test_several_processes_add_up_and_a_dead_ones_counts_stay(
 
 def test_a_page_of_a_folder_has_vllms_names_too(tmp_path: Path) -> None:
     with counting_process(tmp_path):
-        page = Page(render_all(tmp_path, "m", None, with_vllm=True).decode())
+        page = Page(render_all(tmp_path, "m", {}, with_vllm=True).decode())
     assert page["vllm:generation_tokens_total"] == 12
     assert page.by("vllm:request_success_total", "finished_reason") == {"stop": 1}
 
 
 def test_restarts_are_told_by_whoever_starts_the_processes(tmp_path: Path) -> None:
     cluster = ClusterView("somebody", "serving", 3, 5, ())
-    page = Page(render_all(tmp_path, "m", None, cluster).decode())
+    page = Page(render_all(tmp_path, "m", {}, cluster).decode())
     assert page["outrider:engine_restarts_total"] == 3
     assert page["outrider:draft_restarts_total"] == 5
 
@@ -142,7 +142,7 @@ def test_every_error_has_one_of_the_reasons(error: OutriderError, reason: str) -
 
 def test_labels_are_few_and_none_is_a_clients() -> None:
     labels = {label for each in METRICS for label in each.labels}
-    assert labels == {"model", "role", "reason", "position"}
+    assert labels == {"model", "replica", "role", "reason", "position"}
     assert len(BY_NAME) == len(METRICS)
     for each in METRICS:
         assert each.text.endswith(".") and each.source in Source and each.kind in Kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.links.address import bound_address, dial, listen, parse
+from outrider.links.address import bound_address, check_retry, dial, listen, parse
+from outrider.links.channel import SILENCE_S
 from outrider.links.frames import LinkError, LinkTimeoutError
 
 
@@ -67,6 +69,12 @@ def test_tcp_connections_do_not_wait_for_more_to_send() -> None:
         dial(bound_address(listener), 5) as near,
     ):
         assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_tcp_connections_end_when_nothing_arrives_on_the_other_side_any_more() -> None:
+    with listen("tcp:127.0.0.1:0") as listener, dial(bound_address(listener), 5) as near:
+        limit_ms = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        assert SILENCE_S < limit_ms / 1000 < 60
 
 
 def test_a_unix_socket_is_open_to_its_owner_only(unix_address: str) -> None:
@@ -124,6 +132,14 @@ def test_dialling_gives_up_when_the_time_is_over(unix_address: str) -> None:
     with pytest.raises(LinkTimeoutError, match=r"nobody answers at unix:link.sock after 0.2 s"):
         dial(unix_address, 0.2)
     assert time.monotonic() - started_s < 2
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN])
+def test_a_host_that_cannot_be_reached_may_be_on_its_way_back(number: int) -> None:
+    unreachable = OSError(number, os.strerror(number))
+    check_retry("tcp:10.0.0.9:7000", unreachable, left_s=1.0, timeout_s=5.0)
+    with pytest.raises(LinkTimeoutError, match=os.strerror(number)):
+        check_retry("tcp:10.0.0.9:7000", unreachable, left_s=0.0, timeout_s=5.0)
 
 
 def test_what_waiting_cannot_cure_is_told_at_once(unix_address: str) -> None:

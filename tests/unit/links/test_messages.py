@@ -107,7 +107,7 @@ def test_a_field_of_another_type_is_named() -> None:
 def test_an_unknown_word_of_an_enum_is_refused() -> None:
     update = [[1, 5], [1], 0, 0, 0, [], [], "bored", None, 0, 0.0]
     with pytest.raises(LinkError, match="Updates cannot be decoded"):
-        GATEWAY_CODEC.decode(msgpack.packb(["Updates", [update]]))
+        GATEWAY_CODEC.decode(msgpack.packb(["Updates", [update], 0]))
 
 
 def test_parameters_that_are_not_allowed_are_refused() -> None:

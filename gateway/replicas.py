@@ -1,0 +1,328 @@
+"""The engines that a gateway knows of, a link to each, and which of them takes a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from outrider.gateway.engine_link import EngineAddress, EngineLink
+from outrider.gateway.errors import UnavailableError
+from outrider.gateway.routing import Path, PrefixMemory, choose, order_of, path_of
+from outrider.links.address import UnixAddress, parse
+from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
+from outrider.links.gateway_messages import EngineFacts, EngineStatus, SpeculationExplained
+from outrider.links.speculation import SpeculationChange, SpeculationSettings
+
+logger = logging.getLogger(__name__)
+
+# For links that are being made, before a request is looked for only where there are links already.
+SETTLE_S = 2.0
+AWAY = "away"
+_FIXED = "engine"  # the name of one that no controller tells of
+
+Model: TypeAlias = tuple[object, ...]
+
+
+def model_of(facts: EngineFacts) -> Model:
+    """What must be the same for a text to go on."""
+    settings = facts.settings
+    return settings.get("target.model"), settings.get("target.revision"), facts.vocab_size
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What decides where a request may go."""
+
+    model: Model
+    path: Path
+
+
+class Replica:
+    """One engine: where a controller says it is, and the link to it."""
+
+    def __init__(self, name: str, controller: str, place: ReplicaPlace) -> None:
+        self.name = name
+        self.controller = controller
+        self.place = place
+        self.is_orphan = False  # its controller is gone
+        self.link: EngineLink
+        self.task: asyncio.Task[None]
+        self._moved = asyncio.Event()
+
+    @property
+    def is_usable(self) -> bool:
+        """New requests may go there."""
+        return self.link.connected and self.place.state is ReplicaState.SERVING
+
+    @property
+    def is_expected(self) -> bool:
+        """A link is being made for the first time, and no attempt has failed yet."""
+        is_there = self.place.state is not ReplicaState.STARTING and bool(self.place.addresses)
+        return is_there and not (self.link.num_connections or self.link.num_failures)
+
+    @property
+    def state(self) -> str:
+        if self.link.connected or self.place.state is ReplicaState.STARTING:
+            return self.place.state.value
+        return AWAY if self.link.num_connections else ReplicaState.STARTING.value
+
+    def move(self, place: ReplicaPlace) -> None:
+        self.place = place
+        self.is_orphan = False
+        self.link.keep_only(place.addresses)
+        self._moved.set()
+
+    async def address(self) -> str:
+        """Once there is any, and somebody to talk to."""
+        while self.place.state is ReplicaState.STARTING or not self.place.addresses:
+            self._moved.clear()
+            await self._moved.wait()
+        found = reachable(self.place.addresses)
+        return found[self.link.num_failures % len(found)]
+
+
+def reachable(addresses: Sequence[str]) -> list[str]:
+    """Those to be tried, one after the other: a Unix socket if it is of this host, then what is on
+    a network. A socket that is not there may come to be if there is nothing else."""
+    parsed = [(parse(address), address) for address in addresses]
+    sockets = [text for place, text in parsed if isinstance(place, UnixAddress)]
+    here = [text for text in sockets if os.path.exists(text.partition(":")[2])]
+    elsewhere = [text for place, text in parsed if not isinstance(place, UnixAddress)]
+    return [*here, *elsewhere] or sockets
+
+
+class Replicas:
+    """Keeps a link to each replica that controllers have published.
+
+    `secret` is shared by all processes of the server. `on_connect` and `on_change` are those of
+    every link; the latter also runs when places change.
+    """
+
+    def __init__(
+        self,
+        secret: str,
+        on_connect: Callable[[EngineFacts], Awaitable[None]],
+        on_change: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._secret = secret
+        self._on_connect = on_connect
+        self._on_change = on_change
+        self._replicas: dict[str, Replica] = {}
+        self._memory = PrefixMemory()
+        self._numbers, self._handles = itertools.count(1), itertools.count(1)
+        self._change = SpeculationChange()
+        self._changed = asyncio.Event()
+        self._is_draining = False
+        self.on_speculation: Callable[[SpeculationChange], None] | None = None  # hears of changes
+
+    def __iter__(self) -> Iterator[Replica]:
+        """By name."""
+        return iter(sorted(self._replicas.values(), key=lambda each: each.name))
+
+    def short(self, name: str) -> str:
+        """Without the controller's name if there is no other replica of that name."""
+        shorts = [replica.place.name for replica in self]
+        known = self._replicas.get(name)
+        is_plain = known is not None and shorts.count(known.place.name) == 1
+        return known.place.name if known is not None and is_plain else name
+
+    # -- what controllers say -----------------------------------------------------------------
+
+    async def publish_fixed(self, address: str) -> None:
+        """One that is always there, whether it can be reached or not."""
+        parse(address)
+        place = ReplicaPlace(_FIXED, (address,), ReplicaState.SERVING)
+        await self.publish("", (place,))
+
+    async def publish(self, controller: str, places: Iterable[ReplicaPlace]) -> None:
+        """These are all that the controller has. What is on others of its own goes on elsewhere."""
+        named = {qualified(controller, place.name): place for place in places}
+        taken = {address for place in named.values() for address in place.addresses}
+        for replica in self:
+            is_renamed = replica.is_orphan and bool(taken.intersection(replica.place.addresses))
+            if replica.name not in named and (replica.controller == controller or is_renamed):
+                self._drop(replica)
+        for name, place in named.items():
+            if (known := self._replicas.get(name)) is not None:
+                known.move(place)
+            else:
+                self._add(Replica(name, controller, place))
+        await self._tell_change()
+
+    async def forget(self, controller: str) -> None:
+        """The controller is gone: what can be reached of its own stays as it was, for as long as
+        it can be."""
+        for replica in self:
+            if replica.controller == controller:
+                replica.is_orphan = True
+                if not replica.link.connected:
+                    self._drop(replica)
+        await self._tell_change()
+
+    def _add(self, replica: Replica) -> None:
+        async def locate() -> EngineAddress:
+            if replica.is_orphan and replica.link.num_failures:
+                self._drop(replica)
+                raise UnavailableError(f"{replica.name} is gone, and so is its controller.")
+            return EngineAddress(await replica.address(), self._secret)
+
+        replica.link = EngineLink(
+            locate,
+            self._on_connect,
+            self._tell_change,
+            numbers=self._numbers,
+            handles=self._handles,
+        )
+        replica.link.is_draining = self._is_draining
+        replica.link.remember_speculation(self._change)
+        replica.link.on_speculation = self._hear_speculation
+        replica.task = asyncio.create_task(replica.link.run(), name=f"outrider-{replica.name}")
+        self._replicas[replica.name] = replica
+
+    def _drop(self, replica: Replica) -> None:
+        if self._replicas.get(replica.name) is replica:
+            del self._replicas[replica.name]
+            replica.task.cancel()
+
+    async def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        await self._on_change()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """To be looked up before what may change; it is set at the next change."""
+        return self._changed
+
+    def drain(self) -> None:
+        """Nothing new will be submitted; a link lost then is not missed."""
+        self._is_draining = True
+        for replica in self:
+            replica.link.is_draining = True
+
+    async def stop(self) -> None:
+        tasks = [replica.task for replica in self]
+        for replica in self:
+            self._drop(replica)
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    # -- where requests go --------------------------------------------------------------------
+
+    @property
+    def is_any_usable(self) -> bool:
+        return any(replica.is_usable for replica in self)
+
+    def route(self, prompt_ids: Sequence[int], facts: EngineFacts) -> Route:
+        """Of a request that was prepared for such an engine."""
+        path = path_of(prompt_ids, int(facts.settings["cache.block_size"]))
+        return Route(model_of(facts), path)
+
+    def remember(self, route: Route) -> None:
+        """A request has come that goes there."""
+        self._memory.remember(route.path)
+
+    def choose(self, route: Route, but: Collection[EngineLink] = ()) -> EngineLink | None:
+        """The replica that is to have a request; None while there is none for it."""
+        usable = {
+            replica.name: replica.link
+            for replica in self
+            if replica.is_usable and replica.link not in but and self._is_of(replica, route.model)
+        }
+        if not usable:
+            return None
+        key = self._memory.key_of(route.path, len(usable))
+        return usable[choose(key, {name: link.load for name, link in usable.items()})]
+
+    def has_only_others(self, model: Model) -> bool:
+        """Whether all that there is, is connected and of another model."""
+        connected = [replica for replica in self if replica.link.connected]
+        return len(connected) == len(self._replicas) > 0 and not any(
+            self._is_of(replica, model) for replica in connected
+        )
+
+    async def holders(self, route: Route | None = None) -> list[EngineLink]:
+        """Those that may hold a request which has lost its reader, the likeliest first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while (changed := self._changed) and any(each.is_expected for each in self):
+                    await changed.wait()
+        links = {
+            replica.name: replica.link
+            for replica in self
+            if replica.link.connected and (route is None or self._is_of(replica, route.model))
+        }
+        if route is None or not links:
+            return list(links.values())
+        key = self._memory.key_of(route.path, len(links))
+        return [links[name] for name in order_of(key, links)]
+
+    def _is_of(self, replica: Replica, model: Model) -> bool:
+        facts = replica.link.facts
+        return facts is not None and model_of(facts) == model
+
+    # -- what is asked of engines -------------------------------------------------------------
+
+    @property
+    def connected(self) -> list[Replica]:
+        """Those that new requests may go to come first."""
+        found = [replica for replica in self if replica.link.connected]
+        return sorted(found, key=lambda each: not each.is_usable)
+
+    async def statuses(self) -> dict[str, EngineStatus | None]:
+        """Of all, by name; None of those that do not answer."""
+        replicas = list(self)
+        found = await asyncio.gather(*(_status_of(each.link) for each in replicas))
+        return {replica.name: status for replica, status in zip(replicas, found, strict=True)}
+
+    async def set_speculation(self, change: SpeculationChange) -> SpeculationSettings:
+        """For all engines, and for those to come; what holds then at the first."""
+        links = [replica.link for replica in self._some_connected()]
+        found = await asyncio.gather(
+            *(link.set_speculation(change) for link in links), return_exceptions=True
+        )
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        first = found[0]
+        assert isinstance(first, SpeculationSettings)
+        return first
+
+    async def explain_speculation(self, step: int | None, last: int) -> SpeculationExplained:
+        """What the first has weighed."""
+        return await self._some_connected()[0].link.explain_speculation(step, last)
+
+    def remember_speculation(self, change: SpeculationChange) -> None:
+        """For engines to come; those that are here know."""
+        self._change = self._change.followed_by(change)
+        for replica in self:
+            replica.link.remember_speculation(change)
+
+    def _hear_speculation(self, change: SpeculationChange) -> None:
+        self.remember_speculation(change)
+        if self.on_speculation is not None:
+            self.on_speculation(change)
+
+    def _some_connected(self) -> list[Replica]:
+        if not (found := self.connected):
+            raise UnavailableError("no engine is connected; wait for it to start.")
+        return found
+
+
+def qualified(controller: str, name: str) -> str:
+    """A replica's name among those of all controllers."""
+    return f"{controller}/{name}" if controller else name
+
+
+async def _status_of(link: EngineLink) -> EngineStatus | None:
+    try:
+        return await link.status()
+    except UnavailableError:
+        return None
