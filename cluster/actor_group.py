@@ -8,9 +8,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from outrider.cluster.actors import ProcessPlace, RankActor
+from outrider.cluster.actors import Endpoint, ProcessPlace, RankActor
 from outrider.cluster.placement import Placed
 from outrider.cluster.postmortem import End, await_end, read_last_lines, root_cause
+from outrider.workers.weights.environment import model_environment
 
 _RUN_AND_DESCRIBE = 2
 
@@ -22,7 +23,8 @@ class ActorGroup:
         self.role = placed.need.role
         self.places: list[ProcessPlace] = []
         self.ends: list[End] = []
-        self._actors = [_start_rank(placed, rank) for rank in range(placed.need.num_ranks)]
+        self._placed = placed
+        self._actors: list[Any] = []
         self._names = [f"{self.role} rank {rank}" for rank in range(placed.need.num_ranks)]
         self._runs: list[asyncio.Task[None]] = []
 
@@ -35,18 +37,21 @@ class ActorGroup:
         return root_cause(self.ends) is not None
 
     async def describe(self) -> list[ProcessPlace]:
-        """Wait until all processes are up. Raises `RayError` if one cannot be."""
+        """Start the processes and wait until all are up. Raises `RayError` if one cannot be."""
+        self._actors = [_start_rank(self._placed, rank) for rank in range(len(self._names))]
         self.places = list(await asyncio.gather(*(a.describe.remote() for a in self._actors)))
         return self.places
 
-    def run(self, address: str, secret: str) -> None:
+    def run(self, engine: Endpoint) -> None:
         """Let the ranks dial in to the engine."""
         for name, actor in zip(self._names, self._actors, strict=True):
-            run = actor.run.remote(address, secret)
+            run = actor.run.remote(engine)
             self._runs.append(asyncio.create_task(self._note_end(name, run)))
 
     async def wait_any_ended(self) -> None:
-        await asyncio.wait(self._runs, return_when=asyncio.FIRST_COMPLETED)
+        """At once if none runs."""
+        if self._runs:
+            await asyncio.wait(self._runs, return_when=asyncio.FIRST_COMPLETED)
 
     async def wait_all_ended(self) -> None:
         if self._runs:
@@ -76,4 +81,4 @@ def _start_rank(placed: Placed, rank: int) -> Any:
         scheduling_strategy=PlacementGroupSchedulingStrategy(
             placed.group, placement_group_bundle_index=rank
         ),
-    ).remote(need.role, rank, need.num_ranks)
+    ).remote(need.role, rank, need.num_ranks, model_environment())

@@ -9,11 +9,10 @@ import asyncio
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from outrider.cluster.engine_folder import make_engine_folder
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind, Pages
 from outrider.cluster.postmortem import OwnLog, redirect_output
@@ -27,7 +26,7 @@ from outrider.cluster.ray_facts import (
 from outrider.config import EngineConfig
 from outrider.engine.hosting import EngineHost
 from outrider.engine.rank_group import Report
-from outrider.errors import OutriderError
+from outrider.errors import ModelError, OutriderError
 from outrider.links.gateway_messages import EngineStatus
 from outrider.links.rank_messages import Role
 from outrider.logs import setup_logging
@@ -48,7 +47,7 @@ class ProcessPlace:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an engine listens: on its node, and for other nodes if there are any."""
+    """Where an engine listens: on its node, and for other nodes if there are or may be any."""
 
     unix: str
     tcp: str | None
@@ -56,7 +55,7 @@ class Endpoint:
     secret: str = field(repr=False)
 
     def address_from(self, node_ids: Set[str]) -> str:
-        """For processes that are on all these nodes, and are to use the same one."""
+        """For processes that are on these nodes, and are to use the same one."""
         if node_ids <= {self.node_id}:
             return self.unix
         if self.tcp is None:
@@ -82,7 +81,8 @@ def own_place(log: OwnLog) -> ProcessPlace:
 class RankActor:
     """One rank of a target or draft group. It is not restarted: a group restarts whole."""
 
-    def __init__(self, role: str, rank: int, size: int) -> None:
+    def __init__(self, role: str, rank: int, size: int, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)  # before anything that reads it is imported
         self._role = role
         self._rank = rank
         self._size = size
@@ -92,12 +92,19 @@ class RankActor:
     def describe(self) -> ProcessPlace:
         return own_place(self._log)
 
-    def run(self, engine: str, secret: str) -> None:
+    def run(self, endpoint: Endpoint) -> None:
         """Serve until the engine ends the link; raises what went wrong."""
         from outrider.workers.ranks.start import RankPlace, run_rank  # torch, which only ranks need
 
+        # Whatever way it reaches the engine, ranks of other nodes must reach it, now or later.
+        own_host = None if endpoint.tcp is None else own_node_ip()
+        address = endpoint.address_from({own_node_id()})
+        place = RankPlace(address, Role(self._role), self._rank, self._size, own_host)
         try:
-            run_rank(RankPlace(engine, Role(self._role), self._rank, self._size), secret)
+            run_rank(place, endpoint.secret)
+        except ModelError as error:
+            logger.error("%s", error)
+            raise ModelError(f"on node {own_node_ip()}: {error}") from error
         except OutriderError as error:
             logger.error("%s", error)
             raise
@@ -110,16 +117,18 @@ class EngineActor:
     """The scheduler and its step loop. Listens from the start; steps once the models are there, on
     ranks or in this process."""
 
-    def __init__(self, config: EngineConfig, secret: str) -> None:
+    def __init__(self, config: EngineConfig, secret: str, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)  # before anything that reads it is imported
         self._secret = secret
         self._log = redirect_output("engine-0")
         setup_logging(config.log_level, role="engine", json_lines=config.log_format == "json")
-        # In Ray's own folder, which goes with Ray; short, as the names of sockets must be.
-        self._folder = Path(tempfile.mkdtemp(prefix="e-", dir=logs_folder().parent))
+        self._folder = make_engine_folder(logs_folder().parent)
         addresses = [f"unix:{self._folder}/e.sock"]
-        if num_nodes() > 1:
+        # A cluster that was there before may get more nodes; guests are elsewhere in any case.
+        cluster = config.cluster
+        if cluster.address is not None or cluster.listen is not None or num_nodes() > 1:
             addresses.append(f"tcp:{own_node_ip()}:0")
-        self._host = EngineHost(config, addresses, secret)
+        self._host = EngineHost(config, addresses, secret, is_checked=True)
         self._journal = Journal()
 
     async def describe(self) -> ProcessPlace:
@@ -157,6 +166,14 @@ class EngineActor:
         """Lines after the bookmark, waited for, and the status."""
         pages = await self._journal.read(bookmark, timeout_s)
         return EngineNews(pages, self._host.status())
+
+    async def change_draft(self, config: EngineConfig) -> None:
+        """The draft that dials in next is the one of `config`."""
+        self._host.change_draft(config)
+
+    async def draft_error(self) -> str:
+        """Why the last draft that dialled in was not taken in; empty if it was."""
+        return self._host.draft_error
 
     async def stop(self) -> None:
         """End `run`, ranks included, after the step under way."""

@@ -3,84 +3,138 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from ray.exceptions import RayError
 
 from outrider.cluster.actor_group import ActorGroup
+from outrider.cluster.actors import Endpoint
 from outrider.cluster.engine_process import EngineProcess
+from outrider.cluster.errors import ClusterError, PlacementError
 from outrider.cluster.events import Event, Kind, Say, quote
-from outrider.cluster.placement import Placed
+from outrider.cluster.placement import Placed, place_anew, raise_if_lost
 from outrider.cluster.postmortem import root_cause
+from outrider.cluster.ray_facts import live_node_ids
+from outrider.cluster.rooms import Need
 from outrider.cluster.tasks import first_of
+from outrider.config import EngineConfig
 from outrider.engine.launch.restarts import Restarts, draft_back, draft_lost
 from outrider.links.rank_messages import Role
 
 
-@dataclass(frozen=True, slots=True)
-class Dialling:
-    """What a rank needs to reach its engine, and how long it may take to be of use."""
-
-    address: str
-    secret: str
-    start_timeout_s: float
-
-
 class DraftKeeper:
-    """Owns the present draft group, which the engine already works with."""
+    """Owns the present draft group, which the engine already works with, and its room."""
 
     def __init__(
-        self, group: ActorGroup, placed: Placed, engine: EngineProcess, dialling: Dialling, say: Say
+        self,
+        group: ActorGroup,
+        placed: Mapping[str, Placed],
+        engine: EngineProcess,
+        endpoint: Endpoint,
+        config: EngineConfig,
+        say: Say,
     ) -> None:
         self.group = group
         self.restarts = 0
         self._placed = placed
         self._engine = engine
-        self._dialling = dialling
+        self._endpoint = endpoint
+        self._config = config
         self._say = say
+        self._starting = asyncio.Lock()  # whoever has it starts groups
+        self._is_changing = False
 
     async def run(self) -> None:
         """Until cancelled."""
         restarts = Restarts()
         restarts.runs()
         while True:
-            reason: str | None = await self._await_loss()
-            while reason is not None:
+            group = self.group
+            reason: str | None = await self._await_loss(group)
+            if self._is_changing:
+                async with self._starting:
+                    continue
+            while reason is not None and group is self.group:
                 pause_s = restarts.lost()
-                self.group.kill()
+                group.kill()
                 self._say(Event(Kind.TROUBLE, draft_lost(reason, pause_s)))
                 await asyncio.sleep(pause_s)
-                reason = await self._restart()
+                async with self._starting:
+                    if group is not self.group:  # another draft took its place meanwhile
+                        break
+                    reason = await self._restart(self._placed[Role.DRAFT].need)
+                    group = self.group
             away_s = restarts.runs()
-            self._say(Event(Kind.REPAIR, draft_back(away_s, self.group.pids)))
+            if reason is None:
+                self._say(Event(Kind.REPAIR, draft_back(away_s, self.group.pids)))
 
-    async def _await_loss(self) -> str:
+    async def change(self, need: Need, config: EngineConfig) -> None:
+        """Put the draft of `config` in the place of the present one, which comes back if that one
+        does not come to run; `ClusterError` says why."""
+        before, need_before = self._config, self._placed[Role.DRAFT].need
+        self._is_changing = True
+        try:
+            async with self._starting:
+                await self._engine.change_draft(config)
+                self.group.kill()
+                reason = await self._restart(need)
+                if reason is None:
+                    self._config = config
+                    return
+                self.group.kill()
+                await self._engine.change_draft(before)
+                failure = await self._restart(need_before)
+        finally:
+            self._is_changing = False
+        back = "the one before is back" if failure is None else "the one before is started anew"
+        raise ClusterError(f"the new draft did not come to run: {reason.rstrip('.')}; {back}.")
+
+    async def _await_loss(self, group: ActorGroup) -> str:
         """Wait until a rank has ended or the engine has given the group up; why."""
-        given_up = self._engine.wait_ready(Role.DRAFT, self.group.pids, are_ready=False)
-        await first_of(self.group.wait_any_ended(), given_up)
-        return await self._explain("it does not answer any more")
+        given_up = self._engine.wait_ready(Role.DRAFT, group.pids, are_ready=False)
+        await first_of(group.wait_any_ended(), given_up)
+        return await self._explain(group, "it does not answer any more")
 
-    async def _restart(self) -> str | None:
+    async def _restart(self, need: Need) -> str | None:
         """None once the engine works with a new group, else what went wrong."""
         self.restarts += 1
-        self.group = ActorGroup(self._placed)
-        limit_s = self._dialling.start_timeout_s
+        cluster = self._config.cluster
+        limit_s = cluster.start_timeout_s
+        mine = self._placed[Role.DRAFT]
+        self.group = ActorGroup(mine)
         try:
+            if need != mine.need or not mine.is_within(await asyncio.to_thread(live_node_ids)):
+                await place_anew(
+                    self._placed,
+                    Role.DRAFT,
+                    cluster.placement_timeout_s,
+                    can_grow=cluster.address is not None,
+                    need=need,
+                )
+                self.group = ActorGroup(mine)
             async with asyncio.timeout(limit_s):
-                await self.group.describe()
-                self.group.run(self._dialling.address, self._dialling.secret)
-                joined = self._engine.wait_ready(Role.DRAFT, self.group.pids)
-                await first_of(self.group.wait_any_ended(), joined)
+                await first_of(self._join(), raise_if_lost([mine]))
         except TimeoutError:
             return f"it was not ready within cluster.start_timeout_s ({limit_s:g} s)"
-        except RayError as error:
+        except (RayError, ClusterError, PlacementError) as error:
             return str(error)
-        return await self._explain("the engine did not take it in") if self.group.ends else None
+        if not self.group.ends:
+            return None
+        refusal = await self._engine.draft_error()
+        return await self._explain(self.group, refusal or "the engine did not take it in")
 
-    async def _explain(self, otherwise: str) -> str:
-        cause = root_cause(self.group.ends)
+    async def _join(self) -> None:
+        """Until the engine works with the group, or a rank of it has ended."""
+        group = self.group
+        await group.describe()
+        group.run(self._endpoint)
+        joined = self._engine.wait_ready(Role.DRAFT, group.pids)
+        await first_of(group.wait_any_ended(), joined)
+
+    async def _explain(self, group: ActorGroup, otherwise: str) -> str:
+        cause = root_cause(group.ends)
         if cause is None:
             return otherwise
-        for event in quote(cause.name, await self.group.last_lines(cause.name)):
+        for event in quote(cause.name, await group.last_lines(cause.name)):
             self._say(event)
         return f"{cause.name}: {cause.reason}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,19 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from outrider.cluster.actors import Endpoint, EngineActor, EngineNews, ProcessPlace
+from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event
 from outrider.cluster.placement import ENGINE, Placed
 from outrider.cluster.postmortem import End, await_end, read_last_lines
 from outrider.config import EngineConfig
 from outrider.links.gateway_messages import EngineStatus, ProcessState
+from outrider.workers.weights.environment import model_environment
 
 POLL_S = 0.5
+# Its event loop answers at once, whatever the engine computes: only a process that hangs, or a
+# host that is cut off, says nothing for so long, so many times.
+_ANSWER_S = 5.0
+_MOST_MISSES = 4
 
 
 class EngineProcess:
@@ -26,23 +33,29 @@ class EngineProcess:
     said of itself."""
 
     def __init__(self, config: EngineConfig, secret: str, room: Placed) -> None:
-        actor: Any = ray.remote(EngineActor)
-        own = room.need.per_rank if room.need.role == ENGINE else {}
-        self._actor = actor.options(
-            num_cpus=own.get("CPU", 0),
-            num_gpus=own.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                room.group, placement_group_bundle_index=0
-            ),
-        ).remote(config, secret)
+        self._config = config
+        self._secret = secret
+        self._room = room
+        self._actor: Any = None
         self._bookmark = Bookmark()
         self._changed = asyncio.Condition()
         self._run: asyncio.Task[End] | None = None
+        self._num_misses = 0
+        self._heard_s = time.monotonic()
         self.place: ProcessPlace | None = None
         self.status: EngineStatus | None = None
 
     async def describe(self) -> Endpoint:
-        """Wait until it listens. Raises `RayError` if it cannot."""
+        """Start it and wait until it listens. Raises `RayError` if it cannot."""
+        actor: Any = ray.remote(EngineActor)
+        own = self._room.need.per_rank if self._room.need.role == ENGINE else {}
+        self._actor = actor.options(
+            num_cpus=own.get("CPU", 0),
+            num_gpus=own.get("GPU", 0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._room.group, placement_group_bundle_index=0
+            ),
+        ).remote(self._config, self._secret, model_environment())
         self.place = await self._actor.describe.remote()
         endpoint: Endpoint = await self._actor.endpoint.remote()
         return endpoint
@@ -57,21 +70,50 @@ class EngineProcess:
         return self._run
 
     async def read(self, timeout_s: float) -> list[Event]:
-        """What it has to say, waited for. Nothing if it has ended, which `ended` tells."""
+        """What it has to say, waited for. Nothing if it has ended, which `ended` tells, or does
+        not answer, which `silence` tells."""
         try:
-            news: EngineNews = await self._actor.news.remote(self._bookmark, timeout_s)
+            async with asyncio.timeout(timeout_s + _ANSWER_S):
+                news: EngineNews = await self._actor.news.remote(self._bookmark, timeout_s)
         except RayError:
             return []
+        except TimeoutError:
+            self._num_misses += 1
+            return []
+        self._num_misses, self._heard_s = 0, time.monotonic()
         async with self._changed:
             self.status, self._bookmark = news.status, news.pages.bookmark
             self._changed.notify_all()
         return news.pages.events
 
+    @property
+    def silence(self) -> str | None:
+        """What is wrong with a process that runs and says nothing; None if it has answered."""
+        if self._num_misses < _MOST_MISSES:
+            return None
+        silent_s = time.monotonic() - self._heard_s
+        return f"it has not answered for {silent_s:.0f} s; it hangs, or its node is cut off"
+
     async def keep_status(self) -> None:
-        """As long as it runs."""
-        while not self.ended.done():
+        """As long as it runs and answers."""
+        while not self.ended.done() and self.silence is None:
             await self.read(0.0)
             await asyncio.sleep(POLL_S)
+
+    async def change_draft(self, config: EngineConfig) -> None:
+        """The draft that dials in next is the one of `config`. `ClusterError` if it cannot be."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._actor.change_draft.remote(config)
+        except (RayError, TimeoutError) as error:
+            raise ClusterError(f"the engine cannot change its draft: {_told(error)}") from error
+
+    async def draft_error(self) -> str:
+        """Why the last draft was not taken in, if the engine says so."""
+        with contextlib.suppress(RayError, TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                return str(await self._actor.draft_error.remote())
+        return ""
 
     async def wait_ready(self, role: str, pids: Sequence[int], *, are_ready: bool = True) -> None:
         """Wait until the engine works with these ranks, or does not any more."""
@@ -92,12 +134,20 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """Ask it to end, and the ranks with it; returns when it has."""
+        if self._actor is None:
+            return
         with contextlib.suppress(RayError):
             await self._actor.stop.remote()
             if self._run is not None:
                 await asyncio.wait({self._run})
 
     def kill(self) -> None:
-        ray.kill(self._actor)
+        if self._actor is not None:
+            ray.kill(self._actor)
         if self._run is not None:
             self._run.cancel()
+
+
+def _told(error: Exception) -> str:
+    cause = getattr(error, "cause", None) or error
+    return str(cause) or "it does not answer"

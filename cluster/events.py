@@ -65,6 +65,10 @@ class Journal:
 
     def say(self, event: Event) -> None:
         self._events.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        """Readers that wait: there may be other news than lines."""
         self._arrival.set()
         self._arrival = asyncio.Event()
 

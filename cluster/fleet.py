@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,15 +33,25 @@ ROLE = "gateway"
 
 
 class Fleet:
-    """`keep` them, and `stop` them in the end; `close` in any case."""
+    """`keep` them, and `stop` them in the end; `close` in any case. There may be none, and guests
+    that dial in where `door` listens, which are started elsewhere."""
 
-    def __init__(self, size: int, settings: Mapping[str, Any], answers: Answers, say: Say) -> None:
+    def __init__(
+        self,
+        size: int,
+        settings: Mapping[str, Any],
+        secret: str,
+        answers: Answers,
+        say: Say,
+        door: socket.socket | None = None,
+    ) -> None:
         self._size = size
+        self._door = door
         self._say = say
         self._folder: Path | None = None
         self.metrics_folder: Path | None = None  # where they put what they count
         self._address = ""  # where they dial in
-        self._secret = secrets.token_hex(32)
+        self._secret = secret
         self.desk = Desk(settings, self._secret, answers)
         self.desk.on_change.append(self._hear)
         self._stopping = asyncio.Event()
@@ -63,10 +73,11 @@ class Fleet:
         """Requests in hand, as last told."""
         return sum(member.num_active for member in self.desk.members.values())
 
-    async def wait_serving(self) -> Member:
-        """Until all of them answer requests; one of them. Whoever calls minds the time."""
+    async def wait_serving(self) -> Member | None:
+        """Until all of them answer requests; one of them, if there is any. Whoever calls minds the
+        time."""
         await self.desk.wait_until(lambda: self.num_serving == self._size)
-        return self.desk.members[0]
+        return self.desk.members[0] if self._size else None
 
     def view(self) -> list[ProcessView]:
         return [self._view_of(index) for index in range(self._size)]
@@ -94,12 +105,13 @@ class Fleet:
         self.metrics_folder.mkdir()
         self._address = f"unix:{self._folder}/keeper.sock"
         with listen(self._address) as listener:
-            desk = asyncio.create_task(self.desk.run(listener))
+            doors = [listener] if self._door is None else [listener, self._door]
+            desks = [asyncio.create_task(self.desk.run(door)) for door in doors]
             self._keepers = [asyncio.create_task(self._keep(i)) for i in range(self._size)]
             try:
-                await asyncio.gather(*self._keepers)
+                await asyncio.gather(self._stopping.wait(), *self._keepers)
             finally:
-                for task in (*self._keepers, desk):
+                for task in (*self._keepers, *desks):
                     task.cancel()
                 self.kill()
 

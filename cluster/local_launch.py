@@ -1,108 +1,126 @@
-"""An engine on this host, in a process of its own, started anew whenever it is lost: no Ray."""
+"""Replicas on this host, each an engine in a process of its own that starts its ranks: no Ray."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import secrets
+import os
+from collections.abc import Callable
 
-from outrider.cluster.errors import ClusterError
-from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.errors import ClusterError, PlacementError
+from outrider.cluster.events import Say
+from outrider.cluster.kept_replica import Room
+from outrider.cluster.local_life import LocalLife, LocalRoom, local_room
+from outrider.cluster.replica_set import ReplicaSet
+from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
-from outrider.engine.launch.child import EngineChild
-from outrider.engine.launch.restarts import Restarts, engine_back, engine_lost
-from outrider.engine.rank_group import Report
-from outrider.errors import OutriderError
-from outrider.gateway.engine_link import EngineAddress
+from outrider.config.colocation import settle_colocation
+from outrider.engine.over_ranks import group_sizes
 from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaPlace
+
+NAME = "outrider serve"
+
+
+class LocalRooms:
+    """See `outrider.cluster.kept_replica.Rooms`. CPUs are shared by all who ask; GPUs are not, but
+    for a single replica that needs more than there are."""
+
+    def __init__(self, secret: str, num_gpus: int) -> None:
+        self._secret = secret
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        self._gpu_ids = visible.split(",") if visible else [str(n) for n in range(num_gpus)]
+        self._gpu_ids = self._gpu_ids[:num_gpus]
+        self._given: list[LocalRoom] = []
+        self.lives: list[LocalLife] = []
+
+    async def settle(self, config: EngineConfig) -> EngineConfig:
+        return settle_colocation(config, len(self._gpu_ids))
+
+    async def find(self, config: EngineConfig, timeout_s: float) -> Room:
+        room = self._room(config)
+        self._given.append(room)
+        return room
+
+    def _room(self, config: EngineConfig) -> LocalRoom:
+        if not self._gpu_ids or config.target.device == "cpu":
+            return local_room(config, self._secret)
+        num_needed = 1 if config.cluster.colocate else sum(group_sizes(config).values())
+        taken = {gpu for room in self._given for gpu in room.gpu_ids or self._gpu_ids}
+        free = [gpu for gpu in self._gpu_ids if gpu not in taken]
+        if len(free) >= num_needed:
+            return local_room(config, self._secret, tuple(free[:num_needed]))
+        if not self._given:
+            return local_room(config, self._secret)  # its ranks share what there is
+        raise PlacementError(
+            f"a replica needs {num_needed} of this host's {len(self._gpu_ids)} GPUs and "
+            f"{len(free)} are free; have fewer replicas, or use a cluster."
+        )
+
+    def give_back(self, room: Room) -> None:
+        self._given.remove(room)
+        room.engines.close()
+
+    def life(self, config: EngineConfig, room: Room, say: Say) -> LocalLife:
+        life = LocalLife(room, say)
+        self.lives = [*(each for each in self.lives if not each.is_over), life]
+        return life
 
 
 class LocalLaunch:
-    """See `outrider.cluster.serving.Launch`. `cluster.colocate` is settled."""
+    """See `outrider.cluster.launch.Launch`."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, secret: str, num_gpus: int = 0) -> None:
+        self.on_change: list[Callable[[], None]] = []
         self._config = config
-        self._secret = secrets.token_hex(32)  # tokens of clients hold across restarts
-        self._address: EngineAddress | None = None
-        self._engine: EngineChild | None = None
-        self._located = asyncio.Event()  # where it is, or that it is nowhere any more
+        self._rooms = LocalRooms(secret, num_gpus)
+        self._set: ReplicaSet | None = None
         self._stopping = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
 
-    async def locate(self) -> EngineAddress:
-        await self._located.wait()
-        if self._address is None:
-            raise ClusterError("the engine has been stopped.")
-        return self._address
+    @property
+    def places(self) -> tuple[ReplicaPlace, ...]:
+        return () if self._set is None else self._set.places
 
     async def view(self) -> ClusterView | None:
-        """The engine knows all there is to know about its processes."""
-        return None
+        found = self._set
+        if found is None:
+            return None
+        return ClusterView(
+            NAME,
+            found.phase.value,
+            found.restarts,
+            found.draft_restarts,
+            found.processes(),
+            found.view(),
+        )
 
     async def keep(self, say: Say) -> None:
-        """Until `stop`; raises if it never came to run."""
-        self._keeping = asyncio.create_task(self._keep(say))
+        """Until `stop`; raises if one never came to run."""
+        self._set = ReplicaSet(self._config, self._rooms, say)
+        self._set.on_change.append(self._tell_change)
+        self._keeping = asyncio.create_task(first_of(self._set.run(), self._stopping.wait()))
         await asyncio.shield(self._keeping)
+
+    async def scale(self, num_replicas: int) -> None:
+        await self._running().scale(num_replicas)
+
+    async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
+        await self._running().roll_out(config, is_draft_only=is_draft_only)
 
     async def stop(self) -> None:
         self._stopping.set()
-        if self._engine is not None:
-            self._engine.stop()
         if self._keeping is not None:
-            await asyncio.wait({self._keeping})  # a child that does not end is killed
-        self._located.set()  # whoever waits for an engine waits in vain
+            await asyncio.wait({self._keeping})
 
     def abort(self) -> None:
-        if self._engine is not None:
-            self._engine.kill()
+        for life in self._rooms.lives:
+            life.kill()
 
-    async def _keep(self, say: Say) -> None:
-        restarts = Restarts()
-        while not self._stopping.is_set():
-            try:
-                await self._serve(say, restarts)
-            except OutriderError as error:
-                if self._stopping.is_set():
-                    return
-                reason = _quote(error, say)
-                if restarts.is_first:
-                    raise ClusterError(reason) from error
-                pause_s = restarts.lost()
-                say(Event(Kind.TROUBLE, engine_lost(reason, pause_s)))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), pause_s)
-            finally:
-                self._located.clear()
-                self._address = None
+    def _running(self) -> ReplicaSet:
+        if self._set is None:
+            raise ClusterError("the replicas are not started yet; try again in a moment.")
+        return self._set
 
-    async def _serve(self, say: Say, restarts: Restarts) -> None:
-        engine = self._engine = EngineChild(self._config, self._secret)
-        report = _report_to(say)
-        try:
-            await asyncio.to_thread(engine.start, report)
-            self._address = EngineAddress(engine.address, engine.secret)
-            is_first, away_s = restarts.is_first, restarts.runs()
-            if not is_first:
-                say(Event(Kind.REPAIR, engine_back(away_s, {"engine": [engine.pid]})))
-            self._located.set()
-            await asyncio.to_thread(engine.run, report)
-        finally:
-            await asyncio.to_thread(engine.close)
-
-
-def _report_to(say: Say) -> Report:
-    """For a thread that has lines to tell."""
-    loop = asyncio.get_running_loop()
-
-    def report(line: str) -> None:
-        loop.call_soon_threadsafe(say, Event(Kind.STAGE, line))
-
-    return report
-
-
-def _quote(error: OutriderError, say: Say) -> str:
-    """The first line is the reason; what follows are a process's own words."""
-    reason, *lines = str(error).splitlines()
-    for line in lines:
-        say(Event(Kind.LOG, line))
-    return reason.rstrip(":.")
+    def _tell_change(self) -> None:
+        for hear in self.on_change:
+            hear()

@@ -2,50 +2,51 @@
 
 Target and draft never share a bundle: they are other processes, on other GPUs, and come and go
 independently. An engine that holds both (`cluster.colocate`) has one bundle for itself.
+
+Which nodes they go to is decided here, by what is free and by labels (`outrider.cluster.rooms`),
+and each bundle is then asked for on its node. Ray would not move such a bundle when its node is
+lost: `renew` and `place_anew` do.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ray.util import placement_group, remove_placement_group
+from ray.util import placement_group, placement_group_table, remove_placement_group
 
-from outrider.cluster.errors import PlacementError
-from outrider.cluster.ray_facts import Resources, cluster_resources, free_resources
+from outrider.cluster.capacity import PASS_BYTES, least_gpu_bytes
+from outrider.cluster.errors import ClusterError, PlacementError
+from outrider.cluster.no_room import ENGINE as ENGINE
+from outrider.cluster.no_room import no_room, too_small
+from outrider.cluster.ray_facts import Node, live_node_ids, live_nodes
+from outrider.cluster.rooms import Need, Room, as_if_empty, find_rooms
 from outrider.config import EngineConfig
 from outrider.engine.over_ranks import group_sizes
 from outrider.errors import ConfigError
 from outrider.links.rank_messages import Role
 
-ENGINE = "engine"
-STRATEGY = "PACK"
 _POLL_S = 1
+_TAKE_S = 5.0  # for what was found free to be ours; then somebody else was quicker
+_NODE_ID = "ray.io/node-id"
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What the ranks of one role take, or an engine that holds the models."""
-
-    role: str
-    num_ranks: int
-    per_rank: Resources
-
-    @property
-    def total(self) -> Resources:
-        return {name: self.num_ranks * amount for name, amount in self.per_rank.items()}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Placed:
-    """The room a role was given."""
+    """The room a role has at present."""
 
     need: Need
     group: Any  # a placement group
+    node_ids: tuple[str, ...]  # by rank; none if it has lost it and was not given another yet
+
+    def is_within(self, alive: Set[str]) -> bool:
+        """Whether it is there, on nodes that are."""
+        return bool(self.node_ids) and set(self.node_ids) <= alive
 
 
 def settle_devices(config: EngineConfig, has_gpus: bool) -> EngineConfig:
@@ -74,38 +75,84 @@ def needs_of(config: EngineConfig) -> list[Need]:
         Role.TARGET: config.target.device,
         Role.DRAFT: config.draft.device,
     }
+    labels = {
+        Role.TARGET: _labels("target", config.cluster.target_labels),
+        Role.DRAFT: _labels("draft", config.cluster.draft_labels),
+    }
     cpu, gpu = {"CPU": 1.0}, {"GPU": 1.0, "CPU": 1.0}
     if config.cluster.colocate:
-        one = gpu if devices[Role.TARGET] == "cuda" else cpu
+        has_gpu = devices[Role.TARGET] == "cuda"
         num_models = 1 if config.draft.model is None else 2
-        return [Need(ENGINE, 1, one | {"CPU": float(num_models)})]
-    return [
-        Need(role, size, gpu if devices[role] == "cuda" else cpu)
-        for role, size in group_sizes(config).items()
-    ]
+        bundle = (gpu if has_gpu else cpu) | {"CPU": float(num_models)}
+        least = _least_of_both(config) if has_gpu else None
+        return [Need(ENGINE, 1, bundle, labels[Role.TARGET], least, _names(config, ENGINE))]
+    needs = []
+    for role, size in group_sizes(config).items():
+        has_gpu = devices[role] == "cuda"
+        least = least_gpu_bytes(config, role) if has_gpu else None
+        bundle = gpu if has_gpu else cpu
+        needs.append(Need(role, size, bundle, labels[Role(role)], least, _names(config, role)))
+    return needs
 
 
-async def place(needs: Sequence[Need], timeout_s: float, *, can_grow: bool) -> dict[str, Placed]:
+def _labels(role: str, given: Sequence[str]) -> dict[str, str]:
+    found = dict(each.partition("=")[::2] for each in given)
+    for key, value in found.items():
+        if not key or not value or not set(value).isdisjoint("!()"):
+            raise ConfigError(
+                f"cluster.{role}_labels has {f'{key}={value}'!r}; each must be the name of a label "
+                "and its one value, as zone=a."
+            )
+    return found
+
+
+def _least_of_both(config: EngineConfig) -> int | None:
+    target = least_gpu_bytes(config, Role.TARGET)
+    draft = 0 if config.draft.model is None else least_gpu_bytes(config, Role.DRAFT)
+    return None if target is None or draft is None else target + draft - PASS_BYTES
+
+
+def _names(config: EngineConfig, role: str) -> str:
+    if role == ENGINE:
+        return " and ".join(filter(None, (config.target.model, config.draft.model)))
+    return (config.target.model if role == Role.TARGET else config.draft.model) or ""
+
+
+# -- reserving ------------------------------------------------------------------------------------
+
+
+async def place(
+    needs: Sequence[Need], timeout_s: float, *, can_grow: bool, near: Collection[str] = ()
+) -> dict[str, Placed]:
     """Room for every role, or for none: `PlacementError` says which one has none.
 
-    A cluster that cannot grow is not waited for if it is too small.
+    A second role is put on the nodes of the first if it fits there, a lonely one on those that
+    are `near`. A cluster that cannot grow is not waited for if it is too small.
     """
-    has = await asyncio.to_thread(cluster_resources)
-    if not can_grow and (misfit := first_misfit(needs, has)) is not None:
-        free = await asyncio.to_thread(free_resources)
-        raise PlacementError(no_room(misfit, has, free))
-    placed = {need.role: Placed(need, _reserve(need)) for need in needs}
-    try:
-        deadline_s = time.monotonic() + timeout_s
-        for each in placed.values():
-            if not await _is_ready(each.group, deadline_s):
-                has = await asyncio.to_thread(cluster_resources)
-                free = await asyncio.to_thread(free_resources)
-                raise PlacementError(no_room(each.need, has, free, timeout_s))
-    except BaseException:
-        release(placed)
-        raise
-    return placed
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        nodes = await asyncio.to_thread(live_nodes)
+        for need in needs:
+            if (refusal := too_small(need, nodes)) is not None:
+                raise PlacementError(refusal)
+        rooms = find_rooms(needs, nodes, near)
+        if rooms is not None:
+            take_by_s = min(deadline_s, time.monotonic() + _TAKE_S)
+            placed = await _reserve_all([_pinned(room) for room in rooms], take_by_s)
+            if placed is not None:
+                return placed
+        elif find_rooms(needs, as_if_empty(nodes), near) is None:
+            if not can_grow:
+                raise PlacementError(_no_room(needs, as_if_empty(nodes), nodes))
+            # Not on nodes by name: whoever adds nodes to this cluster sees what is missing.
+            asked = [_anywhere(need, nodes) for need in needs]
+            placed = await _reserve_all(asked, deadline_s)
+            if placed is not None:
+                return placed
+        if time.monotonic() >= deadline_s:
+            nodes = await asyncio.to_thread(live_nodes)
+            raise PlacementError(_no_room(needs, nodes, nodes, timeout_s))
+        await asyncio.sleep(_POLL_S)
 
 
 def release(placed: Mapping[str, Placed]) -> None:
@@ -113,9 +160,50 @@ def release(placed: Mapping[str, Placed]) -> None:
         remove_placement_group(each.group)
 
 
-def _reserve(need: Need) -> Any:
-    bundles = [dict(need.per_rank) for _ in range(need.num_ranks)]
-    return placement_group(bundles, strategy=STRATEGY, name=f"outrider-{need.role}")
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A placement group to be asked for."""
+
+    need: Need
+    strategy: str
+    selectors: list[dict[str, str]]
+
+    def reserve(self) -> Any:
+        bundles = [dict(self.need.per_rank) for _ in range(self.need.num_ranks)]
+        return placement_group(
+            bundles,
+            strategy=self.strategy,
+            name=f"outrider-{self.need.role}-{secrets.token_hex(4)}",
+            bundle_label_selector=self.selectors,
+        )
+
+
+def _pinned(room: Room) -> _Wanted:
+    strategy = "STRICT_PACK" if room.is_one_node else "PACK"
+    return _Wanted(room.need, strategy, [{_NODE_ID: node_id} for node_id in room.node_ids])
+
+
+def _anywhere(need: Need, nodes: Sequence[Node]) -> _Wanted:
+    """On one node if there are such large ones."""
+    rooms = find_rooms([need], as_if_empty(nodes))
+    is_one_node = rooms is not None and rooms[0].is_one_node
+    selectors = [dict(need.labels) for _ in range(need.num_ranks)]
+    return _Wanted(need, "STRICT_PACK" if is_one_node else "PACK", selectors)
+
+
+async def _reserve_all(wanted: Sequence[_Wanted], deadline_s: float) -> dict[str, Placed] | None:
+    """None, and nothing is held, unless all of it is there by then."""
+    placed = {each.need.role: Placed(each.need, each.reserve(), ()) for each in wanted}
+    try:
+        for each in placed.values():
+            if not await _is_ready(each.group, deadline_s):
+                release(placed)
+                return None
+            each.node_ids = await asyncio.to_thread(_nodes_of, each.group)
+    except BaseException:
+        release(placed)
+        raise
+    return placed
 
 
 async def _is_ready(group: Any, deadline_s: float) -> bool:
@@ -125,45 +213,69 @@ async def _is_ready(group: Any, deadline_s: float) -> bool:
     return True
 
 
-def first_misfit(needs: Sequence[Need], has: Resources) -> Need | None:
-    """The first role for which a whole cluster is too small once those before it are placed."""
-    left = dict(has)
-    for need in needs:
-        for name, amount in need.total.items():
-            left[name] = left.get(name, 0.0) - amount
-            if left[name] < 0:
-                return need
-    return None
+def _nodes_of(group: Any) -> tuple[str, ...]:
+    found: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return tuple(found[index] for index in sorted(found))
 
 
-def no_room(need: Need, has: Resources, free: Resources, waited_s: float | None = None) -> str:
-    """One sentence: who needs what, what there is, what to change."""
-    what = "its process with the models" if need.role == ENGINE else "1 rank"
-    wanted = f"{need.role}: {what} needs {_amounts(need.per_rank)}"
-    if need.num_ranks > 1:
-        each, total = _amounts(need.per_rank), _amounts(need.total)
-        wanted = f"{need.role}: {need.num_ranks} ranks need {each} each, {total} in all"
-    there = " and ".join(
-        f"{_amount(name, has.get(name, 0.0))} ({free.get(name, 0.0):g} free)"
-        for name in need.per_rank
-    )
-    waited = "" if waited_s is None else f" after {waited_s:g} s"
-    remedies = [f"lower {need.role}.tensor_parallel"] if need.num_ranks > 1 else []
-    if "GPU" in need.per_rank:
-        remedies.append(f"set {Role.TARGET if need.role == ENGINE else need.role}.device to cpu")
-    remedies.append("use a larger cluster")
-    return f"{wanted}, but the cluster has {there}{waited}; {_either(remedies)}."
+def _no_room(
+    needs: Sequence[Need],
+    searched: Sequence[Node],
+    nodes: Sequence[Node],
+    waited_s: float | None = None,
+) -> str:
+    """Of the first that has no room where it was searched for, or none beside those before it."""
+    alone = range(1, len(needs) + 1)
+    number = next((each for each in alone if find_rooms(needs[:each], searched) is None), alone[-1])
+    return no_room(needs[number - 1], nodes, waited_s, needs[: number - 1])
 
 
-def _either(remedies: Sequence[str]) -> str:
-    if len(remedies) == 1:
-        return remedies[0]
-    return f"{', '.join(remedies[:-1])} or {remedies[-1]}"
+# -- nodes that are lost --------------------------------------------------------------------------
 
 
-def _amounts(resources: Resources) -> str:
-    return " and ".join(_amount(name, amount) for name, amount in resources.items())
+async def renew(placed: Mapping[str, Placed], timeout_s: float, *, can_grow: bool) -> list[str]:
+    """Before a replica is started in room that another had: place anew what was on nodes that are
+    gone. Which roles were."""
+    alive = await asyncio.to_thread(live_node_ids)
+    lost = [role for role, each in placed.items() if not each.is_within(alive)]
+    if lost == [Role.DRAFT]:
+        await place_anew(placed, Role.DRAFT, timeout_s, can_grow=can_grow)
+    elif lost:  # the draft is to be near its target again
+        release(placed)
+        for each in placed.values():
+            each.node_ids = ()
+        needs = [each.need for each in placed.values()]
+        found = await place(needs, timeout_s, can_grow=can_grow)
+        for role, each in found.items():
+            placed[role].group, placed[role].node_ids = each.group, each.node_ids
+    return lost
 
 
-def _amount(name: str, amount: float) -> str:
-    return f"{amount:g} {name}" if amount == 1 else f"{amount:g} {name}s"
+async def place_anew(
+    placed: Mapping[str, Placed],
+    role: str,
+    timeout_s: float,
+    *,
+    can_grow: bool,
+    need: Need | None = None,
+) -> None:
+    """Give one role other room, for what it needs now or for another `need`: near the target."""
+    mine = placed[role]
+    near = [node for other, each in placed.items() if other != role for node in each.node_ids]
+    remove_placement_group(mine.group)
+    mine.node_ids = ()
+    wanted = need or mine.need
+    found = (await place([wanted], timeout_s, can_grow=can_grow, near=near))[role]
+    mine.need, mine.group, mine.node_ids = wanted, found.group, found.node_ids
+
+
+async def raise_if_lost(placed: Iterable[Placed]) -> None:
+    """Wait until a node of theirs is gone, and raise `ClusterError`: what Ray was asked to start
+    there never starts."""
+    rooms = list(placed)
+    while True:
+        alive = await asyncio.to_thread(live_node_ids)
+        for each in rooms:
+            if not each.is_within(alive):
+                raise ClusterError(f"a node was lost, with room for the {each.need.role} on it")
+        await asyncio.sleep(_POLL_S)

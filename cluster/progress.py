@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 
 from outrider.cluster.events import Event, Kind
-from outrider.cluster.serving import Addresses, Watchers
+from outrider.cluster.watching import Addresses, Watchers
 from outrider.links.speculation import SpeculationStatus
 
 QUIET_S = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +13,36 @@ Resources: TypeAlias = Mapping[str, float]
 """Amounts by name: "CPU", "GPU"."""
 
 _ray: Any = ray  # much of it declares no types
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is alive."""
+
+    id: str
+    ip: str
+    labels: Mapping[str, str]
+    has: Resources
+    free: Resources
+
+
+def live_nodes() -> list[Node]:
+    free = _ray._private.state.available_resources_per_node()
+    return [
+        Node(
+            each["NodeID"],
+            each["NodeManagerAddress"],
+            each.get("Labels") or {},
+            each["Resources"],
+            free.get(each["NodeID"], {}),
+        )
+        for each in _ray.nodes()
+        if each["Alive"]
+    ]
+
+
+def live_node_ids() -> set[str]:
+    return {each["NodeID"] for each in _ray.nodes() if each["Alive"]}
 
 
 def cluster_resources() -> Resources:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from outrider.cluster.controller import NAMESPACE
 from outrider.cluster.ray_facts import (
@@ -116,6 +117,12 @@ def _connected(address: str) -> Iterator[RaySession]:
     try:
         _knock(address)
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    except AuthenticationError as error:
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0]
+        raise ConfigError(
+            f"cluster.address is {address!r} but that Ray cluster does not let us in: {reason}; "
+            "set RAY_AUTH_MODE as on its nodes, and if that is token RAY_AUTH_TOKEN too."
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".") + "."
         raise ConfigError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,11 +15,12 @@ from ray.exceptions import RayError
 
 from outrider.cluster.actor_group import ActorGroup
 from outrider.cluster.actors import Endpoint, ProcessPlace
-from outrider.cluster.draft_keeper import Dialling, DraftKeeper
+from outrider.cluster.draft_check import check_draft
+from outrider.cluster.draft_keeper import DraftKeeper
 from outrider.cluster.engine_process import POLL_S, EngineProcess
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Say, quote
-from outrider.cluster.placement import ENGINE, Placed
+from outrider.cluster.placement import ENGINE, Placed, needs_of, raise_if_lost, renew
 from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
@@ -41,7 +43,11 @@ class ProcessStatus:
 
 
 class Replica:
-    """`start`, then `watch` until it is lost, and `end` in any case."""
+    """`start`, then `watch` until it is lost, and `end` in any case.
+
+    Its room may have been another's before. What of it is on nodes that are gone is placed anew,
+    and `placed` follows.
+    """
 
     def __init__(
         self, config: EngineConfig, secret: str, placed: Mapping[str, Placed], say: Say
@@ -62,11 +68,12 @@ class Replica:
     async def start(self) -> None:
         """Until the engine is ready. What failed is told in a `ClusterError`, after its own last
         lines."""
-        limit_s = self._config.cluster.start_timeout_s
+        cluster = self._config.cluster
+        limit_s = cluster.start_timeout_s
+        await renew(self._placed, cluster.placement_timeout_s, can_grow=cluster.address is not None)
         try:
             async with asyncio.timeout(limit_s):
-                await self._start_processes()
-                await self._await_ready()
+                await first_of(self._come_up(), raise_if_lost(self._placed.values()))
         except TimeoutError:
             raise ClusterError(
                 f"not ready within cluster.start_timeout_s ({limit_s:g} s); raise it, or see why "
@@ -75,22 +82,23 @@ class Replica:
         except RayError as error:
             raise ClusterError(f"a process could not be started: {error}") from error
 
+    async def _come_up(self) -> None:
+        await self._start_processes()
+        await self._await_ready()
+
     async def _start_processes(self) -> None:
-        endpoint, places = await asyncio.gather(
+        endpoint, _ = await asyncio.gather(
             self._engine.describe(), asyncio.gather(*(group.describe() for group in self.groups))
         )
         self.endpoint = endpoint
-        # Ranks tell each other the address they reach the engine from: loopback, if that is over
-        # a Unix socket, which is of use on one node only.
-        nodes = {place.node_id for group in places for place in group}
-        address = endpoint.address_from(nodes)
         self._engine.run()
         for group in self.groups:
-            group.run(address, self._secret)
+            group.run(endpoint)
         if Role.DRAFT in self._placed:
-            dialling = Dialling(address, self._secret, self._config.cluster.start_timeout_s)
-            group, placed = self._first_groups[Role.DRAFT], self._placed[Role.DRAFT]
-            self._draft = DraftKeeper(group, placed, self._engine, dialling, self._say)
+            group = self._first_groups[Role.DRAFT]
+            self._draft = DraftKeeper(
+                group, self._placed, self._engine, endpoint, self._config, self._say
+            )
 
     async def _await_ready(self) -> None:
         while self._engine.status is None:
@@ -98,17 +106,21 @@ class Replica:
                 self._say(event)
             if self._engine.ended.done() or any(group.has_failed for group in self.groups):
                 raise ClusterError(await self._explain("failed", self.groups))
+            if self._engine.silence is not None:
+                raise ClusterError(f"{ENGINE} failed: {self._engine.silence}")
 
     # -- running ------------------------------------------------------------------------------
 
     async def watch(self) -> str:
-        """Until the engine or a target rank is lost; returns why."""
+        """Until the engine or a target rank is lost, or the engine hangs; returns why."""
         targets = [group for role, group in self._first_groups.items() if role == Role.TARGET]
         ends = [asyncio.wait({self._engine.ended}), *(each.wait_any_ended() for each in targets)]
-        helpers = [self._engine.keep_status()]  # which ends with the engine
+        helpers = [self._engine.keep_status()]  # which ends with the engine, or its answers
         if self._draft is not None:
             helpers.append(self._draft.run())
         await first_of(*ends, *helpers)
+        if self._engine.silence is not None and not self._engine.ended.done():
+            return f"{ENGINE} was lost: {self._engine.silence}"
         return await self._explain("was lost", targets)
 
     async def _explain(self, what: str, groups: list[ActorGroup]) -> str:
@@ -132,6 +144,30 @@ class Replica:
             return await self._engine.last_lines()
         group = next(group for group in groups if cause in group.ends)
         return await group.last_lines(cause.name)
+
+    # -- another draft ------------------------------------------------------------------------
+
+    def can_change_draft(self, config: EngineConfig) -> bool:
+        """Whether `config`, settled, has another draft model and is else what this one has. How
+        many replicas there are does not concern it."""
+        own = self._config
+        cluster = dataclasses.replace(
+            config.cluster,
+            draft_labels=own.cluster.draft_labels,
+            replicas=own.cluster.replicas,
+        )
+        rest = dataclasses.replace(config, draft=own.draft, cluster=cluster)
+        return self._draft is not None and config.draft.model is not None and rest == own
+
+    async def change_draft(self, config: EngineConfig) -> None:
+        """Have that draft propose while engine and target go on, without one in between. If it
+        does not come to run the one before comes back; `OutriderError` says why."""
+        if not self.can_change_draft(config) or self._draft is None:
+            raise ClusterError("more than the draft is to be changed; start the replica anew.")
+        await check_draft(config)
+        [need] = [each for each in needs_of(config) if each.role == Role.DRAFT]
+        await self._draft.change(need, config)
+        self._config = config
 
     # -- afterwards ---------------------------------------------------------------------------
 

@@ -12,15 +12,21 @@ import dataclasses
 import os
 import secrets
 import signal
+import socket
 from collections.abc import Callable, Iterator
 
+from outrider.cluster.deadline import END_S, Deadline
 from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.launch import Launch
 from outrider.cluster.progress import Progress
-from outrider.cluster.serving import END_S, Deadline, Launch, Serving, Watchers
+from outrider.cluster.serving import Doors, Serving
+from outrider.cluster.watching import Watchers
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.gateway.exposure import check_exposure
 from outrider.gateway.ports import ReservedPorts
+from outrider.links.address import listen
+from outrider.links.secret import SECRET_VARIABLE
 
 
 def serve(
@@ -33,7 +39,8 @@ def serve(
     """Serve until SIGINT, SIGTERM, or SIGHUP unless that is ignored, as nohup has it. No process is
     left when it returns, raises or is killed, and none of these takes longer than `server.drain_s`
     and `END_S`. Gateways log at `log_level` unless told otherwise."""
-    warning = check_exposure(config.server)
+    secret = _secret(config)
+    warning = check_exposure(config.server) if config.server.processes else None
     if warning is not None:
         watchers.say(Event(Kind.TROUBLE, warning))
     with contextlib.ExitStack() as stack:
@@ -42,18 +49,29 @@ def serve(
         watchers = progress.watchers
         ports = stack.enter_context(ReservedPorts(config.server))
         config = dataclasses.replace(config, server=ports.config)
+        guests = None
+        if config.cluster.listen is not None:
+            guests = stack.enter_context(_door(config.cluster.listen))
+        doors = Doors(ports, secret, guests)
         from outrider.engine.preflight import check_models  # torch, slower than all checks so far
 
-        models = check_models(config)
+        # Ranks of a cluster that runs already may all be on other hosts.
+        has_weights = not use_ray or config.cluster.address is None
+        models = check_models(config, has_weights=has_weights)
+        config = models.config
         checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
         watchers.say(Event(Kind.STAGE, f"{checked} checked"))
         deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
         engine = config.without_secrets()  # of clients, whom no engine meets
-        launch = _ray_launch(engine, watchers.say, stack) if use_ray else _local_launch(engine)
+        launch: Launch
+        if use_ray:
+            launch = _ray_launch(engine, secret, watchers.say, stack)
+        else:
+            launch = _local_launch(engine, secret)
         log_level = gateway_log_level or config.log_level
         config = dataclasses.replace(config, log_level=log_level)
         try:
-            asyncio.run(Serving(config, launch, watchers, deadline, ports).run())
+            asyncio.run(Serving(config, launch, watchers, deadline, doors).run())
         finally:
             hear_signals()
 
@@ -82,16 +100,40 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _local_launch(config: EngineConfig) -> Launch:
+def _secret(config: EngineConfig) -> str:
+    """That every process of the server shares: the environment's, or one made here."""
+    given = os.environ.get(SECRET_VARIABLE, "")
+    if config.cluster.listen is not None and not given:
+        raise ConfigError(
+            f"cluster.listen is {config.cluster.listen!r} but {SECRET_VARIABLE} is not set; set it "
+            "to the same text for this server and for the gateways that dial in there."
+        )
+    if config.server.processes == 0 and config.cluster.listen is None:
+        raise ConfigError(
+            "server.processes is 0 but cluster.listen is not set, so nobody could reach it; set it "
+            "to where gateways are to dial in, as 0.0.0.0:50060."
+        )
+    return given or secrets.token_hex(32)
+
+
+def _door(place: str) -> socket.socket:
+    host, colon, port = place.rpartition(":")
+    if not host or not colon or not port.isdecimal():
+        raise ConfigError(
+            f"cluster.listen is {place!r}; it must be a host and a port, as 0.0.0.0:50060."
+        )
+    return listen(f"tcp:{place}")
+
+
+def _local_launch(config: EngineConfig, secret: str) -> Launch:
     import torch
 
     from outrider.cluster.local_launch import LocalLaunch
-    from outrider.config.colocation import settle_colocation
 
-    return LocalLaunch(settle_colocation(config, torch.cuda.device_count()))
+    return LocalLaunch(config, secret, torch.cuda.device_count())
 
 
-def _ray_launch(config: EngineConfig, say: Say, stack: contextlib.ExitStack) -> Launch:
+def _ray_launch(config: EngineConfig, secret: str, say: Say, stack: contextlib.ExitStack) -> Launch:
     if config.cluster.address is None:
         # Ray reads these once, when it is imported. It listens on every interface, so only a
         # token keeps other users and hosts out.
@@ -104,7 +146,8 @@ def _ray_launch(config: EngineConfig, say: Say, stack: contextlib.ExitStack) -> 
         raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
     from outrider.engine.over_ranks import group_sizes
 
-    num_ranks = sum(group_sizes(config).values())
+    # Room for one more than there are: replicas are replaced and added while they serve.
+    num_ranks = sum(group_sizes(config).values()) * (config.cluster.replicas + 1)
     session = stack.enter_context(ray_session(config.cluster.address, num_ranks))
     say(Event(Kind.STAGE, session.summary))
-    return RayLaunch(config, session)
+    return RayLaunch(config, session, secret)

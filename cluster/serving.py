@@ -1,100 +1,51 @@
-"""The gateways of a server before an engine, from the start of both to the end of both."""
+"""The gateways of a server before its replicas, from the start of both to the end of both."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
-import logging
-import math
 import os
 import signal
-import threading
-from collections.abc import Callable, Sequence
+import socket
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from outrider.cluster.admin import admin_server, build_admin_app
-from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.deadline import Deadline
+from outrider.cluster.events import Event, Kind
 from outrider.cluster.fleet import Fleet
 from outrider.cluster.fleet_desk import Answers
+from outrider.cluster.launch import Launch
+from outrider.cluster.orders import Orders
+from outrider.cluster.watching import Addresses, Watchers, kv_sentence, listening_sentence
 from outrider.config import EngineConfig
-from outrider.gateway.engine_link import EngineAddress, EngineLink
+from outrider.gateway.admin import admin_server, build_admin_app
+from outrider.gateway.engine_link import EngineLink
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.http.server import HttpServer
 from outrider.gateway.metrics_page import render_all
 from outrider.gateway.ports import ReservedPorts
+from outrider.gateway.replicas import Replicas
+from outrider.links.address import bound_address
 from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.speculation import SpeculationStatus
 
-END_S = 20.0  # for all processes to end, after running requests have had their time
 SELF = "outrider serve"
-
-logger = logging.getLogger(__name__)
-
-
-class Launch(Protocol):
-    """A way to have an engine."""
-
-    async def locate(self) -> EngineAddress:
-        """Where it is; waits until it is anywhere."""
-
-    async def view(self) -> ClusterView | None:
-        """How its processes fare, as far as whoever starts them knows."""
-
-    async def keep(self, say: Say) -> None:
-        """Start it and keep it running until `stop`. Raises what is beyond repair."""
-
-    async def stop(self) -> None:
-        """End all its processes."""
-
-    def abort(self) -> None:
-        """End them at once: this process will have ended when the call returns, or just after."""
+_POLL_S = 0.25
+_START_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where clients reach a server."""
+class Doors:
+    """What was opened before anything was started, and the secret of whoever may come in."""
 
-    http: str
-    grpc: str
-    admin: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Watchers:
-    """Who is told how a server fares."""
-
-    say: Say
-    # The addresses, and how far the engine there means to draft; None if it has not said.
-    on_ready: Callable[[Addresses, SpeculationStatus | None], None]
-
-
-class Deadline:
-    """From `begin` on, the time a server has to end; then it is ended, whatever it waits for."""
-
-    def __init__(self, limit_s: float = END_S) -> None:
-        self._limit_s = limit_s
-        self._timer: threading.Timer | None = None
-
-    def begin(self, abort: Callable[[], None]) -> None:
-        def end() -> None:
-            logger.error("the server has not ended within %g s; it is ended now", self._limit_s)
-            with contextlib.suppress(Exception):
-                abort()
-            os._exit(1)
-
-        self._timer = threading.Timer(self._limit_s, end)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def __enter__(self) -> Deadline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    ports: ReservedPorts
+    secret: str
+    guests: socket.socket | None = None  # where gateways of other hosts dial in
 
 
 class Serving:
@@ -106,69 +57,119 @@ class Serving:
         launch: Launch,
         watchers: Watchers,
         deadline: Deadline,
-        ports: ReservedPorts,
+        doors: Doors,
     ) -> None:
         self._config = config
         self._launch = launch
         self._watchers = watchers
         self._deadline = deadline
+        self._doors = doors
         self._signalled = asyncio.Event()
         self._launch_stop: asyncio.Task[None] | None = None
+        self._has_served = False
+        self._is_ending = False
         server = config.server
+        self._orders = Orders(config.without_secrets(), launch, watchers.say, _check_models)
+        answers = Answers(self._view, self._orders.scale, self._orders.roll_out)
         self._fleet = Fleet(
-            server.processes, _settings_of(config), Answers(launch.locate, self._view), watchers.say
+            server.processes,
+            _settings_of(config),
+            doors.secret,
+            answers,
+            self._orders.say,
+            doors.guests,
         )
-        self._link = EngineLink(launch.locate, _accept, _take_note)
+        self._replicas = Replicas(doors.secret, _accept, _take_note)  # to ask them how they are
+        self._is_stale = asyncio.Event()  # what was published
+        launch.on_change.append(self._is_stale.set)
         self._admin: HttpServer | None = None
-        if ports.admin is not None:
+        if doors.ports.admin is not None:
             app = build_admin_app(self._state, self._metrics)
-            self._admin = admin_server(app, server, ports.admin)
+            self._admin = admin_server(app, server, doors.ports.admin)
 
     async def run(self) -> None:
         self._catch_signals()
-        keeping = asyncio.create_task(self._launch.keep(self._watchers.say))
+        keeping = asyncio.create_task(self._launch.keep(self._orders.say))
         gateways = asyncio.create_task(self._fleet.keep())
-        linking = asyncio.create_task(self._link.run())
         signalled = asyncio.create_task(self._signalled.wait())
         opening = asyncio.create_task(self._open())
+        publishing = asyncio.create_task(self._keep_published())
         try:
-            await _first_failure_or([keeping, gateways, signalled], opening)
+            await _first_failure_or([keeping, gateways, signalled, publishing], opening)
         finally:
             self._deadline.begin(self._abort)
-            for task in (signalled, opening, linking):
+            for task in (signalled, opening):
                 task.cancel()
-            await self._close(keeping, gateways)
+            try:
+                await self._close(keeping, gateways)
+            finally:
+                await _ended(publishing)
 
     async def _open(self) -> None:
+        say = self._watchers.say
         if self._admin is not None:
             await self._admin.start()
-        await self._link.wait_connected(math.inf)  # the launch minds the time
+        if self._doors.guests is not None:
+            where = bound_address(self._doors.guests).removeprefix("tcp:")
+            say(Event(Kind.STAGE, f"replicas are published on {where}"))
+        while not self._serve_all():  # the launch minds the time
+            await asyncio.sleep(_START_POLL_S)
+        while not self._replicas.connected:
+            await self._replicas.changed.wait()
+        first = self._replicas.connected[0].link
+        facts = first.facts
+        assert facts is not None
         member = await self._fleet.wait_serving()
-        facts, listening = self._link.facts, member.listening
-        assert facts is not None and listening is not None
         admin = None if self._admin is None else self._admin.address
-        addresses = Addresses(listening.http_address, listening.grpc_address, admin)
-        say = self._watchers.say
+        addresses = Addresses("", "", admin)
+        if member is not None:
+            assert member.listening is not None
+            listening = member.listening
+            addresses = Addresses(listening.http_address, listening.grpc_address, admin)
         say(Event(Kind.STAGE, kv_sentence(facts, self._config.cache.block_size)))
-        say(Event(Kind.STAGE, listening_sentence(addresses, self._config.server.tls_cert)))
-        self._watchers.on_ready(addresses, await _speculation_of(self._link))
+        if sentence := listening_sentence(addresses, self._config.server.tls_cert):
+            say(Event(Kind.STAGE, sentence))
+        self._has_served = True
+        self._watchers.on_ready(addresses, await _speculation_of(first))
+
+    def _serve_all(self) -> bool:
+        states = {each.state for each in self._launch.places}
+        return states == {ReplicaState.SERVING}
+
+    # -- the end ------------------------------------------------------------------------------
 
     async def _close(self, keeping: asyncio.Task[None], gateways: asyncio.Task[None]) -> None:
         is_failed = keeping.done() or gateways.done()
+        self._is_ending = True
+        await self._orders.close()
         async with contextlib.AsyncExitStack() as stack:  # the last is done first
             stack.callback(self._fleet.close)
             if self._admin is not None:
                 stack.push_async_callback(self._admin.stop, 0.0)
+            stack.push_async_callback(self._replicas.stop)
             stack.push_async_callback(self._stop_launch, keeping)
             if is_failed:
                 await self._stop_gateways(gateways, 0.0)
                 return
             await self._fleet.drain()
+            await self._publish()
             self._say_stopping(self._fleet.num_active)
+            began_s, drain_s = time.monotonic(), self._config.server.drain_s
+            await self._wait_for_guests(drain_s)
+            left_s = max(drain_s - (time.monotonic() - began_s), 0.0)
             if self._fleet.num_active:
-                await self._stop_gateways(gateways, self._config.server.drain_s)
-            else:  # nobody needs the engine any more
+                await self._stop_gateways(gateways, left_s)
+            else:  # nobody needs the engines any more
                 await asyncio.gather(self._stop_gateways(gateways, 0.0), self._stop_launch(keeping))
+
+    async def _wait_for_guests(self, limit_s: float) -> None:
+        """Until no replica has any of their requests in hand."""
+        deadline_s = time.monotonic() + limit_s
+        while self._fleet.desk.guests and time.monotonic() < deadline_s:
+            await asyncio.sleep(_POLL_S)  # they hear of it first
+            statuses = (await self._replicas.statuses()).values()
+            if not any(each.running or each.waiting for each in statuses if each is not None):
+                return
 
     async def _stop_gateways(self, gateways: asyncio.Task[None], drain_s: float) -> None:
         await self._fleet.stop(drain_s)
@@ -194,35 +195,54 @@ class Serving:
         self._fleet.close()
         self._launch.abort()
 
+    # -- where the replicas are ---------------------------------------------------------------
+
+    async def _keep_published(self) -> None:
+        """All changes of one turn of the loop at once."""
+        while True:
+            await self._is_stale.wait()
+            self._is_stale.clear()
+            await self._publish()
+
+    async def _publish(self) -> None:
+        places = self._launch.places
+        await self._replicas.publish("", places)
+        if self._is_ending and self._fleet.desk.guests:  # who may have replicas elsewhere
+            places = tuple(
+                dataclasses.replace(each, state=ReplicaState.DRAINING)
+                if each.state is ReplicaState.SERVING
+                else each
+                for each in places
+            )
+        self._fleet.desk.publish(places)
+
     # -- what is asked of it ------------------------------------------------------------------
 
     def _state(self) -> str:
         if self._signalled.is_set() or self._fleet.desk.is_draining:
             return "draining"
-        if self._link.facts is None:
-            return "starting"
-        if not self._link.connected:
-            return "engine away"
-        return "serving" if self._fleet.num_serving else "no gateway serves"
+        if not any(each.state is ReplicaState.SERVING for each in self._launch.places):
+            return "engine away" if self._has_served else "starting"
+        is_served = self._fleet.num_serving or not self._config.server.processes
+        return "serving" if is_served else "no gateway serves"
 
     async def _metrics(self) -> bytes:
-        """What all gateways have counted, and the engine."""
-        status = None
-        with contextlib.suppress(UnavailableError):
-            status = await self._link.status()
+        """What all gateways have counted, and the engines."""
+        statuses = await self._replicas.statuses()
         view, server = await self._view(), self._config.server
         model = next(iter(server.model_names), self._config.target.model)
         folder = self._fleet.metrics_folder
         if folder is None:
             return b""
         return await asyncio.to_thread(
-            render_all, folder, model, status, view, with_vllm=server.vllm_metrics
+            render_all, folder, model, statuses, view, with_vllm=server.vllm_metrics
         )
 
     async def _view(self) -> ClusterView:
         """Gateways before the processes that the launch has started."""
         found = await self._launch.view() or ClusterView(SELF, self._state(), 0, 0, ())
-        return dataclasses.replace(found, processes=(*self._fleet.view(), *found.processes))
+        processes = (*self._fleet.view(), *found.processes)
+        return dataclasses.replace(found, processes=processes, order=self._orders.last)
 
     # -- signals ------------------------------------------------------------------------------
 
@@ -247,6 +267,14 @@ async def _speculation_of(link: EngineLink) -> SpeculationStatus | None:
         return None
 
 
+async def _accept(facts: EngineFacts) -> None:
+    """Whatever the engine is."""
+
+
+async def _take_note() -> None:
+    """It is looked at when somebody asks."""
+
+
 async def _first_failure_or(ends: Sequence[asyncio.Task[Any]], opening: asyncio.Task[None]) -> None:
     """Until one of `ends` has ended or `opening` has failed; raises what failed."""
     pending = {*ends, opening}
@@ -264,30 +292,13 @@ async def _ended(task: asyncio.Task[None]) -> None:
         await task
 
 
-async def _accept(facts: EngineFacts) -> None:
-    """Whatever the engine is."""
+def _check_models(config: EngineConfig) -> None:
+    from outrider.engine.preflight import check_models  # torch
 
-
-async def _take_note() -> None:
-    """Its state is looked at when somebody asks."""
+    check_models(config)
 
 
 def _settings_of(config: EngineConfig) -> dict[str, Any]:
     """Those that gateways need."""
     values = config.to_settings()
     return {p: v for p, v in values.items() if p.startswith(("server.", "log_"))}
-
-
-def listening_sentence(addresses: Addresses, tls_cert: str | None = None) -> str:
-    """The address of each protocol."""
-    scheme = "http" if tls_cert is None else "https"
-    said = f"listening on {scheme}://{addresses.http} and, for gRPC, on {addresses.grpc}"
-    return said if addresses.admin is None else f"{said}; for probes on http://{addresses.admin}"
-
-
-def kv_sentence(facts: EngineFacts, block_size: int) -> str:
-    """How many tokens the target's KV has room for, and the draft's."""
-    said = f"KV: {facts.num_blocks} blocks, room for {facts.num_blocks * block_size} tokens"
-    if facts.num_draft_blocks:
-        said += f"; the draft's for {facts.num_draft_blocks * block_size}"
-    return said

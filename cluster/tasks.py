@@ -1,9 +1,12 @@
-"""Waiting for whichever comes first."""
+"""Waiting for whichever comes first, and for work of threads."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+import errno
+import threading
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -18,3 +21,33 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def in_own_thread(work: Callable[[], None], name: str) -> asyncio.Future[None]:
+    """Begun at once, in a thread that nobody else waits for; done or failed as the work is, or with
+    `OSError` if the system gives no thread for it."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+
+    def run() -> None:
+        failure: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:  # whatever it is, somebody waits for it
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody does
+            loop.call_soon_threadsafe(settle, failure)
+
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        settle(OSError(errno.EAGAIN, str(error)))
+    return outcome

@@ -209,6 +209,11 @@ class Residents:
             request.behind = request.upper
         self.draft_pool.forget_published()
 
+    def resize_draft(self, pool: BlockPool) -> None:
+        """Another draft's KV, of which nobody holds anything yet."""
+        self.forget_draft()
+        self.draft_pool = pool
+
     def publish(self, request: Request) -> None:
         """Offer newly completed blocks of applied text to the prefix caches."""
         target, draft = request.target, request.draft

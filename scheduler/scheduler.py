@@ -87,6 +87,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.epoch = epoch
         self._draft_life = 0  # counts drafts lost: what an earlier one computed is gone
+        self._next_draft_blocks: int | None = None  # of the draft that is to come, if others
         self._step = 0
         self._arrivals = 0
         self._num_parked = 0
@@ -229,12 +230,21 @@ class Scheduler:
     def regain_draft(self) -> tuple[RowInit, ...]:
         """A draft model is back, with nothing computed; returns the rows it has to know. The next
         plans prefill it like any other that is behind."""
+        num_blocks, self._next_draft_blocks = self._next_draft_blocks, None
+        if num_blocks is not None:
+            before = self.draft_pool
+            self.draft_pool = BlockPool(num_blocks, before.block_size, before.prefix_caching)
+            self._residents.resize_draft(self.draft_pool)
         self._planner.has_draft = True
         return tuple(
             request.row_init()
             for request in self._residents.running
             if request.proposer in self._kv_rules
         )
+
+    def expect_draft(self, num_blocks: int) -> None:
+        """From any thread: the draft model that comes back next has so many blocks."""
+        self._next_draft_blocks = num_blocks
 
     def take_updates(self) -> list[RequestUpdate]:
         """What happened to requests since the last call, in order."""

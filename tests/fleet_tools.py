@@ -19,9 +19,9 @@ from outrider.cluster.events import Event
 from outrider.cluster.fleet import Fleet
 from outrider.cluster.fleet_desk import Answers
 from outrider.config import EngineConfig, ServerConfig
-from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.proto import control_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 T = TypeVar("T")
@@ -38,6 +38,7 @@ class RunningFleet:
     engine: FakeEngine
     config: ServerConfig
     events: list[Event]
+    orders: list[Any]  # the numbers of replicas and the settings that operators have wanted
     loop: asyncio.AbstractEventLoop
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = START_S) -> T:
@@ -62,9 +63,7 @@ def running_fleet(folder: Path, size: int, **server: Any) -> Iterator[RunningFle
     thread = threading.Thread(target=loop.run_forever, name="fleet", daemon=True)
     thread.start()
     events: list[Event] = []
-
-    async def locate() -> EngineAddress:
-        return EngineAddress(engine.address, SECRET)
+    orders: list[Any] = []
 
     async def view() -> ClusterView | None:
         return None
@@ -75,7 +74,9 @@ def running_fleet(folder: Path, size: int, **server: Any) -> Iterator[RunningFle
         settings["log_level"] = "error"
 
         async def begin() -> tuple[Fleet, asyncio.Task[None]]:
-            fleet = Fleet(size, settings, Answers(locate, view), events.append)
+            answers = Answers(view, orders.append, orders.append)
+            fleet = Fleet(size, settings, SECRET, answers, events.append)
+            fleet.desk.publish((ReplicaPlace("0", (engine.address,), ReplicaState.SERVING),))
             return fleet, asyncio.create_task(fleet.keep())
 
         async def end() -> None:
@@ -84,7 +85,7 @@ def running_fleet(folder: Path, size: int, **server: Any) -> Iterator[RunningFle
             await asyncio.wait({keeping})
 
         fleet, keeping = asyncio.run_coroutine_threadsafe(begin(), loop).result(START_S)
-        running = RunningFleet(fleet, engine, ports.config, events, loop)
+        running = RunningFleet(fleet, engine, ports.config, events, orders, loop)
         try:
             running.call(fleet.wait_serving())
             yield running

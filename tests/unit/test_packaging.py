@@ -23,6 +23,7 @@ CODE = ("cluster", "gateway", "kernels", "proto", "scheduler", "workers", "src/o
 # there is a GPU, torch brings triton along.
 MODULES = {"pyyaml": "yaml", "pytest-timeout": "pytest_timeout", "pytest-xdist": "xdist"}
 BESIDE_A_GPU = "triton"
+BESIDE_RAY = "jsonschema"  # Ray brings it along; `outrider deploy` checks Ray's files with it
 
 
 def names_of(requirements: list[str]) -> set[str]:
@@ -61,7 +62,9 @@ def test_the_extras_are_those_that_are_documented() -> None:
 def test_no_module_that_serves_imports_a_package_of_an_extra() -> None:
     extras = names_of([*extra("bench"), *extra("clients"), *extra("browser"), *extra("dev")])
     core = names_of(PROJECT["project"]["dependencies"])
-    forbidden = {MODULES.get(name, name) for name in extras - core - {"outrider", BESIDE_A_GPU}}
+    forbidden = {
+        MODULES.get(name, name) for name in extras - core - {"outrider", BESIDE_A_GPU, BESIDE_RAY}
+    }
     assert {"aiohttp", "scipy", "matplotlib", "pytest", "openai"} <= forbidden
     wrong = {str(f.relative_to(ROOT)): imported(f) & forbidden for f in core_files()}
     assert {file: names for file, names in wrong.items() if names} == {}
@@ -156,8 +159,12 @@ def test_a_project_that_only_looks_newer_is_not_installed_again(checkout: Path) 
     assert installs(make(checkout, "lint")) + installs(make(checkout, "serve")) == []
 
 
-def test_without_the_right_to_install_a_browser_the_one_command_is_told(
-    checkout: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("goal", "packages"),
+    [("browser", "chromium"), ("hosts", "openssh-server openssh-client iproute2 rsync")],
+)
+def test_without_the_right_to_install_programs_the_one_command_is_told(
+    goal: str, packages: str, checkout: Path, tmp_path: Path
 ) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -166,7 +173,7 @@ def test_without_the_right_to_install_a_browser_the_one_command_is_told(
         assert found is not None
         (programs / name).symlink_to(found)
     done = subprocess.run(
-        ["make", "browser"],
+        ["make", goal],
         cwd=checkout,
         env={"PATH": str(programs)},
         capture_output=True,
@@ -174,4 +181,4 @@ def test_without_the_right_to_install_a_browser_the_one_command_is_told(
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "install it with: sudo apt-get install chromium" in done.stdout
+    assert f"with: sudo apt-get install {packages}" in done.stdout

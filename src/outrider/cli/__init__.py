@@ -32,12 +32,21 @@ class _Lazy(NamedTuple):
 COMMANDS = {
     "generate": _Lazy("outrider.cli.generate", "Generate text and show what speculation did."),
     "serve": _Lazy("outrider.cli.serve", "Serve a model over HTTP and gRPC."),
+    "gateway": _Lazy(
+        "outrider.cli.gateway", "Answer over HTTP and gRPC for servers on other hosts."
+    ),
+    "controller": _Lazy("outrider.cli.controller", "Keep replicas for gateways on other hosts."),
     "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
     "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
     "speculation": _Lazy(
         "outrider.cli.speculation", "Show and change how far a running server drafts."
     ),
+    "scale": _Lazy("outrider.cli.scale", "Have more or fewer replicas."),
+    "rollout": _Lazy("outrider.cli.rollout", "Replace replicas or drafts, and lose no request."),
+    "drain": _Lazy("outrider.cli.drain", "Have a server refuse new requests."),
+    "abort": _Lazy("outrider.cli.abort", "End a running request."),
     "explain": _Lazy("outrider.cli.explain", "Explain how far recent steps were drafted."),
+    "deploy": _Lazy("outrider.cli.deploy", "Bring a cluster up (`ray up`) with a server on it."),
     "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),
     "keys": _Lazy("outrider.cli.keys", "Make keys for a server's file of keys."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),

@@ -7,13 +7,20 @@ from typing import Any
 from typer.core import TyperCommand
 
 from outrider.config import find_setting
-from outrider.config.foreign import IGNORED, REFUSED
+from outrider.config.foreign import (
+    COMMAND_IGNORED,
+    COMMAND_PATHS,
+    COMMAND_REFUSED,
+    IGNORED,
+    REFUSED,
+)
 from outrider.config.kwargs import PATHS
 from outrider.errors import ConfigError
 
-# What vLLM's command has beside the arguments of its LLM.
-_COMMAND_ONLY = {"ssl_certfile": "server.tls_cert", "ssl_keyfile": "server.tls_key"}
-_COMMAND_ONLY |= {"ssl_ca_certs": "server.tls_client_ca", "allowed_origins": "server.cors_origins"}
+# A command knows more than an LLM, which has no replicas, so its own names come first.
+_PATHS = {**PATHS, **COMMAND_PATHS}
+_IGNORED = {**IGNORED, **COMMAND_IGNORED}
+_REFUSED = {**{name: each.reason for name, each in REFUSED.items()}, **COMMAND_REFUSED}
 
 
 class SettingsCommand(TyperCommand):
@@ -40,17 +47,16 @@ def other_option(option: str, args: list[str]) -> str | None:
             f"there is no option {option}; give --draft-model, --method and "
             "--num-speculative-tokens, or --set with their settings."
         )
-    if name in IGNORED:
-        return f"there is no option {option}, as {IGNORED[name]}; leave it out."
-    if name in REFUSED:
-        return f"there is no option {option}: {REFUSED[name].reason}"
-    paths = {**PATHS, **_COMMAND_ONLY}
-    path = paths.get(name) or paths.get(name.removeprefix("no_"))
+    path = _PATHS.get(name) or _PATHS.get(name.removeprefix("no_"))
+    if path is None and name in _IGNORED:
+        return f"there is no option {option}, as {_IGNORED[name]}; leave it out."
+    if path is None and name in _REFUSED:
+        return f"there is no option {option}: {_REFUSED[name]}"
     if path is None:
         return None
     setting, value = find_setting(path), _value_of(option, args) or "VALUE"
     if isinstance(setting.default, bool):
-        value = "true" if name in paths else "false"
+        value = "true" if name in _PATHS else "false"
     elif setting.rule.is_secret:
         value = "VALUE"
     return f"there is no option {option}; give --set {path}={value} instead."

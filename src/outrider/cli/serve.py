@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import sys
-import time
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from outrider import __version__
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.cli.other_options import SettingsCommand
-from outrider.cli.speculation_words import speculation_sentence
-from outrider.config import EngineConfig, ServerConfig
+from outrider.cli.terminal import Terminal
+from outrider.config import EngineConfig
 from outrider.config.sources import DEFAULT_ORIGIN
 from outrider.errors import ConfigError
 from outrider.logs import setup_logging
-
-if TYPE_CHECKING:
-    from outrider.cluster.events import Event
-    from outrider.cluster.serving import Addresses
-    from outrider.links.speculation import SpeculationStatus
-
-_QUESTION = "The capital of France is"
-_GREETING = "Who are you?"
-_OWN_AUTHORITY = (
-    "If the certificate is from an authority of your own, add --tls-ca FILE, and --cacert FILE for "
-    "curl."
-)
 
 app = typer.Typer(add_completion=False)
 
 
 def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
+
+
+# What `outrider controller` has as well.
+AdminPortOption = Annotated[int | None, _option("--admin-port", help=setting_help("admin_port"))]
+ReplicasOption = Annotated[int | None, _option("--replicas", help=setting_help("replicas"))]
+AddressOption = Annotated[
+    str | None,
+    _option("--address", help=f"{setting_help('ray_address')} 'auto' is the one on this host."),
+]
+ListenOption = Annotated[str | None, _option("--listen", help=setting_help("listen"))]
+NoRayOption = Annotated[
+    bool, _option("--no-ray", help="Start the processes on this host, without Ray.")
+]
 
 
 @app.command(cls=SettingsCommand)
@@ -76,9 +69,7 @@ def serve(
     host: Annotated[str | None, _option("--host", help=setting_help("host"))] = None,
     port: Annotated[int | None, _option("--port", help=setting_help("port"))] = None,
     grpc_port: Annotated[int | None, _option("--grpc-port", help=setting_help("grpc_port"))] = None,
-    admin_port: Annotated[
-        int | None, _option("--admin-port", help=setting_help("admin_port"))
-    ] = None,
+    admin_port: AdminPortOption = None,
     processes: Annotated[
         int | None,
         _option("--processes", "--gateway-processes", help=setting_help("gateway_processes")),
@@ -100,15 +91,16 @@ def serve(
     generation_config: Annotated[
         str | None, _option("--generation-config", help=setting_help("generation_config"))
     ] = None,
-    no_ray: Annotated[
-        bool, _option("--no-ray", help="Start the processes on this host, without Ray.")
-    ] = False,
+    replicas: ReplicasOption = None,
+    address: AddressOption = None,
+    listen: ListenOption = None,
+    no_ray: NoRayOption = False,
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
     """Serve a model over HTTP and gRPC; the bundled pair if none is named."""
     flags = {
-        "model": _one_of(named, model),
+        "model": one_of(named, model),
         "draft_model": draft_model,
         "method": method,
         "speculation_policy": policy,
@@ -125,18 +117,26 @@ def serve(
         "allow_anonymous": allow_anonymous or None,
         "chat_template": chat_template,
         "generation_config": generation_config,
+        "replicas": replicas,
+        "ray_address": address,
+        "listen": listen,
     }
-    engine_config, log_level = _configure(ctx, config, assignments, flags)
-    terminal = _Terminal(engine_config)
+    engine_config, log_level = configure(ctx, config, assignments, flags)
+    run_server(engine_config, log_level, use_ray=not no_ray)
+
+
+def run_server(config: EngineConfig, log_level: str, *, use_ray: bool) -> None:
+    """Until it is stopped; gateways log at `log_level`."""
+    terminal = Terminal(config)
     terminal.greet()
     from outrider.cluster.serve import serve as run
-    from outrider.cluster.serving import Watchers
+    from outrider.cluster.watching import Watchers
 
     watchers = Watchers(terminal.say, terminal.show_ready)
-    run(engine_config, watchers, use_ray=not no_ray, gateway_log_level=log_level)
+    run(config, watchers, use_ray=use_ray, gateway_log_level=log_level)
 
 
-def _one_of(named: str | None, model: str | None) -> str | None:
+def one_of(named: str | None, model: str | None) -> str | None:
     if named is not None and model is not None and named != model:
         raise ConfigError(
             f"the model is {named!r} as an argument and {model!r} as --model; give only one of "
@@ -150,7 +150,7 @@ def _names(given: list[str] | None) -> list[str] | None:
     return [name.strip() for each in given for name in each.split(",")] if given else None
 
 
-def _configure(
+def configure(
     ctx: typer.Context, file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
 ) -> tuple[EngineConfig, str]:
     """The configuration, and the level of logs on the terminal, which tells most of it itself."""
@@ -160,124 +160,3 @@ def _configure(
         return config, config.log_level
     setup_logging("warning", role="server")
     return config, "warning"
-
-
-class _PatientConsole(Console):
-    """Nobody needs to read it: once nothing can be written any more, it falls silent."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        try:
-            super().print(*objects, **options)
-        except OSError:
-            self.quiet = True
-
-    def on_broken_pipe(self) -> None:
-        """In place of an end of the process."""
-        self.quiet = True
-
-
-class _Terminal:
-    """Tells on stderr how the server fares, each line with the seconds since its start."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._console = _PatientConsole(stderr=True, highlight=False, soft_wrap=True)
-        self._config = config
-        self._start_s = time.monotonic()
-
-    def greet(self) -> None:
-        target, draft = self._config.target, self._config.draft
-        text = f"outrider {__version__}: {target.model}"
-        if draft.model is not None:
-            text += f", drafted for by {draft.model}"
-        self._console.print(text, style="bold", markup=False)
-
-    def say(self, event: Event) -> None:
-        from outrider.cluster.events import Kind
-
-        styles = {Kind.TROUBLE: "yellow", Kind.REPAIR: "green", Kind.LOG: "dim", Kind.STAGE: ""}
-        if event.kind is Kind.LOG:
-            self._console.print(f"           {event.text}", style="dim", markup=False)
-            return
-        seconds = time.monotonic() - self._start_s
-        self._console.print(f"{seconds:7.1f} s  ", style="dim", end="")
-        self._console.print(event.text, style=styles[event.kind], markup=False)
-
-    def show_ready(self, addresses: Addresses, speculation: SpeculationStatus | None) -> None:
-        seconds = time.monotonic() - self._start_s
-        self._console.print(f"ready in {seconds:.1f} s", style="bold green")
-        if speculation is not None:
-            reason = depth_reason(self._config)
-            sentence = speculation_sentence(speculation, self._config.method, reason)
-            self._console.print(sentence, markup=False)
-        page = page_url(addresses, self._config.server)
-        if page is not None:
-            self._console.print(f"\nOpen {page} in a browser, or try it in another terminal:\n")
-        else:
-            self._console.print("\nTry it in another terminal:\n")
-        for command in commands_to_paste(addresses, self._config):
-            self._console.print(f"    {command}", style="cyan", markup=False)
-        if self._config.server.tls_cert is not None:
-            self._console.print(f"\n{_OWN_AUTHORITY}", markup=False)
-        self._console.print("\nCtrl-C stops it.")
-
-
-def depth_reason(config: EngineConfig) -> str:
-    """Why at most so far ahead is drafted."""
-    if config.speculation.num_speculative_tokens is not None:
-        return "as speculation.num_speculative_tokens says"
-    return "the default of this device; --num-speculative-tokens sets another"
-
-
-def page_url(addresses: Addresses, server: ServerConfig) -> str | None:
-    """Where the page is, if there is one."""
-    return f"{_url(addresses, server)}/" if server.page else None
-
-
-def commands_to_paste(addresses: Addresses, config: EngineConfig) -> list[str]:
-    """curl, OpenAI's client, a chat and the status, for a server at these addresses."""
-    from outrider.client import DEFAULT_SERVER
-
-    python, outrider = _program("python", sys.executable), _program("outrider", sys.argv[0])
-    if Path(sys.argv[0]).name != "outrider":
-        outrider = f"{python} -m outrider"
-    url, server = _url(addresses, config.server), _nearby(addresses.grpc)
-    if config.server.tls_cert is not None:
-        server = f"https://{server}"
-    option = "" if server == DEFAULT_SERVER else f" --server {server}"
-    name = next(iter(config.server.model_names), config.target.model)
-    needs_key = config.server.api_key is not None or config.server.api_keys_file is not None
-    header = ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' if needs_key else ""
-    body = json.dumps({"model": name, "prompt": _QUESTION, "max_tokens": 8, "temperature": 0})
-    key = 'os.environ["OUTRIDER_API_KEY"]' if needs_key else '"none"'
-    messages = f'[{{"role": "user", "content": "{_GREETING}"}}]'
-    # It is no part of what serves, and a command that is pasted should work.
-    install = "" if find_spec("openai") else f"{python} -m pip install -q openai; "
-    return [
-        f"curl {url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'",
-        f"{install}{python} -c '{'import os; ' if needs_key else ''}from openai import OpenAI; "
-        f'print(OpenAI(base_url="{url}/v1", api_key={key}).chat.completions'
-        f".create(model={json.dumps(name)}, messages={messages}).choices[0].message.content)'",
-        f"{outrider} chat{option}",
-        f"{outrider} status{option}",
-    ]
-
-
-def _url(addresses: Addresses, server: ServerConfig) -> str:
-    scheme = "http" if server.tls_cert is None else "https"
-    return f"{scheme}://{_nearby(addresses.http)}"
-
-
-def _nearby(address: str) -> str:
-    """As it is reached from this host."""
-    host, _, port = address.rpartition(":")
-    is_here = host in ("127.0.0.1", "0.0.0.0", "[::]", "[::1]")
-    return f"localhost:{port}" if is_here else address
-
-
-def _program(name: str, path: str) -> str:
-    """A program as it can be called from this folder: by name if that finds it."""
-    found = shutil.which(name)
-    if found is not None and os.path.realpath(found) == os.path.realpath(path):
-        return name
-    relative = os.path.relpath(path)
-    return path if relative.startswith(os.pardir) else relative

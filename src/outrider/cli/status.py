@@ -17,18 +17,17 @@ from outrider.cli.connecting import (
     connect,
 )
 from outrider.cli.speculation_words import most_drafts
+from outrider.cli.status_tables import STATE_STYLES, processes_table, replicas_table
 from outrider.client import DEFAULT_SERVER, Client, ServerStatus
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from outrider.links.cluster_view import ClusterView
     from outrider.links.gateway_messages import EngineStatus
     from outrider.links.speculation import SpeculationStatus
 
 _WATCH_S = 1.0
-_STATE_STYLES = {"ready": "green", "serving": "green", "lost": "red", "engine away": "red"}
 
 app = typer.Typer(add_completion=False)
 
@@ -43,18 +42,22 @@ def status(
         bool, typer.Option("--json", help="JSON, one object a line.", show_default=False)
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Every second, until Ctrl-C.", show_default=False)
+        bool,
+        typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.", show_default=False),
     ] = False,
+    every_s: Annotated[
+        float, typer.Argument(metavar="[SECONDS]", help="Between two looks of --watch.", min=0.1)
+    ] = _WATCH_S,
 ) -> None:
-    """Show a server's model, processes, load, KV memory and acceptance."""
+    """Show a server's model, replicas, processes, load, KV memory and acceptance."""
     with connect(server, api_key, tls_ca, client_cert) as client:
         if as_json:
             typer.echo(_as_json(client.status()))
             while watch:
-                time.sleep(_WATCH_S)
+                time.sleep(every_s)
                 typer.echo(_as_json(client.status()))
         elif watch:
-            _watch(client)
+            _watch(client, every_s)
         else:
             from rich.console import Console
 
@@ -63,17 +66,18 @@ def status(
 
 def _as_json(found: ServerStatus) -> str:
     shown = dataclasses.asdict(found)
-    if shown["engine"] is not None:
-        del shown["engine"]["query"]
+    for each in (shown, *shown["replicas"]):
+        if each["engine"] is not None:
+            del each["engine"]["query"]
     return json.dumps(shown)
 
 
-def _watch(client: Client) -> None:
+def _watch(client: Client, every_s: float) -> None:
     from rich.live import Live
 
     with Live(_picture(client.status()), auto_refresh=False) as live:
         while True:
-            time.sleep(_WATCH_S)
+            time.sleep(every_s)
             live.update(_picture(client.status()), refresh=True)
 
 
@@ -82,8 +86,10 @@ def _picture(found: ServerStatus) -> Group:
 
     parts = [_table(_server_rows(found))]
     if found.cluster is not None:
-        parts.append(_processes(found.cluster))
-    if found.engine is not None:
+        parts.append(processes_table(found.cluster, found.replicas))
+    if len(found.replicas) > 1:
+        parts.append(replicas_table(found.replicas))
+    elif found.engine is not None:
         holders = _own_models(found.engine) if found.engine.models else _ranks(found.engine)
         parts += [holders, _table(_load_rows(found.engine))]
         if found.engine.speculation is not None:
@@ -97,28 +103,7 @@ def _table(rows: dict[str, str]) -> Table:
 
     table = Table(Column(), Column(overflow="fold"), box=None, pad_edge=False, show_header=False)
     for label, value in rows.items():
-        table.add_row(label, Text(value, _STATE_STYLES.get(value, "")))
-    return table
-
-
-def _processes(cluster: ClusterView) -> Table:
-    """As their controller knows them, the engine's included."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title=f"{cluster.controller}: {cluster.state}",
-        title_justify="left",
-        title_style="",
-    )
-    for name in ("process", "rank", "pid", "node", "GPUs", "restarts", "state"):
-        table.add_column(name, justify="right" if name in ("rank", "pid", "restarts") else "left")
-    for each in cluster.processes:
-        cells = (each.role, str(each.rank), str(each.pid), each.node, ",".join(each.gpu_ids) or "-")
-        state = Text(each.state, _STATE_STYLES.get(each.state, "yellow"))
-        table.add_row(*map(Text, (*cells, str(each.restarts))), state)
+        table.add_row(label, Text(value, STATE_STYLES.get(value, "")))
     return table
 
 
@@ -131,7 +116,7 @@ def _ranks(engine: EngineStatus) -> Table:
         table.add_column(name, justify="right" if name in ("rank", "pid") else "left")
     for rank in engine.ranks:
         cells = (rank.role, str(rank.rank), str(rank.pid), rank.host, rank.device)
-        state = Text(rank.state, _STATE_STYLES.get(rank.state, "yellow"))
+        state = Text(rank.state, STATE_STYLES.get(rank.state, "yellow"))
         table.add_row(*map(Text, cells), state)
     return table
 
@@ -156,6 +141,11 @@ def _server_rows(found: ServerStatus) -> dict[str, str]:
         "uptime": _duration(found.uptime_s),
         "active requests": str(found.active_requests),
     }
+    order = None if found.cluster is None else found.cluster.order
+    if order is not None:
+        rows["last order"] = f"{order.what}: {order.state}"
+        if order.detail:
+            rows["last order"] += f" ({order.detail})"
     settings = found.settings
     if settings is not None:
         rows["target"] = f"{settings.target}, tensor parallel {settings.target_tensor_parallel}"

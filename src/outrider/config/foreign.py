@@ -1,5 +1,6 @@
 """vLLM's arguments that have no counterpart here: which are let pass, and which would change what
-comes out and are refused. `docs/from-vllm.md` shows both; a test keeps it true."""
+comes out and are refused; and what its command has beside them. `docs/from-vllm.md` shows them all;
+a test keeps it true."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ _RECORDED = "passes are recorded where that pays"
 _OWN_CODE = "checkpoints never bring code"
 _PROCESSES = "workers and cluster.* say where the processes are"
 _STATISTICS = "statistics are kept per request and per server"
+_REPLICAS = "cluster.replicas and Ray say where the replicas are"
+_TEXT = "prompts are text"
 
 IGNORED: Mapping[str, str] = {
     "use_v2_block_manager": _BLOCKS,
@@ -63,13 +66,34 @@ IGNORED: Mapping[str, str] = {
     "scheduler_delay_factor": "the scheduler never waits for more prompts",
     "scheduling_policy": "every request may have a priority",
     "model_impl": "there is one implementation of each family",
-    "allowed_local_media_path": "prompts are text",
-    "limit_mm_per_prompt": "prompts are text",
-    "mm_processor_kwargs": "prompts are text",
-    "disable_mm_preprocessor_cache": "prompts are text",
+    "allowed_local_media_path": _TEXT,
+    "limit_mm_per_prompt": _TEXT,
+    "mm_processor_kwargs": _TEXT,
+    "disable_mm_preprocessor_cache": _TEXT,
     "hf_token": "the hub's own HF_TOKEN is used",
+    "enable_dbo": "passes of one batch are not split",
+    "disable_cascade_attn": "prefixes that are shared are read once per request",
+    "prefix_caching_hash_algo": "blocks are known by their tokens",
+    "max_long_partial_prefills": "prompts are always computed in chunks",
+    "disable_chunked_mm_input": _TEXT,
+    "disable_hybrid_kv_cache_manager": _BLOCKS,
+    "safetensors_load_strategy": "every rank reads its own share only",
+    "ignore_patterns": "files of weights that are not needed are not fetched",
+    "pt_load_map_location": "weights are read to where they are computed with",
+    "collect_detailed_traces": _STATISTICS,
+    "show_hidden_metrics_for_version": _STATISTICS,
+    "optimization_level": _RECORDED,
+    "attention_backend": "there is one implementation of attention for each kind of device",
+    "all2all_backend": "there are no experts to spread",
+    "data_parallel_rank": _REPLICAS,
+    "data_parallel_size_local": _REPLICAS,
+    "data_parallel_address": _REPLICAS,
+    "data_parallel_rpc_port": _REPLICAS,
+    "data_parallel_backend": _REPLICAS,
 }
 
+_ONE_AXIS = "a text is not spread over devices; tensor_parallel_size splits the model instead."
+_LORA_SIZE = Refused((), "LoRA adapters are not there yet; merge one into the weights.")
 _LORA = Refused((False,), "LoRA adapters are not there yet; merge one into the weights.")
 
 REFUSED: Mapping[str, Refused] = {
@@ -77,7 +101,27 @@ REFUSED: Mapping[str, Refused] = {
         (1,),
         "layers are not spread over devices; tensor_parallel_size splits each of them instead.",
     ),
-    "data_parallel_size": Refused((1,), "there is one replica; start a server for each."),
+    "data_parallel_size": Refused(
+        (1,), "an LLM is one replica; serve with cluster.replicas set to have several."
+    ),
+    "decode_context_parallel_size": Refused((1,), _ONE_AXIS),
+    "prefill_context_parallel_size": Refused((1,), _ONE_AXIS),
+    "enable_eplb": Refused((False,), "models with experts are not there yet."),
+    "kv_cache_memory_bytes": Refused((), "KV is given in gigabytes; use kv_cache_gb."),
+    "kv_offloading_size": Refused((), "KV stays on the device; use kv_cache_gb."),
+    "enable_prompt_embeds": Refused((False,), "prompts are text or token ids."),
+    "logprobs_mode": Refused(
+        ("raw_logprobs",), "log-probabilities are those before any sampling parameter."
+    ),
+    "pooler_config": Refused(({},), "models generate; there are no others."),
+    "convert": Refused(("auto", "none"), "models generate; there are no others."),
+    "max_loras": _LORA_SIZE,
+    "max_lora_rank": _LORA_SIZE,
+    "fully_sharded_loras": _LORA,
+    "reasoning_parser": Refused(("",), "answers are not split into reasoning and the rest."),
+    "scheduler_cls": Refused((), "there is one scheduler; leave it out."),
+    "worker_cls": Refused(("auto",), "ranks are of one kind; leave it out."),
+    "worker_extension_cls": Refused(("",), "ranks are of one kind; leave it out."),
     "enable_expert_parallel": Refused((False,), "models with experts are not there yet."),
     "kv_cache_dtype": Refused(("auto",), "KV has the target's dtype; leave it out."),
     "cpu_offload_gb": Refused((0,), "weights stay where they are computed with; use quantization."),
@@ -112,6 +156,50 @@ REFUSED: Mapping[str, Refused] = {
     "spec_decoding_acceptance_method": Refused(
         (), "choose verification='shared' or 'rejection' instead."
     ),
+}
+
+# -- what the command `vllm serve` has beside the arguments of LLM ------------------------------
+
+COMMAND_PATHS: Mapping[str, str] = {
+    "ssl_certfile": "server.tls_cert",
+    "ssl_keyfile": "server.tls_key",
+    "ssl_ca_certs": "server.tls_client_ca",
+    "allowed_origins": "server.cors_origins",
+    "trust_request_chat_template": "server.allow_client_templates",
+    "api_server_count": "server.processes",
+    "data_parallel_size": "cluster.replicas",
+}
+COMMAND_IGNORED: Mapping[str, str] = {
+    "uvicorn_log_level": "log_level is the level of all logs",
+    "disable_uvicorn_access_log": "the access log is our own",
+    "max_log_len": "prompts are not logged unless server.log_prompts is set",
+    "enable_log_outputs": "texts are not logged unless server.log_prompts is set",
+    "log_config_file": "log_level and log_format are all there is to set",
+    "enable_ssl_refresh": "certificates are read again when they change",
+    "ssl_cert_reqs": "server.tls_client_ca says whose certificates clients must show",
+    "enable_request_id_headers": "an X-Request-Id that comes is sent back",
+    "enable_prompt_tokens_details": "usage always tells the cached tokens",
+    "enable_server_load_tracking": "the load is in /metrics and in the status",
+    "disable_frontend_multiprocessing": "gateways are always processes of their own",
+    "disable_fastapi_docs": "there are no pages of documentation to turn off",
+    "chat_template_content_format": "messages of text parts and of plain text are both taken",
+    "h11_max_incomplete_event_size": "headers have bounds of their own",
+    "h11_max_header_count": "headers have bounds of their own",
+    "exclude_tools_when_tool_choice_none": "there are no tools",
+}
+COMMAND_REFUSED: Mapping[str, str] = {
+    "enable_auto_tool_choice": "tools are not there yet.",
+    "tool_call_parser": "tools are not there yet.",
+    "tool_server": "tools are not there yet.",
+    "response_role": "answers have the role 'assistant'.",
+    "root_path": "a server has no path before its own; have the proxy remove it.",
+    "middleware": "a server takes no code; put a proxy before it.",
+    "uds": "a server listens on ports; give --host and --port.",
+    "headless": "give the processes on other hosts to Ray, or start them by hand.",
+    "nnodes": "the nodes are those of the Ray cluster; see --set cluster.address.",
+    "node_rank": "the nodes are those of the Ray cluster; see --set cluster.address.",
+    "master_addr": "the nodes are those of the Ray cluster; see --set cluster.address.",
+    "otlp_traces_endpoint": "there are no traces; /metrics and the access log tell of requests.",
 }
 
 

@@ -14,6 +14,7 @@ from outrider.config.rules import (
     FieldError,
     Rule,
     choice,
+    names_rule,
     setting,
     text_rule,
     whole,
@@ -31,6 +32,7 @@ _DEVICE = Rule(
     "'auto', 'cpu', 'cuda' or 'cuda:N'",
     lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None,
 )
+_REVISION = text_rule("a branch, tag or commit of the hub", optional=True)
 _MODEL_WANTED = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
 
 
@@ -52,8 +54,8 @@ class TargetConfig(Checked):
     )
     revision: str | None = setting(
         None,
-        text_rule("a branch, tag or commit of the hub", optional=True),
-        "Revision of a hub id.",
+        _REVISION,
+        "Revision of a hub id; a server resolves it to a commit once, for all its processes.",
     )
     dtype: str = setting(
         "auto", _DTYPE, "Type of weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
@@ -94,6 +96,7 @@ class DraftConfig(Checked):
         "The draft, named like the target, or none; auto is the bundled one beside the bundled "
         "target unless ngram proposes, and none beside others.",
     )
+    revision: str | None = setting(None, _REVISION, "Revision of a hub id.")
     dtype: str = setting("auto", _DTYPE, "Type of weights and KV; auto is the target's.")
     quantization: str | None = setting(
         None,
@@ -250,6 +253,28 @@ class ClusterConfig(Checked):
         text_rule("the address of a Ray cluster", optional=True),
         "Ray cluster to use; unset starts one on this machine for as long as it serves.",
     )
+    replicas: int = setting(
+        1,
+        whole(1, 256),
+        "Engines, each with its own target and draft, among which requests are divided.",
+    )
+    listen: str | None = setting(
+        None,
+        text_rule("an address as 0.0.0.0:50060", optional=True),
+        "Where gateways of other hosts learn of this server's replicas; unset is nowhere. They "
+        "and all engines share OUTRIDER_SECRET.",
+    )
+    target_labels: tuple[str, ...] = setting(
+        (),
+        names_rule("labels as key=value, with commas between them"),
+        "Labels of the Ray nodes that the target may be placed on; none is any node.",
+    )
+    draft_labels: tuple[str, ...] = setting(
+        (),
+        names_rule("labels as key=value, with commas between them"),
+        "Labels of the Ray nodes that the draft may be placed on; none is any node, the target's "
+        "first.",
+    )
     placement_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds to wait for the cluster to have room for a model."
     )
@@ -258,6 +283,12 @@ class ClusterConfig(Checked):
         POSITIVE,
         "Seconds until all ranks must have their weights; streams wait as long for an engine that "
         "is started anew, besides its placement.",
+    )
+    standby: bool = setting(
+        True,
+        FLAG,
+        "Without Ray, keep the processes of another engine waiting, all but its models loaded, to "
+        "take over when the present one is lost; they take about 0.15 GB a rank.",
     )
     colocate: bool | None = setting(
         None,

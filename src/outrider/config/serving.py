@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
@@ -47,7 +48,16 @@ class ServerConfig(Checked):
         "opens none.",
     )
     processes: int = setting(
-        1, whole(1, 64), "Gateway processes that share the ports; limits are divided among them."
+        1,
+        whole(0, 64),
+        "Gateway processes that share the ports; limits are divided among them. 0 leaves all "
+        "requests to gateways elsewhere, which need cluster.listen.",
+    )
+    controllers: tuple[str, ...] = setting(
+        (),
+        names_rule("addresses as host:port, with commas between them"),
+        "Servers (cluster.listen) whose replicas a gateway of its own serves; a name stands for "
+        "all its addresses.",
     )
 
     # -- what is served
@@ -109,6 +119,15 @@ class ServerConfig(Checked):
     )
     max_streams_per_connection: int = setting(
         256, whole(1), "Most gRPC calls at once on one connection."
+    )
+    max_connection_age_s: float | None = setting(
+        None,
+        dataclasses.replace(POSITIVE, wanted="a number > 0, or unset", optional=True),
+        "Seconds after which gRPC clients are asked to connect anew, so that they spread over "
+        "gateways that were added; unset is never.",
+    )
+    max_connection_grace_s: float = setting(
+        600.0, POSITIVE, "Seconds that calls on such a connection get to finish."
     )
     header_timeout_s: float = setting(
         10.0, POSITIVE, "Seconds a client has to send a request's headers."

@@ -45,6 +45,11 @@ def main() -> None:
         metavar="N",
         help="socket to the starting process: it is told how the start goes, and ends this one",
     )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="with --starter-fd: load no model before the starting process says so",
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     starter = None
@@ -55,7 +60,7 @@ def main() -> None:
     try:
         config = resolve(given.config, os.environ, read_assignments(given.set)).config
         setup_logging(config.log_level, role="engine", json_lines=config.log_format == "json")
-        _serve(config, given.listen, given.spawn_ranks, starter)
+        _serve(config, given.listen, given.spawn_ranks, starter, is_standby=given.standby)
     except KeyboardInterrupt:
         sys.exit(130)
     except OutriderError as error:
@@ -68,7 +73,12 @@ def main() -> None:
 
 
 def _serve(
-    config: EngineConfig, addresses: Sequence[str], ranks_in: Path | None, starter: Starter | None
+    config: EngineConfig,
+    addresses: Sequence[str],
+    ranks_in: Path | None,
+    starter: Starter | None,
+    *,
+    is_standby: bool,
 ) -> None:
     def report(line: str) -> None:
         logger.info("%s", line)
@@ -76,18 +86,18 @@ def _serve(
             starter.tell_stage(line)
 
     secret = secret_from_environment()
-    ranks = None
+    ranks, num_addresses = None, len(addresses)
     if ranks_in is not None and group_sizes(config):
         ranks = SpawnedRanks(group_sizes(config), config.target.device, secret, ranks_in)
         addresses = [*addresses, ranks.address]
-    host = EngineHost(config, addresses, secret, ranks)
+    host = EngineHost(config, addresses, secret, ranks, is_checked=starter is not None)
     awaited = group_sizes(config) or "gateways"
     logger.info("listening on %s for %s", ", ".join(host.addresses), awaited)
     try:
-        host.start(report)
+        host.start(report, starter.wait_go if starter is not None and is_standby else None)
         logger.info("ready for gateways")
         if starter is not None:
-            starter.tell_ready(host.stop)
+            starter.tell_ready(host.stop, host.addresses[:num_addresses])
         host.run()
     finally:
         host.close()

@@ -19,6 +19,7 @@ from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import Ranks, SpawnedRanks
 from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
 from outrider.engine.rank_group import Report
+from outrider.engine.revisions import settle_revisions
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus
@@ -39,6 +40,13 @@ def _unchanged(status: EngineStatus) -> EngineStatus:
     return status
 
 
+def _no_other_draft(config: EngineConfig) -> None:
+    raise ConfigError(
+        f"draft.model cannot become {config.draft.model!r} where the engine holds its models; "
+        "start it anew."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
     """The parts of an engine and what was found out while building it, wherever its models are.
@@ -55,9 +63,21 @@ class BuiltEngine:
     check: Callable[[], None] = _nothing  # when idle: raises if what it cannot do without is lost
     close: Callable[[], None] = _nothing  # ends what was started for it
     name_models: Callable[[EngineStatus], EngineStatus] = _unchanged  # who runs them, and how
+    # Have the next draft be the one of another configuration, whoever starts it.
+    change_draft: Callable[[EngineConfig], None] = _no_other_draft
+    draft_error: Callable[[], str] = str  # why the last one was not taken in
 
     def status(self, query: int = 0, speculation: SpeculationStatus | None = None) -> EngineStatus:
         return self.name_models(_load_of(self.loop, query, speculation))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLife:
+    """The server an engine belongs to, which may have had others before: what they found out and
+    left in the cache folder is not done again."""
+
+    secret: str
+    is_checked: bool  # whoever starts the engine has compared the models' tokenizers
 
 
 def chosen_config(
@@ -91,26 +111,34 @@ def build_served(
     ranks: Ranks,
     report: Report,
     raise_if_stopped: Callable[[], None] = _nothing,
+    server: ServerLife | None = None,
+    hold: Callable[[], None] = _nothing,
 ) -> BuiltEngine:
     """For gateways: with its own models as `cluster.colocate` says, else over ranks, unset too.
 
-    `raise_if_stopped` is asked while ranks are awaited.
+    `raise_if_stopped` is asked while ranks are awaited. What earlier engines of the same `server`
+    found out about models in their process is not found out again. `hold` is called when all is
+    there but the models.
     """
     config = config.for_server()
     if not config.cluster.colocate:
-        models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped)
+        config = settle_revisions(config)  # of an engine that was started by hand
+        models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped, hold)
         return _over(models)
+    import outrider.engine.inline  # noqa: F401  (takes longest)
     from outrider.workers.device import take_cores
+
+    hold()
 
     # A launcher may have left fewer threads than there are cores, as Ray does.
     take_cores(config.num_threads, host_share=1, host_index=0)
-    return _inline(config, report)
+    return _inline(config, report, server)
 
 
-def _inline(config: EngineConfig, report: Report) -> BuiltEngine:
+def _inline(config: EngineConfig, report: Report, server: ServerLife | None = None) -> BuiltEngine:
     from outrider.engine.inline import load_models
 
-    models = load_models(config, report)
+    models = load_models(config, report, server)
     return BuiltEngine(
         models.config,
         models.loop,
@@ -125,7 +153,7 @@ def _inline(config: EngineConfig, report: Report) -> BuiltEngine:
 def _over_own_ranks(config: EngineConfig) -> BuiltEngine:
     from outrider.engine.preflight import check_models
 
-    target, draft, tokenizer = check_models(config)
+    config, target, draft, tokenizer = check_models(config)
     sizes = group_sizes(config)
     with ExitStack() as opened:  # the last is closed first
         ranks = SpawnedRanks(sizes, config.target.device)
@@ -147,6 +175,8 @@ def _over(models: RankModels) -> BuiltEngine:
         check=models.check,
         close=models.close,
         name_models=models.name_models,
+        change_draft=models.change_draft,
+        draft_error=lambda: models.draft_error,
     )
 
 

@@ -46,7 +46,7 @@ class Doorway:
 
     def __init__(self, addresses: Sequence[str], secret: str, sizes: Mapping[str, int]) -> None:
         self._secret = secret
-        self._sizes = sizes
+        self._sizes = dict(sizes)
         self._changed = threading.Condition()
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._waiting: dict[str, dict[int, Arrival]] = {role: {} for role in sizes}
@@ -60,6 +60,18 @@ class Doorway:
         self.addresses = [bound_address(listener) for listener in self._listeners]
         for listener in self._listeners:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def expect(self, role: str, size: int) -> None:
+        """From now on a group of this role, which this engine has, is of so many ranks; whoever
+        has come for another is turned away."""
+        with self._changed:
+            before, self._sizes[role] = self._sizes[role], size
+            gone = [*self._waiting[role].values(), *self._untaken.pop(role, [])]
+            self._waiting[role] = {}
+        for arrival in gone:
+            arrival.channel.close()
+        if size > before:
+            self._board_seats.release(2 * (size - before))
 
     def take_group(self, role: str, timeout_s: float | None = None) -> list[Arrival]:
         """The next whole group of this role, by rank; `queue.Empty` if none came in time."""

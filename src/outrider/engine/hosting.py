@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from outrider.config import EngineConfig
-from outrider.engine.build import BuiltEngine, build_served
+from outrider.engine.build import BuiltEngine, ServerLife, build_served
 from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import AwaitedRanks, Ranks, ranks_blamed
 from outrider.engine.over_ranks import group_sizes
@@ -21,11 +21,16 @@ class EngineStoppedError(OutriderError):
     """It was told to stop before it came to run."""
 
 
+def _go_on() -> None:
+    """Nothing is waited for."""
+
+
 class EngineHost:
     """One life of an engine. Listens from the beginning; `start`, `run`, and `close` in any case,
     all on one thread.
 
-    `ranks` are those this process keeps itself.
+    `ranks` are those this process keeps itself. `is_checked` is for those whose server has compared
+    the models' tokenizers.
     """
 
     def __init__(
@@ -34,8 +39,11 @@ class EngineHost:
         addresses: Sequence[str],
         secret: str,
         ranks: Ranks | None = None,
+        *,
+        is_checked: bool = False,
     ) -> None:
         self._config = config
+        self._server = ServerLife(secret, is_checked)
         self._ranks = ranks or AwaitedRanks()
         self._engine: BuiltEngine | None = None
         self._service: EngineService | None = None
@@ -43,10 +51,17 @@ class EngineHost:
         self._doorway = Doorway(addresses, secret, group_sizes(config))
         self.addresses = self._doorway.addresses
 
-    def start(self, report: Report) -> None:
-        """Until it takes gateways. Raises what went wrong."""
+    def start(self, report: Report, hold: Callable[[], None] | None = None) -> None:
+        """Until it takes gateways. Raises what went wrong. `hold` is called, and may take its time,
+        before a model is loaded."""
         engine = build_served(
-            self._config, self._doorway, self._ranks, report, self._raise_if_stopped
+            self._config,
+            self._doorway,
+            self._ranks,
+            report,
+            self._raise_if_stopped,
+            self._server,
+            hold or _go_on,
         )
         self._service = EngineService(engine, self._doorway)
         self._engine = engine
@@ -75,6 +90,17 @@ class EngineHost:
     def status(self) -> EngineStatus | None:
         """None before it takes gateways."""
         return None if self._engine is None else self._engine.status()
+
+    def change_draft(self, config: EngineConfig) -> None:
+        """From any thread: the draft that dials in next is the one of `config`."""
+        if self._engine is None:
+            raise EngineStoppedError("the engine does not run; its draft cannot be changed.")
+        self._engine.change_draft(config)
+
+    @property
+    def draft_error(self) -> str:
+        """Why the last draft that dialled in was not taken in; empty if it was."""
+        return "" if self._engine is None else self._engine.draft_error()
 
     def _raise_if_stopped(self) -> None:
         if self._stopping.is_set():

@@ -36,6 +36,7 @@ from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStat
 from outrider.links.rank_messages import Role
 from outrider.scheduler.costs import StepCosts
 from outrider.workers.costs import measure_step
+from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, gpu_bytes, place
 from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Workers, hold, measure
 from outrider.workers.models.decoder import Decoder
@@ -52,6 +53,7 @@ from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model
 
 if TYPE_CHECKING:
+    from outrider.engine.build import ServerLife
     from outrider.workers.gpu.colocated import ColocatedWorker
 
 logger = logging.getLogger(__name__)
@@ -75,25 +77,31 @@ class InlineModels:
         return dataclasses.replace(status, models=models)
 
 
-def load_models(config: EngineConfig, report: Report) -> InlineModels:
+def load_models(
+    config: EngineConfig, report: Report, server: ServerLife | None = None
+) -> InlineModels:
     """Load models and tokenizer, size the KV pools, and wire scheduler and workers."""
     start_s = time.monotonic()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     placement = place_models(config)
     config = settle_for_device(config, placement.device.type, gpu_bytes(placement.device))
-    checked = check_models(config)
+    checked = check_models(config, has_text=server is None or not server.is_checked)
+    config = checked.config
     names = " and ".join(_roles(has_draft=checked.draft is not None))
     where = f"on {placement.device} in the engine's process (pid {os.getpid()})"
     report(f"{names}: loading {where}")
     draft_reach = None if checked.draft is None else _reach(checked.draft)
     length = wanted_len(config, _reach(checked.target), draft_reach)
-    target, draft = _load_both(config, placement, checked, length)
+    target, draft = _load_both(config, placement, checked, length, keeps=server is not None)
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
         memory = _measure(config, placement, target, draft, length)
     pools = _size_pools(config, placement, target, draft, length, memory)
-    loop = wire(config, placement, target, draft, pools)
+    kept = None
+    if server is not None:
+        kept = KeptCosts(server.secret, config, placement.ops.name, torch.get_num_threads())
+    loop = wire(config, placement, target, draft, pools, kept)
     if memory is not None:
         hold(placement.device, memory.step)
     facts = EngineFacts(
@@ -141,13 +149,14 @@ def _reach(spec: ModelSpec) -> Reach:
 
 
 def _load_both(
-    config: EngineConfig, placement: Placement, checked: Models, length: int
+    config: EngineConfig, placement: Placement, checked: Models, length: int, *, keeps: bool
 ) -> tuple[Decoder, Decoder | None]:
     target = load_decoder(
         config.target.model,
         placement,
         revision=config.target.revision,
         quantization=config.target.quantization,
+        keeps=keeps,
     )
     if config.draft.model is None or checked.draft is None:
         return target, None
@@ -156,7 +165,9 @@ def _load_both(
         config.draft.model,
         placement,
         max_position=length if is_short else None,
+        revision=config.draft.revision,
         quantization=config.draft.quantization,
+        keeps=keeps,
     )
     return target, draft
 
@@ -168,6 +179,7 @@ def load_decoder(
     max_position: int | None = None,
     revision: str | None = None,
     quantization: str | None = None,
+    keeps: bool = False,
 ) -> Decoder:
     return load_model(
         model,
@@ -177,6 +189,7 @@ def load_decoder(
         max_position=max_position,
         revision=revision,
         quantization=quantization,
+        keeps=keeps,
     )
 
 
@@ -235,14 +248,15 @@ def wire(
     target: Decoder,
     draft: Decoder | None,
     pools: PoolSizes,
+    kept: KeptCosts | None = None,
 ) -> StepLoop:
     """Scheduler and workers of loaded models, for a configuration that is settled; every pass is
-    recorded that can be."""
+    recorded that can be. Costs that were `kept` are not measured again on CPUs."""
     workers = make_workers(config, placement, target, draft, pools, Runner)
     proposers, worker = workers
     if isinstance(worker, TargetWorker):
         assert isinstance(proposers, Proposers)
-        costs = _costs_of(config, worker, proposers, placement)
+        costs = _costs_of(config, worker, proposers, placement, kept)
     else:
         with _progress("recording passes", worker.num_recordings) as advance:
             worker.record(advance)
@@ -254,14 +268,23 @@ def wire(
 
 
 def _costs_of(
-    config: EngineConfig, target: TargetWorker, proposers: Proposers, placement: Placement
+    config: EngineConfig,
+    target: TargetWorker,
+    proposers: Proposers,
+    placement: Placement,
+    kept: KeptCosts | None,
 ) -> StepCosts | None:
     """Measured where somebody drafts: nothing is to be decided otherwise."""
     drafter = proposers.of(DRAFT)
     if drafter is None and config.speculation.method is None:
         return None
+    if kept is not None and (found := kept.read()) is not None:
+        return found
     draft = drafter.runner if isinstance(drafter, DraftProposer) else None
-    return measure_step(target.runner, draft, placement.ops)
+    costs = measure_step(target.runner, draft, placement.ops)
+    if kept is not None:
+        kept.write(costs.verify, costs.first_draft, costs.next_draft, costs.prefill_s)
+    return costs
 
 
 def make_workers(

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from outrider.config import EngineConfig
+from outrider.config.sections import DraftConfig
 from outrider.engine.doorway import Arrival, Doorway
 from outrider.engine.launch.ranks import Ranks, ranks_blamed
 from outrider.engine.rank_group import RankError, RankGroup, Report, rank_settings
@@ -24,11 +25,12 @@ from outrider.engine.sizing import (
     depth_of,
     make_scheduler,
     settle_for_device,
+    size_another_draft,
     size_pools_of_ranks,
     wanted_len,
 )
 from outrider.engine.step import StepLoop
-from outrider.errors import OutriderError
+from outrider.errors import CapacityError, ConfigError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ProcessState, RankStatus
 from outrider.links.rank_messages import Described, Join, Joined, Ready, Role, proposal_meeting
 from outrider.scheduler.costs import StepCosts
@@ -55,9 +57,10 @@ def start_over_ranks(
     ranks: Ranks,
     report: Report,
     raise_if_stopped: Callable[[], None] = lambda: None,
+    hold: Callable[[], None] = lambda: None,
 ) -> RankModels:
     """Let the ranks be started and wait until all are ready. From then on a draft that is lost
-    starts anew."""
+    starts anew. `hold` is called when all are there, before they load anything."""
 
     def raise_if_dead() -> None:
         raise_if_stopped()
@@ -71,6 +74,7 @@ def start_over_ranks(
             report,
             on_draft_lost=ranks.replace_draft,
             raise_if_dead=raise_if_dead,
+            hold=hold,
         )
     ranks.restart_drafts()
     return models
@@ -96,7 +100,8 @@ def _meeting(role: str, life: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What was decided when the groups were first started; a restarted draft gets the same."""
+    """What was decided when the groups were first started; a restarted draft gets the same.
+    Another draft has KV of its own, but no longer texts."""
 
     pools: PoolSizes
     vocab_size: int
@@ -120,8 +125,10 @@ class RankModels:
         report: Report,
         on_draft_lost: Callable[[str], None],
         raise_if_dead: Callable[[], None],
+        hold: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
+        self._hold = hold
         self._raise_if_dead = raise_if_dead
         self._on_draft_lost = on_draft_lost
         self.draft = RemoteDraft(on_draft_lost, config.stall_timeout_s)
@@ -131,6 +138,7 @@ class RankModels:
         self._proposal_number = 0
         self._proposal_backend = ""
         self._starting: RankGroup | None = None  # a draft on its way back
+        self._draft_error = ""  # why the last draft that came was not taken in
         self._is_closed = threading.Event()
         self._groups: list[RankGroup] = []  # while they are started for the first time
         try:
@@ -154,6 +162,7 @@ class RankModels:
         """Both groups at once, each exchange for both before the next: sizes depend on both."""
         for role in group_sizes(self.config):
             self._groups.append(self._await_group(role))
+        self._hold()
         groups = self._groups
         with ThreadPoolExecutor(len(groups)) as pool:
             described = list(pool.map(self._describe, groups))
@@ -167,6 +176,7 @@ class RankModels:
             draft_ranks = groups[1].loaded if len(groups) > 1 else []
             pools = size_pools_of_ranks(config, groups[0].loaded, draft_ranks, length)
             self._sizes = _Sizes(pools, described[0].vocab_size, length)
+            self._sized_for = config.draft
             # Passes are timed then: on a CPU the groups would be in each other's way, as they are
             # not while they work.
             list((map if device == "cpu" else pool.map)(self._allocate, groups))
@@ -216,9 +226,10 @@ class RankModels:
         is_short = group.role == Role.DRAFT and group.described[0].max_position < length
         group.load(length if is_short else None)
 
-    def _allocate(self, group: RankGroup) -> None:
+    def _allocate(self, group: RankGroup, num_blocks: int | None = None) -> None:
         pools = self._sizes.pools
-        num_blocks = pools.draft if group.role == Role.DRAFT else pools.target
+        if num_blocks is None:
+            num_blocks = pools.draft if group.role == Role.DRAFT else pools.target
         num_rows = self.config.scheduler.num_seats
         group.allocate(num_blocks, num_rows, pools.max_model_len, self._sizes.vocab_size)
 
@@ -248,22 +259,68 @@ class RankModels:
     def _take_back(self, arrivals: list[Arrival]) -> None:
         group = self._group(Role.DRAFT, arrivals)
         self._starting = group
+        self._draft_error = ""
+        draft = self.config.draft
         try:
             self._describe(group)
+            if draft != self._sized_for:
+                self._check_reach(group)
             self._load(group, self._sizes.length)
-            self._allocate(group)
+            num_blocks = self._sizes.pools.draft
+            if draft != self._sized_for:
+                num_blocks = size_another_draft(
+                    self.config, self._sizes.pools, self._target.loaded, group.loaded
+                )
+            self._allocate(group, num_blocks)
             self._connect(group)
         except OutriderError as error:
             logger.warning("the draft did not come back: %s", error)
+            self._draft_error = str(error)
             group.close()
             self._on_draft_lost(str(error))  # it may hang, and then goes on after the link's end
         else:
             self.costs = _costs_of(self._target, group)
             if self.costs is not None:
                 self._scheduler.control.know_costs(self.costs)
+            if draft != self._sized_for:
+                self._settle_another(draft, num_blocks)
             self.draft.join(group)
         finally:
             self._starting = None
+
+    # -- another draft ------------------------------------------------------------------------
+
+    def change_draft(self, config: EngineConfig) -> None:
+        """From any thread: the draft that comes next is the one of `config`. The present one has
+        ended, or is about to; until then texts go on, and then without it."""
+        if not self.facts.has_draft or config.draft.model is None:
+            raise ConfigError(
+                "draft.model can be changed while the engine runs, but neither left out nor added; "
+                "start the engine anew."
+            )
+        self._doorway.expect(Role.DRAFT, config.draft.tensor_parallel)
+        self.config = dataclasses.replace(self.config, draft=config.draft)
+
+    @property
+    def draft_error(self) -> str:
+        """Why the last draft that came back was not taken in; empty if it was."""
+        return self._draft_error
+
+    def _check_reach(self, group: RankGroup) -> None:
+        said, length = group.described[0], self._sizes.pools.max_model_len
+        if not said.is_extendable and said.max_position < length:
+            raise CapacityError(
+                f"draft.model reaches {said.max_position} tokens only, and requests may have "
+                f"{length}; take another, or lower max_model_len and start the engine anew."
+            )
+
+    def _settle_another(self, draft: DraftConfig, num_blocks: int) -> None:
+        """It works: from now on it is the one that comes back, and that gateways are told of."""
+        self._sized_for = draft
+        pools = dataclasses.replace(self._sizes.pools, draft=num_blocks)
+        self._sizes = dataclasses.replace(self._sizes, pools=pools)
+        self._scheduler.expect_draft(num_blocks)
+        self.facts.settings.update(self.config.without_secrets().to_settings())
 
     # -- afterwards ---------------------------------------------------------------------------
 

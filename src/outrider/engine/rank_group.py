@@ -43,7 +43,7 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
     assert part.model is not None
     return RankSettings(
         model=part.model,
-        revision=config.target.revision if is_target else None,
+        revision=part.revision,
         device=part.device
         if role == Role.TARGET or part.device != "auto"
         else config.target.device,

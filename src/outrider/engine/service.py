@@ -40,6 +40,7 @@ from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, Sa
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
+LOAD_TOLD_S = 0.1  # between messages that tell no more than the load
 _MOST_UNSENT = 4096  # messages for a gateway that does not read, and so hangs
 _MOST_AT_ONCE = 256  # updates of a message to somebody who comes back for many
 _MOST_COMMANDS = 256  # between two steps, so that whoever asks without end holds up none
@@ -59,6 +60,7 @@ class _Gateway:
         self.channel = channel
         self.sample_ids: set[SampleId] = set()  # unfinished, and ending with the link
         self.updates: list[RequestUpdate] = []  # of the step under way
+        self.told_load = 0  # the last load it was told
         self._outbox: queue.Queue[object] = queue.Queue(_MOST_UNSENT)
         self._unhandled = threading.Semaphore(_MOST_UNHANDLED)
         threading.Thread(target=self._send_all, daemon=True).start()
@@ -71,6 +73,10 @@ class _Gateway:
                 "%s does not read what is sent to it; it is hung up on", self.channel.peer
             )
             self.channel.close()
+
+    def tell(self, updates: tuple[RequestUpdate, ...], load: int) -> None:
+        self.told_load = load
+        self.send(Updates(updates, load))
 
     def hang_up(self) -> None:
         self.channel.close()
@@ -121,6 +127,7 @@ class EngineService:
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._gateways: dict[int, _Gateway] = {}  # by the numbers of their links
         self._numbers = itertools.count(IN_PROCESS + 1)
+        self._load_told_s = 0.0  # when it was last told by itself
         self._welcome_lock = threading.Lock()
         self._is_closed = False
         doorway.on_gateway = self._welcome
@@ -132,8 +139,9 @@ class EngineService:
             updates = self._loop.step(self._clock())
             concerned = {gateway for update in updates if (gateway := self._sort(update))}
             for gateway in concerned:
-                gateway.send(Updates(tuple(gateway.updates)))
+                gateway.tell(tuple(gateway.updates), self._load)
                 gateway.updates = []
+            self._tell_load()
             self._speculation.look(self._clock())
 
     def stop(self) -> None:
@@ -175,12 +183,32 @@ class EngineService:
 
     # -- on the stepping thread -----------------------------------------------------------------
 
+    @property
+    def _load(self) -> int:
+        """Samples that run or wait."""
+        return self._scheduler.num_running + self._scheduler.num_waiting
+
+    def _tell_load(self) -> None:
+        """To gateways that hear nothing else: where they send requests depends on it."""
+        now_s = time.monotonic()
+        if now_s - self._load_told_s < LOAD_TOLD_S:
+            return
+        self._load_told_s = now_s
+        for gateway in self._unaware:
+            gateway.tell((), self._load)
+
+    @property
+    def _unaware(self) -> list[_Gateway]:
+        load = self._load
+        return [each for each in list(self._gateways.values()) if each.told_load != load]
+
     def _take_commands(self) -> bool:
         """Run what was asked for, waiting for something if there is nothing to step."""
         may_wait = not self._scheduler.has_work
+        wait_s = LOAD_TOLD_S if may_wait and self._unaware else IDLE_CHECK_S
         for _ in range(_MOST_COMMANDS):
             try:
-                command = self._commands.get(block=may_wait, timeout=IDLE_CHECK_S)
+                command = self._commands.get(block=may_wait, timeout=wait_s)
             except queue.Empty:
                 if may_wait:
                     self._engine.check()
@@ -236,10 +264,10 @@ class EngineService:
             before = self._gateways.get(reader.link)
             if before is not None:
                 over = RequestUpdate(reader, finish_reason=FinishReason.CANCELLED)
-                before.send(Updates((over,)))
+                before.tell((over,), self._load)
         gateway.send(Attached(attach.query, found.is_held))
         for start in range(0, len(found.updates), _MOST_AT_ONCE):
-            gateway.send(Updates(found.updates[start : start + _MOST_AT_ONCE]))
+            gateway.tell(found.updates[start : start + _MOST_AT_ONCE], self._load)
 
     def _cancel(self, sample_id: SampleId) -> None:
         self._scheduler.cancel(sample_id)

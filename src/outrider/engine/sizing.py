@@ -164,6 +164,29 @@ def size_pools_of_ranks(
     return dataclasses.replace(sizes, draft=num_drafted)
 
 
+def size_another_draft(
+    config: EngineConfig, pools: PoolSizes, target: Sequence[Loaded], draft: Sequence[Loaded]
+) -> int:
+    """Blocks of a draft that takes another's place: what it needs of the memory the target, which
+    keeps its own, leaves to it."""
+    tightest = _tightest(draft)
+    if tightest is not None:
+        most = _num_blocks(tightest)
+    elif _tightest(target) is not None:  # the target's memory is the device's own
+        most = pools.target
+    else:
+        taken = pools.target * sum(each.bytes_per_block for each in target)
+        left = fixed_kv_bytes(config) - taken
+        most = left // sum(each.bytes_per_block for each in draft)
+    num_blocks = min(_draft_need(config, pools.max_model_len), pools.target, most)
+    if num_blocks <= 0:
+        raise CapacityError(
+            "there is no memory left for the KV of this draft; raise kv_cache_gb, or take a "
+            "smaller one."
+        )
+    return num_blocks
+
+
 def _draft_need(config: EngineConfig, length: int) -> int:
     """Blocks that are enough for a draft. A row that gets none decodes plainly, so they hold the
     longest request, and usual ones in every seat, but not all that the target may keep."""

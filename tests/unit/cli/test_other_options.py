@@ -47,6 +47,20 @@ def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "the weights.",
         ),
         (
+            ("--data-parallel-size", "2"),
+            "there is no option --data-parallel-size; give --set cluster.replicas=2 instead.",
+        ),
+        (
+            ("--nnodes=2",),
+            "there is no option --nnodes: the nodes are those of the Ray cluster; see --set "
+            "cluster.address.",
+        ),
+        (
+            ("--uvicorn-log-level", "info"),
+            "there is no option --uvicorn-log-level, as log_level is the level of all logs; leave "
+            "it out.",
+        ),
+        (
             ("--speculative-config", "{}"),
             "there is no option --speculative-config; give --draft-model, --method and "
             "--num-speculative-tokens, or --set with their settings.",

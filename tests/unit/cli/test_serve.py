@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outrider.cli import main
-from outrider.cli.serve import commands_to_paste, depth_reason, page_url
-from outrider.cluster.serving import Addresses, listening_sentence
+from outrider.cli.terminal import commands_to_paste, depth_reason, page_url
+from outrider.cluster.watching import Addresses, listening_sentence
 from outrider.config import EngineConfig, ServerConfig
 
 
@@ -54,7 +54,7 @@ def test_the_client_of_openai_is_installed_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "pip install" not in "".join(commands())
-    monkeypatch.setattr("outrider.cli.serve.find_spec", lambda name: None)
+    monkeypatch.setattr("outrider.cli.terminal.find_spec", lambda name: None)
     assert "-m pip install -q openai; " in commands()[1]
 
 

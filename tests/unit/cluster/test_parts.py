@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,8 +19,9 @@ from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind
 from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.sweeper import Sweeper
-from outrider.cluster.tasks import first_of
+from outrider.cluster.tasks import first_of, in_own_thread
 from outrider.engine.launch.restarts import LONGEST_PAUSE_S, Restarts
+from outrider.workers.weights.environment import model_environment
 
 # -- pauses -----------------------------------------------------------------------------------
 
@@ -26,19 +29,19 @@ from outrider.engine.launch.restarts import LONGEST_PAUSE_S, Restarts
 def test_pauses_double_up_to_the_longest() -> None:
     restarts = Restarts(lambda: 0.0)
     pauses = [restarts.lost() for _ in range(8)]
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
 
 
-def test_what_has_worked_a_while_is_started_quickly_again() -> None:
+def test_what_has_worked_a_while_is_started_again_at_once() -> None:
     now_s = 0.0
     restarts = Restarts(lambda: now_s)
     for _ in range(5):
         restarts.lost()
     restarts.runs()
     now_s += LONGEST_PAUSE_S - 1
-    assert restarts.lost() == 16.0
+    assert restarts.lost() == 8.0
     now_s += 2
-    assert restarts.lost() == 0.5
+    assert restarts.lost() == 0.0
 
 
 def test_the_time_away_counts_from_the_loss_through_every_failed_start() -> None:
@@ -232,6 +235,38 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert precious.read_text() == "kept"
 
 
+# -- where models come from --------------------------------------------------------------------
+
+ACTOR = """
+import sys
+from pathlib import Path
+from outrider.cluster import actors, postmortem
+assert not {"huggingface_hub", "transformers", "torch"} & sys.modules.keys()  # which read it
+postmortem.logs_folder = lambda: Path(sys.argv[1])
+actors.RankActor("target", 0, 1, {"HF_HOME": "/elsewhere", "HF_HUB_OFFLINE": "1"})
+from huggingface_hub import constants
+print(constants.HF_HOME, constants.HF_HUB_OFFLINE, flush=True)
+"""
+
+
+def test_a_rank_takes_models_from_where_its_controller_does(tmp_path: Path) -> None:
+    """By what it is told, as Ray's processes inherit nothing of the server's environment."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    command = [sys.executable, "-c", ACTOR, str(tmp_path)]
+    subprocess.run(command, env=plain, check=True, timeout=60)
+    assert (tmp_path / "outrider-target-0.log").read_text() == "/elsewhere True\n"
+
+
+def test_only_what_decides_where_models_come_from_is_handed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "of the hub")
+    monkeypatch.setenv("OUTRIDER_SECRET", "of this server")
+    handed = model_environment()
+    assert handed["HF_TOKEN"] == "of the hub"
+    assert "OUTRIDER_SECRET" not in handed
+
+
 # -- where an engine listens ------------------------------------------------------------------
 
 
@@ -243,3 +278,47 @@ def test_an_engine_is_reached_over_its_socket_from_its_own_node_only() -> None:
     assert alone.address_from({"here"}) == "unix:/e"
     with pytest.raises(ClusterError, match="start the server anew to use the nodes"):
         alone.address_from({"there"})
+
+
+# -- a cluster that is there already ----------------------------------------------------------
+
+CONNECT = """
+import sys
+from outrider.cluster.ray_session import ray_session
+from outrider.errors import ConfigError
+try:
+    with ray_session(sys.argv[1], 1):
+        pass
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_who_has_no_token_is_told_which_variables_to_set(tmp_path: Path) -> None:
+    """Ray looks for it before it says anything to the cluster."""
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path)}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        command = [sys.executable, "-c", CONNECT, address]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == (
+        f"cluster.address is '{address}' but that Ray cluster does not let us in: Token "
+        "authentication is enabled but no authentication token was found; set RAY_AUTH_MODE as on "
+        "its nodes, and if that is token RAY_AUTH_TOKEN too.\n"
+    )
+
+
+def test_work_for_which_there_is_no_thread_fails_as_any_want_of_the_system_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def run() -> None:
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(threading.Thread, "start", refuse)
+            work = in_own_thread(lambda: None, "work")
+        with pytest.raises(BlockingIOError, match="can't start new thread"):
+            await work
+
+    asyncio.run(run())

@@ -7,7 +7,7 @@ import time
 
 from outrider.cluster.events import Event, Kind
 from outrider.cluster.progress import Progress
-from outrider.cluster.serving import Addresses, Watchers
+from outrider.cluster.watching import Addresses, Watchers
 
 ADDRESSES = Addresses("127.0.0.1:1", "127.0.0.1:2")
 

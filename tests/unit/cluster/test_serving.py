@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from fake_engine import MODEL, SECRET, FakeEngine, fake_facts
 
+from outrider.cluster.deadline import Deadline
 from outrider.cluster.events import Event, Say
-from outrider.cluster.serving import Addresses, Deadline, Serving, Watchers, kv_sentence
+from outrider.cluster.serving import Doors, Serving
+from outrider.cluster.watching import Addresses, Watchers, kv_sentence
 from outrider.config import EngineConfig
-from outrider.gateway.engine_link import EngineAddress
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.links.speculation import SpeculationStatus
 
 CONFIG = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, port=0, grpc_port=0)
@@ -27,17 +29,25 @@ class RunningEngine:
     """A launch of an engine that is there already."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.on_change: list[Callable[[], None]] = []
+        self.places: tuple[ReplicaPlace, ...] = ()
         self.stopped = asyncio.Event()
-
-    async def locate(self) -> EngineAddress:
-        return EngineAddress(self._address, SECRET)
+        self._address = address
 
     async def view(self) -> ClusterView | None:
         return None
 
     async def keep(self, say: Say) -> None:
+        self.places = (ReplicaPlace("0", (self._address,), ReplicaState.SERVING),)
+        for hear in self.on_change:
+            hear()
         await self.stopped.wait()
+
+    async def scale(self, num_replicas: int) -> None:
+        raise AssertionError("nobody wants more")
+
+    async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
+        raise AssertionError("nobody wants others")
 
     async def stop(self) -> None:
         self.stopped.set()
@@ -71,7 +81,8 @@ def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
         with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
             config = dataclasses.replace(CONFIG, server=ports.config)
             with pytest.raises(RuntimeError, match="it cannot be told"):
-                await Serving(config, launch, Watchers(say, on_ready), deadline, ports).run()
+                doors = Doors(ports, SECRET)
+                await Serving(config, launch, Watchers(say, on_ready), deadline, doors).run()
         return launch
 
     try:
@@ -83,7 +94,7 @@ def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
 
 STUCK = """
 import threading
-from outrider.cluster.serving import Deadline
+from outrider.cluster.deadline import Deadline
 with Deadline(0.1) as deadline:
     deadline.begin(lambda: print("aborted", flush=True))
     threading.Event().wait()

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from outrider.config import EngineConfig
-from outrider.config.foreign import IGNORED, REFUSED
+from outrider.config import EngineConfig, settings
+from outrider.config.foreign import (
+    COMMAND_IGNORED,
+    COMMAND_PATHS,
+    COMMAND_REFUSED,
+    IGNORED,
+    REFUSED,
+)
 from outrider.config.kwargs import PATHS
 from outrider.errors import ConfigError
 
@@ -68,6 +74,26 @@ def test_a_refused_argument_passes_when_it_asks_for_nothing(name: str) -> None:
 def test_no_name_is_answered_in_two_ways() -> None:
     assert not (set(PATHS) & set(IGNORED)) | (set(PATHS) & set(REFUSED))
     assert not set(IGNORED) & set(REFUSED)
+    of_command = [*COMMAND_PATHS, *COMMAND_IGNORED, *COMMAND_REFUSED]
+    assert len(of_command) == len(set(of_command))
+    assert set(of_command) & {*PATHS, *IGNORED, *REFUSED} == {"data_parallel_size"}
+
+
+def test_the_page_tells_what_becomes_of_options_of_the_command() -> None:
+    def told(answer: str) -> str:
+        return answer.rstrip(".")
+
+    expected = [[f"`--{n.replace('_', '-')}`", f"`{p}`"] for n, p in COMMAND_PATHS.items()]
+    for names, head in ((COMMAND_IGNORED, "ignored"), (COMMAND_REFUSED, "refused")):
+        expected += [
+            [f"`--{name.replace('_', '-')}`", f"{head}: {told(reason)}"]
+            for name, reason in names.items()
+        ]
+    assert rows("Options of the command") == expected
+
+
+def test_what_options_of_the_command_stand_for_are_settings() -> None:
+    assert set(COMMAND_PATHS.values()) <= set(settings())
 
 
 def test_the_page_lists_what_is_ignored_and_why() -> None:
@@ -91,7 +117,8 @@ def test_the_page_tells_the_setting_of_every_accepted_argument() -> None:
 
 def test_names_in_the_reasons_are_settings_or_arguments() -> None:
     """A remedy that does not exist is worse than none."""
-    settings = {*PATHS, *PATHS.values()}
+    known = {*PATHS, *PATHS.values()}
     reasons = [*IGNORED.values(), *(refused.reason for refused in REFUSED.values())]
+    reasons += [*COMMAND_IGNORED.values(), *COMMAND_REFUSED.values()]
     named = {word for reason in reasons for word in re.findall(r"[a-z]+(?:[._][a-z]+)+", reason)}
-    assert named - {"config.json"} <= settings, named - settings
+    assert named - {"config.json"} <= known, named - known

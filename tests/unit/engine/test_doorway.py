@@ -64,6 +64,20 @@ def wait_until(done: object, limit_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
+def test_a_group_may_become_another_size(tmp_path: Path) -> None:
+    with open_door(f"unix:{tmp_path}/door") as door, ExitStack() as stack:
+        door.expect("target", 2)
+        for size, rank in ((1, 0), (2, 0), (2, 1)):
+            hello = Hello(Role.TARGET, rank, size, os.getpid(), "here")
+            sock = stack.enter_context(dial_in(door.addresses[0], SECRET, hello, 10))
+            if size == 1:
+                wait_until(lambda sock=sock: is_hung_up_on(sock))
+        group = door.take_group("target", 10)
+        assert [arrival.hello.rank for arrival in group] == [0, 1]
+        for arrival in group:
+            arrival.channel.close()
+
+
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
     """Nothing more can be opened in this process."""

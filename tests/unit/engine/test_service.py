@@ -17,7 +17,7 @@ from outrider.engine.service import EngineService
 from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
-from outrider.links.gateway_messages import Cancel, EngineFacts, Refused, StatusQuery
+from outrider.links.gateway_messages import Cancel, EngineFacts, Refused, StatusQuery, Updates
 from outrider.scheduler.control import SpeculationControl
 from outrider.scheduler.scheduler import SchedulerStats
 from outrider.scheduler.types import SampleId
@@ -29,7 +29,7 @@ class Scheduler:
     """The part of one that gateways reach, without work."""
 
     has_work = False
-    num_running = 0
+    num_running = num_waiting = 0
     stats = SchedulerStats()
 
     def __init__(self) -> None:
@@ -105,6 +105,31 @@ def test_a_gateway_is_hung_up_on_when_too_much_waits_for_it(
     with served() as both:
         ask_until_hung_up_on(both)
         wait_until(lambda: not both.service._gateways)
+
+
+def test_a_gateway_without_requests_hears_of_the_load_when_it_changes_and_not_else() -> None:
+    with served() as both:
+        both.thread.start()
+        assert both.far.receive(10) == FACTS
+        both.scheduler.num_running, both.scheduler.num_waiting = 3, 2
+        assert both.far.receive(10) == Updates((), 5)
+        both.scheduler.num_running = both.scheduler.num_waiting = 0
+        assert both.far.receive(10) == Updates((), 0)
+        both.far.send(StatusQuery(1))
+        assert isinstance(both.far.receive(10), Refused)  # as the status here is
+
+
+def test_the_load_is_told_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "LOAD_TOLD_S", 3600.0)
+    with served() as both:
+        both.service._load_told_s = time.monotonic()
+        both.scheduler.num_running = 3
+        both.thread.start()
+        assert both.far.receive(10) == FACTS
+        both.far.send(Cancel(1))
+        wait_until(lambda: bool(both.scheduler.cancelled))
+        both.far.send(StatusQuery(1))
+        assert isinstance(both.far.receive(10), Refused)
 
 
 def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -> None:

@@ -11,6 +11,7 @@ from outrider.engine.sizing import (
     depth_of,
     make_scheduler,
     settle_for_device,
+    size_another_draft,
     size_pools,
     size_pools_of_ranks,
 )
@@ -159,6 +160,23 @@ def test_a_gpu_without_room_for_a_block_is_refused(full: str) -> None:
         size_pools_of_ranks(
             configured(), [rank(100, room["target"])], [rank(100, room["draft"])], 64
         )
+
+
+@pytest.mark.parametrize(("block_bytes", "expected"), [(100, 64), (300, 26), (1_000, 8)])
+def test_another_draft_has_what_the_target_leaves_and_it_needs(
+    block_bytes: int, expected: int
+) -> None:
+    config = configured(kv_cache_gb=72_000 / 2**30, max_num_seqs=1)
+    pools = PoolSizes(target=64, draft=32, max_model_len=1024)
+    target = [rank(1_000, None)]
+    assert size_another_draft(config, pools, target, [rank(block_bytes, None)]) == expected
+
+
+def test_another_draft_without_memory_is_refused() -> None:
+    config = configured(kv_cache_gb=64_000 / 2**30, max_num_seqs=1)
+    pools = PoolSizes(target=64, draft=32, max_model_len=1024)
+    with pytest.raises(CapacityError, match="no memory left for the KV of this draft"):
+        size_another_draft(config, pools, [rank(1_000, None)], [rank(100, None)])
 
 
 def test_a_scheduler_has_the_pools_it_is_given() -> None:

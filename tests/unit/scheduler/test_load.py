@@ -94,6 +94,26 @@ def test_a_draft_that_comes_back_is_soon_drafting_for_all_again(lag: int) -> Non
     assert [row.depth for row in plan.rows] == [3] * 6
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("num_blocks", [50, 400])
+def test_another_draft_has_a_pool_of_its_own_size(lag: int, num_blocks: int) -> None:
+    simulation = crowd(6, 3, lag=lag, budget=64)
+    for _ in range(5):
+        stepped(simulation)
+    simulation.lose_draft()
+    for _ in range(4):
+        stepped(simulation)
+    simulation.scheduler.expect_draft(num_blocks)
+    simulation.regain_draft()
+    for _ in range(8):
+        plan = stepped(simulation)
+        simulation.scheduler.check_integrity()
+        assert all(block < num_blocks for row in plan.rows for block in row.draft_blocks)
+    assert simulation.scheduler.draft_pool.num_blocks == num_blocks
+    assert any(row.depth for row in plan.rows)
+    assert all(row.depth for row in plan.rows) == (num_blocks == 400)
+
+
 # -- prompts and drafts ----------------------------------------------------------------------
 
 

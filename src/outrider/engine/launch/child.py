@@ -3,6 +3,9 @@
 They share a socket. The child tells how it fares; the end of either is known to the other at once,
 whatever the reason, so no child outlives its starter. Ranks that the child has started end with it.
 A child that says nothing for long, not even that it is alive, hangs and is killed.
+
+A child may be started before it is needed. It then waits, its libraries imported and its ranks
+there, until it is told to go on: of a restart, that leaves loading the models.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,10 @@ from outrider.logs import last_lines
 _STOP_TIMEOUT_S = 5.0
 _BEAT_S = 2.0
 _SILENCE_S = 30.0  # gateways give up on it sooner, but it may come back to them
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _STEP_S = 3.0  # for the step under way, and for ranks to be told
+_GO = b"g"
+STANDBY_AFTER_S = 10.0  # a server that has just started needs its cores
 
 
 class _Word(StrEnum):
@@ -61,15 +68,21 @@ class Starter:
         self._stop: Callable[[], None] | None = None
         self._folder = folder
         self._is_gone = False
+        self._may_go = threading.Event()
         threading.Thread(target=self._end_with_it, name="starter watch", daemon=True).start()
+
+    def wait_go(self) -> None:
+        """Until it is told to go on; this process ends if its starter does."""
+        self._may_go.wait()
 
     def tell_stage(self, line: str) -> None:
         self._tell(_Word.STAGE, line)
 
-    def tell_ready(self, stop: Callable[[], None]) -> None:
-        """From now on `stop` is called when it ends; before, nobody has anything to lose."""
+    def tell_ready(self, stop: Callable[[], None], addresses: Sequence[str]) -> None:
+        """From now on `stop` is called when it ends; before, nobody has anything to lose. Gateways
+        may dial `addresses`."""
         self._stop = stop
-        self._tell(_Word.READY)
+        self._tell(_Word.READY, "\n".join(addresses))
         threading.Thread(target=self._beat, name="starter beat", daemon=True).start()
 
     def tell_failure(self, reason: str) -> None:
@@ -92,7 +105,8 @@ class Starter:
 
     def _end_with_it(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.recv(1)
+            while self._socket.recv(1) == _GO:
+                self._may_go.set()
         self._is_gone = True
         if self._stop is not None:
             self._stop()
@@ -104,10 +118,21 @@ class Starter:
 class EngineChild:
     """In the starter: `start`, then `run`, and `close` in any case, one after the other."""
 
-    def __init__(self, config: EngineConfig, secret: str | None = None) -> None:
-        """With a new secret unless one is given, as that of an engine that this one follows."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        secret: str | None = None,
+        *,
+        listen: str | None = None,
+        gpu_ids: Sequence[str] | None = None,
+    ) -> None:
+        """With a new secret unless one is given, as that of an engine that this one follows. It
+        listens on a Unix socket, and at `listen` as well; it sees these GPUs, or all."""
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-"))
         self.address = f"unix:{self._folder}/engine.sock"
+        self.addresses: tuple[str, ...] = (self.address,)  # all, once it was started
+        self._listen_on = [self.address, *([] if listen is None else [listen])]
+        self._variables = {} if gpu_ids is None else {_GPUS: ",".join(gpu_ids)}
         self.secret = secret or secrets.token_hex(32)
         self._log = self._folder / "engine.log"
         self._config_file = self._folder / "engine.yaml"
@@ -117,9 +142,20 @@ class EngineChild:
         self._process: subprocess.Popen[bytes] | None = None
         self._failure: str | None = None
 
+    def warm(self) -> None:
+        """Start it, but let it load nothing before `start`."""
+        self._start("--standby")
+
+    @property
+    def is_warm(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self, report: Report) -> None:
         """Until it takes gateways; raises if it ends before."""
-        self._start()
+        if self._process is None:
+            self._start()
+        with contextlib.suppress(OSError):  # it has ended, which is heard below
+            self._socket.sendall(_GO)
         self._listen(report)
 
     def run(self, report: Report) -> None:
@@ -138,6 +174,7 @@ class EngineChild:
         for line in self._lines:
             word, text = json.loads(line)
             if word == _Word.READY:
+                self.addresses = tuple(text.splitlines())
                 return
             if word == _Word.STAGE:
                 report(text)
@@ -145,15 +182,18 @@ class EngineChild:
                 self._failure = text
         raise self._end()
 
-    def _start(self) -> None:
+    def _start(self, *options: str) -> None:
         fd = self._its_socket.fileno()
-        command = [sys.executable, "-m", "outrider.engine", "--listen", self.address]
+        command = [sys.executable, "-m", "outrider.engine"]
+        command += [part for address in self._listen_on for part in ("--listen", address)]
         command += ["--config", str(self._config_file), "--starter-fd", str(fd)]
-        command += ["--spawn-ranks", str(self._folder)]
+        command += ["--spawn-ranks", str(self._folder), *options]
         with self._its_socket, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                env=environment_without_settings() | {SECRET_VARIABLE: self.secret},
+                env=environment_without_settings()
+                | {SECRET_VARIABLE: self.secret}
+                | self._variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -164,9 +204,8 @@ class EngineChild:
 
     @property
     def pid(self) -> int:
-        """Once it was started."""
-        assert self._process is not None
-        return self._process.pid
+        """0 before it was started."""
+        return 0 if self._process is None else self._process.pid
 
     def stop(self) -> None:
         """From any thread: let it end, which `start` and `run` tell."""
@@ -205,6 +244,64 @@ class EngineChild:
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
+
+
+class EngineLine:
+    """The engines of one replica, which follow each other; see `EngineChild` for what they are
+    given. With `cluster.standby` the next one waits beside the present one. Calls are one after the
+    other, but for `close`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        secret: str,
+        *,
+        listen: str | None = None,
+        gpu_ids: Sequence[str] | None = None,
+    ) -> None:
+        self._make = partial(EngineChild, config, secret, listen=listen, gpu_ids=gpu_ids)
+        self._has_standby = config.cluster.standby
+        self._lock = threading.Lock()
+        self._next: EngineChild | None = None
+        self._timer: threading.Timer | None = None
+        self._is_closed = False
+
+    def take(self) -> EngineChild:
+        """The next one, to be started by the caller: the one that waits, if it still does."""
+        with self._lock:
+            waiting, self._next = self._next, None
+            if self._timer is not None:
+                self._timer.cancel()
+        if waiting is not None and waiting.is_warm:
+            return waiting
+        if waiting is not None:
+            waiting.close()
+        return self._make()
+
+    def prepare(self) -> None:
+        """The present one serves: soon there may be another beside it."""
+        if self._has_standby:
+            with self._lock:
+                self._timer = threading.Timer(STANDBY_AFTER_S, self._warm)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """From any thread."""
+        with self._lock:
+            self._is_closed = True
+            waiting, self._next = self._next, None
+            if self._timer is not None:
+                self._timer.cancel()
+        if waiting is not None:
+            waiting.close()
+
+    def _warm(self) -> None:
+        with self._lock:
+            if self._is_closed or self._next is not None:
+                return
+            self._next = self._make()
+            self._next.warm()
 
 
 def _line(word: _Word, text: str = "") -> bytes:

@@ -32,6 +32,14 @@ _WATCH_S = 0.2
 _STOP_TIMEOUT_S = 5.0
 
 
+_GPU_DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
+
+
+def _may_have_gpus() -> bool:
+    """Whether it is worth asking torch, whose import takes longer than the rest of an engine."""
+    return any(map(os.path.exists, _GPU_DRIVERS))
+
+
 class Ranks(Protocol):
     """Those who start the ranks, as the engine that waits for them deals with them."""
 
@@ -169,7 +177,7 @@ class SpawnedRanks:
         NCCL refuses two ranks of one host on one GPU, so sharers pretend to be on hosts of their
         own: slow, but the same code path.
         """
-        if not self._device.startswith(("auto", "cuda")):
+        if not self._device.startswith(("auto", "cuda")) or not _may_have_gpus():
             return {}
         import torch  # an engine whose ranks are elsewhere needs none
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-FIRST_PAUSE_S = 0.5
+FIRST_PAUSE_S = 0.5  # after a failure that follows another
 LONGEST_PAUSE_S = 30.0
 
 
@@ -16,7 +16,7 @@ class Restarts:
     """Of one thing that is kept running. Only its first start may fail for good: what has run once
     is tried again for ever.
 
-    Pauses double with every failure, and begin anew after it has run a while.
+    What has run a while is started anew at once; pauses double with every failure after that.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Restarts:
     ) -> None:
         self.is_first = is_first  # it has not run yet
         self._clock = clock
-        self._pause_s = FIRST_PAUSE_S
+        self._pause_s = 0.0
         self._started_s = clock()
         self._lost_s: float | None = clock()
 
@@ -41,8 +41,9 @@ class Restarts:
         if self._lost_s is None:
             self._lost_s = now_s
         if now_s - self._started_s > LONGEST_PAUSE_S:
-            self._pause_s = FIRST_PAUSE_S
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause_s = 0.0
+        pause_s = self._pause_s
+        self._pause_s = min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
         return pause_s
 
 
@@ -55,8 +56,10 @@ def draft_back(away_s: float, pids: Sequence[int]) -> str:
     return f"draft back after {away_s:.1f} s (pid {', '.join(map(str, pids))})"
 
 
-def engine_lost(reason: str, pause_s: float) -> str:
-    what = f"engine and models are started anew in {pause_s:g} s, running requests wait"
+def engine_lost(reason: str, pause_s: float, *, do_others_serve: bool = False) -> str:
+    """`do_others_serve`: there are other replicas, where its requests go on."""
+    requests = "its requests go on elsewhere" if do_others_serve else "running requests wait"
+    what = f"engine and models are started anew in {pause_s:g} s, {requests}"
     return f"{reason.rstrip('.')}; {what}"
 
 

@@ -108,6 +108,14 @@ def test_a_role_is_all_its_ranks_and_never_a_process_of_somebody_else() -> None:
     assert members_of(_status(), Part("draft"), own) == []
 
 
+def test_ranks_are_found_though_the_server_itself_tells_of_gateways_alone() -> None:
+    response = control_pb2.GetStatusResponse()
+    response.cluster.processes.add(role="gateway", rank=0, pid=8, state="ready", node="here")
+    response.engine.ranks.add(role="draft", rank=0, pid=13, host="here", state="ready")
+    status = ServerStatus.from_proto(response)
+    assert [m.pid for m in members_of(status, Part("draft"), [8, 13])] == [13]
+
+
 def test_an_event_that_cannot_be_done_is_told_and_nothing_is_hit(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

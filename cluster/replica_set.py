@@ -1,0 +1,279 @@
+"""All replicas of a server: kept apart from each other, more or fewer of them, replaced in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+from outrider.cluster.errors import ClusterError, PlacementError
+from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.kept_replica import EndedError, KeptReplica, Phase, Room, Rooms
+from outrider.config import EngineConfig
+from outrider.errors import OutriderError
+from outrider.links.cluster_view import ProcessView, ReplicaView
+from outrider.links.fleet_messages import ReplicaPlace
+
+LET_GO_S = 0.2  # for gateways to let go of a replica before it ends
+QUICK_S = 2.0  # for room beside what runs; without it, what runs makes room
+
+
+class ReplicaSet:
+    """`run` keeps them until `stop`; `scale` and `roll_out`, one of them at a time, return when the
+    change is made and raise if it was not. Those in `on_change` hear of every change of `places`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, rooms: Rooms, say: Say, *, is_first: bool = True
+    ) -> None:
+        """Unless it `is_first`, replicas like these have run before, and are tried for ever."""
+        self.config = config  # of the next replica
+        self.on_change: list[Callable[[], None]] = []
+        self._rooms = rooms
+        self._say = say
+        self._is_first = is_first
+        self._placing = asyncio.Lock()
+        self._replicas: dict[str, KeptReplica] = {}
+        self._past_restarts = [0, 0]  # of replicas that are gone, and of their drafts
+        self._broken: asyncio.Future[None] | None = None
+        self._begun = asyncio.Event()
+        self._is_over = False
+
+    # -- what is known ------------------------------------------------------------------------
+
+    @property
+    def replicas(self) -> list[KeptReplica]:
+        """The oldest number first."""
+        return sorted(self._replicas.values(), key=lambda each: int(each.name))
+
+    @property
+    def places(self) -> tuple[ReplicaPlace, ...]:
+        return tuple(
+            ReplicaPlace(each.name, () if each.life is None else each.life.addresses, each.state)
+            for each in self.replicas
+            if not each.is_leaving
+        )
+
+    @property
+    def phase(self) -> Phase:
+        """How the server fares: as well as any of them."""
+        phases = {each.phase for each in self._replicas.values()}
+        order = (Phase.SERVING, Phase.RESTARTING, Phase.STARTING, Phase.PLACING, Phase.DRAINING)
+        return next((each for each in order if each in phases), Phase.ENDED)
+
+    @property
+    def restarts(self) -> int:
+        return self._past_restarts[0] + sum(each.restarts for each in self.replicas)
+
+    @property
+    def draft_restarts(self) -> int:
+        return self._past_restarts[1] + sum(each.draft_restarts for each in self.replicas)
+
+    def view(self) -> tuple[ReplicaView, ...]:
+        return tuple(each.view() for each in self.replicas)
+
+    def processes(self) -> tuple[ProcessView, ...]:
+        return tuple(
+            dataclasses.replace(process, replica=each.name)
+            for each in self.replicas
+            for process in each.processes()
+        )
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until cancelled; raises if one of the first never comes to run."""
+        self._broken = asyncio.get_running_loop().create_future()
+        try:
+            first = [
+                self._add(self.config, may_fail=self._is_first)
+                for _ in range(self.config.cluster.replicas)
+            ]
+            self._begun.set()
+            ready = asyncio.gather(*(self._first_ready(each) for each in first))
+            await asyncio.wait((ready, self._broken), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                await ready
+            await self._broken
+        finally:
+            self._is_over = True
+            await asyncio.gather(*(each.end() for each in self.replicas))
+            if not self._broken.done():
+                self._broken.cancel()
+
+    async def _first_ready(self, replica: KeptReplica) -> None:
+        with contextlib.suppress(EndedError):  # fewer were ordered meanwhile
+            await replica.ready()
+
+    def _add(
+        self,
+        config: EngineConfig,
+        room: Room | None = None,
+        name: str | None = None,
+        *,
+        may_fail: bool = True,
+    ) -> KeptReplica:
+        if self._is_over:
+            raise ClusterError("the server is ending.")
+        name = name or next(n for n in map(str, itertools.count()) if n not in self._replicas)
+        added = KeptReplica(
+            name, config, self._rooms, self._say_of(name), self._tell_change, may_fail=may_fail
+        )
+        added.others_serve = lambda: any(
+            each.phase is Phase.SERVING for each in self._replicas.values() if each is not added
+        )
+        self._replicas[name] = added
+        added.begin(self._placing, room).add_done_callback(self._note_end)
+        self._tell_change()
+        return added
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """Whoever waits for its start hears of what was expected to go wrong."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, OutriderError) and self._broken and not self._broken.done():
+            self._broken.set_exception(error)
+
+    async def _remove(self, replica: KeptReplica) -> None:
+        """Its place may be another's by then."""
+        await self._end(replica)
+        if self._replicas.get(replica.name) is replica:
+            del self._replicas[replica.name]
+        self._tell_change()
+
+    async def _end(self, replica: KeptReplica) -> None:
+        await replica.end()
+        self._past_restarts[0] += replica.restarts
+        self._past_restarts[1] += replica.draft_restarts
+
+    def _tell_change(self) -> None:
+        for hear in self.on_change:
+            hear()
+
+    def _say_of(self, name: str) -> Say:
+        def say(event: Event) -> None:
+            is_known = event.kind is Kind.LOG or list(self._replicas) == [name]
+            self._say(event if is_known else Event(event.kind, f"replica {name}: {event.text}"))
+
+        return say
+
+    def _tell(self, kind: Kind, text: str) -> None:
+        self._say(Event(kind, text))
+
+    # -- more or fewer ------------------------------------------------------------------------
+
+    async def scale(self, num_replicas: int) -> None:
+        """Those that cannot be added are given up; the others go on."""
+        await self._begun.wait()
+        surplus = self.replicas[num_replicas:]
+        num_missing = num_replicas - len(self._replicas)
+        added = [self._add(self.config) for _ in range(num_missing)]
+        outcomes = await asyncio.gather(
+            *(self._retire(each) for each in surplus), *(self._settle_in(each) for each in added)
+        )
+        self._keep_number()
+        failures = [each for each in outcomes if each is not None]
+        if failures:
+            raise ClusterError(f"{_count(len(self._replicas))} serve: {failures[0]}")
+
+    async def _settle_in(self, added: KeptReplica) -> str | None:
+        """Why it does not come to run, if it does not."""
+        try:
+            await added.ready()
+        except OutriderError as error:
+            await self._remove(added)
+            reason = f"replica {added.name} cannot be added: {error}"
+            self._tell(Kind.TROUBLE, f"{reason.rstrip('.')}; the others go on")
+            return reason
+        self._tell(Kind.REPAIR, f"replica {added.name} serves")
+        return None
+
+    async def _retire(self, replica: KeptReplica) -> None:
+        limit_s = self.config.server.drain_s
+        has = f"has {limit_s:g} s to finish what it has in hand"
+        self._tell(Kind.STAGE, f"replica {replica.name} {has}")
+        await replica.drain(limit_s)
+        replica.is_leaving = True
+        self._tell_change()
+        await asyncio.sleep(LET_GO_S)
+        await self._remove(replica)
+        self._tell(Kind.STAGE, f"replica {replica.name} has ended")
+
+    def _keep_number(self) -> None:
+        """For a successor of the process that keeps them."""
+        cluster = dataclasses.replace(self.config.cluster, replicas=len(self._replicas))
+        self.config = dataclasses.replace(self.config, cluster=cluster)
+
+    # -- other settings -----------------------------------------------------------------------
+
+    async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
+        """One after the other. What fails is told, and leaves those that run as they are."""
+        await self._begun.wait()
+        for replica in self.replicas:
+            config = dataclasses.replace(config, cluster=replica.config.cluster)
+            try:
+                if is_draft_only and await self._change_draft(replica, config):
+                    continue
+                await self._replace(replica, config)
+            except OutriderError as error:
+                reason = f"replica {replica.name} stays as it was: {error}"
+                raise ClusterError(reason) from error
+        self.config = dataclasses.replace(config, cluster=self.config.cluster)
+
+    async def _change_draft(self, replica: KeptReplica, config: EngineConfig) -> bool:
+        limit_s = config.cluster.restart_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                is_done = await replica.change_draft(config)
+        except TimeoutError:
+            raise ClusterError(f"the draft was not changed within {limit_s:g} s.") from None
+        if is_done:
+            self._tell(Kind.REPAIR, f"replica {replica.name} has another draft")
+        return is_done
+
+    async def _replace(self, old: KeptReplica, config: EngineConfig) -> None:
+        room = await self._find_quickly(config)
+        if room is not None:
+            new = self._begun_in(room, config)
+            await self._started(new)
+            await self._retire(old)
+            return
+        # Nobody could take what a lone replica has in hand: it waits, as in a restart.
+        others = any(each.phase is Phase.SERVING for each in self.replicas if each is not old)
+        self._tell(Kind.STAGE, f"replica {old.name} makes room for its successor")
+        await old.drain(self.config.server.drain_s if others else 0.0)
+        await self._end(old)
+        new = self._add(config, name=old.name)
+        try:
+            await self._started(new)
+        except OutriderError:
+            self._add(old.config, name=old.name, may_fail=False)
+            raise
+
+    def _begun_in(self, room: Room, config: EngineConfig) -> KeptReplica:
+        try:
+            return self._add(config, room)
+        except ClusterError:
+            self._rooms.give_back(room)
+            raise
+
+    async def _started(self, new: KeptReplica) -> None:
+        try:
+            await new.ready()
+        except OutriderError:
+            await self._remove(new)
+            raise
+        self._tell(Kind.REPAIR, f"replica {new.name} serves with the new settings")
+
+    async def _find_quickly(self, config: EngineConfig) -> Room | None:
+        settled = await self._rooms.settle(config)
+        with contextlib.suppress(PlacementError):
+            async with self._placing:
+                return await self._rooms.find(settled, QUICK_S)
+        return None
+
+
+def _count(number: int) -> str:
+    return "1 replica" if number == 1 else f"{number} replicas"

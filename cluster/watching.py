@@ -1,0 +1,47 @@
+"""Who is told how a server fares, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.cluster.events import Say
+from outrider.links.gateway_messages import EngineFacts
+from outrider.links.speculation import SpeculationStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where clients reach a server; those of clients are empty where it has no gateways."""
+
+    http: str
+    grpc: str
+    admin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watchers:
+    """Who is told how a server fares."""
+
+    say: Say
+    # The addresses, and how far the engine there means to draft; None if it has not said.
+    on_ready: Callable[[Addresses, SpeculationStatus | None], None]
+
+
+def listening_sentence(addresses: Addresses, tls_cert: str | None = None) -> str:
+    """The address of each protocol."""
+    scheme = "http" if tls_cert is None else "https"
+    said = []
+    if addresses.http:
+        said.append(f"on {scheme}://{addresses.http} and, for gRPC, on {addresses.grpc}")
+    if addresses.admin is not None:
+        said.append(f"for probes on http://{addresses.admin}")
+    return f"listening {'; '.join(said)}" if said else ""
+
+
+def kv_sentence(facts: EngineFacts, block_size: int) -> str:
+    """How many tokens the target's KV has room for, and the draft's."""
+    said = f"KV: {facts.num_blocks} blocks, room for {facts.num_blocks * block_size} tokens"
+    if facts.num_draft_blocks:
+        said += f"; the draft's for {facts.num_draft_blocks * block_size}"
+    return said

@@ -1,0 +1,53 @@
+"""`outrider gateway`: HTTP and gRPC before the replicas of controllers, or before one engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
+from outrider.cli.other_options import SettingsCommand
+from outrider.logs import setup_logging
+
+app = typer.Typer(add_completion=False)
+
+
+def _option(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, show_default=False)
+
+
+@app.command(cls=SettingsCommand)
+def gateway(
+    ctx: typer.Context,
+    controllers: Annotated[
+        list[str] | None,
+        _option("--controllers", help=f"{setting_help('controllers')} May be repeated."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        _option("--engine", help="Serve this one, unix:/path or tcp:host:port, and no others."),
+    ] = None,
+    host: Annotated[str | None, _option("--host", help=setting_help("host"))] = None,
+    port: Annotated[int | None, _option("--port", help=setting_help("port"))] = None,
+    grpc_port: Annotated[int | None, _option("--grpc-port", help=setting_help("grpc_port"))] = None,
+    admin_port: Annotated[
+        int | None, _option("--admin-port", help=setting_help("admin_port"))
+    ] = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Answer for servers elsewhere (cluster.listen); OUTRIDER_SECRET is theirs."""
+    named = [name.strip() for each in controllers or () for name in each.split(",")]
+    flags = {
+        "controllers": named or None,
+        "host": host,
+        "port": port,
+        "grpc_port": grpc_port,
+        "admin_port": admin_port,
+    }
+    found = load_config(ctx, config, assignments, flags).config
+    setup_logging(found.log_level, role="gateway", json_lines=found.log_format == "json")
+    from outrider.gateway.running import run, serve
+
+    run(serve(found.server, engine))

@@ -1,0 +1,148 @@
+"""Replicas without processes: rooms that count, lives that are started and lost when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from outrider.cluster.errors import ClusterError, PlacementError
+from outrider.cluster.events import Event, Say
+from outrider.cluster.replica_set import ReplicaSet
+from outrider.config import EngineConfig
+from outrider.links.cluster_view import ProcessView
+
+TIMEOUT_S = 20.0
+
+
+class FakeLife:
+    """Serves from its start on, until `lose`."""
+
+    def __init__(self, rooms: FakeRooms, config: EngineConfig, number: int) -> None:
+        self.config = config
+        self.number = number
+        self.load: int | None = 0
+        self.draft_restarts = 0
+        self.is_over = False
+        self.drafts: list[str | None] = []  # that it was given while it ran
+        self._rooms = rooms
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return (f"unix:/{self.number}",)
+
+    @property
+    def pids(self) -> Mapping[str, Sequence[int]]:
+        return {"engine": [self.number]}
+
+    def processes(self, restarts: int) -> list[ProcessView]:
+        return [ProcessView("engine", 0, self.number, "here", (), restarts, "ready")]
+
+    async def start(self) -> None:
+        await self._rooms.may_start.wait()
+        reason = self._rooms.refuse(self.config)
+        if reason:
+            raise ClusterError(reason)
+
+    async def watch(self) -> str:
+        return await self._lost
+
+    async def end(self) -> None:
+        await asyncio.sleep(0)
+        self.is_over = True
+
+    def lose(self, reason: str = "it was killed") -> None:
+        self._lost.set_result(reason)
+
+    def can_change_draft(self, config: EngineConfig) -> bool:
+        return self._rooms.can_change_drafts
+
+    async def change_draft(self, config: EngineConfig) -> None:
+        reason = self._rooms.refuse(config)
+        if reason:
+            raise ClusterError(reason)
+        self.drafts.append(config.draft.model)
+
+
+@dataclass
+class FakeRooms:
+    """Room for so many replicas at once."""
+
+    num_free: int = 8
+    can_change_drafts: bool = False
+    refused: dict[str, str] = field(default_factory=dict)  # why no start with such a draft is one
+    lives: list[FakeLife] = field(default_factory=list)
+    most_at_once: int = 0
+    may_start: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_start.set()
+
+    def refuse(self, config: EngineConfig) -> str:
+        return self.refused.get(config.draft.model or "", "")
+
+    async def settle(self, config: EngineConfig) -> EngineConfig:
+        return config
+
+    async def find(self, config: EngineConfig, timeout_s: float) -> str:
+        await asyncio.sleep(0)
+        if not self.num_free:
+            raise PlacementError("target: 1 rank needs 1 CPU, but the cluster has none free.")
+        self.num_free -= 1
+        return "a room"
+
+    def give_back(self, room: str) -> None:
+        self.num_free += 1
+
+    def life(self, config: EngineConfig, room: str, say: Say) -> FakeLife:
+        life = FakeLife(self, config, len(self.lives))
+        self.lives.append(life)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        return life
+
+    @property
+    def running(self) -> list[FakeLife]:
+        return [each for each in self.lives if not each.is_over]
+
+
+@dataclass
+class RunningSet:
+    replicas: ReplicaSet
+    rooms: FakeRooms
+    events: list[Event]
+    states: list[dict[str, str]]  # as published, one after the other
+    running: asyncio.Task[None]
+
+    @property
+    def said(self) -> list[str]:
+        return [each.text for each in self.events]
+
+    @property
+    def state(self) -> dict[str, str]:
+        return self.states[-1]
+
+    async def until(self, state: dict[str, str]) -> None:
+        while self.state != state:
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def running_set(
+    config: EngineConfig, rooms: FakeRooms, *, is_first: bool = True
+) -> AsyncIterator[RunningSet]:
+    events: list[Event] = []
+    replicas = ReplicaSet(config, rooms, events.append, is_first=is_first)
+    states: list[dict[str, str]] = [{}]
+    replicas.on_change.append(
+        lambda: states.append({each.name: each.state.value for each in replicas.places})
+    )
+    running = asyncio.create_task(replicas.run())
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield RunningSet(replicas, rooms, events, states, running)
+    finally:
+        running.cancel()
+        await asyncio.wait({running}, timeout=TIMEOUT_S)
+    assert not rooms.running

@@ -1,0 +1,267 @@
+"""What gateways hear where they dial in, and what their orders are answered with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cluster import fleet_desk
+from outrider.cluster.errors import ClusterError
+from outrider.cluster.fleet_desk import Answers, Desk
+from outrider.links.address import TcpAddress, bound_address, listen, parse
+from outrider.links.aio import AsyncChannel, open_channel
+from outrider.links.cluster_view import ClusterView
+from outrider.links.codec import FLEET_CODEC
+from outrider.links.fleet_messages import (
+    AbortAll,
+    Aborted,
+    Drain,
+    DrainAll,
+    NumProcesses,
+    Ordered,
+    ReplicaPlace,
+    Replicas,
+    ReplicaState,
+    RollOut,
+    ScaleTo,
+    Welcome,
+)
+from outrider.links.frames import LinkError
+from outrider.links.rank_messages import Hello, Role
+
+SECRET = "a secret of the tests"
+TIMEOUT_S = 10.0
+SETTINGS = {"server.port": 1}
+FIRST = (
+    ReplicaPlace("0", ("unix:/e.sock", "tcp:0.0.0.0:7001"), ReplicaState.SERVING),
+    ReplicaPlace("1", (), ReplicaState.STARTING),
+)
+
+
+class Doors:
+    """A desk, and where it listens."""
+
+    def __init__(self, desk: Desk, unix: str, tcp: str) -> None:
+        self.desk = desk
+        self.unix = unix
+        self.tcp = tcp
+        self.orders: list[Any] = []
+
+    @asynccontextmanager
+    async def dialled(self, index: int | None) -> AsyncIterator[AsyncChannel]:
+        """As that gateway of the desk's own, or as a guest."""
+        rank, size = (0, 0) if index is None else (index, index + 1)
+        hello = Hello(Role.GATEWAY, rank, size, os.getpid(), socket.gethostname())
+        address = self.tcp if index is None else self.unix
+        channel = await open_channel(address, SECRET, hello, FLEET_CODEC, TIMEOUT_S)
+        try:
+            yield channel
+        finally:
+            channel.close()
+
+
+def _test(tmp_path: Path, test: Callable[[Doors], Coroutine[Any, Any, None]]) -> None:
+    async def view() -> ClusterView | None:
+        return None
+
+    async def run() -> None:
+        def scale(num_replicas: int) -> None:
+            if num_replicas > 4:
+                raise ClusterError("there is no room.")
+            doors.orders.append(num_replicas)
+
+        def roll_out(settings: Mapping[str, Any]) -> None:
+            doors.orders.append(settings)
+
+        desk = Desk(SETTINGS, SECRET, Answers(view, scale, roll_out))
+        with listen(f"unix:{tmp_path}/d.sock") as unix, listen("tcp:127.0.0.1:0") as tcp:
+            doors = Doors(desk, bound_address(unix), bound_address(tcp))
+            desk.publish(FIRST)
+            running = [asyncio.create_task(desk.run(each)) for each in (unix, tcp)]
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await test(doors)
+            finally:
+                for task in running:
+                    task.cancel()
+
+    asyncio.run(run())
+
+
+async def _next(channel: AsyncChannel, kind: type[Any]) -> Any:
+    while True:
+        found = await channel.receive()
+        if isinstance(found, kind):
+            return found
+
+
+def test_a_gateway_kept_here_is_told_its_settings_and_where_the_replicas_are(
+    tmp_path: Path,
+) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(0) as kept:
+            welcome = await kept.receive()
+            assert isinstance(welcome, Welcome)
+            assert welcome.settings == SETTINGS and welcome.num_processes == 1
+            assert welcome.controller == doors.desk.name
+            assert await kept.receive() == Replicas(FIRST)
+            gone = (ReplicaPlace("1", ("unix:/f.sock",), ReplicaState.SERVING),)
+            doors.desk.publish(gone)
+            assert await _next(kept, Replicas) == Replicas(gone)
+
+    _test(tmp_path, test)
+
+
+def test_a_guest_keeps_its_settings_and_hears_addresses_that_it_can_reach(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(None) as guest:
+            welcome = await guest.receive()
+            assert isinstance(welcome, Welcome) and welcome.settings == {}
+            found = await _next(guest, Replicas)
+            assert [each.addresses for each in found.places] == [("tcp:127.0.0.1:7001",), ()]
+            assert doors.desk.members == {} and len(doors.desk.guests) == 1
+
+    _test(tmp_path, test)
+
+
+def test_guests_and_kept_gateways_share_the_limits_as_they_come_and_go(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(0) as kept:
+            assert await _next(kept, NumProcesses) == NumProcesses(1)
+            async with doors.dialled(None), doors.dialled(None):
+                while (await _next(kept, NumProcesses)).count != 3:
+                    pass
+            while (await _next(kept, NumProcesses)).count != 1:
+                pass
+        await doors.desk.wait_until(lambda: not doors.desk.everybody)
+
+    _test(tmp_path, test)
+
+
+def test_orders_are_answered_and_a_refusal_says_why(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(None) as guest:
+            guest.send(ScaleTo(7, 3))
+            assert await _next(guest, Ordered) == Ordered(7)
+            guest.send(ScaleTo(8, 5))
+            assert await _next(guest, Ordered) == Ordered(8, "there is no room.")
+            guest.send(RollOut(9, {"draft.model": "e"}))
+            assert await _next(guest, Ordered) == Ordered(9)
+            assert doors.orders == [3, {"draft.model": "e"}]
+
+    _test(tmp_path, test)
+
+
+def test_the_end_of_a_server_drains_its_own_gateways_only_an_operator_all(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(0) as kept, doors.dialled(None) as guest:
+            await _next(guest, Replicas)
+            doors.desk.drain()
+            await _next(kept, Drain)
+            doors.desk.publish(())
+            while not isinstance(heard := await guest.receive(), Replicas):
+                assert not isinstance(heard, Drain)
+            guest.send(DrainAll())
+            await _next(guest, Drain)
+
+    _test(tmp_path, test)
+
+
+def test_a_request_is_sought_at_guests_too(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(0) as kept, doors.dialled(None) as guest:
+            kept.send(AbortAll(5, "r"))
+            for channel in (kept, guest):
+                while not hasattr(asked := await channel.receive(), "request_id"):
+                    pass
+                channel.send(Aborted(asked.query, 1))
+            assert await _next(kept, Aborted) == Aborted(5, 2)
+
+    _test(tmp_path, test)
+
+
+def test_whoever_does_not_know_the_secret_hears_nothing(tmp_path: Path) -> None:
+    async def test(doors: Doors) -> None:
+        hello = Hello(Role.GATEWAY, 0, 0, 1, "elsewhere")
+        with pytest.raises(LinkError):
+            await open_channel(doors.tcp, "another secret", hello, FLEET_CODEC, 2.0)
+        assert doors.desk.everybody == []
+
+    _test(tmp_path, test)
+
+
+def test_strangers_who_keep_still_do_not_keep_guests_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_desk, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(fleet_desk, "GREETING_S", TIMEOUT_S)
+
+    async def test(doors: Doors) -> None:
+        place = parse(doors.tcp)
+        assert isinstance(place, TcpAddress)
+        with ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(socket.create_connection((place.host, place.port)))
+            async with asyncio.timeout(TIMEOUT_S / 4), doors.dialled(None) as guest:
+                assert isinstance(await guest.receive(), Welcome)
+
+    _test(tmp_path, test)
+
+
+def test_a_door_that_fails_once_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(doors: Doors) -> None:
+        loop = asyncio.get_running_loop()
+        failures = [OSError(24, "Too many open files")]
+        accept = loop.sock_accept
+
+        async def sock_accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+            if failures and listener.family == socket.AF_INET:
+                raise failures.pop()
+            return await accept(listener)
+
+        monkeypatch.setattr(loop, "sock_accept", sock_accept)
+        async with doors.dialled(None) as guest:
+            assert isinstance(await guest.receive(), Welcome)
+        assert failures == []
+
+    _test(tmp_path, test)
+
+
+def test_whoever_comes_over_a_network_is_told_no_keys_whatever_it_says_it_is(
+    tmp_path: Path,
+) -> None:
+    async def test(doors: Doors) -> None:
+        hello = Hello(Role.GATEWAY, 0, 1, os.getpid(), socket.gethostname())
+        async with doors.dialled(0) as kept:
+            assert isinstance(await kept.receive(), Welcome)
+            own = doors.desk.members[0]
+            channel = await open_channel(doors.tcp, SECRET, hello, FLEET_CODEC, TIMEOUT_S)
+            welcome = await channel.receive()
+            assert isinstance(welcome, Welcome) and welcome.settings == {}
+            assert doors.desk.members == {0: own}
+            channel.close()
+
+    _test(tmp_path, test)
+
+
+def test_two_desks_of_one_host_have_different_names() -> None:
+    def desk() -> Desk:
+        return Desk({}, SECRET, Answers(_nothing, list[int]().append, _ignore))
+
+    assert desk().name != desk().name
+    assert desk().name.startswith(f"{socket.gethostname()}-{os.getpid()}-")
+
+
+async def _nothing() -> ClusterView | None:
+    return None
+
+
+def _ignore(settings: Mapping[str, Any]) -> None:
+    """Nobody orders anything."""

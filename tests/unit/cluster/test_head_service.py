@@ -1,0 +1,128 @@
+"""The server on a head as a service: a program that stands for it is started, asked and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from free_ports import free_port
+
+from outrider.cluster import head_service
+from outrider.cluster.errors import ClusterError
+from outrider.cluster.head_service import HeadService
+
+# Answers as the admin port does, as long as it is not told to end.
+SERVER = """
+import http.server, json, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        self.wfile.write(json.dumps({"status": "serving"}).encode())
+    def log_message(self, *args): pass
+print("weights loaded", flush=True)
+http.server.HTTPServer(("127.0.0.1", PORT), Answer).serve_forever()
+"""
+
+
+class Service(HeadService):
+    """With a program of the test's in place of `outrider serve`."""
+
+    program = ""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.program]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    port = free_port()
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "serve.yaml").write_text(f"server: {{admin_port: {port}, drain_s: 1}}\n")
+    service = Service(tmp_path)
+    service.program = SERVER.replace("PORT", str(port))
+    yield service
+    service.stop(lambda text: None)
+
+
+def pid_of(service: Service) -> int | None:
+    running = service.running()
+    return None if running is None else running.pid
+
+
+def test_it_is_started_once_and_says_how_it_goes(service: Service) -> None:
+    said: list[str] = []
+    service.start(said.append, 20)
+    pid = pid_of(service)
+    assert pid is not None and f"the server is started, as pid {pid}" in said[0]
+    service.start(said.append, 20)
+    assert pid_of(service) == pid
+    assert said[-1] == f"the server runs already, as pid {pid}"
+
+
+def test_it_has_a_session_of_its_own_so_that_no_terminal_ends_it(service: Service) -> None:
+    service.start(lambda text: None, 20)
+    pid = pid_of(service)
+    assert pid is not None and os.getsid(pid) == pid
+
+
+def test_settings_that_changed_start_it_anew(service: Service, tmp_path: Path) -> None:
+    service.start(lambda text: None, 20)
+    before = pid_of(service)
+    settings = tmp_path / "conf" / "serve.yaml"
+    settings.write_text(settings.read_text() + "seed: 3\n")
+    said: list[str] = []
+    service.start(said.append, 20)
+    assert "has changed: the server is started anew" in said[0]
+    assert pid_of(service) not in (before, None)
+
+
+def test_stopping_ends_it_and_forgets_it(service: Service, tmp_path: Path) -> None:
+    service.start(lambda text: None, 20)
+    pid = pid_of(service)
+    assert pid is not None
+    service.stop(lambda text: None)
+    assert pid_of(service) is None
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["conf", "server.log"]
+
+
+def test_one_that_does_not_end_is_killed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_service, "END_S", 0.5)
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    service.program = deaf + service.program
+    service.start(lambda text: None, 20)
+    said: list[str] = []
+    service.stop(said.append)
+    assert "has not ended within 1.5 s and is killed" in said[1]
+    assert pid_of(service) is None
+
+
+def test_one_that_ends_at_once_says_its_last_words(service: Service) -> None:
+    service.program = "print('error: no such model')"
+    with pytest.raises(ClusterError, match="the server has ended; .* closes with: error: no such"):
+        service.start(lambda text: None, 20)
+
+
+def test_one_that_is_never_ready_is_not_waited_for_for_ever(service: Service) -> None:
+    service.program = "import time; time.sleep(60)"
+    with pytest.raises(ClusterError, match="is not ready after 0.5 s \\(starting\\)"):
+        service.start(lambda text: None, 0.5)
+
+
+def test_a_pid_that_is_used_again_is_not_taken_for_it(service: Service) -> None:
+    service.start(lambda text: None, 20)
+    pid = pid_of(service)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + 5
+    while service.running() is not None:
+        assert time.monotonic() < deadline_s
+    service.record.write_text(
+        f'{{"process": {{"pid": {os.getpid()}, "started_ticks": 1}}, "digest": ""}}'
+    )
+    assert service.running() is None

@@ -1,0 +1,352 @@
+"""Replicas are kept apart from each other, added, retired and replaced; no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from replica_tools import FakeRooms, RunningSet, running_set
+
+from outrider.cluster import kept_replica, replica_set
+from outrider.cluster.errors import ClusterError, PlacementError
+from outrider.config import EngineConfig
+from outrider.engine.launch import restarts
+
+SERVING = "serving"
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kept_replica, "HEARD_S", 0.02)
+    monkeypatch.setattr(kept_replica, "_IDLE_POLL_S", 0.005)
+    monkeypatch.setattr(replica_set, "QUICK_S", 0.01)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
+    yield
+
+
+def _config(settings: Mapping[str, Any], num_replicas: int = 2) -> EngineConfig:
+    values = {"target.model": "t", "draft.model": "old", "cluster.replicas": num_replicas}
+    return EngineConfig.from_settings({**values, "server.drain_s": 5.0, **settings})
+
+
+OLD = _config({})
+NEW = _config({"draft.model": "new"})
+
+
+def _run(
+    test: Callable[[RunningSet], Awaitable[None]],
+    num_replicas: int = 2,
+    rooms: FakeRooms | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    async def run() -> None:
+        found = FakeRooms() if rooms is None else rooms
+        async with running_set(_config(settings, num_replicas), found) as running:
+            await running.until({str(n): SERVING for n in range(num_replicas)})
+            await test(running)
+
+    asyncio.run(run())
+
+
+def _addresses(running: RunningSet) -> list[tuple[str, ...]]:
+    return [each.addresses for each in running.replicas.places]
+
+
+# -- restarts ---------------------------------------------------------------------------------
+
+
+def test_one_that_is_lost_is_started_anew_while_the_other_serves() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.may_start.clear()
+        running.rooms.lives[1].lose("target rank 0 was lost")
+        await running.until({"0": SERVING, "1": "starting"})
+        assert _addresses(running) == [("unix:/0",), ()]
+        running.rooms.may_start.set()
+        await running.until({"0": SERVING, "1": SERVING})
+        assert _addresses(running) == [("unix:/0",), ("unix:/2",)]
+        assert [each.restarts for each in running.replicas.view()] == [0, 1]
+        assert not running.rooms.lives[0].is_over
+        [lost] = [each for each in running.said if "was lost" in each]
+        assert lost == (
+            "replica 1: target rank 0 was lost; engine and models are started anew in 0 s, its "
+            "requests go on elsewhere"
+        )
+        assert any(each.startswith("replica 1: serving again after") for each in running.said)
+
+    _run(test)
+
+
+def test_a_lone_replica_says_that_its_requests_wait() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[0].lose("the engine was lost")
+        while len(running.rooms.lives) < 2:
+            await asyncio.sleep(0.005)
+        [lost] = [each for each in running.said if "was lost" in each]
+        assert lost.startswith("the engine was lost; ") and lost.endswith("running requests wait")
+
+    _run(test, num_replicas=1)
+
+
+def test_one_that_keeps_failing_waits_longer_each_time_and_is_reported_each_time() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.refused["old"] = "there is no memory"
+        running.rooms.lives[0].lose()
+        while sum("there is no memory" in each for each in running.said) < 3:
+            await asyncio.sleep(0.005)
+        pauses = [each.split(" anew in ")[1].split(" s,")[0] for each in running.said]
+        assert pauses[:4] == ["0", "0.01", "0.02", "0.04"]
+        assert running.state["1"] == SERVING
+        running.rooms.refused.clear()
+        await running.until({"0": SERVING, "1": SERVING})
+
+    _run(test)
+
+
+def _exhaust(monkeypatch: pytest.MonkeyPatch) -> None:
+    def life(*_: object) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(FakeRooms, "life", life)
+
+
+def test_a_host_that_has_no_more_to_give_keeps_its_replicas_and_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(running: RunningSet) -> None:
+        with monkeypatch.context() as exhausted:
+            _exhaust(exhausted)
+            running.rooms.lives[1].lose()
+            while not any("Too many open files" in each for each in running.said):
+                await asyncio.sleep(0.005)
+            assert running.state["0"] == SERVING and not running.running.done()
+        await running.until({"0": SERVING, "1": SERVING})
+
+    _run(test)
+
+
+def test_more_replicas_than_a_host_can_bear_leave_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(running: RunningSet) -> None:
+        _exhaust(monkeypatch)
+        with pytest.raises(ClusterError, match=r"2 replicas serve: replica 2 cannot be added: .*"):
+            await running.replicas.scale(3)
+        await asyncio.sleep(0.02)
+        assert running.state == {"0": SERVING, "1": SERVING} and not running.running.done()
+
+    _run(test)
+
+
+def test_the_server_fails_if_one_of_the_first_never_comes_to_run() -> None:
+    async def run() -> None:
+        rooms = FakeRooms(refused={"old": "the weights are damaged"})
+        async with running_set(OLD, rooms) as running:
+            await asyncio.wait({running.running})
+            with pytest.raises(ClusterError, match="the weights are damaged"):
+                running.running.result()
+
+    asyncio.run(run())
+
+
+def test_the_server_fails_if_there_is_no_room_for_one_of_the_first() -> None:
+    async def run() -> None:
+        rooms = FakeRooms(num_free=1)
+        async with running_set(OLD, rooms) as running:
+            await asyncio.wait({running.running})
+            with pytest.raises(PlacementError, match="1 rank needs 1 CPU"):
+                running.running.result()
+        assert rooms.num_free == 1
+
+    asyncio.run(run())
+
+
+def test_a_successor_tries_for_ever_to_have_what_has_run_before() -> None:
+    async def run() -> None:
+        rooms = FakeRooms(num_free=1, refused={"old": "there is no memory"})
+        async with running_set(OLD, rooms, is_first=False) as running:
+            while len(rooms.lives) < 2 or "1 rank needs" not in " ".join(running.said):
+                await asyncio.sleep(0.005)
+            rooms.refused.clear()
+            rooms.num_free += 1
+            await running.until({"0": SERVING, "1": SERVING})
+
+    asyncio.run(run())
+
+
+# -- more or fewer ----------------------------------------------------------------------------
+
+
+def test_scaling_up_publishes_the_new_ones_once_they_serve() -> None:
+    async def test(running: RunningSet) -> None:
+        await running.replicas.scale(3)
+        assert running.state == {"0": SERVING, "1": SERVING, "2": SERVING}
+        assert running.replicas.config.cluster.replicas == 3
+        assert "replica 2 serves" in running.said
+        assert {each.replica for each in running.replicas.processes()} == {"0", "1", "2"}
+
+    _run(test)
+
+
+def test_scaling_down_waits_until_the_highest_has_nothing_in_hand() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[1].load = 3
+        scaling = asyncio.create_task(running.replicas.scale(1))
+        await running.until({"0": SERVING, "1": "draining"})
+        await asyncio.sleep(0.1)
+        assert not scaling.done() and running.replicas.places[1].addresses == ("unix:/1",)
+        running.rooms.lives[1].load = 0
+        await running.until({"0": SERVING})
+        assert not running.rooms.lives[1].is_over  # until gateways have let go of it
+        await scaling
+        assert running.rooms.lives[1].is_over and running.rooms.num_free == 7
+
+    _run(test)
+
+
+def test_a_retired_replica_has_no_longer_than_requests_get_to_finish() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[1].load = 3
+        await running.replicas.scale(1)
+        assert running.rooms.lives[1].is_over and running.rooms.lives[1].load == 3
+
+    _run(test, settings={"server.drain_s": 0.1})
+
+
+def test_one_that_is_lost_while_it_drains_is_not_started_anew() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[1].load = 3
+        scaling = asyncio.create_task(running.replicas.scale(1))
+        await running.until({"0": SERVING, "1": "draining"})
+        running.rooms.lives[1].lose()
+        await scaling
+        assert len(running.rooms.lives) == 2
+
+    _run(test)
+
+
+def test_one_that_still_starts_may_be_taken_away() -> None:
+    async def run() -> None:
+        rooms = FakeRooms()
+        rooms.may_start.clear()
+        async with running_set(OLD, rooms) as running:
+            while len(rooms.lives) < 2:
+                await asyncio.sleep(0.005)
+            await running.replicas.scale(1)
+            rooms.may_start.set()
+            await running.until({"0": SERVING})
+            assert not running.running.done()
+
+    asyncio.run(run())
+
+
+def test_one_without_room_is_given_up_and_the_others_go_on() -> None:
+    async def test(running: RunningSet) -> None:
+        with pytest.raises(ClusterError, match=r"^3 replicas serve: replica 3 cannot be added: "):
+            await running.replicas.scale(4)
+        assert running.state == {"0": SERVING, "1": SERVING, "2": SERVING}
+        assert running.replicas.config.cluster.replicas == 3
+        [given_up] = [each for each in running.said if "cannot be added" in each]
+        assert given_up.endswith("the cluster has none free; the others go on")
+        assert not running.running.done()
+
+    _run(test, rooms=FakeRooms(num_free=3))
+
+
+# -- other settings ---------------------------------------------------------------------------
+
+
+def test_with_room_the_new_one_serves_before_the_old_one_drains() -> None:
+    async def test(running: RunningSet) -> None:
+        await running.replicas.roll_out(NEW, is_draft_only=True)
+        assert [each.config.draft.model for each in running.rooms.running] == ["new", "new"]
+        assert all(sum(s == SERVING for s in each.values()) >= 2 for each in _since(running, "2"))
+        assert running.rooms.most_at_once == 3
+        assert set(running.state.values()) == {SERVING} and len(running.state) == 2
+        assert running.replicas.config.draft.model == "new"
+
+    _run(test, rooms=FakeRooms(num_free=3))
+
+
+def _since(running: RunningSet, name: str) -> list[dict[str, str]]:
+    first = next(n for n, each in enumerate(running.states) if each.get(name) == SERVING)
+    return running.states[first:]
+
+
+def test_without_room_the_old_one_ends_first_and_the_other_serves_meanwhile() -> None:
+    async def test(running: RunningSet) -> None:
+        began = len(running.states)
+        await running.replicas.roll_out(NEW, is_draft_only=True)
+        assert [each.config.draft.model for each in running.rooms.running] == ["new", "new"]
+        assert running.rooms.most_at_once == 2
+        assert all(SERVING in each.values() for each in running.states[began:])
+        assert any("draining" in each.values() for each in running.states[began:])
+        assert running.state == {"0": SERVING, "1": SERVING}
+
+    _run(test, rooms=FakeRooms(num_free=2))
+
+
+def test_a_lone_replica_without_room_is_replaced_at_once_and_stays_listed() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[0].load = 3  # which nobody else could take
+        began = len(running.states)
+        await running.replicas.roll_out(_config({"draft.model": "new"}, 1), is_draft_only=True)
+        assert all(set(each) == {"0"} for each in running.states[began:])
+        assert running.state == {"0": SERVING}
+        assert running.rooms.running[0].config.draft.model == "new"
+
+    _run(test, num_replicas=1, rooms=FakeRooms(num_free=1))
+
+
+@pytest.mark.parametrize("num_rooms", [2, 3])
+def test_settings_that_do_not_start_leave_the_old_ones_serving(num_rooms: int) -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.refused["new"] = "the draft has another vocabulary"
+        with pytest.raises(ClusterError, match="replica 0 stays as it was: the draft has another"):
+            await running.replicas.roll_out(NEW, is_draft_only=True)
+        await running.until({"0": SERVING, "1": SERVING})
+        assert [each.config.draft.model for each in running.rooms.running] == ["old", "old"]
+        assert running.replicas.config.draft.model == "old"
+        running.rooms.running[0].lose()
+        while len(running.rooms.running) < 2 or running.state != {"0": SERVING, "1": SERVING}:
+            await asyncio.sleep(0.005)
+        assert [each.config.draft.model for each in running.rooms.running] == ["old", "old"]
+
+    _run(test, rooms=FakeRooms(num_free=num_rooms))
+
+
+def test_another_draft_is_given_to_replicas_that_can_take_it_and_outlasts_a_restart() -> None:
+    async def test(running: RunningSet) -> None:
+        await running.replicas.roll_out(NEW, is_draft_only=True)
+        assert [each.drafts for each in running.rooms.lives] == [["new"], ["new"]]
+        running.rooms.lives[0].lose()
+        while len(running.rooms.lives) < 3:
+            await asyncio.sleep(0.005)
+        assert running.rooms.lives[2].config.draft.model == "new"
+
+    _run(test, rooms=FakeRooms(can_change_drafts=True))
+
+
+def test_other_settings_than_the_drafts_replace_replicas_that_could_take_another_draft() -> None:
+    async def test(running: RunningSet) -> None:
+        config = _config({"scheduler.max_num_seqs": 7})
+        await running.replicas.roll_out(config, is_draft_only=False)
+        assert [each.config.scheduler.max_num_seqs for each in running.rooms.running] == [7, 7]
+
+    _run(test, rooms=FakeRooms(can_change_drafts=True))
+
+
+def test_the_end_of_the_server_ends_what_an_order_has_begun() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.may_start.clear()
+        rolling = asyncio.create_task(running.replicas.roll_out(NEW, is_draft_only=False))
+        while len(running.rooms.lives) < 3:
+            await asyncio.sleep(0.005)
+        running.running.cancel()
+        with pytest.raises(ClusterError, match="it was ended while it started"):
+            await rolling
+        assert not running.rooms.running and running.rooms.num_free == 8
+
+    _run(test)

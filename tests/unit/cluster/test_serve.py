@@ -1,0 +1,40 @@
+"""What a server refuses before it starts anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outrider.cluster.events import Event
+from outrider.cluster.serve import serve
+from outrider.cluster.watching import Addresses, Watchers
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError
+from outrider.links.speculation import SpeculationStatus
+
+
+def _say(event: Event) -> None:
+    raise AssertionError(f"it has begun: {event.text}")
+
+
+def _show(addresses: Addresses, speculation: SpeculationStatus | None) -> None:
+    raise AssertionError("it serves")
+
+
+@pytest.mark.parametrize(
+    ("settings", "secret", "sentence"),
+    [
+        ({"server.processes": 0}, "s", "server.processes is 0 but cluster.listen is not set"),
+        ({"cluster.listen": "127.0.0.1:0"}, "", "OUTRIDER_SECRET is not set; set it to the same"),
+        ({"cluster.listen": "50060"}, "s", "cluster.listen is '50060'; it must be a host and a"),
+        ({"cluster.listen": "192.0.2.1:1"}, "s", r"cannot listen on tcp:192.0.2.1:1: .*"),
+    ],
+)
+def test_a_server_that_nobody_could_reach_or_trust_is_refused(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], secret: str, sentence: str
+) -> None:
+    monkeypatch.setenv("OUTRIDER_SECRET", secret)
+    values = {"target.model": "t", "server.port": 0, "server.grpc_port": 0, **settings}
+    with pytest.raises(ConfigError, match=sentence):
+        serve(EngineConfig.from_settings(values), Watchers(_say, _show), use_ray=False)
