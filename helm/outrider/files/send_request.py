@@ -1,0 +1,36 @@
+"""Sends a request and fails unless a text comes back: send_request.py HOST:PORT [FOLDER]
+
+The folder is a certificate's, whose authority is trusted; without one there is no TLS. The key is
+that of OUTRIDER_API_KEY.
+"""
+
+import sys
+from pathlib import Path
+
+from outrider.client import Client
+from outrider.errors import OutriderError
+
+READY_S = 60.0
+
+
+def authority(folder: str) -> Path:
+    """That of the certificate, or the certificate itself where it is its own."""
+    found = Path(folder) / "ca.crt"
+    return found if found.exists() else Path(folder) / "tls.crt"
+
+
+def main(server: str, *folders: str) -> None:
+    tls = authority(folders[0]) if folders else None
+    with Client(server, tls=tls) as client:
+        client.wait_ready(READY_S)
+        text = client.generate("The capital of France is", max_tokens=8, temperature=0).text
+    if not text:
+        sys.exit(f"error: {server} answered without a text")
+    print(f"{server} answered: {text!r}")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except OutriderError as error:
+        sys.exit(f"error: {error}")
