@@ -6,6 +6,16 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from enum import Enum
+
+_TELLING_BYTES = 64  # more than what only says that its sender lives
+
+
+class Direction(Enum):
+    """Of what is sent: to the server, or by it."""
+
+    THERE = "there"
+    BACK = "back"
 
 
 class Way:
@@ -17,6 +27,8 @@ class Way:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
+        self._to_halve: Direction | None = None
+        self.was_halved = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
@@ -26,6 +38,12 @@ class Way:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+    def cut_inside_message(self, direction: Direction) -> None:
+        """The next thing that is said in this direction is passed on but for its last byte, and
+        that connection ends; others go on."""
+        self.was_halved.clear()
+        self._to_halve = direction
 
     def close(self) -> None:
         self.is_closed = True
@@ -42,19 +60,33 @@ class Way:
                 near.close()
                 continue
             host, _, port = self.target.rpartition(":")
-            far = socket.create_connection((host, int(port)))
+            try:
+                far = socket.create_connection((host, int(port)))
+            except OSError:  # nobody is there at the moment
+                near.close()
+                continue
             self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_forward, args=(source, sink), daemon=True).start()
+            for source, sink, direction in (
+                (near, far, Direction.THERE),
+                (far, near, Direction.BACK),
+            ):
+                thread = threading.Thread(
+                    target=self._forward, args=(source, sink, direction), daemon=True
+                )
+                thread.start()
 
-
-def _forward(source: socket.socket, sink: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-    for each in (source, sink):
+    def _forward(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+            while data := source.recv(65536):
+                if self._to_halve is direction and len(data) > _TELLING_BYTES:
+                    self._to_halve = None
+                    sink.sendall(data[:-1])
+                    self.was_halved.set()
+                    break
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
