@@ -14,16 +14,22 @@ BENCH_SERVE ?=
 GRPC_TOOLS := 1.73.0
 # Tests run side by side, a file at a time, but for those that start servers and ranks.
 TEST_WORKERS ?= 2
+# Where `make test-rayup` writes what the commands said, if anywhere.
+TRANSCRIPT ?=
 BROWSER_LIMIT_S ?= 60
+HOSTS_LIMIT_S ?= 60
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
 
 # Where nobody answers, that is soon known.
 APT := apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10
 
+HOST_PACKAGES := openssh-server openssh-client iproute2 rsync
+
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-fast test-slow test-gpu browser lint format proto freeze-proto bench
-.PHONY: bench-serve clean
+.PHONY: help serve wheel test test-fast test-slow test-gpu test-rayup browser hosts lint format
+.PHONY: proto freeze-proto bench bench-serve clean helm-golden helm-docs docs-reference
+.PHONY: docker-requirements
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -31,7 +37,16 @@ help: ## Show what can be made.
 serve: $(CORE) ## Serve the bundled pair; options in SERVE="...".
 	$(BIN)/outrider serve $(SERVE)
 
-test: lint browser ## Lint, then every test that fits a CPU and a coffee.
+# By way of the sdist, so that it is complete too; in an environment of its own, which is small.
+wheel: ## Build the wheel and the sdist into dist/.
+	rm -rf build dist src/*.egg-info
+	$(PYTHON) -m venv build/venv
+	build/venv/bin/pip install -q build "setuptools>=77"
+	build/venv/bin/python -m build -q --no-isolation --outdir dist
+	rm -rf build src/*.egg-info
+	@ls dist
+
+test: lint browser hosts ## Lint, then every test that fits a CPU and a coffee.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not alone"
 	$(PYTEST) -m "not slow and not gpu and alone"
 
@@ -41,6 +56,9 @@ test-fast: $(INSTALLED) ## Tests that run no model; under three minutes.
 test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large samples.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not gpu and not alone"
 	$(PYTEST) -m "slow and not gpu and alone"
+
+test-rayup: $(INSTALLED) hosts ## Deploy with `ray up` to hosts made of namespaces; needs root.
+	TRANSCRIPT=$(TRANSCRIPT) $(PYTEST) -v tests/integration/test_hosts.py tests/integration/test_rayup.py
 
 test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
 	$(PYTEST) -m gpu
@@ -54,6 +72,18 @@ browser: ## Install the Chromium that the tests of the page drive, where that ma
 	    timeout $(BROWSER_LIMIT_S) $(APT) install -y --no-install-recommends chromium; }; \
 	} >/dev/null 2>&1; then echo "chromium installed"; \
 	else echo "no chromium, so the page goes untested; install it with: sudo apt-get install chromium"; fi
+
+# Never fails either: without these there are no such hosts, and tests that need them say so.
+hosts: ## Install the SSH server and the tools that hosts made of namespaces need, likewise.
+	@if PATH=$$PATH:/usr/sbin; command -v sshd >/dev/null && command -v ip >/dev/null && \
+	  command -v rsync >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+	  timeout $(HOSTS_LIMIT_S) $(APT) install -y --no-install-recommends $(HOST_PACKAGES) || \
+	  { timeout $(HOSTS_LIMIT_S) $(APT) update && \
+	    timeout $(HOSTS_LIMIT_S) $(APT) install -y --no-install-recommends $(HOST_PACKAGES); }; \
+	} >/dev/null 2>&1; then echo "installed: $(HOST_PACKAGES)"; \
+	else echo "no sshd, ip or rsync, so ray up goes untested; install them with:" \
+	  "sudo apt-get install $(HOST_PACKAGES)"; fi
 
 lint: $(INSTALLED) ## Check style, format and types.
 	$(BIN)/ruff check .
@@ -72,6 +102,18 @@ proto: $(INSTALLED) ## Generate the stubs of outrider.v1 anew.
 freeze-proto: $(INSTALLED) ## Have outrider.v1 as it is be what clients rely on.
 	$(BIN)/python -m grpc_tools.protoc -I src --descriptor_set_out=tests/data/outrider_v1.binpb \
 	  src/outrider/proto/generation.proto src/outrider/proto/control.proto
+
+helm-golden: $(INSTALLED) ## Have the chart's renders as they are be what its tests compare with.
+	$(BIN)/python tests/chart_tools.py golden
+
+helm-docs: $(INSTALLED) ## Have the chart's table of values, schema and dashboard follow what they are made of.
+	$(BIN)/python tests/chart_tools.py docs
+
+docs-reference: $(INSTALLED) ## Write docs/configuration.md anew from the types of the settings.
+	$(BIN)/python -m outrider.cli.reference > docs/configuration.md
+
+docker-requirements: $(INSTALLED) ## Write anew what the gateway's image installs.
+	$(BIN)/python docker/gateway_requirements.py > docker/gateway-requirements.txt
 
 bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
 	$(BIN)/python -m outrider.bench.engine $(BENCH)

@@ -13,18 +13,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from outrider.client import Client
 
-START_S = 120.0
+START_S = 300.0
 STOP_S = 40.0
 _MARK = "_CLUSTER_TEST"
 _POLL_S = 0.05
-_SERVE = [sys.executable, "-m", "outrider", "serve"]
+_OUTRIDER = [sys.executable, "-m", "outrider"]
 _FREE_PORTS = {"OUTRIDER_SERVER_PORT": "0", "OUTRIDER_SERVER_GRPC_PORT": "0"}
 
 
@@ -35,7 +35,13 @@ class ServeProcess:
     whoever their parent is by then. Leaving the context ends what is left.
     """
 
-    def __init__(self, *arguments: str, is_nohup: bool = False) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        command: str = "serve",
+        is_nohup: bool = False,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.lines: list[str] = []
         self._is_deaf = threading.Event()
         self._mark = f"{_MARK}={secrets.token_hex(8)}"
@@ -44,10 +50,11 @@ class ServeProcess:
         # The tests themselves may run under nohup, which would be handed down.
         wrapper = ["nohup"] if is_nohup else ["env", "--default-signal=HUP"]
         self._process = subprocess.Popen(
-            [*wrapper, *_SERVE, *arguments],
+            [*wrapper, *_OUTRIDER, command, *arguments],
             env=os.environ
             | _FREE_PORTS
-            | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder},
+            | {name: value, "OMP_NUM_THREADS": "1", "TMPDIR": self._folder}
+            | dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -134,11 +141,14 @@ class ServeProcess:
 
     def left_pids(self) -> list[int]:
         """Processes that belong to it and still run, itself included."""
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        return [pid for pid in pids if self._is_own(pid)]
+        return [pid for pid in all_pids() if self._is_own(pid)]
+
+    def pids_of(self, pattern: str) -> list[int]:
+        """Those of them in whose command line the pattern is found."""
+        return [pid for pid in self.left_pids() if re.search(pattern, command_line(pid))]
 
     def _is_own(self, pid: int) -> bool:
-        if self._mark in _text(f"/proc/{pid}/environ").split("\0"):
+        if is_marked(pid, self._mark):
             return True
         try:
             links = list(Path(f"/proc/{pid}/fd").iterdir())
@@ -154,7 +164,7 @@ class ServeProcess:
         wait_until(lambda: not self.left_pids(), timeout_s, lambda: f"left: {self._left()}")
 
     def _left(self) -> list[str]:
-        return [_text(f"/proc/{pid}/cmdline").replace("\0", " ") for pid in self.left_pids()]
+        return [command_line(pid) for pid in self.left_pids()]
 
     def _read(self) -> None:
         assert self._process.stderr is not None
@@ -214,6 +224,19 @@ def wait_until(
     while not condition():
         assert time.monotonic() < deadline_s, f"{explain()} (within {timeout_s:g} s)"
         time.sleep(_POLL_S)
+
+
+def all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """Whether "NAME=value" is in its environment, which processes hand down."""
+    return mark in _text(f"/proc/{pid}/environ").split("\0")
+
+
+def command_line(pid: int) -> str:
+    return _text(f"/proc/{pid}/cmdline").replace("\0", " ")
 
 
 def _text(path: str) -> str:

@@ -17,7 +17,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 # Whoever uses these starts servers or ranks, which need the cores and are waited for.
-STARTING_PROCESSES = frozenset({"cluster_tools", "process_tools"})
+STARTING_PROCESSES = frozenset({"cluster_tools", "process_tools", "hosts"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kill-table", type=Path, metavar="FILE", help="write what kills cost into this table"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from outrider.workers.__main__ import main
+from outrider.workers.ranks import watch
 
 HANG_VARIABLE = "HANGING_RANK_KIND"
 HANGS: dict[str, Callable[[], object]] = {
@@ -25,4 +26,5 @@ HANGS: dict[str, Callable[[], object]] = {
 if __name__ == "__main__":
     hang = HANGS[os.environ[HANG_VARIABLE]]
     signal.signal(signal.SIGUSR2, lambda *_: hang())
+    watch.GRACE_S = 1.0
     main()

@@ -18,6 +18,7 @@ import torch
 import transformers
 from checkpoints import VOCAB_SIZE, damp, kv_gb, random_model, shorten
 from tokenizers import Tokenizer, decoders, models
+from wheel_tools import Built, build, install
 
 from outrider import LLM
 from outrider.workers.weights.gguf_convert import converted_folder
@@ -115,3 +116,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Wheel and sdist of this checkout."""
+    return build(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="session")
+def engine_programs(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment that the engine's image would have."""
+    return install("engine", built.wheel, tmp_path_factory.mktemp("engine") / "prefix")

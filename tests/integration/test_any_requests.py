@@ -118,7 +118,7 @@ def colocated(pair: Any) -> EngineFactory:
     ("way", "lag"),
     [
         pytest.param("in chunks", 0, marks=GPU_MARKS),
-        pytest.param("tight", 1, marks=GPU_MARKS),
+        pytest.param("tight", 1, marks=[*GPU_MARKS, pytest.mark.slow]),
     ],
 )
 @pytest.mark.parametrize("seed", seeds(usual=1, many=12))

@@ -8,22 +8,23 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-import ray
 from cluster_tools import wait_until
 
-from outrider.cluster.actors import Endpoint
-from outrider.cluster.controller import NAME, NAMESPACE, ClusterStatus
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.events import Event
-from outrider.cluster.placement import Need, place
+from outrider.cluster.placement import place
 from outrider.cluster.ray_facts import cluster_resources, free_resources, logs_folder
 from outrider.cluster.ray_launch import RayLaunch
 from outrider.cluster.ray_session import RaySession, ray_session
+from outrider.cluster.rooms import Need
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
+from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaState
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(120)]
 
+SECRET = "a secret of the tests"
 CONFIG = EngineConfig.from_kwargs(model="smollm2-135m-draft", draft_model="smollm2-135m-draft")
 
 
@@ -36,7 +37,7 @@ def session() -> Iterator[RaySession]:
 
 @asynccontextmanager
 async def _launched(session: RaySession) -> AsyncIterator[RayLaunch]:
-    launch = RayLaunch(CONFIG, session)
+    launch = RayLaunch(CONFIG, session, SECRET)
     events: list[Event] = []
     keeping = asyncio.create_task(launch.keep(events.append))
     try:
@@ -55,23 +56,25 @@ def _is_running(pid: int) -> bool:
 
 
 def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySession) -> None:
-    async def run() -> ClusterStatus:
+    async def run() -> ClusterView:
         async with _launched(session) as launch:
-            address = await launch.locate()
-            assert address.address.startswith("unix:")
+            while not launch.places or launch.places[0].state is not ReplicaState.SERVING:
+                await asyncio.sleep(0.05)
+            [place] = launch.places
+            [address] = place.addresses  # nobody could be elsewhere
+            assert place.name == "0" and address.startswith("unix:")
             with pytest.raises(ConfigError, match="a server already runs in this cluster"):
-                RayLaunch(CONFIG, session)
-            controller = ray.get_actor(NAME, NAMESPACE)
-            endpoint: Endpoint = await controller.endpoint.remote()
-            assert endpoint.tcp is None  # nobody could be elsewhere
-            status: ClusterStatus = await controller.status.remote()
+                RayLaunch(CONFIG, session, SECRET)
+            status = await launch.view()
+            assert status is not None
             return status
 
     status = asyncio.run(run())
     assert (status.state, status.restarts, status.draft_restarts) == ("serving", 0, 0)
+    assert {each.replica for each in status.processes} == {"0"}
     found = {(each.role, each.rank, each.state) for each in status.processes}
     assert found == {("engine", 0, "ready"), ("target", 0, "ready"), ("draft", 0, "ready")}
-    pids = [each.place.pid for each in status.processes]
+    pids = [each.pid for each in status.processes]
     assert len(set(pids)) == 3
     wait_until(lambda: not any(map(_is_running, pids)), 10)
     wait_until(lambda: free_resources().get("CPU") == cluster_resources()["CPU"], 10)

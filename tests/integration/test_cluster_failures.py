@@ -95,6 +95,7 @@ def test_a_server_that_is_killed_takes_its_processes_along() -> None:
         server.wait_nothing_left()
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process() -> None:
     with ServeProcess("--model", MODEL) as server:
         server.wait_line("placed")

@@ -211,9 +211,10 @@ def _select(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, V
 
 @pytest.mark.parametrize(
     ("is_perfect", "most_recorded"),
-    [(False, 48), pytest.param(True, 6, marks=pytest.mark.slow)],
+    [(False, 48), (True, 6)],
     ids=["draft", "target as its own draft, larger passes not recorded"],
 )
+@pytest.mark.slow
 def test_texts_are_the_plain_ones_when_drafts_are_selected(
     colocated: Callable[..., LLM],
     models: Pair,
@@ -241,6 +242,7 @@ def test_texts_are_the_plain_ones_when_drafts_are_selected(
         assert all(row.num_accepted == row.num_verified for row in found)
 
 
+@pytest.mark.slow
 def test_each_level_drafts_for_the_rows_that_want_it(
     colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,9 +354,10 @@ def test_other_ways_to_run(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"draft_model": None}, marks=pytest.mark.slow)],
+    [{}, {"draft_model": None}],
     ids=["draft", "no draft"],
 )
+@pytest.mark.slow
 def test_penalties_bias_and_bans_run_on_the_device(
     colocated: Callable[..., LLM],
     models: Pair,
@@ -451,6 +454,7 @@ def _assert_same_logprobs(found: list[RequestOutput], expected: list[RequestOutp
     assert num_compared > 100
 
 
+@pytest.mark.slow
 def test_log_probabilities_and_prompt_look_up_run_on_the_device(
     colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +468,7 @@ def test_log_probabilities_and_prompt_look_up_run_on_the_device(
     assert look_up.accepted > 0, "a text of one token repeats itself"
 
 
+@pytest.mark.slow
 def test_logprobs_of_selected_drafts_are_those_of_their_tokens(
     colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +511,7 @@ def test_prompt_look_up_runs_beside_the_draft_or_without_one(
     ],
     ids=["prompt logprobs", "rejection"],
 )
+@pytest.mark.slow
 def test_what_cannot_run_as_recorded_has_steps_of_its_own(
     colocated: Callable[..., LLM],
     models: Pair,
@@ -589,6 +595,7 @@ def test_deterministic_texts_are_the_same_bit_for_bit(
             assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
+@pytest.mark.slow  # in the interpreter
 def test_preempted_requests_resume(
     colocated: Callable[..., LLM], models: Pair, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
 
 
 def _num_tasks(service: FakeService) -> int:
-    keeping = service.server.gateway._keeping
+    keeping = service.server.gateway._watching
     assert keeping is not None
 
     async def count() -> int:

@@ -159,6 +159,7 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     [(6, 44, 256, "shared"), (6, 44, 256, "rejection"), (12, 256, 16, "rejection")],
     ids=str,
 )
+@pytest.mark.slow
 def test_no_step_takes_more_than_the_costliest(
     small: Pair,
     rows: int,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hanging_rank
@@ -15,6 +18,9 @@ import pytest
 from process_tools import is_alive, pids_of, status_of
 
 from outrider import LLM, OutriderError, SamplingParams
+from outrider.engine.doorway import Doorway
+from outrider.links.rank_messages import Role
+from outrider.links.secret import SECRET_VARIABLE
 
 pytestmark = pytest.mark.model
 
@@ -87,3 +93,24 @@ def test_a_target_that_hangs_in_a_kernel_ends_the_engine_with_a_sentence(
         os.kill(pids_of(llm, "target")[0], signal.SIGUSR2)
         with pytest.raises(OutriderError, match="target rank 0 .* has not answered"):
             until(lambda: length() == 400, llm.engine.step)
+
+
+def test_a_rank_that_nobody_keeps_ends_when_its_engine_has_given_it_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, secret = f"unix:{tmp_path}/engine.sock", secrets.token_hex(8)
+    monkeypatch.setenv(hanging_rank.HANG_VARIABLE, "python")
+    monkeypatch.setenv(SECRET_VARIABLE, secret)
+    doorway = Doorway([address], secret, {Role.TARGET: 1})
+    command = [sys.executable, hanging_rank.__file__, "--engine", address]
+    command += ["--role", Role.TARGET, "--rank", "0", "--size", "1"]
+    with subprocess.Popen(command) as rank:
+        try:
+            [arrival] = doorway.take_group(Role.TARGET, LIMIT_S)
+            until(lambda: doorway._board_seats._value < 2)  # it watches its link by now
+            rank.send_signal(signal.SIGUSR2)
+            arrival.channel.close()
+            assert rank.wait(LIMIT_S) == 1
+        finally:
+            rank.kill()
+            doorway.close()

@@ -160,7 +160,7 @@ class Stream:
         return [output.outputs[0].token_ids for output in self.outputs]
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_draft_costs_no_token_and_comes_back(
     spawned: Callable[..., LLM], lag: int
 ) -> None:
@@ -190,6 +190,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(
     assert stream.texts() == undisturbed.texts()
 
 
+@pytest.mark.slow
 def test_a_hanging_draft_is_given_up_and_replaced(
     spawned: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:

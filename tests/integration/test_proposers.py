@@ -140,6 +140,7 @@ def test_a_registered_host_proposer_drafts_and_changes_no_text(
 
 
 @pytest.mark.model
+@pytest.mark.slow  # in the interpreter
 def test_a_registered_device_proposer_writes_the_devices_drafts(
     device_parrots: list[DeviceParrot], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def test_a_server_that_is_killed_takes_gateways_and_engine_along_and_leaves_no_f
         assert re.search(r"^outrider:generation_tokens_total\{.*\} 4\.0$", page, re.MULTILINE), page
         cluster = client.status().cluster
         assert cluster is not None
-        assert [each.role for each in cluster.processes] == ["gateway", "gateway"]
+        assert [each.role for each in cluster.processes] == ["gateway", "gateway", "engine"]
         with client.stream("Once", **ENDLESS) as stream:
             next(iter(stream))
             server.kill()

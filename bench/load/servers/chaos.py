@@ -199,13 +199,12 @@ def members_of(status: ServerStatus, part: Part, own: Collection[int]) -> list[M
 def _all_members(status: ServerStatus) -> Iterator[Member]:
     """As whoever starts them tells, else as the engine does, whose own process is that of its
     models or the parent of its ranks."""
-    if status.cluster is not None and status.cluster.processes:
-        for process in status.cluster.processes:
-            rank = process.rank if process.role in GROUPS else None
-            yield Member(Part(process.role, rank), process.pid, process.state == _READY)
-        return
-    if status.engine is None:
-        return
+    told = () if status.cluster is None else status.cluster.processes
+    for process in told:
+        rank = process.rank if process.role in GROUPS else None
+        yield Member(Part(process.role, rank), process.pid, process.state == _READY)
+    if any(process.role in ROLES for process in told) or status.engine is None:
+        return  # else it tells of gateways alone
     for rank_state in status.engine.ranks:
         part = Part(rank_state.role, rank_state.rank)
         yield Member(part, rank_state.pid, str(rank_state.state) == _READY)
