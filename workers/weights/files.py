@@ -1,12 +1,20 @@
-"""Small files of a checkpoint."""
+"""The files of a checkpoint: which are wanted, and the small ones."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError
+
+
+class Files(StrEnum):
+    """Which files of a model somebody needs; what is on this host already is not asked for."""
+
+    TEXT = "text"  # tokenizer, chat template and configuration
+    ALL = "all"
 
 
 def read_json(path: Path) -> dict[str, Any]:

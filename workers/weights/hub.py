@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.errors import ModelError
 from outrider.workers.weights.cache import cache_folder, locked
-from outrider.workers.weights.resolve import Files
+from outrider.workers.weights.files import Files
 
 _TEXT = ["config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json"]
 _TEXT += ["tokenizer*.json", "vocab.*", "merges.txt", "*.model", "chat_template*", "*.jinja"]

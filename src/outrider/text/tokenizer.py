@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from outrider.errors import ModelError
-from outrider.workers.weights.files import read_json
-from outrider.workers.weights.resolve import BUNDLED_TARGET, Files, draft_assets, resolve_source
+from outrider.workers.weights.files import Files, read_json
+from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)
 
