@@ -141,6 +141,7 @@ class Serving:
     async def _close(self, keeping: asyncio.Task[None], gateways: asyncio.Task[None]) -> None:
         is_failed = keeping.done() or gateways.done()
         self._is_ending = True
+        self._replicas.drain()
         await self._orders.close()
         async with contextlib.AsyncExitStack() as stack:  # the last is done first
             stack.callback(self._fleet.close)
