@@ -38,6 +38,8 @@ def settings(folder: Path) -> list[str]:
         "stall_timeout_s": STALL_S,
         "server.drain_s": DRAIN_S,
         "cluster.colocate": "false",
+        # What waits for its turn is no process of the server's yet; it has tests of its own.
+        "cluster.standby": "false",
     }
     return [word for name, value in each.items() for word in ("--set", f"{name}={value}")]
 
