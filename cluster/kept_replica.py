@@ -235,7 +235,7 @@ class KeptReplica:
     async def _live(self, room: Room) -> tuple[str, float]:
         """Once: why it was lost, and the pause to make. Raises if its first start fails."""
         is_first = self._restarts.is_first
-        say = self._say if is_first else self._say_trouble
+        say = self._say if is_first else self._say_news
         self._enter(Phase.STARTING if is_first else Phase.RESTARTING)
         life: Life | None = None
         try:
@@ -270,9 +270,10 @@ class KeptReplica:
             self.phase = phase
         self._on_change()
 
-    def _say_trouble(self, event: Event) -> None:
-        """Of a start that repeats an earlier one only trouble is news."""
-        if event.kind is not Kind.STAGE:
+    def _say_news(self, event: Event) -> None:
+        """The stages of a start that repeats an earlier one are none, those of a draft that is lost
+        while the replica serves are."""
+        if event.kind is not Kind.STAGE or self.phase is Phase.SERVING:
             self._say(event)
 
 

@@ -28,13 +28,13 @@ when it happens. All of them are read to the end and compared with an undisturbe
 of each group nothing of the server may be left: process, port, shared memory, file, Ray resource.
 
 - **streams moved**: those over gRPC that went on at another engine or over another connection.
-- **asked again**: answers over HTTP that broke off with their gateway and were asked for anew.
+- **asked again**: how often, until it was answered, by readers over HTTP whose gateway was lost.
 - **longest pause** between two pieces of any stream, in seconds, as are all times.
 - **accepted after**: until a new request was taken in; **first new token**: until it had one.
 - **whole after**: until every process was there again, all streams done; of a server that is told
   to stop, until it had ended.
 
-Measured on {machine}, which did other work at the same time, with a pair of models so small that
+Measured on {machine}, which did nothing else, with a pair of models so small that
 nearly all the time is that of starting processes. A hung rank is waited for as long as
 `stall_timeout_s` says, here 5 s; a network is parted for 15 s. Made by
 

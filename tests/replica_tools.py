@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from outrider.cluster.errors import ClusterError, PlacementError
-from outrider.cluster.events import Event, Say
+from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.replica_set import ReplicaSet
 from outrider.config import EngineConfig
 from outrider.links.cluster_view import ProcessView
@@ -19,8 +19,9 @@ TIMEOUT_S = 20.0
 class FakeLife:
     """Serves from its start on, until `lose`."""
 
-    def __init__(self, rooms: FakeRooms, config: EngineConfig, number: int) -> None:
+    def __init__(self, rooms: FakeRooms, config: EngineConfig, number: int, say: Say) -> None:
         self.config = config
+        self.say = say
         self.number = number
         self.load: int | None = 0
         self.draft_restarts = 0
@@ -41,6 +42,7 @@ class FakeLife:
         return [ProcessView("engine", 0, self.number, "here", (), restarts, "ready")]
 
     async def start(self) -> None:
+        self.say(Event(Kind.STAGE, f"life {self.number} starts"))
         await self._rooms.may_start.wait()
         reason = self._rooms.refuse(self.config)
         if reason:
@@ -97,7 +99,7 @@ class FakeRooms:
         self.num_free += 1
 
     def life(self, config: EngineConfig, room: str, say: Say) -> FakeLife:
-        life = FakeLife(self, config, len(self.lives))
+        life = FakeLife(self, config, len(self.lives), say)
         self.lives.append(life)
         self.most_at_once = max(self.most_at_once, len(self.running))
         return life

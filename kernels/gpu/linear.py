@@ -224,6 +224,7 @@ class GpuLinear:
             BN=config.features,
             HAS_BIAS=self.bias is not None,
             IS_STREAM=residual is not None,
+            IS_FIXED=self.is_fixed,
             **self._options(config, x.device),
         )
         return out

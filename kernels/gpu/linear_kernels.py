@@ -15,6 +15,11 @@ from outrider.kernels.gpu.packed import unpacked
 from outrider.kernels.gpu.stream import inverse_norm
 
 
+@triton.constexpr_function
+def _log2(number: int) -> int:
+    return number.bit_length() - 1
+
+
 @triton.jit
 def dot_features(
     x_ptr,
@@ -131,6 +136,15 @@ def add_up_splits(
 
 
 @triton.jit
+def sum_in_pairs(x):
+    """The sum over the first axis, a power of two, of always the same pairs. The order of `tl.sum`
+    depends on how a tile is spread over threads, and that on the number of rows."""
+    for _ in tl.static_range(_log2(x.shape[0])):
+        x = tl.sum(tl.reshape(x, (x.shape[0] // 2, 2, x.shape[1])), 1)
+    return tl.reshape(x, (x.shape[1],))
+
+
+@triton.jit
 def store_linear(
     acc,  # [features, rows]
     row,
@@ -147,6 +161,7 @@ def store_linear(
     squares_ptr,
     HAS_BIAS: tl.constexpr,
     IS_STREAM: tl.constexpr,
+    IS_FIXED: tl.constexpr = False,
 ):
     held = tl.minimum(feature, N - 1)
     if HAS_BIAS:
@@ -162,7 +177,8 @@ def store_linear(
         norm = tl.load(norm_ptr + held).to(tl.float32)
         tl.store(scaled_ptr + at, (acc * norm[:, None]).to(dtype), mask=inside)
         own_squares = squares_ptr + row * num_tiles + tile
-        tl.store(own_squares, tl.sum(acc * acc, 0), mask=row < num_rows)
+        squares = sum_in_pairs(acc * acc) if IS_FIXED else tl.sum(acc * acc, 0)
+        tl.store(own_squares, squares, mask=row < num_rows)
     tl.store(out_ptr + at, acc.to(dtype), mask=inside)
 
 
@@ -190,6 +206,7 @@ def linear_kernel(
     KIND: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_STREAM: tl.constexpr,
+    IS_FIXED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The plain product; or, as a stream, its sum with the residual and what the next norm needs:
@@ -216,7 +233,7 @@ def linear_kernel(
         acc *= scale
         store_linear(
             acc, row, feature, tile, tl.num_programs(0), num_rows, N, bias_ptr, residual_ptr,
-            norm_ptr, out_ptr, scaled_ptr, squares_ptr, HAS_BIAS, IS_STREAM,
+            norm_ptr, out_ptr, scaled_ptr, squares_ptr, HAS_BIAS, IS_STREAM, IS_FIXED,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from kill_load import Newcomer, Running, is_same
 from kill_scenes import DRAIN_S, ENDING_S, Children, RayActors, Replicas, Scene, Served
 
 from outrider.client import Client, UnavailableError
-from outrider.engine.launch.restarts import LONGEST_PAUSE_S
+from outrider.engine.launch.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 TOKENS_BEFORE = 12  # of every stream, when the fault comes
 REPORTED_S = 240.0
 TIDY_S = 20.0
 ENDED_S = DRAIN_S + ENDING_S
-PAUSE = r"started anew in ([\d.]+) s"
+PAUSES = {
+    "draft": r"it is started anew in ([\d.]+) s",
+    "target": r"models are started anew in ([\d.]+) s",
+}
 DRAINING = "told to stop"
 
 Fault = Callable[[Any], set[int]]
@@ -78,16 +82,14 @@ def backs_off_until_the_model_is_there(role: str) -> Then:
         before = len(scene.said())
 
         def pauses_s() -> list[float]:
-            return [float(each) for each in re.findall(PAUSE, scene.said()[before:])]
+            return [float(each) for each in re.findall(PAUSES[role], scene.said()[before:])]
 
         try:
             wait_until(lambda: len(pauses_s()) >= 2, REPORTED_S, scene.said)
         finally:
             (scene.folder / "away").rename(scene.folder / role)
-        first_s, *others_s = pauses_s()
-        turns = range(1, 1 + len(others_s))
-        expected_s = [min(first_s * 2**turn, LONGEST_PAUSE_S) for turn in turns]
-        assert others_s == expected_s
+        for pause_s, next_s in pairwise(pauses_s()):
+            assert next_s == min(max(2 * pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
 
     return then
 

@@ -12,6 +12,7 @@ from replica_tools import FakeRooms, RunningSet, running_set
 
 from outrider.cluster import kept_replica, replica_set
 from outrider.cluster.errors import ClusterError, PlacementError
+from outrider.cluster.events import Event, Kind
 from outrider.config import EngineConfig
 from outrider.engine.launch import restarts
 
@@ -79,6 +80,20 @@ def test_one_that_is_lost_is_started_anew_while_the_other_serves() -> None:
     _run(test)
 
 
+def test_how_one_starts_again_is_no_news_but_what_it_tells_once_it_serves_is() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[0].lose()
+        while len(running.rooms.lives) < 2 or running.state["0"] != SERVING:
+            await asyncio.sleep(0.005)
+        running.rooms.lives[1].say(Event(Kind.STAGE, "draft lost"))
+        assert [each for each in running.said if each.startswith(("life", "draft"))] == [
+            "life 0 starts",
+            "draft lost",
+        ]
+
+    _run(test, num_replicas=1)
+
+
 def test_a_lone_replica_says_that_its_requests_wait() -> None:
     async def test(running: RunningSet) -> None:
         running.rooms.lives[0].lose("the engine was lost")
@@ -96,7 +111,11 @@ def test_one_that_keeps_failing_waits_longer_each_time_and_is_reported_each_time
         running.rooms.lives[0].lose()
         while sum("there is no memory" in each for each in running.said) < 3:
             await asyncio.sleep(0.005)
-        pauses = [each.split(" anew in ")[1].split(" s,")[0] for each in running.said]
+        pauses = [
+            each.split(" anew in ")[1].split(" s,")[0]
+            for each in running.said
+            if " anew in " in each
+        ]
         assert pauses[:4] == ["0", "0.01", "0.02", "0.04"]
         assert running.state["1"] == SERVING
         running.rooms.refused.clear()

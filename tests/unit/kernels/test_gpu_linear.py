@@ -206,9 +206,11 @@ def test_a_row_of_a_fixed_product_is_the_same_in_any_company(
         own = x[rows]
         stream = open_stream(ids[rows], x, norm)
         behind = square.add(own, stream, norm, 1e-5)
+        assert behind.squares is not None
         return (
             linear.wide(own),
             behind.total,
+            behind.squares,
             linear.norm_gated(behind, 1e-5),
             close_stream(behind, 1e-5),
         )
