@@ -69,9 +69,8 @@ def serve(
         else:
             launch = _local_launch(engine, secret)
         log_level = gateway_log_level or config.log_level
-        config = dataclasses.replace(config, log_level=log_level)
         try:
-            asyncio.run(Serving(config, launch, watchers, deadline, doors).run())
+            asyncio.run(Serving(config, launch, watchers, deadline, doors, log_level).run())
         finally:
             hear_signals()
 

@@ -58,6 +58,7 @@ class Serving:
         watchers: Watchers,
         deadline: Deadline,
         doors: Doors,
+        gateway_log_level: str,
     ) -> None:
         self._config = config
         self._launch = launch
@@ -73,7 +74,7 @@ class Serving:
         answers = Answers(self._view, self._orders.scale, self._orders.roll_out)
         self._fleet = Fleet(
             server.processes,
-            _settings_of(config),
+            _settings_of(dataclasses.replace(config, log_level=gateway_log_level)),
             doors.secret,
             answers,
             self._orders.say,

@@ -218,7 +218,16 @@ class Replicas:
 
     @property
     def is_any_usable(self) -> bool:
-        return any(replica.is_usable for replica in self)
+        return bool(self._open())
+
+    def _open(self) -> list[Replica]:
+        """Where new requests go: to replicas that serve. One that drains takes them as long as
+        there is no link yet to any that is to follow it."""
+        serving = [replica for replica in self if replica.is_usable]
+        draining = [replica for replica in self if replica.place.state is ReplicaState.DRAINING]
+        if serving or len(draining) == len(self._replicas):
+            return serving
+        return [replica for replica in draining if replica.link.connected]
 
     def route(self, prompt_ids: Sequence[int], facts: EngineFacts) -> Route:
         """Of a request that was prepared for such an engine."""
@@ -233,8 +242,8 @@ class Replicas:
         """The replica that is to have a request; None while there is none for it."""
         usable = {
             replica.name: replica.link
-            for replica in self
-            if replica.is_usable and replica.link not in but and self._is_of(replica, route.model)
+            for replica in self._open()
+            if replica.link not in but and self._is_of(replica, route.model)
         }
         if not usable:
             return None

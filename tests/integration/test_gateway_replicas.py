@@ -226,6 +226,26 @@ def test_a_replica_that_is_drained_finishes_what_it_has_and_gets_nothing_new(
         assert states == {"draining", "serving"}
 
 
+def test_until_its_successor_can_be_reached_a_drained_replica_takes_what_comes(
+    tmp_path: Path,
+) -> None:
+    with several(tmp_path, count=1) as found:
+        [old] = found.engines
+        [place] = places_of([old])
+        drained = dataclasses.replace(place, state=ReplicaState.DRAINING)
+        late = FakeEngine(f"unix:{tmp_path}/late.sock", step_s=0.01)
+        successor = ReplicaPlace("successor", (late.address,), ReplicaState.SERVING)
+        found.publish([drained, successor])
+        assert tokens_of(found.client.stream(PROMPT, **OPTIONS)) == [expected(0), expected(1)]
+        late.start()
+        try:
+            wait_until(lambda: len(found.server.gateway.replicas.connected) == 2, 40)
+            assert tokens_of(found.client.stream(PROMPT, **OPTIONS)) == [expected(0), expected(1)]
+            assert (len(old.submitted), len(late.submitted)) == (1, 1)
+        finally:
+            late.stop()
+
+
 def test_while_all_are_drained_new_requests_are_refused(tmp_path: Path) -> None:
     with several(tmp_path) as both:
         both.publish(places_of(both.engines, ReplicaState.DRAINING))

@@ -82,7 +82,9 @@ def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
             config = dataclasses.replace(CONFIG, server=ports.config)
             with pytest.raises(RuntimeError, match="it cannot be told"):
                 doors = Doors(ports, SECRET)
-                await Serving(config, launch, Watchers(say, on_ready), deadline, doors).run()
+                await Serving(
+                    config, launch, Watchers(say, on_ready), deadline, doors, "warning"
+                ).run()
         return launch
 
     try:
@@ -90,6 +92,23 @@ def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
     finally:
         engine.stop()
     assert launch.stopped.is_set()
+
+
+def test_how_gateways_log_is_no_setting_of_the_engine(tmp_path: Path) -> None:
+    """Else a draft that is rolled out would not be all that changes."""
+    engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
+
+    async def orders() -> EngineConfig:
+        with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
+            config = dataclasses.replace(CONFIG, server=ports.config, log_level="info")
+            launch, watchers = RunningEngine(engine.address), Watchers(_say_nothing, _show_nothing)
+            serving = Serving(config, launch, watchers, deadline, Doors(ports, SECRET), "warning")
+            return serving._orders.config
+
+    try:
+        assert asyncio.run(orders()).log_level == "info"
+    finally:
+        engine.stop()
 
 
 STUCK = """
