@@ -138,6 +138,7 @@ def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
             str(models.target),
             draft_model=str(models.draft),
             num_speculative_tokens=2,
+            speculation_policy="fixed",  # in the interpreter nothing that is drafted pays
             quantization=kind,
             draft_quantization=kind,
             device=DEVICE.type,
