@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import ray
@@ -11,6 +12,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from outrider.cluster.actors import Endpoint, ProcessPlace, RankActor
 from outrider.cluster.placement import Placed
 from outrider.cluster.postmortem import End, await_end, read_last_lines, root_cause
+from outrider.cluster.spare_actors import SpareRank
+from outrider.cluster.spares import Post, Spares
+from outrider.cluster.tasks import all_of
 from outrider.workers.weights.environment import model_environment
 
 _RUN_AND_DESCRIBE = 2
@@ -19,12 +23,14 @@ _RUN_AND_DESCRIBE = 2
 class ActorGroup:
     """Actors of one role on the bundles of its placement group."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: Placed, spares: Spares) -> None:
         self.role = placed.need.role
         self.places: list[ProcessPlace] = []
         self.ends: list[End] = []
         self._placed = placed
-        self._actors: list[Any] = []
+        self._spares = spares
+        self._posts: list[Post] = []
+        self._actors: dict[int, Any] = {}  # by rank
         self._names = [f"{self.role} rank {rank}" for rank in range(placed.need.num_ranks)]
         self._runs: list[asyncio.Task[None]] = []
 
@@ -38,14 +44,22 @@ class ActorGroup:
 
     async def describe(self) -> list[ProcessPlace]:
         """Start the processes and wait until all are up. Raises `RayError` if one cannot be."""
-        self._actors = [_start_rank(self._placed, rank) for rank in range(len(self._names))]
-        self.places = list(await asyncio.gather(*(a.describe.remote() for a in self._actors)))
+        self._posts = [_rank_post(self._placed, rank) for rank in range(len(self._names))]
+        self.places = await all_of(*map(self._fill, self._posts))
         return self.places
+
+    async def _fill(self, post: Post) -> ProcessPlace:
+        self._actors[post.rank], place = await self._spares.fill(post)
+        return place
+
+    def prepare_spares(self) -> None:
+        """They serve: soon others may wait to take their places."""
+        self._spares.prepare(self._posts)
 
     def run(self, engine: Endpoint) -> None:
         """Let the ranks dial in to the engine."""
-        for name, actor in zip(self._names, self._actors, strict=True):
-            run = actor.run.remote(engine)
+        for rank, name in enumerate(self._names):
+            run = self._actors[rank].run.remote(engine)
             self._runs.append(asyncio.create_task(self._note_end(name, run)))
 
     async def wait_any_ended(self) -> None:
@@ -62,7 +76,7 @@ class ActorGroup:
         return await read_last_lines(place.node_id, place.log)
 
     def kill(self) -> None:
-        for actor in self._actors:
+        for actor in self._actors.values():
             ray.kill(actor)
         for run in self._runs:
             run.cancel()
@@ -71,14 +85,24 @@ class ActorGroup:
         self.ends.append(await await_end(name, run))
 
 
-def _start_rank(placed: Placed, rank: int) -> Any:
-    need = placed.need
-    actor: Any = ray.remote(RankActor)
-    return actor.options(
-        num_cpus=need.per_rank["CPU"],
-        num_gpus=need.per_rank.get("GPU", 0),
-        max_concurrency=_RUN_AND_DESCRIBE,
-        scheduling_strategy=PlacementGroupSchedulingStrategy(
-            placed.group, placement_group_bundle_index=rank
-        ),
-    ).remote(need.role, rank, need.num_ranks, model_environment())
+def _rank_post(placed: Placed, rank: int) -> Post:
+    need, group = placed.need, placed.group
+
+    def begin(kind: type[RankActor], num_cpus: float, num_gpus: float) -> Any:
+        actor: Any = ray.remote(kind)
+        return actor.options(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            max_concurrency=_RUN_AND_DESCRIBE,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=rank
+            ),
+        ).remote(need.role, rank, need.num_ranks, model_environment())
+
+    return Post(
+        need.role,
+        rank,
+        group,
+        partial(begin, RankActor, need.per_rank["CPU"], need.per_rank.get("GPU", 0)),
+        partial(begin, SpareRank, 0, 0),
+    )

@@ -9,12 +9,13 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from outrider.cluster.engine_folder import make_engine_folder
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event, Journal, Kind, Pages
+from outrider.cluster.gpu_turn import await_gone
 from outrider.cluster.postmortem import OwnLog, redirect_output
 from outrider.cluster.ray_facts import (
     logs_folder,
@@ -74,7 +75,10 @@ class EngineNews:
     status: EngineStatus | None
 
 
-def own_place(log: OwnLog) -> ProcessPlace:
+def own_place(log: OwnLog, before: ProcessPlace | None) -> ProcessPlace:
+    """Of this process; known once one `before` it, whose GPUs it has now, is gone."""
+    if before is not None and before.gpu_ids and before.node_id == own_node_id():
+        await_gone(before.pid)
     return ProcessPlace(os.getpid(), own_node_id(), own_node_ip(), own_gpu_ids(), log)
 
 
@@ -89,8 +93,8 @@ class RankActor:
         self._log = redirect_output(f"{role}-{rank}")
         setup_logging(role=role, rank=rank)
 
-    def describe(self) -> ProcessPlace:
-        return own_place(self._log)
+    def describe(self, before: ProcessPlace | None = None) -> ProcessPlace:
+        return own_place(self._log, before)
 
     def run(self, endpoint: Endpoint) -> None:
         """Serve until the engine ends the link; raises what went wrong."""
@@ -131,8 +135,8 @@ class EngineActor:
         self._host = EngineHost(config, addresses, secret, is_checked=True)
         self._journal = Journal()
 
-    async def describe(self) -> ProcessPlace:
-        return own_place(self._log)
+    async def describe(self, before: ProcessPlace | None = None) -> ProcessPlace:
+        return await asyncio.to_thread(own_place, self._log, before)
 
     async def endpoint(self) -> Endpoint:
         unix, *tcp = self._host.addresses
@@ -147,17 +151,21 @@ class EngineActor:
             logger.info("%s", line)
             self._journal.say_from_thread(Event(Kind.STAGE, line), loop)
 
+        def tell_ready() -> None:
+            loop.call_soon_threadsafe(self._journal.wake)
+
         try:
-            await asyncio.to_thread(self._serve, report)
+            await asyncio.to_thread(self._serve, report, tell_ready)
         except OutriderError as error:
             logger.error("%s", error)
             raise
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _serve(self, report: Report) -> None:
+    def _serve(self, report: Report, tell_ready: Callable[[], None]) -> None:
         try:
             self._host.start(report)
+            tell_ready()
             self._host.run()
         finally:
             self._host.close()

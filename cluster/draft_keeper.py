@@ -16,6 +16,7 @@ from outrider.cluster.placement import Placed, place_anew, raise_if_lost
 from outrider.cluster.postmortem import root_cause
 from outrider.cluster.ray_facts import live_node_ids
 from outrider.cluster.rooms import Need
+from outrider.cluster.spares import Spares
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
 from outrider.engine.launch.restarts import Restarts, draft_back, draft_lost
@@ -32,6 +33,7 @@ class DraftKeeper:
         engine: EngineProcess,
         endpoint: Endpoint,
         config: EngineConfig,
+        spares: Spares,
         say: Say,
     ) -> None:
         self.group = group
@@ -40,6 +42,7 @@ class DraftKeeper:
         self._engine = engine
         self._endpoint = endpoint
         self._config = config
+        self._spares = spares
         self._say = say
         self._starting = asyncio.Lock()  # whoever has it starts groups
         self._is_changing = False
@@ -101,7 +104,7 @@ class DraftKeeper:
         cluster = self._config.cluster
         limit_s = cluster.start_timeout_s
         mine = self._placed[Role.DRAFT]
-        self.group = ActorGroup(mine)
+        self.group = ActorGroup(mine, self._spares)
         try:
             if need != mine.need or not mine.is_within(await asyncio.to_thread(live_node_ids)):
                 await place_anew(
@@ -111,7 +114,7 @@ class DraftKeeper:
                     can_grow=cluster.address is not None,
                     need=need,
                 )
-                self.group = ActorGroup(mine)
+                self.group = ActorGroup(mine, self._spares)
             async with asyncio.timeout(limit_s):
                 await first_of(self._join(), raise_if_lost([mine]))
         except TimeoutError:
@@ -119,6 +122,7 @@ class DraftKeeper:
         except (RayError, ClusterError, PlacementError) as error:
             return str(error)
         if not self.group.ends:
+            self.group.prepare_spares()
             return None
         refusal = await self._engine.draft_error()
         return await self._explain(self.group, refusal or "the engine did not take it in")

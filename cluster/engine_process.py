@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,6 +18,8 @@ from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Bookmark, Event
 from outrider.cluster.placement import ENGINE, Placed
 from outrider.cluster.postmortem import End, await_end, read_last_lines
+from outrider.cluster.spare_actors import SpareEngine
+from outrider.cluster.spares import Post, Spares
 from outrider.config import EngineConfig
 from outrider.links.gateway_messages import EngineStatus, ProcessState
 from outrider.workers.weights.environment import model_environment
@@ -32,10 +35,11 @@ class EngineProcess:
     """One engine, in room of its own or beside the target's first rank. `status` is what it last
     said of itself."""
 
-    def __init__(self, config: EngineConfig, secret: str, room: Placed) -> None:
+    def __init__(self, config: EngineConfig, secret: str, room: Placed, spares: Spares) -> None:
         self._config = config
         self._secret = secret
         self._room = room
+        self._spares = spares
         self._actor: Any = None
         self._bookmark = Bookmark()
         self._changed = asyncio.Condition()
@@ -47,18 +51,35 @@ class EngineProcess:
 
     async def describe(self) -> Endpoint:
         """Start it and wait until it listens. Raises `RayError` if it cannot."""
-        actor: Any = ray.remote(EngineActor)
-        own = self._room.need.per_rank if self._room.need.role == ENGINE else {}
-        self._actor = actor.options(
-            num_cpus=own.get("CPU", 0),
-            num_gpus=own.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                self._room.group, placement_group_bundle_index=0
-            ),
-        ).remote(self._config, self._secret, model_environment())
-        self.place = await self._actor.describe.remote()
+        self._actor, self.place = await self._spares.fill(self._post())
         endpoint: Endpoint = await self._actor.endpoint.remote()
         return endpoint
+
+    def _post(self) -> Post:
+        room = self._room
+        own = room.need.per_rank if room.need.role == ENGINE else {}
+        options = {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                room.group, placement_group_bundle_index=0
+            )
+        }
+        actor: Any = ray.remote(EngineActor)
+        actor = actor.options(num_cpus=own.get("CPU", 0), num_gpus=own.get("GPU", 0), **options)
+        spare: Any = ray.remote(SpareEngine)
+        spare = spare.options(num_cpus=0, num_gpus=0, **options)
+        terms = (self._config, self._secret)
+        return Post(
+            ENGINE,
+            0,
+            room.group,
+            partial(actor.remote, *terms, model_environment()),
+            partial(spare.remote, model_environment(), has_models=room.need.role == ENGINE),
+            terms,
+        )
+
+    def prepare_spare(self) -> None:
+        """It serves: soon another may wait to take its place."""
+        self._spares.prepare([self._post()])
 
     def run(self) -> None:
         """Let it load its models, or wait for the ranks, and then serve."""

@@ -74,6 +74,13 @@ def own_gpu_ids() -> tuple[str, ...]:
     return tuple(map(str, _ray.get_runtime_context().get_accelerator_ids().get("GPU", ())))
 
 
+def node_memory() -> tuple[int, int]:
+    """Bytes in use on this node, and all it has: of the container, if it is one."""
+    used: int = _ray._private.utils.get_used_memory()
+    total: int = _ray._private.utils.get_system_memory()
+    return used, total
+
+
 def hush() -> None:
     """Keep Ray from writing about lost processes to standard output: whoever serves tells that
     itself, in a line. Ray has no public switch for it."""

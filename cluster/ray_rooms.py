@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ray.exceptions import RayError
 
@@ -14,9 +15,18 @@ from outrider.cluster.kept_replica import Room
 from outrider.cluster.placement import ENGINE, Placed, needs_of, place, release, settle_devices
 from outrider.cluster.ray_facts import cluster_resources
 from outrider.cluster.replica import ProcessStatus, Replica
+from outrider.cluster.spares import Spares
 from outrider.config import EngineConfig
 from outrider.config.colocation import settle_colocation
 from outrider.links.cluster_view import ProcessView
+
+
+@dataclass(frozen=True, slots=True)
+class RayRoom:
+    """What one replica has: room by role, and who waits there to take over."""
+
+    placed: Mapping[str, Placed]
+    spares: Spares
 
 
 class RayRooms:
@@ -34,19 +44,22 @@ class RayRooms:
         num_gpus = int(has.get("GPU", 0))
         return settle_colocation(settle_devices(config, has_gpus=num_gpus > 0), num_gpus)
 
-    async def find(self, config: EngineConfig, timeout_s: float) -> Room:
+    async def find(self, config: EngineConfig, timeout_s: float) -> RayRoom:
         try:
             placed = await place(needs_of(config), timeout_s, can_grow=self._can_grow)
         except RayError as error:
             raise PlacementError(f"no room could be reserved: {error}") from error
         self._say(Event(Kind.STAGE, f"placed: {placing(placed)}"))
-        return placed
+        return RayRoom(placed, Spares(are_wanted=config.cluster.standby))
 
     def give_back(self, room: Room) -> None:
-        release(room)
+        room.spares.close()
+        release(room.placed)
 
     def life(self, config: EngineConfig, room: Room, say: Say) -> RayLife:
-        return RayLife(Replica(config, self._secret, room, say), self._asker_node_id)
+        return RayLife(
+            Replica(config, self._secret, room.placed, room.spares, say), self._asker_node_id
+        )
 
 
 class RayLife:

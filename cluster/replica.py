@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ray.exceptions import RayError
 
@@ -22,7 +23,8 @@ from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Say, quote
 from outrider.cluster.placement import ENGINE, Placed, needs_of, raise_if_lost, renew
 from outrider.cluster.postmortem import End, root_cause
-from outrider.cluster.tasks import first_of
+from outrider.cluster.spares import Spares
+from outrider.cluster.tasks import all_of, first_of
 from outrider.config import EngineConfig
 from outrider.links.gateway_messages import EngineStatus, ProcessState
 from outrider.links.rank_messages import Role
@@ -50,16 +52,23 @@ class Replica:
     """
 
     def __init__(
-        self, config: EngineConfig, secret: str, placed: Mapping[str, Placed], say: Say
+        self,
+        config: EngineConfig,
+        secret: str,
+        placed: Mapping[str, Placed],
+        spares: Spares,
+        say: Say,
     ) -> None:
         self.endpoint: Endpoint | None = None
         self._config = config
         self._secret = secret
         self._placed = placed
+        self._spares = spares
         self._say = say
-        self._engine = EngineProcess(config, secret, placed.get(ENGINE) or placed[Role.TARGET])
+        room = placed.get(ENGINE) or placed[Role.TARGET]
+        self._engine = EngineProcess(config, secret, room, spares)
         self._first_groups = {
-            role: ActorGroup(each) for role, each in placed.items() if role != ENGINE
+            role: ActorGroup(each, spares) for role, each in placed.items() if role != ENGINE
         }
         self._draft: DraftKeeper | None = None
 
@@ -87,17 +96,23 @@ class Replica:
         await self._await_ready()
 
     async def _start_processes(self) -> None:
-        endpoint, _ = await asyncio.gather(
-            self._engine.describe(), asyncio.gather(*(group.describe() for group in self.groups))
+        found: list[Any] = await all_of(
+            self._engine.describe(), *(group.describe() for group in self.groups)
         )
-        self.endpoint = endpoint
+        self.endpoint = endpoint = found[0]
         self._engine.run()
         for group in self.groups:
             group.run(endpoint)
         if Role.DRAFT in self._placed:
             group = self._first_groups[Role.DRAFT]
             self._draft = DraftKeeper(
-                group, self._placed, self._engine, endpoint, self._config, self._say
+                group,
+                self._placed,
+                self._engine,
+                endpoint,
+                self._config,
+                self._spares,
+                self._say,
             )
 
     async def _await_ready(self) -> None:
@@ -113,6 +128,9 @@ class Replica:
 
     async def watch(self) -> str:
         """Until the engine or a target rank is lost, or the engine hangs; returns why."""
+        self._engine.prepare_spare()
+        for group in self.groups:
+            group.prepare_spares()
         targets = [group for role, group in self._first_groups.items() if role == Role.TARGET]
         ends = [asyncio.wait({self._engine.ended}), *(each.wait_any_ended() for each in targets)]
         helpers = [self._engine.keep_status()]  # which ends with the engine, or its answers

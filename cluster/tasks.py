@@ -7,7 +7,9 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
@@ -21,6 +23,18 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+async def all_of(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
+    """Run them all to their ends. When one fails the others are cancelled, and have ended before
+    that is told."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def in_own_thread(work: Callable[[], None], name: str) -> asyncio.Future[None]:

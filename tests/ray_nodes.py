@@ -20,6 +20,7 @@ from ray.cluster_utils import Cluster
 from outrider.cluster.events import Event
 from outrider.cluster.placement import Placed, needs_of, place, release, settle_devices
 from outrider.cluster.replica import Replica
+from outrider.cluster.spares import Spares
 from outrider.config import EngineConfig
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -116,6 +117,7 @@ class Kept:
 
     config: EngineConfig
     placed: Mapping[str, Placed]
+    spares: Spares = field(default_factory=lambda: Spares(are_wanted=False))
     events: list[Event] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)  # why it was lost
     replica: Replica | None = None
@@ -123,7 +125,7 @@ class Kept:
 
     async def keep(self) -> None:
         while True:
-            replica = Replica(self.config, SECRET, self.placed, self.events.append)
+            replica = Replica(self.config, SECRET, self.placed, self.spares, self.events.append)
             try:
                 await replica.start()
                 self.num_lives, self.replica = self.num_lives + 1, replica

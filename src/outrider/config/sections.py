@@ -287,8 +287,8 @@ class ClusterConfig(Checked):
     standby: bool = setting(
         True,
         FLAG,
-        "Without Ray, keep the processes of another engine waiting, all but its models loaded, to "
-        "take over when the present one is lost; they take about 0.15 GB a rank.",
+        "Keep the processes of another engine waiting, all but its models loaded, to take over "
+        "when the present ones are lost; they take about 0.15 GB a rank, 0.2 GB in Ray.",
     )
     colocate: bool | None = setting(
         None,
