@@ -57,7 +57,7 @@ def _settings(facts: EngineFacts, engine: EngineStatus | None) -> control_pb2.En
     config = EngineConfig.from_settings(facts.settings)
     return control_pb2.EngineSettings(
         target=config.target.model,
-        draft=config.draft.model or "",
+        draft=config.draft.model or config.head.model or "",
         target_tensor_parallel=config.target.tensor_parallel,
         draft_tensor_parallel=config.draft.tensor_parallel if facts.has_draft else 0,
         method=config.method or "off",

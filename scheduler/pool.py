@@ -107,6 +107,12 @@ class BlockPool:
             self._key_of[block] = key
         return node
 
+    def parent_of(self, block: int) -> int:
+        """The node that a published block follows."""
+        key = self._key_of[block]
+        assert key is not None
+        return key[0]
+
     def forget_published(self) -> None:
         """Drop the prefix cache: the KV behind it is gone (a restarted worker)."""
         for block in self._idle:

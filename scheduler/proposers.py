@@ -30,15 +30,15 @@ class Place(StrEnum):
 class ProposerTraits:
     """One way to draft.
 
-    `kv_rule` is None for a proposer without KV of its own; those with KV share the draft pool. A
-    proposer that reads the target's hidden states names the layers whose input it needs, for prompt
-    tokens too.
+    `kv_rule` is None for a proposer without KV of its own in the draft pool. One that `looks_ahead`
+    has KV in the target's blocks, where what belongs to a token depends on the next one as well: of
+    a cached prefix it can use all blocks but the last.
     """
 
     name: str
     place: Place
     kv_rule: KvRule | None = None
-    target_layers: tuple[int, ...] = ()
+    looks_ahead: bool = False
     mark: str = "drafted"  # what a reader is told of a token it drafted
 
     def __post_init__(self) -> None:

@@ -27,8 +27,11 @@ class Residents:
         draft_pool: BlockPool,
         waiting: WaitingQueue,
         with_kv: Set[str],
+        *,
+        looks_ahead: bool = False,
     ) -> None:
-        """`with_kv` names the proposers that have KV in the draft pool."""
+        """`with_kv` names the proposers that have KV in the draft pool. With `looks_ahead` somebody
+        keeps something beside a token's KV that depends on the next token."""
         self.num_rows = num_rows
         self.target_pool = target_pool
         self.draft_pool = draft_pool
@@ -41,6 +44,7 @@ class Residents:
         self._block_size = target_pool.block_size
         self._waiting = waiting
         self._with_kv = with_kv
+        self._looks_ahead = looks_ahead
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._generations = [0] * num_rows
 
@@ -56,7 +60,7 @@ class Residents:
         if not self._free_rows or self._still_lacks_blocks(request):
             return False
         num_free = pool.num_free
-        blocks, node = pool.match(request.tokens) if request.may_reuse_prefix else ([], ROOT)
+        blocks, node = self._cached_prefix(request)
         needed = pool.blocks_for(len(request.tokens) + 1) - len(blocks)
         if needed + len(self.running) > pool.num_free:
             num_idle = num_free - pool.num_free  # cached, and held by nobody else
@@ -72,6 +76,20 @@ class Residents:
         request.start(row, self._generations[row])
         insort(self.running, request, key=_key)
         return True
+
+    def _cached_prefix(self, request: Request) -> tuple[list[int], int]:
+        pool = self.target_pool
+        if not request.may_reuse_prefix:
+            return [], ROOT
+        blocks, node = pool.match(request.tokens)
+        if blocks and self._looks_ahead:
+            # What stands beside the last token of a block depends on the first of the next, which
+            # nobody has looked for in the case of the last block found. (A block that two texts
+            # share stays that of the first, whatever follows: a guess may suffer, never the text.)
+            node = pool.parent_of(blocks[-1])
+            pool.release(blocks[-1:])
+            blocks = blocks[:-1]
+        return blocks, node
 
     def _still_lacks_blocks(self, request: Request) -> bool:
         """Whether the blocks a request lacked when it was last tried are still lacking, told

@@ -229,39 +229,51 @@ class RaggedRun:
     def _step(self, rows: list[int], lens: list[int]) -> tuple[Tensor, ...]:
         spans = [range(self._done[i], self._done[i] + n) for i, n in zip(rows, lens, strict=True)]
         token_ids = [self._prompts[i][p] for i, span in zip(rows, spans, strict=True) for p in span]
-        positions = torch.tensor([p for span in spans for p in span])
-        owners = torch.repeat_interleave(torch.tensor(rows), torch.tensor(lens))
-        size = self._kv.block_size
-        batch = RaggedBatch(
-            positions=positions,
-            slots=self._tables[owners, positions // size].long() * size + positions % size,
-            cu_query_lens=torch.tensor([0, *lens]).cumsum(0).to(torch.int32),
-            context_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
-            block_tables=self._tables[rows],
-            max_query_len=max(lens),
-            max_context_len=max(span.stop for span in spans),
-            tiles=self._tiles(spans),
-        )
         device = self._decoder.device
-        moved: dict[str, Any] = {
-            field.name: value.to(device) if isinstance(value, Tensor) else value
-            for field in dataclasses.fields(batch)
-            for value in [getattr(batch, field.name)]
-        }
+        tile_size = self._decoder.tile_tokens(max(lens))
+        batch = ragged_batch(spans, self._tables[rows], self._kv.block_size, tile_size, device)
         ids = torch.tensor(token_ids, device=device)
-        hidden = self._decoder.forward(ids, RaggedBatch(**moved), self._kv)
+        hidden = self._decoder.forward(ids, batch, self._kv)
         for row, span in zip(rows, spans, strict=True):
             self._done[row] = span.stop
         rows_of_each: tuple[Tensor, ...] = self._decoder.logits(hidden).cpu().split(lens)
         return rows_of_each
 
-    def _tiles(self, spans: list[range]) -> Tensor | None:
-        size = self._decoder.tile_tokens(max(map(len, spans)))
-        if size == 0:
-            return None
-        tiles, first = [], 0
-        for index, span in enumerate(spans):
-            for at in range(0, len(span), size):
-                tiles.append((first + at, min(size, len(span) - at), span.start + at, index))
-            first += len(span)
-        return torch.tensor(tiles, dtype=torch.int32)
+
+def ragged_batch(
+    spans: Sequence[range],
+    tables: Tensor,
+    block_size: int,
+    tile_size: int,
+    device: torch.device | str = "cpu",
+) -> RaggedBatch:
+    """The last positions of each sequence, whose blocks are a row of `tables`."""
+    lens = [len(span) for span in spans]
+    positions = torch.tensor([p for span in spans for p in span])
+    owners = torch.repeat_interleave(torch.arange(len(spans)), torch.tensor(lens))
+    blocks = tables[owners, positions // block_size].long()
+    batch = RaggedBatch(
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        cu_query_lens=torch.tensor([0, *lens]).cumsum(0).to(torch.int32),
+        context_lens=torch.tensor([span.stop for span in spans], dtype=torch.int32),
+        block_tables=tables,
+        max_query_len=max(lens),
+        max_context_len=max(span.stop for span in spans),
+        tiles=_tiles(spans, tile_size) if tile_size else None,
+    )
+    moved: dict[str, Any] = {
+        field.name: value.to(device) if isinstance(value, Tensor) else value
+        for field in dataclasses.fields(batch)
+        for value in [getattr(batch, field.name)]
+    }
+    return RaggedBatch(**moved)
+
+
+def _tiles(spans: Sequence[range], size: int) -> Tensor:
+    tiles, first = [], 0
+    for index, span in enumerate(spans):
+        for at in range(0, len(span), size):
+            tiles.append((first + at, min(size, len(span) - at), span.start + at, index))
+        first += len(span)
+    return torch.tensor(tiles, dtype=torch.int32)

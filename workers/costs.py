@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from outrider.kernels.ops import Ops
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.params import SamplingParams
+from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.base import NO_COST
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample
@@ -42,17 +44,23 @@ class DraftCosts(NamedTuple):
     prefill_s: float
 
 
-def measure_step(target: Runner, draft: Runner | None, ops: Ops) -> StepCosts:
-    """Of both models in one process."""
-    table = measure_target(target, ops)
-    if draft is None:
+def measure_step(
+    target: Runner, draft: Runner | None, ops: Ops, head: HeadRunner | None = None
+) -> StepCosts:
+    """Of all models in one process."""
+    table = measure_target(target, ops, head)
+    if draft is not None:
+        first, following, prefill_s = measure_draft(draft, ops)
+    elif head is not None:
+        first, following, prefill_s = measure_head(head, ops)
+    else:
         return StepCosts(table, NO_COST, NO_COST)
-    first, following, prefill_s = measure_draft(draft, ops)
     return StepCosts(table, first, following, prefill_s=prefill_s)
 
 
-def measure_target(runner: Runner, ops: Ops) -> CostTable:
-    """Passes as verification has them, choices included, by their tokens.
+def measure_target(runner: Runner, ops: Ops, head: HeadRunner | None = None) -> CostTable:
+    """Passes as verification has them, choices included, by their tokens; and what a head that goes
+    along makes of them.
 
     Ranks of a group do this together; each gets the same table.
     """
@@ -62,6 +70,8 @@ def measure_target(runner: Runner, ops: Ops) -> CostTable:
 
     def run(size: int) -> None:
         _verify_once(runner, ops, _share(size, runner, _SPAN_TOKENS))
+        if head is not None and runner.passed is not None:
+            head.extend(runner.passed.chunks, runner.passed.features)[-1, 0].item()
 
     return _table(runner, sizes, run, is_padded=bool(recorded))
 
@@ -75,6 +85,32 @@ def measure_draft(runner: Runner, ops: Ops) -> DraftCosts:
     num_prefilled = min(_PREFILL_TOKENS, runner.max_model_len)
     prefill = _table(runner, [num_prefilled], lambda count: _prefill_once(runner, count))
     return DraftCosts(first, following, prefill.seconds[0] / num_prefilled)
+
+
+def measure_head(head: HeadRunner, ops: Ops) -> DraftCosts:
+    """Drafts of a head, guesses included, by their rows. Its prompts are the target's."""
+    runner = head.target
+    rows = [count for count in DRAFT_ROWS if count <= runner.num_rows]
+    states = torch.zeros(
+        max(rows), head.head.spec.state_size, dtype=runner.decoder.dtype, device=runner.device
+    )
+
+    def guess(state: Tensor, level: int) -> None:
+        chunks = _chunks(runner, [1] * len(state))
+        samplers = _samplers(runner, len(chunks), head.vocab.held)
+        spans = [
+            Span(sampler, range(chunk.start + 1))
+            for sampler, chunk in zip(samplers, chunks, strict=True)
+        ]
+        if level:
+            state = head.step(state, chunks, level)
+        draft_sample(head.logits(state, level), spans, ops, "shared", head.vocab).tokens.tolist()
+
+    first = _table(runner, rows, lambda count: guess(states[:count], 0))
+    following = first
+    if head.head.spec.max_depth != 1:
+        following = _table(runner, rows, lambda count: guess(states[:count], 1))
+    return DraftCosts(first, following, 0.0)
 
 
 def _table(
@@ -163,9 +199,8 @@ def _some_tokens(runner: Runner, count: int) -> list[int]:
     return [index % runner.vocab_size for index in range(count)]
 
 
-def _samplers(runner: Runner, count: int) -> list[RowSampler]:
+def _samplers(runner: Runner, count: int, held: range | None = None) -> list[RowSampler]:
     """Of requests as they come if nothing is asked for."""
-    sampler = RowSampler(
-        SamplingParams(), 0, 0, (), (), runner.vocab_size, runner.device, runner.vocab.held
-    )
+    held = runner.vocab.held if held is None else held
+    sampler = RowSampler(SamplingParams(), 0, 0, (), (), runner.vocab_size, runner.device, held)
     return [sampler] * count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -26,6 +26,13 @@ class Chunk(NamedTuple):
     row: int
     start: int
     tokens: Sequence[int]
+
+
+class Passed(NamedTuple):
+    """What a pass leaves for those who read the target's hidden states; valid until the next."""
+
+    chunks: Sequence[Chunk]
+    features: Tensor  # [total tokens, ...]
 
 
 class Runner:
@@ -59,6 +66,14 @@ class Runner:
         max_blocks = -(-max_model_len // kv.block_size)
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
         self._recorded: RunnerPasses | None = None
+        self._layers: tuple[int, ...] | None = None
+        self.passed: Passed | None = None
+
+    def hand_over(self, layers: Sequence[int]) -> None:
+        """Before anything is recorded: every pass is to leave what enters these layers of the
+        decoder, or, if there are none, its hidden states, as `passed`."""
+        self._layers = tuple(layers)
+        self.decoder.tap(layers)
 
     def record(self, query_len: int, max_tokens: int = MAX_RECORDED_TOKENS) -> None:
         """Run passes of up to `max_tokens` tokens as recorded from now on, where kernels work on
@@ -104,10 +119,16 @@ class Runner:
         ids = [token for chunk in chunks for token in chunk.tokens]
         recorded = self._recorded
         if recorded is None or len(ids) > recorded.max_tokens:
-            return self._compute(self._tensor(ids, torch.int64), self._batch(chunks))
-        size = recorded.tile_tokens
-        tiles = _tiles(chunks, [size] * len(chunks), size, [chunk.row for chunk in chunks])
-        return recorded.run(ids, *self._places(chunks), tiles)
+            batch = self.batch_of(chunks, self.decoder.tile_tokens)
+            hidden = self._compute(self.tensor(ids, torch.int64), batch)
+            features = self.decoder.features if self._layers else hidden
+        else:
+            size = recorded.tile_tokens
+            tiles = _tiles(chunks, [size] * len(chunks), size, [chunk.row for chunk in chunks])
+            hidden = recorded.run(ids, *self._places(chunks), tiles)
+            features = recorded.features[: len(ids)] if self._layers else hidden
+        self.passed = None if self._layers is None else Passed(chunks, features)
+        return hidden
 
     def _compute(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:
         return self.decoder.forward(self.known_ids(token_ids), batch, self.kv)
@@ -136,30 +157,31 @@ class Runner:
             slots += [table[at // size] * size + at % size for at in own]
         return positions, slots
 
-    def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
+    def batch_of(self, chunks: Sequence[Chunk], tile_tokens: Callable[[int], int]) -> RaggedBatch:
+        """Where the tokens of these chunks stand, in tiles as somebody wants them."""
         positions, slots = self._places(chunks)
         lengths = [len(chunk.tokens) for chunk in chunks]
         contexts = [chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]
         max_query_len, max_context = max(lengths), max(contexts)
         max_blocks = -(-max_context // self._block_size)
         tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
-        few, many = (self.decoder.tile_tokens(n) for n in (min(lengths), max_query_len))
+        few, many = (tile_tokens(n) for n in (min(lengths), max_query_len))
         places = many // few if many > few else 0
-        sizes = [few if self.decoder.tile_tokens(n) == few else places * few for n in lengths]
+        sizes = [few if tile_tokens(n) == few else places * few for n in lengths]
         tiles = _tiles(chunks, sizes, few, range(len(chunks))) if few else None
         return RaggedBatch(
-            positions=self._tensor(positions, torch.int64),
-            slots=self._tensor(slots, torch.int64),
-            cu_query_lens=self._tensor([0, *accumulate(lengths)], torch.int32),
-            context_lens=self._tensor(contexts, torch.int32),
-            block_tables=self._tensor(tables, torch.int32),
+            positions=self.tensor(positions, torch.int64),
+            slots=self.tensor(slots, torch.int64),
+            cu_query_lens=self.tensor([0, *accumulate(lengths)], torch.int32),
+            context_lens=self.tensor(contexts, torch.int32),
+            block_tables=self.tensor(tables, torch.int32),
             max_query_len=max_query_len,
             max_context_len=max_context,
-            tiles=None if tiles is None else self._tensor(tiles, torch.int32),
+            tiles=None if tiles is None else self.tensor(tiles, torch.int32),
             places_of_long_tile=places,
         )
 
-    def _tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
+    def tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
         host = torch.tensor(values, dtype=dtype)
         # From ordinary memory the copy would wait for everything under way.
         pinned = host.pin_memory() if self.device.type == "cuda" else host

@@ -44,7 +44,7 @@ async def status(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict
     ask_cluster: AskCluster = request.app.state.ask_cluster
     found = await status_of(gateway, ask_cluster)
     facts = gateway.facts
-    methods = () if facts is None else traits(has_draft_model=facts.has_draft)
+    methods = () if facts is None else traits(has_draft_model=facts.has_draft, head=facts.head)
     return _plain(found) | {
         "state": STATE_NAMES[found.state],
         "methods": [each.name for each in methods],

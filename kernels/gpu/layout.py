@@ -125,6 +125,37 @@ def _block_slot(tables_ptr, row, position, stored, max_blocks, BLOCK: tl.constex
 
 
 @triton.jit
+def lay_tiles(
+    tiles_ptr,
+    first_tile,
+    first,
+    count,
+    start,
+    row,
+    max_len,
+    TILE: tl.constexpr,
+    LONG_TILE: tl.constexpr,  # of an entry with more than SHORT tokens
+    SHORT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The tiles of one entry, whose `count` tokens from position `start` on are those from `first`
+    on in the pass. A long tile has the first of the places that short ones would take, and the
+    others are nobody's."""
+    lane = tl.arange(0, WIDTH)
+    size = tl.where(count > SHORT, LONG_TILE, TILE)
+    for at in range(0, count, WIDTH * TILE):
+        offset = at + lane * TILE
+        inside = offset < count
+        tile = tiles_ptr + (first_tile + offset // TILE) * 4
+        tl.store(tile, first + offset, mask=inside)
+        held = tl.minimum(tl.minimum(count, max_len - start) - offset, size)
+        held = tl.where(offset % size == 0, tl.maximum(held, 0), 0)
+        tl.store(tile + 1, held, mask=inside)
+        tl.store(tile + 2, start + offset, mask=inside)
+        tl.store(tile + 3, row.to(tl.int32), mask=inside)
+
+
+@triton.jit
 def target_layout_kernel(
     entries_ptr,
     totals_ptr,
@@ -148,13 +179,12 @@ def target_layout_kernel(
     num_logits,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    LONG_TILE: tl.constexpr,  # of an entry with more than SHORT tokens
+    LONG_TILE: tl.constexpr,
     SHORT: tl.constexpr,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program e lays out entry e; the last one fills what is left with padding. A long tile has the
-    first of the places that short ones would take, and the others are nobody's."""
+    """Program e lays out entry e; the last one fills what is left with padding."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -199,17 +229,9 @@ def target_layout_kernel(
             tl.store(ids_ptr + first + index, token, mask=inside)
             tl.store(positions_ptr + first + index, tl.minimum(position, max_len - 1), mask=inside)
             tl.store(slots_ptr + first + index, slot, mask=inside)
-        size = tl.where(count > SHORT, LONG_TILE, TILE)
-        for at in range(0, count, WIDTH * TILE):
-            offset = at + lane * TILE
-            inside = offset < count
-            tile = tiles_ptr + (first_tile + offset // TILE) * 4
-            tl.store(tile, first + offset, mask=inside)
-            held = tl.minimum(tl.minimum(count, max_len - start) - offset, size)
-            held = tl.where(offset % size == 0, tl.maximum(held, 0), 0)
-            tl.store(tile + 1, held, mask=inside)
-            tl.store(tile + 2, start + offset, mask=inside)
-            tl.store(tile + 3, row.to(tl.int32), mask=inside)
+        lay_tiles(
+            tiles_ptr, first_tile, first, count, start, row, max_len, TILE, LONG_TILE, SHORT, WIDTH
+        )
         for at in range(0, depth + 1, WIDTH):
             index = at + lane
             inside = index <= depth
@@ -244,11 +266,12 @@ def draft_layout_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     COMMITTED: tl.constexpr,
+    BEFORE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program e lays out the tokens of one row that drafts: so many COMMITTED ones, of which those
-    the draft has seen are not stored again, or else the last draft. A row that has its drafts, or
-    would look past the longest text, is padding."""
+    the draft has seen are not stored again, or else the last draft, as many places BEFORE its own.
+    A row that has its drafts, or would look past the longest text, is padding."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -268,9 +291,9 @@ def draft_layout_kernel(
         least = tl.load(computed_ptr + row)
         skipped = tl.minimum(tl.maximum(COMMITTED - length, 0), COMMITTED - 1)
     else:
-        position = length - 1 + drafted + index
+        position = length - 1 - BEFORE + drafted + index
         last = drafts_ptr + row * max_drafts + drafted - 1 + index
-        token = tl.load(last, mask=index < tl.where(is_real, count, 0), other=0)
+        token = tl.load(last, mask=index < tl.where(is_real & (drafted > 0), count, 0), other=0)
         least = 0
         skipped = 0
     least = tl.maximum(tl.where(is_real, least, max_len), 0)
@@ -288,7 +311,7 @@ def draft_layout_kernel(
         held = tl.maximum(tl.minimum((number + 1) * TILE, count) - begin, 0)
         tl.store(tile, first + begin)
         tl.store(tile + 1, tl.where(is_real, held, 0))
-        tl.store(tile + 2, length - count + drafted + begin)
+        tl.store(tile + 2, length - count - BEFORE + drafted + begin)
         tl.store(tile + 3, row.to(tl.int32))
     tl.store(logit_tokens_ptr + entry, first + count - 1)
     tl.store(logit_rows_ptr + entry, tl.where(is_real, row, -1).to(tl.int32))
@@ -354,10 +377,15 @@ def lay_out_draft(
     tile_tokens: int,
     level: int | Tensor,
     num_committed: int = FIRST_TOKENS,
+    num_before: int = 0,
 ) -> None:
     """Fill `buffers` for the pass of a drafting round over `entries` that makes each row's draft
     number `level`: at level 0 from the last `num_committed` tokens each, a power of two, and then
-    from the last draft. An int32 tensor [1] holds a level from 1 on."""
+    from the last draft. An int32 tensor [1] holds a level from 1 on.
+
+    A draft stands where it would in the text, or `num_before` places before that; with
+    `num_committed` 0 a first level has no tokens, but it has who predicts, and for where.
+    """
     pdl = pdl_enabled(entries.device)
     is_told = isinstance(level, int)
     draft_layout_kernel[(entries.shape[1],)](
@@ -384,6 +412,7 @@ def lay_out_draft(
         BLOCK=block_size,
         TILE=tile_tokens,
         COMMITTED=num_committed if is_told and level == 0 else 0,
+        BEFORE=num_before,
         PDL=pdl,
         num_warps=1,
         **launch_options(pdl),

@@ -26,7 +26,7 @@ from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
-from outrider.workers.gpu import passes
+from outrider.workers.gpu import drafting, passes
 from outrider.workers.gpu.colocated import ColocatedWorker
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
@@ -249,22 +249,22 @@ def test_each_level_drafts_for_the_rows_that_want_it(
     """Rows of all depths in one step; who wants more than is recorded gets that, for itself. Few
     rows and tokens are many here: rounds would be recorded whole, and prompts cut up as in small
     passes."""
-    monkeypatch.setattr(passes, "_ROUND_ROWS", (1,))
+    monkeypatch.setattr(drafting, "_ROUND_ROWS", (1,))
     monkeypatch.setattr(passes, "_DECODE_TOKENS", 4)
     llm = colocated()
     worker = llm.engine.built.loop._target
     assert isinstance(worker, ColocatedWorker)
-    drafting = worker._device_proposers["draft"]
-    assert isinstance(drafting, passes.DraftPasses)
+    proposer = worker._device_proposers["draft"]
+    assert isinstance(proposer, drafting.DraftPasses)
     on_host = _host_steps(llm, monkeypatch)
     rounds: list[Sequence[int]] = []
-    draft = drafting.draft
+    draft = proposer.draft
 
     def watched(counts: Sequence[int]) -> None:
         rounds.append(counts)
         draft(counts)
 
-    monkeypatch.setattr(drafting, "draft", watched)
+    monkeypatch.setattr(proposer, "draft", watched)
     depths = [1, 16, 2, 0]
     params = [
         SamplingParams(

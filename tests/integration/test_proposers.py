@@ -172,12 +172,6 @@ def test_a_name_nobody_registered_is_refused(model: Path) -> None:
         llm.generate([[1]], SamplingParams(speculation="parrot"))
 
 
-def test_a_proposer_that_reads_hidden_states_is_refused_until_they_are_handed_over() -> None:
-    traits = ProposerTraits("head", Place.HOST, target_layers=(2, 16, 29))
-    with pytest.raises(ConfigError, match="needs hidden states of the target"):
-        ProposerEntry(traits, lambda context: Parrot("head", context.rows))
-
-
 def test_a_name_is_registered_once() -> None:
     entry = ProposerEntry(
         ProposerTraits("ngram", Place.HOST), lambda context: Parrot("ngram", context.rows)

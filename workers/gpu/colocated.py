@@ -1,4 +1,4 @@
-"""Target and draft on one GPU: a step is enqueued whole, and its outcome read a step later.
+"""Target and proposers on one GPU: a step is enqueued whole, and its outcome read a step later.
 
 Plans come from the host, texts stay on the device. What the recorded passes cannot do (see
 `outrider.workers.gpu.rare`) is done by the workers of other devices, in steps without other
@@ -33,8 +33,10 @@ from outrider.scheduler.types import (
 from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.gpu.catching_up import CatchUp, CatchUpPasses, CatchUpWork, Tail, with_tails
 from outrider.workers.gpu.costs import measure_costs
+from outrider.workers.gpu.drafting import DraftPasses
+from outrider.workers.gpu.heading import Extension, HeadPasses, head_passes, with_extensions
 from outrider.workers.gpu.logprobs import ToldLogprobs
-from outrider.workers.gpu.passes import DraftPasses, TargetPasses
+from outrider.workers.gpu.passes import TargetPasses
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes
 from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.rare import apart
@@ -42,6 +44,7 @@ from outrider.workers.gpu.readback import Readback
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.proposers.base import DRAFT, Proposers, ProposerSettings
 from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.head import HeadProposer
 from outrider.workers.proposers.registry import ProposerEntry
 from outrider.workers.recorded.recording import RecordedPasses, record_all, record_largest
 from outrider.workers.rows import RowTable
@@ -59,6 +62,7 @@ class ColocatedWorker:
         rows: RowTable,
         target: TargetWorker,
         draft: DraftProposer | None,
+        head: HeadProposer | None,
         proposers: Proposers,
         on_device: Iterable[ProposerEntry],
         sizes: StepSizes,
@@ -70,6 +74,7 @@ class ColocatedWorker:
         self._rows = rows
         self._target = target
         self._draft = draft
+        self._head = head
         self._proposers = proposers
         self._sizes = sizes
         self._is_shared_noise = is_shared_noise
@@ -91,10 +96,13 @@ class ColocatedWorker:
         self._plan = StepPlanBuffers(sizes.rows, len(building), self._device)
         self._passes = TargetPasses(runner, self._state, self._plan.target, sizes)
         draft_runner = None if draft is None else draft.runner
+        head_runner = None if head is None else head.runner
+        common = (sizes, settings, self._passes, draft_runner, head_runner)
         self._device_proposers = {
-            name: build(DeviceContext(self._state, entries, sizes, settings, draft_runner))
+            name: build(DeviceContext(self._state, entries, *common))
             for (name, build), entries in zip(building, self._plan.drafting, strict=True)
         }
+        self._heading = head_passes([*self._device_proposers.values()])
         self._catching_up = None
         if draft is not None:
             passes = CatchUpPasses(draft.runner, self._state, self._plan.catching_up, sizes)
@@ -144,7 +152,8 @@ class ColocatedWorker:
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         if not self._is_on_device:
             return self._verify_on_host(plan, ticket)
-        tails, outcomes = self._take_tails(), Readback(self._passes.outcomes)
+        tails, extensions = self._take_tails(), self._take_extensions()
+        outcomes = Readback(self._passes.outcomes)
         behind = self._plan_catching_up(plan)
         drafting, totals = self._upload(plan, behind)
         for proposer, counts in zip(self._device_proposers.values(), drafting, strict=True):
@@ -156,8 +165,10 @@ class ColocatedWorker:
         self._passes.run(*totals, tells)
         told = self._read_logprobs(totals[2]) if tells else None
         outcomes.enqueue(len(plan.rows))
+        if self._heading is not None:
+            self._heading.follow(totals[0], totals[2])
         self._catch_up(behind)
-        pending = PendingVerdict(lambda: self._settle(plan, outcomes, told, tails))
+        pending = PendingVerdict(lambda: self._settle(plan, outcomes, told, tails, extensions))
         while self._pending and self._pending[0].is_known:
             self._pending.popleft()
         self._pending.append(pending)
@@ -165,7 +176,7 @@ class ColocatedWorker:
 
     def _verify_on_host(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """The next step may be enqueued before this one is applied, so the device is told now."""
-        tails = self._take_tails()
+        tails, extensions = self._take_tails(), self._take_extensions()
         verdict = self._target.verify(plan, ticket)
         self._proposers.observe(verdict)
         self._tell_device(verdict)
@@ -174,7 +185,7 @@ class ColocatedWorker:
             nobody = ((),) * len(self._device_proposers)
             self._plan.fill((), nobody, (0, 0, 0), catching_up=behind.share)
         self._catch_up(behind)
-        return with_tails(verdict, tails)
+        return with_extensions(with_tails(verdict, tails), extensions)
 
     def observe(self, verdict: Verdict) -> None:
         """What there was to learn was learned when the step ran."""
@@ -186,12 +197,13 @@ class ColocatedWorker:
     def measure_costs(self) -> StepCosts:
         """What the parts of a step take. Rows, texts and KV stay as they are."""
         self._plan.fill((), ((),) * len(self._device_proposers), (0, 0, 0))
-        drafting = self._device_proposers.get(DRAFT)
+        drafting = self._device_proposers.get(DRAFT, self._heading)
         return measure_costs(
             self._passes,
             self._target.runner,
-            drafting if isinstance(drafting, DraftPasses) else None,
+            drafting.rounds if isinstance(drafting, DraftPasses | HeadPasses) else None,
             None if self._catching_up is None else self._catching_up.recorded,
+            self._heading,
         )
 
     def record_largest(self) -> int:
@@ -267,6 +279,9 @@ class ColocatedWorker:
     def _take_tails(self) -> list[Tail]:
         return [] if self._catching_up is None else self._catching_up.take_tails()
 
+    def _take_extensions(self) -> list[Extension]:
+        return [] if self._heading is None else self._heading.take_extensions()
+
     def _upload(
         self, plan: StepPlan, behind: CatchUpWork
     ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
@@ -316,6 +331,7 @@ class ColocatedWorker:
         outcomes: Readback,
         told: ToldLogprobs | None,
         tails: Sequence[Tail],
+        extensions: Sequence[Extension],
     ) -> Verdict:
         """The verdict of a step that ran on the device; the host's texts follow it."""
         found = outcomes.rows()
@@ -348,8 +364,10 @@ class ColocatedWorker:
                 kept = own_guesses_kept(reach, accepted)
                 self._draft.computed[row.row] = base_len + kept
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
-        verdict = with_tails(verdict, tails)
+        verdict = with_extensions(with_tails(verdict, tails), extensions)
         self._rows.commit(verdict)
+        if self._head is not None:
+            self._head.note(verdict)
         return verdict
 
     def _drain(self) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from outrider.scheduler.costs import CostTable, StepCosts
-from outrider.workers.gpu.passes import DraftPasses, TargetPasses
+from outrider.workers.gpu.drafting import DraftRounds
+from outrider.workers.gpu.heading import HeadPasses
+from outrider.workers.gpu.passes import TargetPasses
 from outrider.workers.gpu.readback import mark, seconds_between
 from outrider.workers.models.kv import bytes_per_block
 from outrider.workers.recorded.recording import RecordedPasses
@@ -31,18 +33,27 @@ _FREE = CostTable((1,), (0.0,), is_padded=True)
 def measure_costs(
     passes: TargetPasses,
     target: Runner,
-    drafting: DraftPasses | None,
+    rounds: DraftRounds | None,
     catching_up: RecordedPasses | None,
+    heading: HeadPasses | None = None,
 ) -> StepCosts:
-    """Of passes over an empty plan, recorded where they can be. A second or two on a GPU."""
+    """Of passes over an empty plan, recorded where they can be. A second or two on a GPU. What goes
+    over every pass of the target is part of its cost."""
     meter = _Meter(target.device)
     first = next_ = _FREE
-    if drafting is not None:
-        first, next_ = _draft_costs(meter, drafting)
-    sizes, most = meter.few(passes.body.sizes), passes.head.largest
-    verify = [meter.seconds(passes.run, size, size, min(size, most)) for size in sizes]
+    if rounds is not None:
+        first, next_ = _draft_costs(meter, rounds)
+    most = passes.head.largest
+
+    def verify(size: int) -> None:
+        passes.run(size, size, min(size, most))
+        if heading is not None:
+            heading.extend(size, min(size, most))
+
+    sizes = meter.few(passes.body.sizes)
+    seconds = tuple(meter.seconds(verify, size) for size in sizes)
     return StepCosts(
-        verify=CostTable(tuple(sizes), tuple(verify), is_padded=True),
+        verify=CostTable(tuple(sizes), seconds, is_padded=True),
         first_draft=first,
         next_draft=next_,
         context_s=_context_s(meter, target),
@@ -73,19 +84,20 @@ class _Meter:
         return list(sizes) if self.is_gpu else list(sizes[:_HOST_SIZES])
 
 
-def _draft_costs(meter: _Meter, drafting: DraftPasses) -> tuple[CostTable, CostTable]:
+def _draft_costs(meter: _Meter, rounds: DraftRounds) -> tuple[CostTable, CostTable]:
     """Of few rows, whose rounds are recorded whole, a later pass is what it adds to a round."""
-    rounds, depth = drafting.rounds, len(drafting.rounds)
-    few = meter.few(rounds[0].sizes)
-    first = [meter.seconds(rounds[0].run, size) for size in few]
-    whole = [meter.seconds(rounds[-1].run, size) for size in few]
+    depth = len(rounds.whole)
+    few = meter.few(rounds.whole[0].sizes)
+    first = [meter.seconds(rounds.whole[0].run, size) for size in few]
+    whole = [meter.seconds(rounds.whole[-1].run, size) for size in few]
     next_ = [
         max(all_ - one, all_ / 2) / (depth - 1) if depth > 1 else one  # never next to nothing
         for one, all_ in zip(first, whole, strict=True)
     ]
-    many = meter.few(drafting.first.sizes)
-    first += [meter.seconds(drafting.first.run, size) for size in many]
-    next_ += [meter.seconds(drafting.next.run, size) for size in many]
+    many = meter.few(rounds.first.sizes)
+    first += [meter.seconds(rounds.first.run, size) for size in many]
+    later = rounds.later[0] if rounds.later else rounds.first
+    next_ += [meter.seconds(later.run, size) for size in many]
     sizes = (*few, *many)
     return (
         CostTable(sizes, tuple(first), is_padded=True),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from outrider.errors import CapacityError
+from outrider.kernels.types import RaggedBatch
 from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
 from outrider.scheduler.types import (
     IN_PROCESS,
@@ -26,6 +27,9 @@ from outrider.scheduler.types import (
     StepPlan,
     Ticket,
 )
+from outrider.workers.heads.base import Head
+from outrider.workers.heads.spec import HeadSpec
+from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.base import DRAFT, NGRAM, Proposers
 from outrider.workers.runner import Runner
 from outrider.workers.target import LOGIT_ROWS, TargetWorker
@@ -89,6 +93,7 @@ class StepLimits:
     depth: int
     max_len: int
     has_draft: bool
+    head: str | None = None  # who drafts in the place of a draft
 
     @property
     def prompt_len(self) -> int:
@@ -111,6 +116,33 @@ class FlatRunner(Runner):
     @torch.inference_mode()
     def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:
         return super().logits(hidden, indices).zero_()
+
+
+class FlatHead:
+    """A head whose logits are all equal, as those of a `FlatRunner`."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    @property
+    def spec(self) -> HeadSpec:
+        return self._head.spec
+
+    def tile_tokens(self, query_len: int) -> int:
+        return self._head.tile_tokens(query_len)
+
+    def extend(
+        self, features: Tensor, next_ids: Tensor, batch: RaggedBatch, kv: KVCache | None
+    ) -> Tensor:
+        return self._head.extend(features, next_ids, batch, kv)
+
+    def step(
+        self, state: Tensor, ids: Tensor, level: int, batch: RaggedBatch, kv: KVCache | None
+    ) -> Tensor:
+        return self._head.step(state, ids, level, batch, kv)
+
+    def logits(self, state: Tensor, level: int) -> Tensor:
+        return self._head.logits(state, level).zero_()
 
 
 Workers = tuple["Proposers | ColocatedWorker", "TargetWorker | ColocatedWorker"]
@@ -149,12 +181,14 @@ def hold(device: torch.device, num_bytes: int) -> None:
 
 
 def costliest_steps(limits: StepLimits) -> list[CostlyStep]:
-    """Steps that take as much as any: of the models, of log-probabilities, of sampling."""
+    """Steps that take as much as any: of the models, of log-probabilities, of sampling. They are to
+    be run in this order: a head drafts behind what it has seen."""
     return [
         _prompt_step(1, limits, _GREEDY),
         _short_prompts_step(2, limits),
         _prompt_step(3, limits, _ALL_LOGPROBS),
         _drafting_step(4, limits),
+        *([] if limits.head is None else _heading_steps(5, limits, limits.head)),
     ]
 
 
@@ -244,8 +278,27 @@ def _short_prompts_step(number: int, limits: StepLimits) -> CostlyStep:
 
 
 def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
-    """Rows that draft, as deep as they may, behind a greedy one and one without filters, since a
-    mixture takes copies.
+    """Rows that draft, as deep as they may."""
+    rows, text_len, depth = _drafting_rows(limits)
+    guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
+    guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
+    return CostlyStep(rows.plan(number), guesses)
+
+
+def _heading_steps(number: int, limits: StepLimits, head: str) -> list[CostlyStep]:
+    """The same rows write a token each, and then draft with a head."""
+    rows = _drafting_rows(limits)[0].plan(number)
+    first = tuple(row._replace(depth=0, num_verified=0, proposer=NOBODY) for row in rows.rows)
+    then = tuple(row._replace(proposer=head if row.depth else NOBODY) for row in rows.rows)
+    return [
+        CostlyStep(replace(rows, rows=first)),
+        CostlyStep(StepPlan(rows.epoch, number + 1, then)),
+    ]
+
+
+def _drafting_rows(limits: StepLimits) -> tuple[_Rows, int, int]:
+    """Behind a greedy one and one without filters, since a mixture takes copies; how long their
+    texts are, and how deep they draft.
 
     Logits are looked at in parts, which cost the same if all is asked of them: two are tried. The
     distributions that drafts were sampled from are there for the whole step.
@@ -253,6 +306,7 @@ def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
     text_len = min(limits.prompt_len - depth, _MAX_OCCURRENCES // (2 * LOGIT_ROWS))
+    text_len = max(text_len - (limits.head is not None), 1)  # it writes one more
     for params in (_GREEDY, _NOISY)[: min(limits.rows, limits.tokens) - 1]:
         rows.add(1, text_len, params)
     num_logits = rows.count
@@ -264,9 +318,7 @@ def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
         rows.add(1, text_len, params, size - 1)
         num_logits += size
         size = depth + 1
-    guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
-    guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
-    return CostlyStep(rows.plan(number), guesses)
+    return rows, text_len, depth
 
 
 # -- readings -----------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.proposers.base import ProposerSettings
 
 if TYPE_CHECKING:
+    from outrider.workers.gpu.passes import TargetPasses
+    from outrider.workers.heads.runner import HeadRunner
     from outrider.workers.recorded.recording import RecordedPasses
     from outrider.workers.runner import Runner
 
@@ -35,10 +37,13 @@ class DeviceProposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """What a device proposer may be built from. `draft` is there where a draft model is."""
+    """What a device proposer may be built from. `draft` is there where a draft model is, `head`
+    where the target has one."""
 
     state: DeviceRows
     entries: PassEntries  # the rows of the step that are its own
     sizes: StepSizes
     settings: ProposerSettings
+    passes: TargetPasses
     draft: Runner | None = None
+    head: HeadRunner | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.source import WeightKeeper, WeightSource
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.models.taps import Taps
 
 
 class Decoder:
@@ -60,6 +63,7 @@ class Decoder:
             if shard.size == 1 and is_plain
             else None
         )
+        self._taps = Taps()
         self._kv: KVCache | None = None  # the cache `_run` works on
         self._run: Pass | None = None
 
@@ -77,13 +81,31 @@ class Decoder:
         attention = self._layers[0].attention
         return self._ops.tile_tokens(attention.num_heads, attention.num_kv_heads, query_len)
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on every pass keeps the residual stream that enters these layers, the number of
+        layers being what leaves the last; see `features`."""
+        self._taps = Taps(layers)
+
+    @property
+    def num_features(self) -> int:
+        return len(self._taps.layers) * self.spec.hidden_size
+
+    @property
+    def features(self) -> Tensor:
+        """Of the last pass, [T, layers tapped * hidden_size]: layer by layer, token by token."""
+        return self._taps.features
+
+    def write_features(self, out: Tensor) -> None:
+        """`features` into `out`, for once."""
+        self._taps.write(out)
+
     def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size] behind the final norm.
 
         Writes the keys and values of all T tokens into the cache.
         """
         if self._fused is not None:
-            return self._fused(token_ids, batch, kv, None)
+            return self._fused(token_ids, batch, kv, None, self._taps)
         if self._run is None or kv is not self._kv:
             self._kv, self._run = kv, self._pass_over(kv)
         return self._run(self._embed(token_ids, batch), batch)
@@ -93,7 +115,7 @@ class Decoder:
     ) -> Tensor:
         """`forward`, but only the hidden states of the tokens at `index` [n] are returned."""
         if self._fused is not None:
-            return self._fused(token_ids, batch, kv, index)
+            return self._fused(token_ids, batch, kv, index, self._taps)
         return self.forward(token_ids, batch, kv).index_select(0, index)
 
     def _pass_over(self, kv: KVCache) -> Pass:
@@ -102,12 +124,15 @@ class Decoder:
         def run(residual: Tensor, batch: RaggedBatch) -> Tensor:
             return self._run_layers(residual, batch, kv)
 
-        return self._ops.repeatable(run) if self._is_all_kernels else run
+        # What a recording leaves of a stream it goes over again.
+        return self._ops.repeatable(run) if self._is_all_kernels and not self._taps.layers else run
 
     def _run_layers(self, residual: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
         reduce, multiplier = self._reduce, self.spec.residual_multiplier
         x = self._first_norm(residual)
-        for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
+        for number, layer in enumerate(self._layers):
+            self._taps.pass_by(number, residual)
+            keys, values = kv.keys[number], kv.values[number]
             out = reduce(layer.attention(x, batch, keys, values))
             if multiplier != 1.0:
                 out = out * multiplier
@@ -116,6 +141,7 @@ class Decoder:
             if multiplier != 1.0:
                 out = out * multiplier
             x, residual = layer.after_mlp.add(out, residual)
+        self._taps.pass_by(len(self._layers), residual)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

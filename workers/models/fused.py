@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.kernels.types import FusedLinear, FusedOps, Ops, RaggedBatch
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import Attention, GatedMlp, Layer, Norm, RmsNorm
+from outrider.workers.models.taps import Taps
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,18 @@ class FusedPass:
         return cls(ops, fused, embedding, first_norm, found)
 
     def __call__(
-        self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor | None
+        self,
+        token_ids: Tensor,
+        batch: RaggedBatch,
+        kv: KVCache,
+        index: Tensor | None,
+        taps: Taps,
     ) -> Tensor:
         norm = self.first_norm
         stream = self.fused.open_stream(token_ids, self.embedding, norm.weight)
-        for layer, keys, values in zip(self.layers, kv.keys, kv.values, strict=True):
+        for number, layer in enumerate(self.layers):
+            taps.pass_by(number, stream.total)
+            keys, values = kv.keys[number], kv.values[number]
             own = layer.attention
             query = layer.qkv.norm_rotate_store(
                 stream,
@@ -76,6 +84,7 @@ class FusedPass:
             gated = layer.gate_up.norm_gated(stream, norm.eps)
             norm = layer.next_norm
             stream = layer.down.add(gated, stream, norm.weight, norm.eps)
+        taps.pass_by(len(self.layers), stream.total)
         return self.fused.close_stream(stream, norm.eps, index)
 
 

@@ -30,11 +30,36 @@ class KVCache:
         shard: Shard | None = None,
     ) -> None:
         kv_heads = len(Partition.of(spec, shard or Shard()).kv_heads)
-        shape = (num_blocks, kv_heads, block_size, spec.head_dim)
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.keys = [_zeros(shape, dtype, device) for _ in spec.windows]
-        self.values = [_zeros(shape, dtype, device) for _ in spec.windows]
+        self._allocate(
+            spec.num_layers, (num_blocks, kv_heads, block_size, spec.head_dim), dtype, device
+        )
+
+    @classmethod
+    def sized(
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> KVCache:
+        """For what attends without being a decoder."""
+        cache = cls.__new__(cls)
+        cache._allocate(num_layers, (num_blocks, num_kv_heads, block_size, head_dim), dtype, device)
+        return cache
+
+    def _allocate(
+        self,
+        num_layers: int,
+        shape: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.num_blocks, _, self.block_size, _ = shape
+        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
 
 def bytes_per_block(

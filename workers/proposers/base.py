@@ -20,6 +20,7 @@ from outrider.scheduler.types import (
 
 if TYPE_CHECKING:  # the registry, which names all proposers, needs no tensors
     from outrider.kernels.ops import Ops
+    from outrider.workers.heads.runner import HeadRunner
     from outrider.workers.rows import RowTable
     from outrider.workers.runner import Runner
     from outrider.workers.sampling.verify import VerificationMode
@@ -70,13 +71,15 @@ class ProposerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProposerContext:
-    """What a proposer may be built from. `draft` is there where a draft model is."""
+    """What a proposer may be built from. `draft` is there where a draft model is, `head` beside the
+    target where there is one."""
 
     rows: RowTable
     settings: ProposerSettings
     ops: Ops
     verification: VerificationMode
     draft: Runner | None = None
+    head: HeadRunner | None = None
 
 
 class Proposers:

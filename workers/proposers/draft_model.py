@@ -8,7 +8,6 @@ no first token waits behind its draft.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,28 +18,17 @@ from outrider.scheduler.types import (
     Agreement,
     Proposal,
     RowInit,
-    RowPlan,
     StepPlan,
     Verdict,
 )
 from outrider.workers.proposers.agreement import Behind, Foresight, output_span
 from outrider.workers.proposers.base import DRAFT
+from outrider.workers.proposers.drafting import Drafting, start_drafting, take_step
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.sampling.verify import VerificationMode
-
-
-class _Drafting(NamedTuple):
-    """A row that drafts in this round."""
-
-    row: int
-    depth: int
-    generation: int
-    span: Span
-    confidences: list[float]
-    q: list[Tensor]
 
 
 class DraftProposer:
@@ -85,7 +73,7 @@ class DraftProposer:
                 logits = self._feed_drafts(active)
         # Added to: a plan that only catches up may come before the verdict of a round.
         self._drafted |= {each.row: len(each.span.drafts) for each in drafting}
-        return {each.row: _proposal(each) for each in drafting}
+        return {each.row: each.proposal for each in drafting}
 
     def observe(self, verdict: Verdict) -> None:
         self._rows.commit(verdict)
@@ -112,11 +100,11 @@ class DraftProposer:
     def take_agreements(self) -> tuple[Agreement, ...]:
         return self._foresight.take()
 
-    def _begin_round(self, plan: StepPlan) -> tuple[list[_Drafting], Tensor]:
+    def _begin_round(self, plan: StepPlan) -> tuple[list[Drafting], Tensor]:
         """One ragged pass over what drafting rows have not seen, and its logits where they draft;
         notes what the others have not seen."""
         chunks: list[Chunk] = []
-        drafting: list[_Drafting] = []
+        drafting: list[Drafting] = []
         last_of: list[int] = []
         total = 0
         for planned in plan.rows:
@@ -139,7 +127,8 @@ class DraftProposer:
             if planned.proposer == DRAFT and end == len(tokens):
                 sampler = self._sampler(row)
                 if sampler.can_choose:
-                    drafting.append(_start_drafting(planned, Span(sampler, tokens, drafts=[])))
+                    span = Span(sampler, tokens, drafts=[])
+                    drafting.append(start_drafting(row, planned.depth, planned.generation, span))
                     last_of.append(total - 1)
         if not chunks:
             return [], torch.empty(0)
@@ -164,30 +153,14 @@ class DraftProposer:
             self._samplers[row] = sampler
         return sampler
 
-    def _draft_one(self, active: list[_Drafting], logits: Tensor) -> None:
+    def _draft_one(self, active: list[Drafting], logits: Tensor) -> None:
         spans = [each.span for each in active]
         step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
-        tokens, confidences = step.tokens.tolist(), step.confidence.tolist()
-        for index, each in enumerate(active):
-            assert isinstance(each.span.drafts, list)
-            each.span.drafts.append(tokens[index])
-            each.confidences.append(confidences[index])
-            if step.q is not None:
-                each.q.append(step.q[index])
+        take_step(active, step)
 
-    def _feed_drafts(self, active: list[_Drafting]) -> Tensor:
+    def _feed_drafts(self, active: list[Drafting]) -> Tensor:
         chunks = [
             Chunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
             for each in active
         ]
         return self.runner.logits(self.runner.forward(chunks), range(len(chunks)))
-
-
-def _start_drafting(planned: RowPlan, span: Span) -> _Drafting:
-    return _Drafting(planned.row, planned.depth, planned.generation, span, [], [])
-
-
-def _proposal(drafting: _Drafting) -> Proposal:
-    span = drafting.span
-    q = torch.stack(drafting.q) if drafting.q else None
-    return Proposal(drafting.generation, span.base_len, span.drafts, drafting.confidences, q)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from outrider.errors import ConfigError
 from outrider.scheduler.proposers import Place, ProposerTraits, own_guesses_kept
 from outrider.scheduler.types import StepPlan
+from outrider.workers.heads.spec import HeadKind
 from outrider.workers.proposers.base import DRAFT, NGRAM, Proposer, ProposerContext, Proposers
 
 if TYPE_CHECKING:
@@ -26,21 +27,18 @@ BuildOnDevice: TypeAlias = "Callable[[DeviceContext], DeviceProposer]"
 class ProposerEntry:
     """How a proposer is made: on the host's texts, and, if it runs on the device, as passes there.
 
-    One that needs a draft model runs where that model is; all others run beside the target.
+    One that needs a draft model runs where that model is; all others run beside the target. A head
+    comes with the target and reads the hidden states that its checkpoint names.
     """
 
     traits: ProposerTraits
     build: Build
     build_on_device: BuildOnDevice | None = None
     needs_draft_model: bool = False
+    needs_head: bool = False  # of its own name
 
     def __post_init__(self) -> None:
         traits = self.traits
-        if traits.target_layers:
-            raise ConfigError(
-                f"proposer {traits.name!r} needs hidden states of the target, which are not handed "
-                "over yet; register one that reads tokens only."
-            )
         if (traits.place is Place.DEVICE) != (self.build_on_device is not None):
             raise ConfigError(
                 f"proposer {traits.name!r} says that it runs on the {traits.place}; one with "
@@ -67,13 +65,18 @@ def proposer_names() -> tuple[str, ...]:
     return tuple(_entries)
 
 
-def entries(*, has_draft_model: bool) -> tuple[ProposerEntry, ...]:
-    """Those an engine has, with a draft model or without."""
-    return tuple(e for e in _entries.values() if has_draft_model or not e.needs_draft_model)
+def entries(*, has_draft_model: bool, head: str | None = None) -> tuple[ProposerEntry, ...]:
+    """Those an engine has, with a draft model or without, or with a head of this name."""
+    return tuple(
+        entry
+        for entry in _entries.values()
+        if (has_draft_model or not entry.needs_draft_model)
+        and (entry.traits.name == head or not entry.needs_head)
+    )
 
 
-def traits(*, has_draft_model: bool) -> tuple[ProposerTraits, ...]:
-    return tuple(entry.traits for entry in entries(has_draft_model=has_draft_model))
+def traits(*, has_draft_model: bool, head: str | None = None) -> tuple[ProposerTraits, ...]:
+    return tuple(entry.traits for entry in entries(has_draft_model=has_draft_model, head=head))
 
 
 def has_round(plan: StepPlan) -> bool:
@@ -91,7 +94,8 @@ def build_proposers(context: ProposerContext) -> Proposers:
     """All that can be built from this context."""
     built: dict[str, Proposer] = {}
     with_kv = None
-    for entry in entries(has_draft_model=context.draft is not None):
+    head = None if context.head is None else context.head.head.spec.kind
+    for entry in entries(has_draft_model=context.draft is not None, head=head):
         name = entry.traits.name
         built[name] = entry.build(context)
         if entry.traits.keeps_kv:
@@ -110,7 +114,7 @@ def _build_draft_model(context: ProposerContext) -> Proposer:
 
 
 def _build_draft_passes(context: DeviceContext) -> DeviceProposer:
-    from outrider.workers.gpu.passes import DraftPasses
+    from outrider.workers.gpu.drafting import DraftPasses
 
     assert context.draft is not None
     return DraftPasses(context.draft, context.state, context.entries, context.sizes)
@@ -120,6 +124,22 @@ def _build_ngram(context: ProposerContext) -> Proposer:
     from outrider.workers.proposers.ngram import NgramProposer
 
     return NgramProposer(context.rows, context.settings.ngram_min, context.settings.ngram_max)
+
+
+def _build_head(context: ProposerContext) -> Proposer:
+    from outrider.workers.proposers.head import HeadProposer
+
+    head = context.head
+    assert head is not None
+    name = head.head.spec.kind.value
+    return HeadProposer(name, context.rows, head, context.ops, context.verification)
+
+
+def _build_head_passes(context: DeviceContext) -> DeviceProposer:
+    from outrider.workers.gpu.heading import HeadPasses
+
+    assert context.head is not None
+    return HeadPasses(context.head, context.passes, context.state, context.entries, context.sizes)
 
 
 def _build_look_up_passes(context: DeviceContext) -> DeviceProposer:
@@ -141,3 +161,13 @@ register(
         ProposerTraits(NGRAM, Place.DEVICE, mark=NGRAM), _build_ngram, _build_look_up_passes
     )
 )
+for kind in HeadKind:
+    looks_ahead = kind is HeadKind.EAGLE3
+    register(
+        ProposerEntry(
+            ProposerTraits(kind.value, Place.DEVICE, looks_ahead=looks_ahead, mark=kind.value),
+            _build_head,
+            _build_head_passes,
+            needs_head=True,
+        )
+    )

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -37,7 +37,7 @@ from outrider.links.rank_messages import (
 )
 from outrider.logs import setup_logging
 from outrider.scheduler.costs import StepCosts
-from outrider.workers.costs import measure_draft, measure_target
+from outrider.workers.costs import measure_draft, measure_head, measure_target
 from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Alone, Collective
@@ -48,6 +48,10 @@ from outrider.workers.groups.process_group import (
     shard_of,
     tensor_parallel_group,
 )
+from outrider.workers.heads.base import Head
+from outrider.workers.heads.kv import head_bytes_per_block
+from outrider.workers.heads.loader import load_head
+from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.ranks.draft import DraftRank
@@ -130,6 +134,8 @@ class _Start:
         self._store = store
         self._secret = secret
         self.runner: Runner | None = None
+        self._head: Head | None = None
+        self._head_runner: HeadRunner | None = None
 
     def run(self) -> RankServer:
         setup = self._expect(Setup)
@@ -154,7 +160,15 @@ class _Start:
         runner = self._allocate(settings, placement, decoder, group)
         server: RankServer
         if self._where.role == Role.TARGET:
-            server = TargetRank(self._channel, group, self._store, runner, placement.ops, settings)
+            server = TargetRank(
+                self._channel,
+                group,
+                self._store,
+                runner,
+                self._head_runner,
+                placement.ops,
+                settings,
+            )
         else:
             server = DraftRank(self._channel, group, self._store, runner, placement.ops, settings)
         return server
@@ -202,9 +216,14 @@ class _Start:
             quantization=settings.quantization,
             keeps=True,
         )
+        self._head = _load_head(settings, placement, decoder)
+        block_bytes = bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard)
+        if self._head is not None:
+            spec = self._head.spec
+            block_bytes += head_bytes_per_block(spec, settings.block_size, placement.dtype)
         self._channel.send(
             Loaded(
-                bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard),
+                block_bytes,
                 _kv_bytes(settings, placement, decoder, group),
                 placement.ops.name,
                 time.monotonic() - start_s,
@@ -228,6 +247,8 @@ class _Start:
             decoder, kv, wanted.num_rows, wanted.max_model_len, wanted.vocab_size, group
         )
         self.runner = runner
+        if self._head is not None:
+            self._head_runner = HeadRunner(self._head, runner)
         if can_record(group):
             runner.record(_QUERY_LENS[self._where.role])
         self._channel.send(self._costs(runner, settings, placement, group))
@@ -251,14 +272,17 @@ class _Start:
         return ready
 
     def _told(self, costs: StepCosts) -> Ready:
-        if self._where.role == Role.TARGET:
-            return Ready(verify=costs.verify)
-        drafts = {"first_draft": costs.first_draft, "next_draft": costs.next_draft}
-        return Ready(**drafts, prefill_s=costs.prefill_s)
+        verify = costs.verify if self._where.role == Role.TARGET else None
+        if self._where.role == Role.TARGET and self._head is None:
+            return Ready(verify)
+        return Ready(verify, costs.first_draft, costs.next_draft, costs.prefill_s)
 
     def _measure(self, runner: Runner, placement: Placement) -> Ready:
         if self._where.role == Role.TARGET:
-            ready = Ready(verify=measure_target(runner, placement.ops))
+            ready = Ready(verify=measure_target(runner, placement.ops, self._head_runner))
+            if self._head_runner is not None:
+                first, following, _ = measure_head(self._head_runner, placement.ops)
+                ready = replace(ready, first_draft=first, next_draft=following)
         else:
             first, following, prefill_s = measure_draft(runner, placement.ops)
             ready = Ready(first_draft=first, next_draft=following, prefill_s=prefill_s)
@@ -274,6 +298,23 @@ class _Start:
                 "run the same release on both sides."
             )
         return message
+
+
+def _load_head(settings: RankSettings, placement: Placement, decoder: Decoder) -> Head | None:
+    """Every rank of the target has all of it: no rank waits for another while it drafts."""
+    if settings.head_model is None:
+        return None
+    return load_head(
+        settings.head_model,
+        decoder.spec,
+        settings.model,
+        dtype=placement.dtype,
+        device=placement.device,
+        ops=placement.ops,
+        max_position=decoder.spec.max_position,
+        revision=settings.head_revision,
+        target_revision=settings.revision,
+    )
 
 
 def _kv_bytes(

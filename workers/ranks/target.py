@@ -13,6 +13,7 @@ from outrider.links.rank_messages import Join, Judged, RankSettings, Verify
 from outrider.scheduler.types import Ticket
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
+from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.base import ProposerContext, ProposerSettings
 from outrider.workers.proposers.registry import build_proposers
 from outrider.workers.ranks.proposal_link import ProposalInbox, ProposalLink
@@ -28,7 +29,7 @@ class TargetRank:
     """All ranks of the group do this in step; they agree because each decides from the same data.
 
     Proposers that need no model of their own run here, in every rank for itself: they depend on the
-    text alone.
+    text alone. So does a head: hidden states are the same in all ranks, bit for bit.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TargetRank:
         group: Collective,
         store: LinkStore,
         runner: Runner,
+        head: HeadRunner | None,
         ops: Ops,
         settings: RankSettings,
     ) -> None:
@@ -49,7 +51,8 @@ class TargetRank:
         verification = verification_mode(settings.verification)
         self._worker = TargetWorker(rows, runner, ops, verification)
         own = ProposerSettings(settings.ngram_min, settings.ngram_max)
-        self._proposers = build_proposers(ProposerContext(rows, own, ops, verification))
+        context = ProposerContext(rows, own, ops, verification, head=head)
+        self._proposers = build_proposers(context)
         self._inbox = ProposalInbox(group, runner.device)
 
     def handle(self, message: object) -> None:

@@ -99,6 +99,11 @@ class RunnerPasses:
         self._hidden = torch.zeros(
             max_tokens, decoder.spec.hidden_size, dtype=decoder.dtype, device=device
         )
+        # Of decoders that are tapped; else of no width.
+        self.features = torch.zeros(
+            max_tokens, decoder.num_features, dtype=decoder.dtype, device=device
+        )
+        self._decoder = decoder
         self._passes = RecordedPasses(self._run, row_sizes(max_tokens), device)
 
     @property
@@ -159,6 +164,8 @@ class RunnerPasses:
             tiles=inputs.tiles[: self._num_tiles(size)],
         )
         self._hidden[:size].copy_(self._compute(inputs.ids[:size], batch))
+        if self._decoder.num_features:
+            self.features[:size].copy_(self._decoder.features)
 
     def _num_tiles(self, size: int) -> int:
         """The most that so many tokens, of as many rows as there may be, are cut into."""

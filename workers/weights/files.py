@@ -15,6 +15,7 @@ class Files(StrEnum):
 
     TEXT = "text"  # tokenizer, chat template and configuration
     ALL = "all"
+    PICKLED = "pickled"  # weights as torch.save writes them, in which many heads come
 
 
 def read_json(path: Path) -> dict[str, Any]:

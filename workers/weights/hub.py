@@ -18,6 +18,7 @@ _TEXT += ["tokenizer*.json", "vocab.*", "merges.txt", "*.model", "chat_template*
 _PATTERNS = {
     Files.TEXT: _TEXT,
     Files.ALL: ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"],
+    Files.PICKLED: ["*.bin", "*.pt", "*.json"],
 }
 _DUPLICATES = ["consolidated*", "*/*"]  # the same weights in another layout
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,25 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class SafetensorsSource:
-    """Reads slices of tensors as they are asked for; holds open files, never a tensor."""
+    """Reads slices of tensors as they are asked for; holds open files, never a tensor.
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    With `only`, the folder's other files are somebody else's.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, device: torch.device, only: str | None = None
+    ) -> None:
         self.dtype = dtype
         self.device = device
         self._folder = folder
+        self._only = only
         self._files: dict[str, Any] = {}
         self._file_of = self._index()
+
+    @property
+    def names(self) -> Collection[str]:
+        """As they are stored."""
+        return self._file_of.keys()
 
     def read(
         self,
@@ -33,7 +44,9 @@ class SafetensorsSource:
         shape: tuple[int, ...],
         rows: range | None = None,
         columns: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
+        """`dtype` is for what must keep its own, such as ids."""
         stored_name = self._stored_name(name)
         file_name = self._file_of[stored_name]
         try:
@@ -53,7 +66,7 @@ class SafetensorsSource:
         except SafetensorError as error:
             raise _damaged(self._folder / file_name, error) from None
         # What was sliced lies in the mapped file, which somebody may replace while we run.
-        return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+        return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
 
     def _stored_name(self, name: str) -> str:
         """Checkpoints saved from the bare model have no `model.` before their names."""
@@ -65,6 +78,8 @@ class SafetensorsSource:
         )
 
     def _index(self) -> Mapping[str, str]:
+        if self._only is not None:
+            return dict.fromkeys(self._open(self._only).keys(), self._only)
         if (self._folder / SINGLE_FILE).is_file():
             return dict.fromkeys(self._open(SINGLE_FILE).keys(), SINGLE_FILE)
         if (self._folder / INDEX_FILE).is_file():

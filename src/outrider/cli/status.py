@@ -149,8 +149,10 @@ def _server_rows(found: ServerStatus) -> dict[str, str]:
     settings = found.settings
     if settings is not None:
         rows["target"] = f"{settings.target}, tensor parallel {settings.target_tensor_parallel}"
-        if settings.draft:
+        if settings.draft_tensor_parallel:
             rows["draft"] = f"{settings.draft}, tensor parallel {settings.draft_tensor_parallel}"
+        elif settings.draft:
+            rows["head"] = f"{settings.draft}, with the target"
         rows["speculation"] = settings.method
         if settings.method != "off":
             rows["speculation"] += f", {settings.verification} verification"

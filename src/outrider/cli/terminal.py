@@ -53,10 +53,11 @@ class Terminal:
         self._start_s = time.monotonic()
 
     def greet(self) -> None:
-        target, draft = self._config.target, self._config.draft
-        text = f"outrider {__version__}: {target.model}"
-        if draft.model is not None:
-            text += f", drafted for by {draft.model}"
+        config = self._config
+        text = f"outrider {__version__}: {config.target.model}"
+        drafter = config.draft.model or config.head.model
+        if drafter is not None:
+            text += f", drafted for by {drafter}"
         self._console.print(text, style="bold", markup=False)
 
     def say(self, event: Event) -> None:

@@ -7,7 +7,7 @@ from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 AUTO = "auto"
 
 
-def draft_beside(target_model: str, method: str | None) -> str | None:
+def draft_beside(target_model: str, method: str | None, head_model: str | None) -> str | None:
     """The bundled draft beside the bundled target, unless somebody else proposes; else none."""
-    is_wanted = target_model == BUNDLED_TARGET and method in (None, "draft")
+    is_wanted = target_model == BUNDLED_TARGET and method in (None, "draft") and head_model is None
     return BUNDLED_DRAFT if is_wanted else None

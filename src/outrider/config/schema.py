@@ -31,12 +31,14 @@ from outrider.config.sections import (
     CacheConfig,
     ClusterConfig,
     DraftConfig,
+    HeadConfig,
     SchedulerConfig,
     SpeculationConfig,
     TargetConfig,
 )
 from outrider.config.serving import ServerConfig
 from outrider.errors import ConfigError
+from outrider.workers.heads.spec import HeadKind
 
 MAX_WAITING_OF_SERVERS = 4096
 
@@ -47,6 +49,7 @@ class EngineConfig(Checked):
 
     target: TargetConfig = TargetConfig()
     draft: DraftConfig = DraftConfig()
+    head: HeadConfig = HeadConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -104,7 +107,7 @@ class EngineConfig(Checked):
                 value = getattr(self, name)
                 raise FieldError((name,), f"is {value!r}; it must be a {kind.__name__}.")
         if self.draft.model == AUTO:  # the one place where it is settled
-            model = draft_beside(self.target.model, self.speculation.method)
+            model = draft_beside(self.target.model, self.speculation.method, self.head.model)
             object.__setattr__(self, "draft", dataclasses.replace(self.draft, model=model))
         for name in ("target", "draft"):
             size = getattr(self, name).tensor_parallel
@@ -120,8 +123,28 @@ class EngineConfig(Checked):
                 "is 'draft' but there is no draft; set draft.model (draft_model in LLM) "
                 "or choose 'ngram'.",
             )
+        self._check_head()
         if self.cluster.colocate:
             self._check_colocation()
+
+    def _check_head(self) -> None:
+        head, method = self.head, self.speculation.method
+        if head.model is not None and self.draft.model is not None:
+            raise FieldError(
+                ("head.model", "draft.model"),
+                f"is {head.model!r} and draft.model is {self.draft.model!r}, but one of them "
+                "proposes; leave one out.",
+            )
+        if method in [*HeadKind] and head.model is None and self.draft.model is None:
+            raise FieldError(
+                ("speculation.method",), f"is {method!r} but there is no head; set head.model."
+            )
+        is_known = head.model is not None and head.method != AUTO
+        if is_known and method in [*HeadKind] and method != head.method:
+            raise FieldError(
+                ("speculation.method", "head.method"),
+                f"is {method!r} but the head is of the kind {head.method!r}; leave it out.",
+            )
 
     def _check_colocation(self) -> None:
         """One process holds one rank of each model, all on one device."""
@@ -143,10 +166,17 @@ class EngineConfig(Checked):
 
     @property
     def method(self) -> str | None:
-        """Who proposes once the default is settled: "draft", "ngram" or None for nobody."""
+        """Who proposes once the default is settled: None for nobody."""
         if self.speculation.method is None and self.draft.model is not None:
             return "draft"
+        if self.speculation.method is None and self.head.model is not None:
+            return self.head.method
         return self.speculation.method
+
+    @property
+    def head_kind(self) -> str | None:
+        """Once it is settled."""
+        return None if self.head.model is None else self.head.method
 
     @property
     def has_processes(self) -> bool:
@@ -201,6 +231,7 @@ class EngineConfig(Checked):
 SECTIONS: Mapping[str, type[Checked]] = {
     "target": TargetConfig,
     "draft": DraftConfig,
+    "head": HeadConfig,
     "speculation": SpeculationConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,

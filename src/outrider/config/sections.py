@@ -20,6 +20,7 @@ from outrider.config.rules import (
     whole,
 )
 from outrider.scheduler.policies import GOODPUT, POLICIES
+from outrider.workers.heads.spec import HeadKind
 from outrider.workers.proposers.registry import proposer_names
 from outrider.workers.weights.resolve import BUNDLED_TARGET
 
@@ -110,6 +111,26 @@ class DraftConfig(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig(Checked):
+    """A head on the target's hidden states, which proposes in the place of a draft."""
+
+    _section = "head."
+
+    model: str | None = setting(
+        None,
+        text_rule("a checkpoint folder or a hub id", optional=True),
+        "The head's checkpoint (EAGLE-3, speculators, MLP speculator, Medusa); it may be named as "
+        "draft.model as well, where its files tell that it is one.",
+    )
+    revision: str | None = setting(None, _REVISION, "Revision of a hub id.")
+    method: str = setting(
+        "auto",
+        choice("auto", *(kind.value for kind in HeadKind)),
+        "What it is; auto is what its files tell.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig(Checked):
     """Who proposes, how far ahead, and how proposals are verified."""
 
@@ -123,7 +144,8 @@ class SpeculationConfig(Checked):
             lambda v: v in proposer_names(),
             optional=True,
         ),
-        "Who proposes: draft or ngram; unset is draft if there is one, else nobody.",
+        "Who proposes: draft, ngram or a kind of head; unset is the draft or the head if there is "
+        "one, else nobody.",
     )
     policy: str = setting(
         GOODPUT,

@@ -145,7 +145,7 @@ def _inline(config: EngineConfig, report: Report, server: ServerLife | None = No
 def _over_own_ranks(config: EngineConfig) -> BuiltEngine:
     from outrider.engine.preflight import check_models
 
-    config, target, draft, tokenizer = check_models(config)
+    config, target, draft, _, tokenizer = check_models(config)
     sizes = group_sizes(config)
     with ExitStack() as opened:  # the last is closed first
         ranks = SpawnedRanks(sizes, config.target.device)

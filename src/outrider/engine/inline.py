@@ -38,12 +38,25 @@ from outrider.scheduler.costs import StepCosts
 from outrider.workers.costs import measure_step
 from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, gpu_bytes, place
-from outrider.workers.gpu.memory import FlatRunner, GpuMemory, StepLimits, Workers, hold, measure
+from outrider.workers.gpu.memory import (
+    FlatHead,
+    FlatRunner,
+    GpuMemory,
+    StepLimits,
+    Workers,
+    hold,
+    measure,
+)
+from outrider.workers.heads.base import Head
+from outrider.workers.heads.kv import head_bytes_per_block
+from outrider.workers.heads.loader import load_head
+from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.proposers.base import DRAFT, ProposerContext, Proposers, ProposerSettings
 from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.head import HeadProposer
 from outrider.workers.proposers.registry import build_proposers, entries
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
@@ -94,14 +107,15 @@ def load_models(
     draft_reach = None if checked.draft is None else _reach(checked.draft)
     length = wanted_len(config, _reach(checked.target), draft_reach)
     target, draft = _load_both(config, placement, checked, length, keeps=server is not None)
+    head = load_own_head(config, placement, checked.target, length)
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
-        memory = _measure(config, placement, target, draft, length)
-    pools = _size_pools(config, placement, target, draft, length, memory)
+        memory = _measure(config, placement, target, draft, head, length)
+    pools = _size_pools(config, placement, target, draft, head, length, memory)
     kept = None
     if server is not None:
         kept = KeptCosts(server.secret, config, placement.ops.name, torch.get_num_threads())
-    loop = wire(config, placement, target, draft, pools, kept)
+    loop = wire(config, placement, target, draft, pools, kept, head)
     if memory is not None:
         hold(placement.device, memory.step)
     facts = EngineFacts(
@@ -193,11 +207,31 @@ def load_decoder(
     )
 
 
+def load_own_head(
+    config: EngineConfig, placement: Placement, target: ModelSpec, length: int
+) -> Head | None:
+    own = config.head
+    if own.model is None:
+        return None
+    return load_head(
+        own.model,
+        target,
+        config.target.model,
+        dtype=placement.dtype,
+        device=placement.device,
+        ops=placement.ops,
+        max_position=length,
+        revision=own.revision,
+        target_revision=config.target.revision,
+    )
+
+
 def _measure(
     config: EngineConfig,
     placement: Placement,
     target: Decoder,
     draft: Decoder | None,
+    head: Head | None,
     length: int,
 ) -> GpuMemory:
     """What the GPU has to hold besides KV, whatever requests may come."""
@@ -207,10 +241,13 @@ def _measure(
         depth=MAX_SPECULATIVE_TOKENS,
         max_len=length,
         has_draft=draft is not None,
+        head=None if head is None else head.spec.kind,
     )
+    flat = None if head is None else FlatHead(head)
 
     def workers_of_one_block() -> Workers:
-        return make_workers(config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner)
+        sizes = PoolSizes(1, 1, length)
+        return make_workers(config, placement, target, draft, sizes, FlatRunner, flat)
 
     return measure(placement.device, workers_of_one_block, limits)
 
@@ -220,12 +257,16 @@ def _size_pools(
     placement: Placement,
     target: Decoder,
     draft: Decoder | None,
+    head: Head | None,
     length: int,
     memory: GpuMemory | None,
 ) -> PoolSizes:
     size, utilization = config.cache.block_size, config.cache.gpu_memory_utilization
     specs = [model.spec for model in (target, draft) if model is not None]
     block_bytes = BlockBytes(*(bytes_per_block(spec, size, placement.dtype) for spec in specs))
+    if head is not None:
+        beside = head_bytes_per_block(head.spec, size, placement.dtype)
+        block_bytes = dataclasses.replace(block_bytes, target=block_bytes.target + beside)
     if memory is None:
         return size_pools(config, fixed_kv_bytes(config), block_bytes, length)
     num_tensors = 2 * sum(spec.num_layers for spec in specs)  # keys and values
@@ -249,10 +290,11 @@ def wire(
     draft: Decoder | None,
     pools: PoolSizes,
     kept: KeptCosts | None = None,
+    head: Head | None = None,
 ) -> StepLoop:
     """Scheduler and workers of loaded models, for a configuration that is settled; every pass is
     recorded that can be. Costs that were `kept` are not measured again on CPUs."""
-    workers = make_workers(config, placement, target, draft, pools, Runner)
+    workers = make_workers(config, placement, target, draft, pools, Runner, head)
     proposers, worker = workers
     if isinstance(worker, TargetWorker):
         assert isinstance(proposers, Proposers)
@@ -276,12 +318,14 @@ def _costs_of(
 ) -> StepCosts | None:
     """Measured where somebody drafts: nothing is to be decided otherwise."""
     drafter = proposers.of(DRAFT)
-    if drafter is None and config.speculation.method is None:
+    if drafter is None and config.method is None:
         return None
     if kept is not None and (found := kept.read()) is not None:
         return found
     draft = drafter.runner if isinstance(drafter, DraftProposer) else None
-    costs = measure_step(target.runner, draft, placement.ops)
+    heading = proposers.of(config.head_kind or "")
+    head = heading.runner if isinstance(heading, HeadProposer) else None
+    costs = measure_step(target.runner, draft, placement.ops, head)
     if kept is not None:
         kept.write(costs.verify, costs.first_draft, costs.next_draft, costs.prefill_s)
     return costs
@@ -294,6 +338,7 @@ def make_workers(
     draft: Decoder | None,
     pools: PoolSizes,
     runner_type: type[Runner],
+    head: Head | None = None,
 ) -> Workers:
     """Who proposes and who verifies."""
     block_size, num_rows = config.cache.block_size, config.scheduler.num_seats
@@ -305,15 +350,17 @@ def make_workers(
 
     verification = verification_mode(config.speculation.verification)
     ops = placement.ops
+    target_runner = runner(target, pools.target)
     context = ProposerContext(
         rows,
         _proposer_settings(config),
         ops,
         verification,
         None if draft is None else runner(draft, pools.draft),
+        None if head is None else HeadRunner(head, target_runner),
     )
     proposers = build_proposers(context)
-    worker = TargetWorker(rows, runner(target, pools.target), ops, verification)
+    worker = TargetWorker(rows, target_runner, ops, verification)
     if ops.fused is None:
         return proposers, worker
     colocated = _colocate(config, rows, worker, proposers, pools.max_model_len)
@@ -327,24 +374,30 @@ def _colocate(
     proposers: Proposers,
     max_model_len: int,
 ) -> ColocatedWorker:
-    """Both models on one GPU; passes are recorded once the KV is the one they will work on."""
+    """All models on one GPU; passes are recorded once the KV is the one they will work on."""
     # Triton, which these need, is not there on every machine.
     from outrider.workers.gpu.colocated import ColocatedWorker
     from outrider.workers.gpu.plan_buffers import StepSizes
 
     has_draft = DRAFT in proposers
-    on_device = [e for e in entries(has_draft_model=has_draft) if e.build_on_device is not None]
+    found = entries(has_draft_model=has_draft, head=config.head_kind)
+    on_device = [entry for entry in found if entry.build_on_device is not None]
+    draft, head = proposers.of(DRAFT), proposers.of(config.head_kind or "")
+    assert draft is None or isinstance(draft, DraftProposer)
+    assert head is None or isinstance(head, HeadProposer)
+    depth = depth_of(config, target.runner.device.type) if on_device else 0
+    if head is not None and head.max_depth is not None:
+        depth = min(depth, head.max_depth)
     sizes = StepSizes(
         rows=config.scheduler.num_seats,
         tokens=config.scheduler.num_step_tokens,
-        depth=depth_of(config, target.runner.device.type) if on_device else 0,
+        depth=depth,
         max_len=max_model_len,
     )
     is_shared = config.speculation.verification == "shared"
-    draft = proposers.of(DRAFT)
-    assert draft is None or isinstance(draft, DraftProposer)
+    settings = _proposer_settings(config)
     return ColocatedWorker(
-        rows, target, draft, proposers, on_device, sizes, _proposer_settings(config), is_shared
+        rows, target, draft, head, proposers, on_device, sizes, settings, is_shared
     )
 
 

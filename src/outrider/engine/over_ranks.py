@@ -32,7 +32,7 @@ from outrider.engine.sizing import (
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError, ConfigError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ProcessState, RankStatus
-from outrider.links.rank_messages import Described, Join, Joined, Ready, Role, proposal_meeting
+from outrider.links.rank_messages import Described, Join, Joined, Role, proposal_meeting
 from outrider.scheduler.costs import StepCosts
 from outrider.workers.proposers.base import NO_COST
 
@@ -85,7 +85,7 @@ def _costs_of(target: RankGroup, draft: RankGroup | None) -> StepCosts | None:
     verify = target.ready.verify
     if verify is None:
         return None
-    said = Ready() if draft is None else draft.ready
+    said = target.ready if draft is None else draft.ready  # a head drafts where the target is
     return StepCosts(
         verify,
         said.first_draft or NO_COST,

@@ -14,6 +14,8 @@ from outrider.text.tokenizer import (
     check_same_tokenizer,
     load_tokenizer,
 )
+from outrider.workers.heads.formats import load_head_spec
+from outrider.workers.heads.spec import HeadSpec
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.files import Files
@@ -28,6 +30,7 @@ class Models(NamedTuple):
     config: EngineConfig  # with the commits they are of
     target: ModelSpec
     draft: ModelSpec | None
+    head: HeadSpec | None
     tokenizer: Tokenizer | None
 
 
@@ -55,10 +58,14 @@ def check_models(
     if draft is not None:
         Partition.of(draft, Shard(0, config.draft.tensor_parallel))
     draft_vocab_size = None if draft is None else draft.vocab_size
+    head = None
+    if config.head.model is not None:
+        own = config.head
+        head = load_head_spec(config.head.model, target, revision=own.revision, wanted=wanted)
     tokenizer = None
     if has_text:
         tokenizer = engine_tokenizer(config, target.vocab_size, draft_vocab_size)
-    return Models(config, target, draft, tokenizer)
+    return Models(config, target, draft, head, tokenizer)
 
 
 def engine_tokenizer(

@@ -61,6 +61,8 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         log_level=config.log_level,
         log_format=config.log_format,
         transfer_timeout_s=config.stall_timeout_s * TRANSFER_SHARE,
+        head_model=config.head.model if is_target else None,
+        head_revision=config.head.revision if is_target else None,
     )
 
 

@@ -230,7 +230,7 @@ def make_scheduler(
     )
     size, caching = config.cache.block_size, config.cache.prefix_caching
     has_draft = pools.draft > 0
-    proposers = traits(has_draft_model=has_draft)
+    proposers = traits(has_draft_model=has_draft, head=config.head_kind)
     if texts_are_remote:
         proposers = tuple(dataclasses.replace(each, place=Place.DEVICE) for each in proposers)
     return Scheduler(

@@ -34,12 +34,17 @@ class EngineFacts:
     # Most tokens proposed a round, or exactly so many, as `speculation.policy` has it, unless a
     # request asks for another number.
     depth: int
-    has_draft: bool
+    has_draft: bool  # a model that drafts
     kernels: str
     num_blocks: int  # KV blocks of the target
     num_draft_blocks: int = 0
     # What the checkpoint's generation_config.json sets, by the names of `SamplingParams`.
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def head(self) -> str | None:
+        """The kind of head that it has beside its target, if any."""
+        return self.settings["head.method"] if self.settings.get("head.model") else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ class RankSettings:
     log_level: str
     log_format: str
     transfer_timeout_s: float  # for proposals that were announced
+    head_model: str | None = None  # beside a target
+    head_revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,10 +248,11 @@ class FrontDoor:
             depth = self._facts.depth
         if method == OFF:
             return NOBODY, 0
-        available = [each.name for each in traits(has_draft_model=self._facts.has_draft)]
+        facts = self._facts
+        available = [each.name for each in traits(has_draft_model=facts.has_draft, head=facts.head)]
         if method not in available:
             choices = " or ".join(map(repr, [*available, OFF]))
-            has_model = "" if self._facts.has_draft else ", which has no draft model"
+            has_model = "" if facts.has_draft or facts.head else ", which has no draft model"
             raise RequestError(
                 f"speculation is {method!r}, which this engine{has_model} does not offer; "
                 f"choose {choices}."

@@ -66,6 +66,9 @@ SAMPLES = {
     "draft_model": "small",
     "speculative_model": "small",
     "draft_revision": "v2",
+    "head_model": "my/head",
+    "head_revision": "v3",
+    "head_method": "medusa",
     "draft_dtype": "float16",
     "draft_quantization": "int8",
     "draft_device": "cpu",
@@ -145,7 +148,8 @@ def test_a_flat_name_sets_its_setting_and_no_other(name: str) -> None:
     config = EngineConfig.from_kwargs(**{name: SAMPLES[name]})
     unasked = EngineConfig().to_settings()
     changed = {p: v for p, v in config.to_settings().items() if v != unasked[p]}
-    without_draft = {"draft.model": None} if name in ("model", "method") else {}
+    leaves_out_draft = name in ("model", "method", "head_model")
+    without_draft = {"draft.model": None} if leaves_out_draft else {}
     assert changed == {PATHS[name]: SAMPLES[name]} | without_draft
 
 

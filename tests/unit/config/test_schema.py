@@ -22,6 +22,7 @@ from outrider.config.rules import FieldError, Rule, choice, whole
 from outrider.errors import ConfigError
 
 MODEL = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
+PROPOSERS = "'draft' or 'ngram' or 'eagle3' or 'medusa' or 'mlp_speculator'"
 DTYPE = "'auto', 'float32', 'bfloat16' or 'float16'"
 QUANTIZATION = "'fp8' or 'int8', or unset"
 DEVICE = "'auto', 'cpu', 'cuda' or 'cuda:N'"
@@ -42,7 +43,10 @@ WRONG_VALUES = [
     ("draft.quantization", "", QUANTIZATION),
     ("draft.device", "cpu:0", DEVICE),
     ("draft.tensor_parallel", 1.0, "a whole number >= 1"),
-    ("speculation.method", "eagle", "'draft' or 'ngram', or unset"),
+    ("head.model", "", "a checkpoint folder or a hub id, or unset"),
+    ("head.revision", "", "a branch, tag or commit of the hub, or unset"),
+    ("head.method", "eagle", "'auto', 'eagle3', 'medusa' or 'mlp_speculator'"),
+    ("speculation.method", "eagle", f"{PROPOSERS}, or unset"),
     (
         "speculation.policy",
         "auto",

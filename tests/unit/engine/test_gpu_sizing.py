@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import random_model
+from head_checkpoints import save_head
 
 from outrider.config import EngineConfig
 from outrider.engine import inline
@@ -19,6 +20,7 @@ from outrider.workers.gpu.memory import (
     MARGIN_BYTES,
     SEGMENT_BYTES,
     CostlyStep,
+    FlatHead,
     FlatRunner,
     GpuMemory,
     StepLimits,
@@ -27,6 +29,7 @@ from outrider.workers.gpu.memory import (
     measure,
     run_step,
 )
+from outrider.workers.heads.spec import HeadKind
 from outrider.workers.weights.loader import load_spec
 
 GB = 2**30
@@ -34,6 +37,8 @@ LIMITS = [
     StepLimits(rows=4, tokens=64, depth=3, max_len=40, has_draft=True),
     StepLimits(rows=4, tokens=64, depth=3, max_len=40, has_draft=False),
     StepLimits(rows=1, tokens=1, depth=8, max_len=2, has_draft=True),
+    StepLimits(rows=4, tokens=64, depth=3, max_len=40, has_draft=False, head="eagle3"),
+    StepLimits(rows=1, tokens=1, depth=8, max_len=2, has_draft=False, head="medusa"),
     StepLimits(rows=300, tokens=900, depth=2, max_len=30, has_draft=True),
 ]
 
@@ -92,6 +97,40 @@ def test_costly_steps_run_on_a_single_block(tmp_path: Path, has_draft: bool) -> 
     steps: list[CostlyStep] = costliest_steps(limits)
     for step in steps:
         run_step(workers, step)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", HeadKind)
+def test_a_head_drafts_in_a_costly_step_of_its_own(tmp_path: Path, kind: str) -> None:
+    """It has seen what the rows wrote in the step before."""
+    model = random_model("llama", num_hidden_layers=3)
+    model.save_pretrained(tmp_path / "target")
+    head_model = str(save_head(kind, tmp_path / "head", model))
+    config = EngineConfig.from_kwargs(
+        model=str(tmp_path / "target"),
+        head_model=head_model,
+        head_method=kind,
+        device="cpu",
+        dtype="float32",
+        max_num_seqs=4,
+    )
+    config = settle_for_device(config, "cpu", gpu_bytes=None)
+    placement = inline.place_models(config)
+    target = inline.load_decoder(config.target.model, placement)
+    head = inline.load_own_head(config, placement, target.spec, 40)
+    assert head is not None
+    workers = inline.make_workers(
+        config, placement, target, None, PoolSizes(1, 1, 40), FlatRunner, FlatHead(head)
+    )
+    limits = StepLimits(rows=4, tokens=64, depth=3, max_len=40, has_draft=False, head=kind)
+    *others, last = costliest_steps(limits)
+    for step in others:
+        run_step(workers, step)
+    proposals = workers[0].propose(last.plan).proposals
+    assert [len(each.tokens) for each in proposals.values()] == [
+        row.depth for row in last.plan.rows if row.depth
+    ]
+    run_step(workers, last)
 
 
 # -- measuring ----------------------------------------------------------------------------------

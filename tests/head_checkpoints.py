@@ -1,0 +1,109 @@
+"""Small heads with random weights, in the formats people have them in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def save_head(kind: str, folder: Path, target: Any, seed: int = 0) -> Path:
+    """A head for this `transformers` model, in a folder of its own."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) * 0.3
+
+    def norm(size: int) -> Tensor:
+        return 1 + torch.randn(size, generator=generator) * 0.2
+
+    config, tensors = _WRITERS[kind](target.config, random, norm)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(
+        {name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors"
+    )
+    return folder
+
+
+def _eagle3(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    hidden, heads, kv_heads, head_dim = config.hidden_size, 4, 2, 16
+    size = config.vocab_size - 2  # the last two are never guessed
+    ids = torch.arange(size)
+    known = ids.flip(0)
+    query, key_value, wide = heads * head_dim, kv_heads * head_dim, 3 * hidden // 2
+    layer = "midlayer"
+    tensors = {
+        "fc.weight": random(hidden, 3 * hidden),
+        f"{layer}.input_layernorm.weight": norm(hidden),
+        f"{layer}.hidden_norm.weight": norm(hidden),
+        f"{layer}.post_attention_layernorm.weight": norm(hidden),
+        f"{layer}.self_attn.q_proj.weight": random(query, 2 * hidden),
+        f"{layer}.self_attn.k_proj.weight": random(key_value, 2 * hidden),
+        f"{layer}.self_attn.v_proj.weight": random(key_value, 2 * hidden),
+        f"{layer}.self_attn.o_proj.weight": random(hidden, query),
+        f"{layer}.mlp.gate_proj.weight": random(wide, hidden),
+        f"{layer}.mlp.up_proj.weight": random(wide, hidden),
+        f"{layer}.mlp.down_proj.weight": random(hidden, wide),
+        "norm.weight": norm(hidden),
+        "lm_head.weight": random(size, hidden),
+        "d2t": known - ids,
+        "t2d": torch.arange(config.vocab_size) < size,
+    }
+    values = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": size,
+        "max_position_embeddings": config.max_position_embeddings,
+    }
+    return values, tensors
+
+
+def _medusa(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    hidden, count = config.hidden_size, 3
+    tensors = {}
+    for head in range(count):
+        tensors[f"{head}.0.linear.weight"] = random(hidden, hidden)
+        tensors[f"{head}.0.linear.bias"] = random(hidden)
+        tensors[f"{head}.1.weight"] = random(config.vocab_size, hidden)
+    values = {"medusa_num_heads": count, "medusa_num_layers": 1, "hidden_size": hidden}
+    return values | {"vocab_size": config.vocab_size, "model_type": "medusa"}, tensors
+
+
+def _mlp(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    hidden, count, inner = config.hidden_size, 3, 48
+    tensors = {}
+    for level in range(count):
+        own = f"speculator.{{}}.{level}"
+        tensors[f"{own.format('emb')}.weight"] = random(config.vocab_size, inner)
+        width = hidden if level == 0 else inner
+        tensors[f"{own.format('proj')}.weight"] = random(inner, width)
+        tensors[f"{own.format('head')}.weight"] = random(config.vocab_size, inner)
+        tensors[f"{own.format('ln')}.weight"] = norm(inner)
+        tensors[f"{own.format('ln')}.bias"] = random(inner)
+    values = {
+        "model_type": "mlp_speculator",
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "n_predict": count,
+        "emb_dim": hidden,
+        "inner_dim": inner,
+        "tie_weights": False,
+        "scale_input": True,
+        "vocab_size": config.vocab_size,
+    }
+    return values, tensors
+
+
+_WRITERS = {"eagle3": _eagle3, "medusa": _medusa, "mlp_speculator": _mlp}

@@ -1,0 +1,171 @@
+"""Drafting rounds on the device: a guess after the other, each from the one before.
+
+Of few rows a whole round is one recording for each depth: there rows cost nothing, and gaps
+between recordings do. With more, a round is run level by level, each over the rows that want it:
+one recording by number of rows makes everybody's first draft, others the later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from outrider.kernels.gpu.adjust import adjust_logits
+from outrider.kernels.gpu.layout import FIRST_TOKENS, PassBuffers, keep_drafts, lay_out_draft
+from outrider.kernels.gpu.sampling import choose_tokens
+from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
+from outrider.workers.gpu.state import DeviceRows
+from outrider.workers.recorded.recording import RecordedPasses, kernels_of, row_sizes
+from outrider.workers.runner import Runner
+
+_ROUND_ROWS = (1, 2, 4, 8, 16)
+"""Rounds of up to so many rows are recorded whole."""
+
+
+class Guesser(Protocol):
+    """Says what comes next, level by level; all it works on is at fixed addresses."""
+
+    @property
+    def are_levels_alike(self) -> bool:
+        """Whether one recording makes any draft but the first. The level is then in device memory;
+        otherwise it is always told."""
+        ...
+
+    def lay_out(self, num_rows: int, level: int | Tensor) -> PassBuffers:
+        """The pass that makes draft number `level` of the first so many rows of the round."""
+        ...
+
+    def logits(self, buffers: PassBuffers, level: int | Tensor) -> Tensor:
+        """Run it; a row of logits for each row of the round."""
+        ...
+
+
+class DraftRounds:
+    """The rounds of one guesser, recorded."""
+
+    def __init__(
+        self,
+        guesser: Guesser,
+        rows: DeviceRows,
+        sizes: StepSizes,
+        kernels: int,
+        device: torch.device,
+    ) -> None:
+        """`kernels` is about how many one level launches."""
+        self._guesser = guesser
+        self._rows = rows
+        self._level = torch.ones(1, dtype=torch.int32, device=device)  # of the pass to come
+        self._guesses = torch.zeros(sizes.rows, dtype=torch.int32, device=device)
+        self._chances = torch.zeros(sizes.rows, device=device)
+        few = [size for size in _ROUND_ROWS if size < sizes.rows]
+        few = few if len(few) == len(_ROUND_ROWS) else [*few, sizes.rows]
+        self.whole = [
+            RecordedPasses(partial(self._draft, depth), few, device, depth * kernels)
+            for depth in range(1, sizes.depth + 1)
+        ]
+        many = [size for size in row_sizes(sizes.rows) if size > _ROUND_ROWS[-1]]
+        self.first = RecordedPasses(self._begin, many, device, kernels)
+        any_number = row_sizes(sizes.rows) if many else []
+        if guesser.are_levels_alike:
+            own = [RecordedPasses(self._go_on, any_number, device, kernels)]
+            self.later = own * (sizes.depth - 1)  # what makes each draft but the first
+        else:
+            own = [
+                RecordedPasses(partial(self._guess, level=level), any_number, device, kernels)
+                for level in range(1, sizes.depth)
+            ]
+            self.later = own
+        self.recordings = [self.first, *own, *reversed(self.whole)]
+
+    def draft(self, counts: Sequence[int]) -> None:
+        """See `DeviceProposer.draft`."""
+        if counts[0] <= _ROUND_ROWS[-1]:
+            self.whole[len(counts) - 1].run(counts[0])
+            return
+        self.first.run(counts[0])
+        for later, count in zip(self.later, counts[1:], strict=False):
+            later.run(count)
+
+    def _draft(self, depth: int, num_rows: int) -> None:
+        for level in range(depth):
+            self._guess(num_rows, level)
+
+    def _begin(self, num_rows: int) -> None:
+        self._guess(num_rows, 0)
+        self._level.fill_(1)
+
+    def _go_on(self, num_rows: int) -> None:
+        buffers = self._guesser.lay_out(num_rows, self._level)
+        self._choose(buffers, self._level, self._guesses, self._chances)
+        text, sure = self._rows.text, self._rows.confidences
+        keep_drafts(buffers.logit_rows, self._guesses, self._chances, text, sure, self._level)
+
+    def _guess(self, num_rows: int, level: int) -> None:
+        """The token behind the text and the first `level` drafts."""
+        buffers = self._guesser.lay_out(num_rows, level)
+        drafts, sure = self._rows.text.drafts[:, level], self._rows.confidences[:, level]
+        self._choose(buffers, level, drafts, sure)
+
+    def _choose(self, buffers: PassBuffers, level: int | Tensor, out: Tensor, sure: Tensor) -> None:
+        """Run the pass; what each row chooses, and how sure of it, by row number."""
+        logits = self._guesser.logits(buffers, level)
+        rows, positions = buffers.logit_rows, buffers.logit_positions
+        text = self._rows.text
+        adjust_logits(logits, self._rows.adjustments, rows, positions, text.lengths, text.drafts)
+        choose_tokens(logits, self._rows.settings, rows, positions, out, sure, by_row=True)
+
+
+class DraftPasses:
+    """Drafting rounds of a draft model on the same device."""
+
+    are_levels_alike = True
+
+    def __init__(
+        self, runner: Runner, rows: DeviceRows, plan: PassEntries, sizes: StepSizes
+    ) -> None:
+        self._runner = runner
+        self._decoder, self._kv = runner.decoder, runner.kv
+        self._rows = rows
+        self._plan = plan
+        self._sizes = sizes
+        tokens = FIRST_TOKENS * sizes.rows
+        self._buffers = PassBuffers.create(tokens, tokens, sizes.rows, runner.device)
+        kernels = kernels_of(self._decoder.spec.num_layers)
+        self.rounds = DraftRounds(self, rows, sizes, kernels, runner.device)
+
+    @property
+    def recordings(self) -> Sequence[RecordedPasses]:
+        return self.rounds.recordings
+
+    def begin(self, row: int) -> None:
+        """What is known of a row is its text and its KV."""
+
+    def draft(self, counts: Sequence[int]) -> None:
+        self.rounds.draft(counts)
+
+    def lay_out(self, num_rows: int, level: int | Tensor) -> PassBuffers:
+        tokens = FIRST_TOKENS if isinstance(level, int) and level == 0 else 1
+        tile_tokens = self._decoder.tile_tokens(FIRST_TOKENS)
+        tiles = -(-tokens // tile_tokens)
+        buffers = self._buffers.first(tokens * num_rows, tiles * num_rows, num_rows)
+        lay_out_draft(
+            self._plan.entries[:, :num_rows],
+            self._plan.totals,
+            self._rows.text,
+            self._rows.draft_tables,
+            buffers,
+            self._kv.block_size,
+            tile_tokens,
+            level,
+        )
+        return buffers
+
+    def logits(self, buffers: PassBuffers, level: int | Tensor) -> Tensor:
+        ids = self._runner.known_ids(buffers.ids)
+        batch = buffers.batch(self._rows.draft_tables, FIRST_TOKENS, self._sizes.max_len)
+        hidden = self._decoder.forward_some(ids, batch, self._kv, buffers.logit_tokens)
+        return self._decoder.logits(hidden)[:, : self._runner.vocab_size]

@@ -1,0 +1,1 @@
+"""Heads: proposers that read the target's hidden states and run where the target does."""

@@ -1,0 +1,28 @@
+"""The cache of a head's own keys and values, in blocks of the same size as its target's."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.workers.heads.spec import HeadSpec
+from outrider.workers.models.kv import KVCache
+
+
+def head_kv(
+    spec: HeadSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> KVCache | None:
+    """Of one layer and whole on every rank, as the head is; None for a head that attends to
+    nothing."""
+    if not spec.keeps_kv:
+        return None
+    sizes = (1, spec.num_kv_heads, spec.head_dim)
+    return KVCache.sized(*sizes, num_blocks, block_size, dtype, device)
+
+
+def head_bytes_per_block(spec: HeadSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block, keys and values together."""
+    return 2 * spec.num_kv_heads * block_size * spec.head_dim * dtype.itemsize

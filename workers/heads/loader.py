@@ -1,0 +1,78 @@
+"""A head's name to the head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError
+from outrider.kernels.types import Ops
+from outrider.workers.heads.base import Head
+from outrider.workers.heads.configs import Eagle3Config, MlpConfig
+from outrider.workers.heads.eagle3 import Eagle3Head
+from outrider.workers.heads.formats import head_config, not_a_head
+from outrider.workers.heads.medusa import MedusaHead
+from outrider.workers.heads.mlp_speculator import MlpSpeculatorHead
+from outrider.workers.heads.weights import HeadWeights, head_folder, open_weights
+from outrider.workers.models.names import names_of
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.files import read_json
+from outrider.workers.weights.loader import checkpoint_folder
+from outrider.workers.weights.safetensors_source import SafetensorsSource
+
+
+def load_head(
+    source: str | Path,
+    target_spec: ModelSpec,
+    target_source: str | Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    ops: Ops,
+    max_position: int | None = None,
+    revision: str | None = None,
+    target_revision: str | None = None,
+) -> Head:
+    """Read all weights of the head in `source`, whichever its format; it must fit the target.
+
+    `max_position` is the longest sequence served, else as long as the target's. What a head leaves
+    to its target is read from there: every rank of a tensor-parallel one holds a whole head.
+    """
+    folder = head_folder(source, revision)
+    weights = open_weights(folder, dtype, device)
+    config = head_config(read_json(folder / "config.json"), weights.names, target_spec)
+    if config is None:
+        raise not_a_head(source)
+    config.spec.check_fits(target_spec)
+    if isinstance(config, Eagle3Config):
+        positions = max_position or target_spec.max_position
+        table = _TargetEmbedding(target_spec, target_source, target_revision)
+        return Eagle3Head(config, weights, ops, positions, table)
+    if isinstance(config, MlpConfig):
+        return MlpSpeculatorHead(config, weights, ops)
+    return MedusaHead(config, weights, ops)
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetEmbedding:
+    """Reads the target's embedding, whole, for a head that has none of its own."""
+
+    spec: ModelSpec
+    source: str | Path
+    revision: str | None
+
+    def __call__(self, config: Eagle3Config, weights: HeadWeights) -> Tensor:
+        target, own_size = self.spec, config.layer.hidden_size
+        if own_size != target.embed_size:
+            raise ModelError(
+                "this eagle3 head has no tensor 'embed_tokens.weight', and the target's embedding "
+                f"of size {target.embed_size} does not fit its hidden size {own_size}; get the "
+                "complete checkpoint again."
+            )
+        folder = checkpoint_folder(self.source, self.revision)
+        stored = SafetensorsSource(folder, weights.dtype, weights.device)
+        shape = (target.vocab_size, target.embed_size)
+        return stored.read(f"{names_of(target.family).embed}.weight", shape)
