@@ -104,11 +104,12 @@ def plain(models: Models) -> LLM:
 @pytest.fixture
 def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
-    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
 
     def build(kind: str, **options: Any) -> LLM:
         defaults = {"head_model": str(models.heads[kind]), "lag": 1, "device": DEVICE.type}
-        llm = LLM(str(models.target), **(COMMON | defaults | options))
+        with monkeypatch.context() as patched:  # engines on the CPU have its own kernels
+            patched.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+            llm = LLM(str(models.target), **(COMMON | defaults | options))
         assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
         return llm
 
