@@ -61,7 +61,8 @@ class Spares:
 
     async def fill(self, post: Post) -> tuple[Any, ProcessPlace]:
         """With whoever waits for it, else with a new actor. `RayError` if it cannot be."""
-        before = self._last.get(post.key)
+        # Whoever was before is waited for once: later its number may be another process's.
+        before = self._last.pop(post.key, None)
         actor = self._take(post)
         place = None
         if actor is not None and before is not None:

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from outrider.cluster import spares as spares_module
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.gpu_turn import await_gone, see_gpus
 from outrider.cluster.spare_actors import raise_if_full
@@ -67,6 +68,32 @@ def test_somebody_waits_only_where_that_is_wanted_and_not_at_once(are_wanted: bo
 
     assert asyncio.run(run()) == int(are_wanted)
     assert begun == []
+
+
+def test_whatever_keeps_a_spare_from_beginning_breaks_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(spares_module, "STANDBY_AFTER_S", 0.0)
+
+    def fail() -> None:
+        raise ValueError("a long way\nthe placement group is gone")
+
+    post = Post("draft", 0, object(), lambda: "a new actor", fail)
+
+    async def run() -> None:
+        spares = Spares(are_wanted=True)
+        for _ in range(2):
+            spares.prepare([post])
+            await asyncio.sleep(0.05)
+        assert spares._take(post) is None
+        assert not spares._waiting
+        spares.prepare([post])
+        await asyncio.sleep(0.05)
+        spares.close()
+
+    asyncio.run(run())
+    told = "nobody waits for draft rank 0: the placement group is gone"
+    assert [each.message for each in caplog.records] == [told] * 3
 
 
 def test_when_one_of_all_fails_the_others_have_ended_before_it_is_told() -> None:
