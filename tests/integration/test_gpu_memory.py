@@ -12,6 +12,7 @@ import pytest
 import torch
 from checkpoints import damp, random_model, random_prompt, shorten
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
+from head_checkpoints import save_head
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +28,7 @@ from outrider.workers.gpu import memory
 from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.gpu.memory import (
     MARGIN_BYTES,
+    FlatHead,
     FlatRunner,
     StepLimits,
     Workers,
@@ -39,7 +41,7 @@ from outrider.workers.recorded.recording import RecordedPasses
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
 SMALL = {
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 3,  # the fewest that a head finds its three in
     "hidden_size": 64,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -72,6 +74,7 @@ class Pair:
         self.target, self.draft = folder / "target", folder / "draft"
         target.save_pretrained(self.target)
         shorten(target, 1).save_pretrained(self.draft)
+        self.head = save_head("eagle3", folder / "head", target)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +86,10 @@ def measured_workers(
     pair: Pair, placement: Placement, limits: StepLimits, verification: str
 ) -> Workers:
     """Workers as the engine builds them to measure."""
+    named = {} if limits.head is None else {"head_model": str(pair.head), "head_method": "eagle3"}
     config = EngineConfig.from_kwargs(
         model=str(pair.target),
+        **named,
         verification=verification,
         device=placement.device.type,
         max_num_seqs=limits.rows,
@@ -94,16 +99,24 @@ def measured_workers(
     target = inline.load_decoder(str(pair.target), placement)
     draft = inline.load_decoder(str(pair.draft), placement) if limits.has_draft else None
     pools = PoolSizes(1, 1, limits.max_len)
-    return inline.make_workers(config, placement, target, draft, pools, FlatRunner)
+    head = inline.load_own_head(config, placement, target.spec, limits.max_len)
+    flat = None if head is None else FlatHead(head)
+    return inline.make_workers(config, placement, target, draft, pools, FlatRunner, flat)
 
 
 @pytest.mark.parametrize(
-    ("has_draft", "verification"), [(True, "shared"), (False, "rejection")], ids=str
+    ("has_draft", "verification", "head"),
+    [
+        (True, "shared", None),
+        (False, "rejection", None),
+        pytest.param(False, "shared", "eagle3", marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_costly_steps_run_over_one_block_with_kernels_of_a_gpu(
-    small: Pair, has_draft: bool, verification: str
+    small: Pair, has_draft: bool, verification: str, head: str | None
 ) -> None:
-    limits = StepLimits(4, 10, MAX_SPECULATIVE_TOKENS, max_len=48, has_draft=has_draft)
+    limits = StepLimits(4, 10, MAX_SPECULATIVE_TOKENS, 48, has_draft=has_draft, head=head)
     placement = Placement(DEVICE, torch.float32, GpuOps())
     worker, _ = measured_workers(small, placement, limits, verification)
     assert isinstance(worker, ColocatedWorker)
@@ -113,9 +126,10 @@ def test_costly_steps_run_over_one_block_with_kernels_of_a_gpu(
     assert verifier.runner.kv.num_blocks == 1
     assert not any(any(table) for table in verifier.runner._tables)
     assert not (state.target_tables.any() or state.draft_tables.any())
-    if has_draft:  # with the same noise on equal logits all drafts stand
+    if has_draft or head:  # with the same noise on equal logits all drafts stand
         row, planned = verifier._rows[2], step.plan.rows[2]
-        assert len(row.tokens) == len(row.init.token_ids) + planned.depth + 1
+        written = planned.depth + 1 + bool(head)  # a head's rows wrote one before
+        assert len(row.tokens) == len(row.init.token_ids) + written
 
 
 # -- nothing takes more -------------------------------------------------------------------------
