@@ -62,6 +62,11 @@ DIRECTIONS = {
         *("outrider.scheduler.params", "outrider.scheduler.types"),
         "outrider.workers.proposers.registry",
     ),
+    "train": (
+        *("outrider.engine.llm", "outrider.text", "outrider.progress"),
+        *("outrider.scheduler.params", "outrider.workers.models", "outrider.workers.weights"),
+        "outrider.bench.load.files",  # reads prompts, whoever they are for
+    ),
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),
         *(

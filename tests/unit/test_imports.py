@@ -49,9 +49,10 @@ def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def test_the_engine_and_gpu_benches_import_with_everything_else_blocked() -> None:
+def test_engine_training_and_gpu_benches_import_with_everything_else_blocked() -> None:
     benches = [f"outrider.bench.{path.stem}" for path in (ROOT / "bench").glob("gpu*.py")]
-    done = _run(IMPORT_ALL, "outrider.workers", "outrider.kernels", "outrider.engine", *benches)
+    packages = ("outrider.workers", "outrider.kernels", "outrider.engine", "outrider.train")
+    done = _run(IMPORT_ALL, *packages, *benches)
     assert done.returncode == 0, done.stderr
 
 

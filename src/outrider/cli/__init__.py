@@ -48,6 +48,7 @@ COMMANDS = {
     "explain": _Lazy("outrider.cli.explain", "Explain how far recent steps were drafted."),
     "deploy": _Lazy("outrider.cli.deploy", "Bring a cluster up (`ray up`) with a server on it."),
     "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),
+    "distill": _Lazy("outrider.cli.distill", "Train a draft or a head for a target."),
     "keys": _Lazy("outrider.cli.keys", "Make keys for a server's file of keys."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
 }

@@ -1,0 +1,246 @@
+"""`outrider distill`: from a target to a proposer that was made for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from outrider.errors import ConfigError
+from outrider.train.settings import (
+    LEARNING_RATES,
+    SIZES,
+    DataSettings,
+    DraftSizes,
+    Eagle3Sizes,
+    EvaluationSettings,
+    MedusaSizes,
+    MlpSizes,
+    Sizes,
+    TrainSettings,
+)
+
+if TYPE_CHECKING:
+    from outrider.train.distill import Plan
+
+app = typer.Typer(add_completion=False)
+
+
+class Kind(StrEnum):
+    DRAFT = "draft"
+    EAGLE3 = "eagle3"
+    MEDUSA = "medusa"
+    MLP = "mlp"
+
+
+_Settings = TypeVar("_Settings", DataSettings, TrainSettings, EvaluationSettings)
+_DATA, _TRAIN, _EVALUATION = DataSettings(), TrainSettings(), EvaluationSettings()
+
+
+def _of_kind(help: str) -> Any:
+    """An option that only some kinds have."""
+    return typer.Option(help=help, show_default=False)
+
+
+def _size_help(what: str, **defaults: Any) -> Any:
+    told = ", ".join(f"{kind} {value}" for kind, value in defaults.items())
+    return _of_kind(f"{what} Default: {told}.")
+
+
+@app.command()
+def distill(
+    ctx: typer.Context,
+    kind: Annotated[Kind, typer.Argument(help="What is trained.", show_default=False)],
+    target: Annotated[
+        str, typer.Option(help="Whom it learns from, named as --model of `outrider serve`.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of state, report and checkpoint.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the texts, made if it is not there or not complete. Default: OUT/data.",
+            show_default=False,
+        ),
+    ] = None,
+    phase: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only data, train or evaluate; may be repeated. Default: all.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what was begun in --out.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of texts, weights and order.")] = 0,
+    context: Annotated[
+        int, typer.Option(help="Longest text in tokens, and the length of a packed row.")
+    ] = _TRAIN.context,
+    conversations: Annotated[
+        int, typer.Option(help="How many the target writes.")
+    ] = _DATA.conversations,
+    held_out: Annotated[
+        int, typer.Option(help="How many more it is measured on.")
+    ] = _DATA.held_out,
+    shard_size: Annotated[
+        int, typer.Option(help="Conversations written at once, and lost by a kill.")
+    ] = _DATA.shard_size,
+    user_tokens: Annotated[
+        int, typer.Option(help="Longest turn of a user that the target writes.")
+    ] = _DATA.user_tokens,
+    answer_tokens: Annotated[int, typer.Option(help="Longest answer.")] = _DATA.answer_tokens,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="JSON lines with prompts; may be repeated.", show_default=False),
+    ] = None,
+    documents: Annotated[
+        str | None, typer.Option(help="Folder of texts.", show_default=False)
+    ] = None,
+    prompt_share: Annotated[
+        float, typer.Option(help="Share of conversations that begin with a given prompt.")
+    ] = _DATA.prompt_share,
+    document_share: Annotated[
+        float, typer.Option(help="Share that is about a document.")
+    ] = _DATA.document_share,
+    steps: Annotated[int, typer.Option(help="Steps of training.")] = _TRAIN.steps,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens of a step.")] = _TRAIN.batch_tokens,
+    learning_rate: Annotated[
+        float | None,
+        _size_help("Of AdamW, at its highest.", **LEARNING_RATES),
+    ] = None,
+    warmup: Annotated[
+        int, typer.Option(help="Steps until then, at most a tenth of all.")
+    ] = _TRAIN.warmup,
+    weight_decay: Annotated[float, typer.Option(help="Of matrices.")] = _TRAIN.weight_decay,
+    clip: Annotated[float, typer.Option(help="Largest norm of a step's gradient.")] = _TRAIN.clip,
+    prompt_weight: Annotated[
+        float, typer.Option(help="What a token of a prompt counts beside one of an answer.")
+    ] = _TRAIN.prompt_weight,
+    chunk_rows: Annotated[
+        int, typer.Option(help="Tokens whose logits are in memory at once.")
+    ] = _TRAIN.chunk_rows,
+    save_every: Annotated[
+        int, typer.Option(help="Steps between saved states, and lost by a kill.")
+    ] = _TRAIN.save_every,
+    log_every: Annotated[
+        int, typer.Option(help="Steps between points of the loss curve.")
+    ] = _TRAIN.log_every,
+    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    layers: Annotated[
+        int | None,
+        _size_help("Layers.", draft=DraftSizes().layers, medusa=MedusaSizes().layers),
+    ] = None,
+    width: Annotated[int | None, _size_help("Hidden size.", draft=DraftSizes().width)] = None,
+    heads: Annotated[
+        int | None,
+        _size_help("Heads.", draft=DraftSizes().heads, medusa=MedusaSizes().heads),
+    ] = None,
+    intermediate: Annotated[
+        int | None, _size_help("Width of its MLP.", draft=DraftSizes().intermediate)
+    ] = None,
+    draft_vocab: Annotated[
+        int | None,
+        _size_help("Most frequent tokens it can draft.", eagle3=Eagle3Sizes().draft_vocab),
+    ] = None,
+    unroll: Annotated[
+        int | None,
+        _size_help("Own outputs in a row it learns on.", eagle3=Eagle3Sizes().unroll),
+    ] = None,
+    decay: Annotated[
+        float | None,
+        _size_help(
+            "What each token further ahead counts of the one before.",
+            eagle3=Eagle3Sizes().decay,
+            medusa=MedusaSizes().decay,
+            mlp=MlpSizes().decay,
+        ),
+    ] = None,
+    predict: Annotated[int | None, _size_help("Tokens ahead.", mlp=MlpSizes().predict)] = None,
+    inner: Annotated[
+        int | None, _size_help("Width; 0 is the target's hidden size.", mlp=MlpSizes().inner)
+    ] = None,
+    tied: Annotated[
+        bool | None, _size_help("Whether its levels share weights.", mlp="tied")
+    ] = None,
+    scale_input: Annotated[
+        bool | None, _size_help("Whether its input is normed.", mlp="scaled")
+    ] = None,
+    depth: Annotated[int, typer.Option(help="At which it is measured.")] = _EVALUATION.depth,
+    evaluation_tokens: Annotated[
+        int, typer.Option(help="Of each text it is measured on.")
+    ] = _EVALUATION.tokens,
+    temperature: Annotated[
+        float, typer.Option(help="Of the sampled half of them.")
+    ] = _EVALUATION.temperature,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Tell nothing but errors.")] = False,
+) -> None:
+    """Train a draft model, or a head, on texts that the target writes for it."""
+    _run(_plan(kind.value, ctx.params), quiet)
+
+
+def _plan(kind: str, given: Mapping[str, Any]) -> Plan:
+    """Of the options by name."""
+    prompts, documents, out = tuple(given["prompts"] or ()), given["documents"], given["out"]
+    data = _picked(
+        DataSettings,
+        given,
+        prompts=prompts,
+        prompt_share=given["prompt_share"] if prompts else 0.0,
+        document_share=given["document_share"] if documents else 0.0,
+    )
+    rate = given["learning_rate"]
+    chosen = LEARNING_RATES[kind] if rate is None else rate
+    train = _picked(TrainSettings, given, learning_rate=chosen)
+    evaluation = _picked(EvaluationSettings, given, tokens=given["evaluation_tokens"])
+    names = {field.name for sizes in SIZES.values() for field in dataclasses.fields(sizes)}
+    sizes = sizes_of(kind, {name: given[name] for name in names})
+    # Imported once the options are known to be right, because it needs torch.
+    from outrider.train.distill import Plan, all_phases
+
+    return Plan(
+        kind=kind,
+        target=given["target"],
+        out=out.expanduser(),
+        data_folder=(given["data"] or out / "data").expanduser(),
+        data=data,
+        train=train,
+        sizes=sizes,
+        evaluation=evaluation,
+        device=given["device"],
+        phases=all_phases(given["phase"] or ()),
+        resume=given["resume"],
+    )
+
+
+def _picked(kind: type[_Settings], given: Mapping[str, Any], **changes: Any) -> _Settings:
+    """Settings from the options of the same names."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name in given]
+    return kind(**{**{name: given[name] for name in names}, **changes})
+
+
+def _run(plan: Plan, quiet: bool) -> None:
+    from outrider.train.distill import CHECKPOINT, distill
+    from outrider.train.report import PAGE
+    from outrider.train.telling import Teller
+
+    report = distill(plan, Teller(quiet=quiet))
+    if report:
+        typer.echo((plan.out / PAGE).read_text(encoding="utf-8"))
+        typer.echo(f"checkpoint: {plan.out / CHECKPOINT}")
+
+
+def sizes_of(kind: str, given: dict[str, Any]) -> Sizes:
+    """The sizes of a kind from options, of which those that are None were not given."""
+    wanted = {name: value for name, value in given.items() if value is not None}
+    made = SIZES[kind]
+    known = {field.name for field in dataclasses.fields(made)}
+    for name in wanted:
+        if name not in known:
+            option = name.replace("_", "-")
+            raise ConfigError(f"--{option} is nothing that a {kind} has; leave it out.")
+    sizes: Sizes = made(**wanted)
+    return sizes

@@ -1,0 +1,186 @@
+"""Students: public key names, and trained as they are served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from distill_tools import NUM_LAYERS, VOCAB_SIZE, save_toy_target
+from head_tools import HeadRun, load
+from safetensors import safe_open
+from torch import Tensor
+
+from outrider.errors import ConfigError
+from outrider.train.packing import batch_of
+from outrider.train.settings import DraftSizes, Eagle3Sizes, MedusaSizes, MlpSizes
+from outrider.train.shards import Record
+from outrider.train.students.base import Student
+from outrider.train.students.draft import DraftStudent, principal_components
+from outrider.train.students.eagle3 import (
+    Eagle3Student,
+    chosen_layers,
+    draft_tokens,
+    feature_layers,
+)
+from outrider.train.students.medusa import MedusaStudent
+from outrider.train.students.mlp import MlpStudent
+from outrider.train.teacher import Teacher
+
+pytestmark = pytest.mark.model
+CPU = torch.device("cpu")
+CONTEXT, DEPTH = 32, 3
+COUNTS = np.arange(VOCAB_SIZE)[::-1].copy()
+PROMPT = [1, 3, 10, 20, 30, 11, 21]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    save_toy_target(folder)
+    return folder
+
+
+def make(name: str, target: Path) -> tuple[Student, Teacher]:
+    torch.manual_seed(2)
+    layers = chosen_layers(NUM_LAYERS) if name.startswith("eagle3") else ()
+    teacher = Teacher(str(target), CPU, layers)
+    makers: dict[str, Callable[[], Student]] = {
+        "draft": lambda: DraftStudent(DraftSizes(layers=2, width=32, heads=2), teacher, CONTEXT),
+        "eagle3": lambda: Eagle3Student(
+            Eagle3Sizes(draft_vocab=25, unroll=DEPTH), teacher, CONTEXT, COUNTS
+        ),
+        "eagle3-whole": lambda: Eagle3Student(
+            Eagle3Sizes(draft_vocab=VOCAB_SIZE, unroll=DEPTH), teacher, CONTEXT, COUNTS
+        ),
+        "medusa": lambda: MedusaStudent(MedusaSizes(heads=DEPTH, layers=2), teacher, "toy"),
+        "mlp": lambda: MlpStudent(MlpSizes(predict=DEPTH, inner=24, tied=False), teacher),
+        "mlp-tied": lambda: MlpStudent(MlpSizes(predict=DEPTH, scale_input=False), teacher),
+    }
+    student = makers[name]()
+    with torch.no_grad():
+        for parameter in student.parameters():
+            if parameter.ndim == 1 or not parameter.any():  # what begins at 0 or 1 hides mistakes
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameter.copy_(parameter.to(torch.bfloat16))  # as it is saved
+    return student, teacher
+
+
+LAYER = ("input_layernorm", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj")
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+PARTS = (*LAYER, *ATTENTION, "mlp.down_proj")
+EAGLE3 = {"fc.weight", "norm.weight", "lm_head.weight", "midlayer.hidden_norm.weight"} | {
+    f"midlayer.{part}.weight" for part in PARTS
+}
+PUBLIC_NAMES = {
+    "draft": {"model.embed_tokens.weight", "model.norm.weight"}
+    | {f"model.layers.{layer}.{part}.weight" for layer in range(2) for part in PARTS},
+    "eagle3": EAGLE3 | {"d2t", "t2d"},
+    "eagle3-whole": EAGLE3,
+    "medusa": {
+        f"{head}.{layer}.linear.{kind}"
+        for head in range(DEPTH)
+        for layer in range(2)
+        for kind in ("weight", "bias")
+    }
+    | {f"{head}.2.weight" for head in range(DEPTH)},
+    "mlp": {
+        f"speculator.{part}.{level}.{kind}"
+        for level in range(DEPTH)
+        for part in ("emb", "proj", "head", "ln")
+        for kind in ("weight", "bias")
+        if kind == "weight" or part == "ln"
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_a_checkpoint_has_exactly_the_public_names(name: str, target: Path, tmp_path: Path) -> None:
+    student, _ = make(name, target)
+    student.save(tmp_path)
+    with safe_open(tmp_path / student.weights_file, "pt") as file:
+        assert set(file.keys()) == PUBLIC_NAMES[name]
+
+
+def guessed(student: Student, teacher: Teacher, ids: list[int], place: int) -> Tensor:
+    """Logits of every level at a place of a text, by the target's ids."""
+    batch = batch_of([[Record(np.array(ids), 1, 0)]], CONTEXT, 1.0)
+    with torch.no_grad():
+        found = student.guesses(batch, teacher.see(batch))
+    logits = torch.stack(
+        [
+            state[place] @ found.tables[which].T
+            for state, which in zip(found.states, found.table_of, strict=True)
+        ]
+    )
+    if found.vocabulary is None:
+        return logits
+    whole = torch.full((len(logits), VOCAB_SIZE), -torch.inf)
+    whole[:, found.vocabulary] = logits
+    return whole
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle3-whole", "medusa", "mlp", "mlp-tied"])
+def test_a_head_guesses_in_training_what_it_proposes_when_it_is_served(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    student, teacher = make(name, target)
+    student.save(tmp_path)
+    head = load(tmp_path, teacher.spec, target, "torch")
+    batch = batch_of([[Record(np.array(PROMPT), 1, 0)]], CONTEXT, 1.0)
+    seen = teacher.see(batch)
+    features = seen.features if head.spec.layers else seen.hidden
+    assert features is not None
+    slots = len(PROMPT) - 1
+    run = HeadRun(head, 1, CONTEXT)
+    [served] = run.draft([features[:slots]], [torch.tensor(PROMPT[1:])], DEPTH, chunk=4)
+    text = PROMPT + served.drafts[: DEPTH - 1]
+    trained = guessed(student, teacher, text, slots - 1)
+    torch.testing.assert_close(trained, served.logits, atol=2e-3, rtol=1e-3)
+
+
+def test_a_draft_is_an_ordinary_llama(target: Path, tmp_path: Path) -> None:
+    student, teacher = make("draft", target)
+    student.save(tmp_path)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0, -1]
+    found = guessed(student, teacher, PROMPT, len(PROMPT) - 1)[0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_offsets_lead_from_drafted_ids_to_the_targets(target: Path, tmp_path: Path) -> None:
+    student, _ = make("eagle3", target)
+    tensors = student.tensors()
+    ids = torch.arange(25) + tensors["d2t"]
+    assert ids.tolist() == tensors["t2d"].nonzero().flatten().tolist()
+    student.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["draft_vocab_size"] == 25 and config["vocab_size"] == VOCAB_SIZE
+
+
+def test_the_most_frequent_tokens_are_drafted_and_those_that_end_a_text_always() -> None:
+    counts = np.array([5, 0, 9, 9, 1, 7])
+    assert draft_tokens(counts, 3, ()).tolist() == [2, 3, 5]
+    assert draft_tokens(counts, 3, (1,)).tolist() == [1, 2, 3]
+
+
+def test_the_layers_read_are_the_usual_ones_where_there_are_enough() -> None:
+    assert chosen_layers(30) == feature_layers(30) == (2, 15, 27)
+    assert chosen_layers(4) == (1, 2, 3)
+    with pytest.raises(ConfigError, match="the target has 1 layer"):
+        chosen_layers(1)
+
+
+def test_principal_components_keep_the_geometry_of_an_embedding_that_has_so_few() -> None:
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.randn(50, 4, generator=generator) @ torch.randn(4, 16, generator=generator)
+    parts = principal_components(embedding, 4)
+    before, after = embedding @ embedding.T, parts @ parts.T
+    torch.testing.assert_close(after / after.norm(), before / before.norm(), atol=1e-5, rtol=1e-3)
+    assert principal_components(embedding, 20).shape == (50, 20)

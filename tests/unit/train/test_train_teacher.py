@@ -1,0 +1,43 @@
+"""The teacher over packed documents is the target over each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import FAMILIES, random_prompt, reference_logits, save_checkpoint
+
+from outrider.train.packing import Batch, batch_of
+from outrider.train.shards import Record
+from outrider.train.teacher import Teacher
+
+pytestmark = pytest.mark.model
+CPU = torch.device("cpu")
+PROMPTS = [random_prompt(length) for length in (7, 12, 30)]
+
+
+def batch() -> Batch:
+    first, second, third = (Record(np.array(ids), 1, 0) for ids in PROMPTS)
+    return batch_of([[first, second], [third]], 32, 1.0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_packed_documents_are_those_of_each_alone(family: str, tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path, family)
+    teacher = Teacher(str(tmp_path), CPU)
+    logits = teacher.logits(teacher.see(batch()).hidden)
+    for first, ids in zip((0, 7, 32), PROMPTS, strict=True):
+        expected = reference_logits(model, ids)
+        torch.testing.assert_close(logits[first : first + len(ids)], expected, atol=2e-4, rtol=1e-3)
+
+
+def test_features_are_what_enters_the_layers_asked_for(tmp_path: Path) -> None:
+    model = save_checkpoint(tmp_path, "llama", num_hidden_layers=4)
+    features = Teacher(str(tmp_path), CPU, (1, 3)).see(batch()).features
+    assert features is not None
+    with torch.no_grad():
+        states = model(torch.tensor([PROMPTS[1]]), output_hidden_states=True).hidden_states
+    expected = torch.cat([states[1][0], states[3][0]], -1)
+    torch.testing.assert_close(features[7:19], expected, atol=2e-4, rtol=1e-3)

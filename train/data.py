@@ -1,0 +1,152 @@
+"""The phase that makes data: shard by shard through the engine, as far as it is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ConfigError
+from outrider.scheduler.params import SamplingParams
+from outrider.train.dialogues import Template
+from outrider.train.settings import DataSettings
+from outrider.train.shards import HELD_OUT, Manifest, Record, write_shard
+from outrider.train.sources import read_documents, read_prompts
+from outrider.train.telling import Teller
+from outrider.train.writing import Writer
+
+if TYPE_CHECKING:
+    from outrider.engine.llm import LLM
+
+# Of a data folder that is there already, this may be asked for anew.
+_MAY_DIFFER = ("conversations",)
+# The rest is for the phases that follow, should a closed engine not have given back everything.
+_SHARE_OF_GPU = 0.5
+
+
+class EngineSpeaker:
+    """An `LLM` as the writer of conversations sees it."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def speak(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        asked: list[Any] = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self._llm.generate(asked, list(params), use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def open_llm(target: str, context: int, device: str, **options: Any) -> LLM:
+    """The target in this process, serving nothing longer than it is trained on."""
+    from outrider.engine.llm import LLM
+
+    return LLM(
+        target,
+        device=device,
+        max_model_len=context,
+        gpu_memory_utilization=_SHARE_OF_GPU,
+        log_level="warning",
+        **options,
+    )
+
+
+def make_data(
+    folder: Path, target: str, settings: DataSettings, device: str, teller: Teller
+) -> Manifest:
+    """Go on where the folder is; a complete one is returned as it is."""
+    manifest = Manifest.load(folder)
+    if manifest is not None:
+        _check_same(folder, manifest, target, settings)
+        if manifest.is_complete and manifest.num_records >= settings.conversations:
+            teller.say(
+                f"data: {manifest.num_records} conversations, {manifest.num_tokens} tokens are "
+                f"in {folder}"
+            )
+            return manifest
+    prompts, documents = read_prompts(settings.prompts), read_documents(settings.documents)
+    with teller.at_work(f"loading {target}"):
+        llm = open_llm(target, settings.context, device, method="off")
+    try:
+        facts = llm.engine.built.facts
+        tokenizer = llm.get_tokenizer()
+        if tokenizer is None:
+            raise ConfigError(f"{target!r} has no tokenizer; put its tokenizer.json beside it.")
+        template = Template.of(tokenizer, facts.eos_ids)
+        writer = Writer(
+            EngineSpeaker(llm), tokenizer, template, settings, facts.eos_ids, prompts, documents
+        )
+        if manifest is None:
+            manifest = Manifest(target, facts.vocab_size, settings.as_json(), writer.kinds)
+        return _Making(folder, manifest, writer, settings, teller).run()
+    finally:
+        llm.close()
+
+
+class _Making:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        writer: Writer,
+        settings: DataSettings,
+        teller: Teller,
+    ) -> None:
+        self._folder, self._manifest, self._writer = folder, manifest, writer
+        self._settings, self._teller = settings, teller
+
+    def run(self) -> Manifest:
+        manifest, settings = self._manifest, self._settings
+        manifest.is_complete = False
+        if settings.held_out and not manifest.has_held_out:
+            records = self._writer.write(0, settings.held_out, held_out=True)
+            self._write(HELD_OUT, records)
+            manifest.has_held_out = True
+            manifest.save(self._folder)
+        with self._teller.bar("writing", settings.conversations) as bar:
+            bar.at(manifest.num_records)
+            num_empty = 0
+            while manifest.num_records < settings.conversations:
+                before = manifest.num_records
+                self._next_shard(lambda done, before=before: bar.at(before + done))
+                num_empty = 0 if manifest.num_records > before else num_empty + 1
+                if num_empty == 3:
+                    raise ConfigError(
+                        f"{manifest.target!r} has written nothing three times in a row; give "
+                        "--prompts or --documents that it can answer."
+                    )
+                bar.at(manifest.num_records, f"{manifest.num_tokens} tokens")
+        manifest.is_complete = True
+        manifest.save(self._folder)
+        return manifest
+
+    def _next_shard(self, told: Any) -> None:
+        manifest, settings = self._manifest, self._settings
+        number = len(manifest.shards)
+        left = settings.conversations - manifest.num_records
+        records = self._writer.write(number, min(left, settings.shard_size), False, told)
+        name = f"shard-{number:05d}.bin"
+        self._write(name, records)
+        tokens = sum(len(record.ids) for record in records)
+        manifest.shards.append({"file": name, "records": len(records), "tokens": tokens})
+        manifest.save(self._folder)
+
+    def _write(self, name: str, records: Sequence[Record]) -> None:
+        write_shard(self._folder / name, records, self._manifest.vocab_size)
+
+
+def _check_same(folder: Path, manifest: Manifest, target: str, settings: DataSettings) -> None:
+    if manifest.target != target:
+        raise ConfigError(
+            f"--data is {str(folder)!r}, which {manifest.target!r} has written, and --target is "
+            f"{target!r}; name another folder."
+        )
+    if manifest.is_complete and manifest.num_records >= settings.conversations:
+        return
+    for name, value in settings.as_json().items():
+        if name not in _MAY_DIFFER and manifest.settings.get(name) != value:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is {value!r}, and {folder} was begun with "
+                f"{manifest.settings.get(name)!r}; give the same, or another --data."
+            )

@@ -1,0 +1,236 @@
+"""A distillation from beginning to end: data, training, evaluation, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import shutil
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import ConfigError, OutriderError
+from outrider.text.tokenizer import TOKENIZER_FILES, load_tokenizer
+from outrider.train.acceptance import measure_acceptance
+from outrider.train.data import make_data
+from outrider.train.files import read_object, write_json
+from outrider.train.report import write_report
+from outrider.train.settings import DataSettings, EvaluationSettings, Sizes, TrainSettings
+from outrider.train.shards import Dataset
+from outrider.train.students.base import Student
+from outrider.train.students.make import check_fits, layers_read, make_student
+from outrider.train.teacher import Teacher
+from outrider.train.telling import Teller
+from outrider.train.trainer import STATE, Trainer, agreement
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.cache import build_folder, discard_folder
+from outrider.workers.weights.files import Files
+from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+
+logger = logging.getLogger(__name__)
+
+PHASES = ("data", "train", "evaluate")
+_BESIDE_TOKENIZERS = (
+    *("tokenizer_config.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "generation_config.json"),
+)
+CHECKPOINT, TRAINING, TRAINED = "checkpoint", "training", "trained.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a distillation needs to know."""
+
+    kind: str
+    target: str
+    out: Path
+    data_folder: Path
+    data: DataSettings
+    train: TrainSettings
+    sizes: Sizes
+    evaluation: EvaluationSettings
+    device: str = "auto"
+    phases: tuple[str, ...] = PHASES
+    resume: bool = False
+
+
+def distill(plan: Plan, teller: Teller) -> dict[str, Any]:
+    """Run the phases that are asked for; the report of what is known at the end."""
+    spec = load_spec(plan.target)
+    _check(plan, spec)
+    if "data" in plan.phases:
+        make_data(plan.data_folder, plan.target, plan.data, plan.device, teller)
+    if "train" in plan.phases:
+        _free_memory()
+        _train(plan, spec, teller)
+    if "evaluate" in plan.phases:
+        _free_memory()
+        return _evaluate(plan, teller)
+    return {}
+
+
+def _free_memory() -> None:
+    """Of the phase before, whose models nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _check(plan: Plan, spec: ModelSpec) -> None:
+    """What can be known before hours are spent."""
+    check_fits(plan.sizes, spec)
+    training_device(plan.device)
+    context = max(plan.data.context, plan.train.context)
+    if context > spec.max_position:
+        raise ConfigError(
+            f"--context is {context}, and {plan.target!r} goes up to {spec.max_position}; give at "
+            "most that."
+        )
+    if "evaluate" in plan.phases and plan.evaluation.tokens >= plan.data.context:
+        raise ConfigError(
+            f"--evaluation-tokens is {plan.evaluation.tokens}, which leaves no room for a prompt "
+            f"in --context {plan.data.context}; give fewer."
+        )
+    state = plan.out / TRAINING / STATE
+    if "train" in plan.phases and state.exists() and not plan.resume:
+        raise ConfigError(
+            f"--out is {str(plan.out)!r}, where a training was begun; give --resume to go on with "
+            "it, or another folder."
+        )
+
+
+def _train(plan: Plan, spec: ModelSpec, teller: Teller) -> None:
+    data = Dataset(plan.data_folder)
+    device = training_device(plan.device)
+    with teller.at_work(f"loading {plan.target} as the teacher"):
+        teacher = Teacher(plan.target, device, layers_read(plan.sizes, spec))
+        student = make_student(plan.sizes, teacher, data, plan.train, plan.target)
+    folder = plan.out / TRAINING
+    trainer = Trainer(student, teacher, data.records, plan.train, folder, _identity(plan))
+    if trainer.resume():
+        teller.say(f"training goes on from step {trainer.step} of {plan.train.steps}")
+    trainer.run(teller)
+    with teller.at_work("measuring agreement"):
+        agreed = agreement(student, teacher, data.held_out, plan.train)
+    write_checkpoint(plan.out / CHECKPOINT, student, plan.target)
+    _note_trained(plan, data, student, trainer, agreed)
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    """What must not change while a training goes on."""
+    own = dataclasses.asdict(plan.train)
+    free = ("save_every", "log_every", "compile")
+    return {
+        "kind": plan.kind,
+        "target": plan.target,
+        **{name: value for name, value in own.items() if name not in free},
+        **dataclasses.asdict(plan.sizes),
+    }
+
+
+def _note_trained(
+    plan: Plan,
+    data: Dataset,
+    student: Student,
+    trainer: Trainer,
+    agreed: dict[str, list[float]],
+) -> None:
+    """What the report needs of a training that may long be over."""
+    noted = {
+        "kind": plan.kind,
+        "target": plan.target,
+        "is_model": student.is_model,
+        "parameters": sum(each.numel() for each in student.parameters()),
+        "sizes": dataclasses.asdict(plan.sizes),
+        "training": dataclasses.asdict(plan.train),
+        "data": {
+            "conversations": data.manifest.num_records,
+            "tokens": data.manifest.num_tokens,
+            "settings": data.manifest.settings,
+        },
+        "agreement": agreed,
+        "history": trainer.history,
+    }
+    write_json(plan.out / TRAINING / TRAINED, noted)
+
+
+def write_checkpoint(folder: Path, student: Student, target: str) -> None:
+    """A folder as those who are used to its format expect it, in the place of one before."""
+
+    def build(scratch: Path) -> None:
+        student.save(scratch)
+        if student.is_model:
+            _copy_tokenizer(target, scratch)
+
+    if folder.exists():
+        discard_folder(folder)
+    build_folder(folder, build)
+
+
+def _copy_tokenizer(target: str, folder: Path) -> None:
+    """The target's own files; one that comes inside a GGUF is written anew."""
+    is_bundled = target == BUNDLED_TARGET
+    source = draft_assets() if is_bundled else resolve_source(target, wanted=Files.TEXT)
+    source = source if source.is_dir() else source.parent
+    if not any((source / name).is_file() for name in TOKENIZER_FILES):
+        load_tokenizer(target).save_pretrained(str(folder))
+        return
+    for name in (*TOKENIZER_FILES, *_BESIDE_TOKENIZERS):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def _evaluate(plan: Plan, teller: Teller) -> dict[str, Any]:
+    noted = plan.out / TRAINING / TRAINED
+    checkpoint = plan.out / CHECKPOINT
+    if not noted.exists() or not checkpoint.is_dir():
+        raise ConfigError(
+            f"--out is {str(plan.out)!r}, where nothing was trained to the end; let it be trained "
+            "first (--phase train --resume)."
+        )
+    report = read_object(noted, "a record of a training")
+    data = Dataset(plan.data_folder)
+    try:
+        found = measure_acceptance(
+            plan.target,
+            checkpoint,
+            bool(report["is_model"]),
+            data.held_out,
+            data.manifest.kinds,
+            plan.evaluation,
+            plan.data.context,
+            plan.device,
+            teller,
+        )
+    except OutriderError as error:
+        # Training is over and its checkpoint written: the report is worth having without it.
+        logger.warning("acceptance was not measured: %s", error)
+        found = {"not_measured": str(error)}
+    report["acceptance"] = found
+    write_report(plan.out, report)
+    return report
+
+
+def training_device(name: str) -> torch.device:
+    """What "auto" stands for on this machine."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"--device is {name!r} but there is no CUDA device; give cpu.")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"--device is {name!r}; give auto, cpu, cuda or cuda:N.") from None
+
+
+def all_phases(chosen: Collection[str]) -> tuple[str, ...]:
+    """In their order; all, if none is chosen."""
+    for name in chosen:
+        if name not in PHASES:
+            raise ConfigError(f"--phase is {name!r}; choose from {', '.join(PHASES)}.")
+    return tuple(name for name in PHASES if not chosen or name in chosen)

@@ -1,0 +1,106 @@
+"""The layers of students, named as their checkpoints name them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outrider.train.attention import Own, attend
+from outrider.train.packing import Documents
+from outrider.workers.models.rope import RopeSpec, rope_tables
+
+INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """`input_width` is what attention reads: twice the width in an EAGLE-3 head."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    input_width: int
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    made = nn.Linear(inputs, outputs, bias=False)
+    nn.init.normal_(made.weight, std=INITIAL_STD)
+    return made
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self._eps)
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by their positions; its tables are no part of a checkpoint."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, spec: RopeSpec, head_dim: int, num_positions: int) -> None:
+        super().__init__()
+        cos, sin = rope_tables(spec, head_dim, num_positions)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[rows, length, heads, size] at positions [rows, length]."""
+        cos, sin = self.cos[positions][:, :, None], self.sin[positions][:, :, None]
+        first, second = x.float().chunk(2, -1)
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+        return turned.to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self._head_dim = sizes.head_dim
+        self.q_proj = linear(sizes.input_width, sizes.heads * sizes.head_dim)
+        self.k_proj = linear(sizes.input_width, sizes.kv_heads * sizes.head_dim)
+        self.v_proj = linear(sizes.input_width, sizes.kv_heads * sizes.head_dim)
+        self.o_proj = linear(sizes.heads * sizes.head_dim, sizes.width)
+
+    def keys_of(
+        self, x: Tensor, positions: Tensor, rotary: Rotary
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, [rows, length, heads, size] each."""
+        split = (*x.shape[:2], -1, self._head_dim)
+        query, key = self.q_proj(x).view(split), self.k_proj(x).view(split)
+        return (
+            rotary(query, positions),
+            rotary(key, positions),
+            self.v_proj(x).view(split),
+        )
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, documents: Documents, own: Own = ()
+    ) -> Tensor:
+        scale = self._head_dim**-0.5
+        mixed = attend(query, key, value, documents, scale=scale, own=own)
+        out: Tensor = self.o_proj(mixed.flatten(2))
+        return out
+
+
+class Mlp(nn.Module):
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self.gate_proj = linear(sizes.width, sizes.intermediate)
+        self.up_proj = linear(sizes.width, sizes.intermediate)
+        self.down_proj = linear(sizes.intermediate, sizes.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out

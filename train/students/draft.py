@@ -1,0 +1,120 @@
+"""A draft model: a small llama with the target's tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.train.loss import Guesses
+from outrider.train.modules import Attention, LayerSizes, Mlp, RmsNorm, Rotary
+from outrider.train.packing import Batch, Documents
+from outrider.train.settings import DraftSizes
+from outrider.train.students.base import Student, rope_entries
+from outrider.train.teacher import Seen, Teacher
+from outrider.workers.models.rope import RopeSpec
+from outrider.workers.weights.files import read_json
+
+_EPS = 1e-5
+
+
+class _Layer(nn.Module):
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(sizes.width, sizes.eps)
+        self.self_attn = Attention(sizes)
+        self.post_attention_layernorm = RmsNorm(sizes.width, sizes.eps)
+        self.mlp = Mlp(sizes)
+
+    def forward(self, x: Tensor, documents: Documents, rotary: Rotary) -> Tensor:
+        read = self.self_attn.keys_of(self.input_layernorm(x), documents.positions, rotary)
+        x = x + self.self_attn.mix(*read, documents)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class _Trunk(nn.Module):
+    def __init__(self, sizes: LayerSizes, num_layers: int, vocab_size: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab_size, sizes.width)
+        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(num_layers))
+        self.norm = RmsNorm(sizes.width, sizes.eps)
+
+
+class DraftStudent(Student):
+    """Its embedding, which is its head too, begins as the principal components of the target's."""
+
+    is_model = True
+
+    def __init__(self, sizes: DraftSizes, teacher: Teacher, context: int) -> None:
+        super().__init__()
+        self._sizes, self._spec = sizes, teacher.spec
+        self._target = read_json(teacher.folder / "config.json")
+        head_dim = sizes.width // sizes.heads
+        layer = LayerSizes(
+            width=sizes.width,
+            heads=sizes.heads,
+            kv_heads=sizes.heads,
+            head_dim=head_dim,
+            intermediate=sizes.intermediate,
+            eps=_EPS,
+            input_width=sizes.width,
+        )
+        vocab_size = len(teacher.head)
+        self.model = _Trunk(layer, sizes.layers, vocab_size)
+        theta = rope_entries(self._target)["rope_theta"]
+        self._rotary = Rotary(RopeSpec(theta=theta), head_dim, context)
+        with torch.no_grad():
+            parts = principal_components(teacher.embedding.float(), sizes.width)
+            self.model.embed_tokens.weight.copy_(parts)
+
+    def guesses(self, batch: Batch, seen: Seen) -> Guesses:
+        x = self.model.embed_tokens(batch.ids)
+        for layer in self.model.layers:
+            x = layer(x, batch.documents, self._rotary)
+        state = self.model.norm(x).flatten(0, 1)
+        return Guesses([state], [self.model.embed_tokens.weight], [0], [0], [1.0])
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"model.{name}": value for name, value in self.model.state_dict().items()}
+
+    def config(self) -> dict[str, Any]:
+        sizes = self._sizes
+        tokens = {
+            name: self._target[name]
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+            if self._target.get(name) is not None
+        }
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "attention_bias": False,
+            "dtype": "bfloat16",
+            "head_dim": sizes.width // sizes.heads,
+            "hidden_act": "silu",
+            "hidden_size": sizes.width,
+            "intermediate_size": sizes.intermediate,
+            "max_position_embeddings": self._spec.max_position,
+            "mlp_bias": False,
+            "num_attention_heads": sizes.heads,
+            "num_hidden_layers": sizes.layers,
+            "num_key_value_heads": sizes.heads,
+            "rms_norm_eps": _EPS,
+            "tie_word_embeddings": True,
+            "vocab_size": len(self.model.embed_tokens.weight),
+            **rope_entries(self._target),
+            **tokens,
+        }
+
+
+def principal_components(embedding: Tensor, width: int) -> Tensor:
+    """[tokens, width] of [tokens, any]: its largest components, at a scale to begin with."""
+    _, axes = torch.linalg.eigh(embedding.T @ embedding)
+    parts = embedding @ axes.flip(-1)[:, :width]
+    missing = width - parts.shape[1]
+    if missing > 0:
+        noise = torch.randn(len(parts), missing, dtype=parts.dtype) * float(parts.std()) * 0.1
+        parts = torch.cat([parts, noise.to(parts.device)], -1)
+    scaled: Tensor = parts * (width**-0.5 / parts.pow(2).mean().sqrt().clamp_min(1e-12))
+    return scaled

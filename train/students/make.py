@@ -1,0 +1,55 @@
+"""A student of each kind."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.errors import ConfigError
+from outrider.train.settings import DraftSizes, Eagle3Sizes, MedusaSizes, Sizes, TrainSettings
+from outrider.train.shards import Dataset
+from outrider.train.students.base import Student
+from outrider.train.students.draft import DraftStudent
+from outrider.train.students.eagle3 import Eagle3Student, chosen_layers
+from outrider.train.students.medusa import MedusaStudent
+from outrider.train.students.mlp import MlpStudent
+from outrider.train.teacher import Teacher
+from outrider.workers.models.spec import ModelSpec
+
+
+def layers_read(sizes: Sizes, target: ModelSpec) -> tuple[int, ...]:
+    """Of the target, before there is a teacher."""
+    return chosen_layers(target.num_layers) if isinstance(sizes, Eagle3Sizes) else ()
+
+
+def check_fits(sizes: Sizes, target: ModelSpec) -> None:
+    """One sentence if no student of this kind can learn from this target."""
+    if isinstance(sizes, DraftSizes):
+        return
+    if target.embed_size != target.hidden_size:
+        raise ConfigError(
+            f"the target's embeddings have {target.embed_size} channels and its layers "
+            f"{target.hidden_size}, which no head can read; train a draft."
+        )
+    is_plain = target.embedding_multiplier == target.logits_divisor == 1.0
+    if not is_plain and isinstance(sizes, Eagle3Sizes):
+        raise ConfigError(
+            f"the target is a {target.family} model with scaled embeddings, which EAGLE-3 heads "
+            "know nothing of; train a draft."
+        )
+
+
+def make_student(
+    sizes: Sizes, teacher: Teacher, data: Dataset, train: TrainSettings, target: str
+) -> Student:
+    """With weights to begin with, which follow from the seed."""
+    torch.manual_seed(train.seed)
+    student: Student
+    if isinstance(sizes, DraftSizes):
+        student = DraftStudent(sizes, teacher, train.context)
+    elif isinstance(sizes, Eagle3Sizes):
+        student = Eagle3Student(sizes, teacher, train.context, data.answer_counts())
+    elif isinstance(sizes, MedusaSizes):
+        student = MedusaStudent(sizes, teacher, target)
+    else:
+        student = MlpStudent(sizes, teacher)
+    return student.to(teacher.device)

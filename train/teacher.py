@@ -1,0 +1,148 @@
+"""The target as the teacher: its hidden states and its distribution, over packed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.errors import ModelError
+from outrider.train.attention import attend
+from outrider.train.packing import Batch, Documents
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.loader import checkpoint_folder, load_spec
+
+_ATTENTION = "outrider_documents"
+_documents: ContextVar[Documents] = ContextVar("documents")
+
+
+class Seen(NamedTuple):
+    """Of every token, row after row: what the head reads [tokens, width], and what enters the
+    layers asked for [tokens, layers * width]."""
+
+    hidden: Tensor
+    features: Tensor | None
+
+
+class Teacher:
+    """A target of any supported family, through `transformers`, frozen."""
+
+    def __init__(self, source: str, device: torch.device, layers: Sequence[int] = ()) -> None:
+        self.folder: Path = checkpoint_folder(source)
+        self.spec: ModelSpec = load_spec(source)
+        self.device = device
+        self._model = _load(self.folder, device)
+        self._divisor = self.spec.logits_divisor
+        self._layers = tuple(layers)
+        self._kept: dict[int, Tensor] = {}
+        _tap(self._model, self._layers, self.spec.num_layers, self._kept)
+
+    @property
+    def embedding(self) -> Tensor:
+        """[vocabulary, width]."""
+        weight: Tensor = self._model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def head(self) -> Tensor:
+        """[vocabulary, width]."""
+        weight: Tensor = self._model.get_output_embeddings().weight
+        return weight
+
+    @torch.no_grad()
+    def see(self, batch: Batch) -> Seen:
+        with _packed(batch.documents):
+            output = self._model.base_model(
+                input_ids=batch.ids, position_ids=batch.documents.positions, use_cache=False
+            )
+        hidden = output.last_hidden_state.flatten(0, 1)
+        features = None
+        if self._layers:
+            kept = [self._kept[layer].flatten(0, 1) for layer in self._layers]
+            features = torch.cat(kept, -1)
+            self._kept.clear()
+        return Seen(hidden, features)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocabulary]."""
+        logits: Tensor = self._model.get_output_embeddings()(hidden).float()
+        return logits if self._divisor == 1.0 else logits / self._divisor
+
+
+def _load(folder: Path, device: torch.device) -> Any:
+    import transformers
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(_ATTENTION, _attention)
+    AttentionMaskInterface.register(_ATTENTION, _no_mask)
+    quiet = transformers.utils.logging
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    try:
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation=_ATTENTION
+        )
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else error
+        raise ModelError(
+            f"{folder} cannot be loaded as a teacher ({reason}); give a complete checkpoint."
+        ) from None
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """As `transformers` calls it: [rows, heads, length, size] each."""
+    q, k, v = (part.transpose(1, 2) for part in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    mixed = attend(q, k, v, _documents.get(), scale=scale, window=sliding_window or 0)
+    return mixed, None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Whom a token sees is known from the batch's documents."""
+
+
+@contextmanager
+def _packed(documents: Documents) -> Iterator[None]:
+    token = _documents.set(documents)
+    try:
+        yield
+    finally:
+        _documents.reset(token)
+
+
+def _tap(model: Any, wanted: Sequence[int], num_layers: int, kept: dict[int, Tensor]) -> None:
+    """Keep the residual stream entering some layers; behind the last, what leaves it."""
+    base = model.base_model
+    layers = getattr(base, "layers", None) or base.decoder.layers
+
+    def entering(layer: int) -> Any:
+        def hook(_: Any, given: Any, named: Any) -> None:
+            kept[layer] = given[0] if given else named["hidden_states"]
+
+        return hook
+
+    def leaving(_: Any, __: Any, output: Any) -> None:
+        kept[num_layers] = output[0] if isinstance(output, tuple) else output
+
+    for layer in wanted:
+        if layer < num_layers:
+            layers[layer].register_forward_pre_hook(entering(layer), with_kwargs=True)
+        else:
+            layers[-1].register_forward_hook(leaving)
