@@ -176,7 +176,8 @@ SLOW_KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", SLOW_KINDS)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HeadKind)
 def test_texts_are_the_plain_ones_and_drafts_those_of_the_head_on_the_host(
     colocated: Callable[..., LLM],
     models: Models,
