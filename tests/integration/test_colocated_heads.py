@@ -6,6 +6,7 @@ remembered is what the same head does on the host.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
 from outrider.kernels.gpu.ops import GpuOps
+from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
@@ -29,9 +31,11 @@ from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.heads.spec import HeadKind
 from outrider.workers.models.kv import KVCache
 from outrider.workers.runner import Chunk, Runner
+from outrider.workers.target import TargetWorker
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
+SELECT_OPS = select_ops
 VOCAB_SIZE = 8  # so few that a head without sense is right now and then
 NUM_TOKENS = 6
 SEEDS = {"target": 3, "head": 2}  # some of whose drafts are right, of each kind of request
@@ -104,12 +108,11 @@ def plain(models: Models) -> LLM:
 @pytest.fixture
 def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
+    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
 
     def build(kind: str, **options: Any) -> LLM:
         defaults = {"head_model": str(models.heads[kind]), "lag": 1, "device": DEVICE.type}
-        with monkeypatch.context() as patched:  # engines on the CPU have its own kernels
-            patched.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
-            llm = LLM(str(models.target), **(COMMON | defaults | options))
+        llm = LLM(str(models.target), **(COMMON | defaults | options))
         assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
         return llm
 
@@ -164,10 +167,13 @@ def _counts(outputs: Sequence[RequestOutput]) -> list[tuple[int, int]]:
     return [(each.drafted, each.accepted) for each in told]
 
 
-def _on_the_host(models: Models, kind: str, **options: Any) -> LLM:
-    return LLM(
-        str(models.target), device="cpu", head_model=str(models.heads[kind]), **(COMMON | options)
-    )
+def _on_the_host(models: Models, kind: str) -> LLM:
+    """The same head in plain torch, whatever kernels others have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "select_ops", SELECT_OPS)
+        llm = LLM(str(models.target), device="cpu", head_model=str(models.heads[kind]), **COMMON)
+    assert isinstance(llm.engine.built.loop._target, TargetWorker)
+    return llm
 
 
 SLOW_KINDS = [
@@ -207,21 +213,24 @@ def test_what_the_device_remembers_is_what_a_fresh_pass_over_the_text_gives(
     while len(output.outputs[0].token_ids) < NUM_TOKENS - 2:
         llm.engine.step()
     text = [*prompt, *output.outputs[0].token_ids]
-    worker = _worker(llm)
+    assert _worker(llm)._state.text.lengths.tolist() == [len(text), 0, 0]
+    _assert_remembers(_worker(llm), 0, text)
+
+
+def _assert_remembers(worker: ColocatedWorker, row: int, text: list[int]) -> None:
     proposer = worker._head
     assert proposer is not None
-    assert worker._state.text.lengths.tolist() == [len(text), 0, 0]
-    assert proposer._lengths == {0: len(text)}
+    assert proposer._lengths[row] == len(text)
     used, fresh = proposer.runner, _fresh(proposer.runner)
     fresh.target.forward([Chunk(0, 0, text[:-1])])
     passed = fresh.target.passed
     assert passed is not None
     states = fresh.extend([Chunk(0, 0, text[1:])], passed.features)
-    torch.testing.assert_close(used.states[0], states[-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(used.states[row], states[-1], rtol=1e-4, atol=1e-4)
     if used.kv is None or fresh.kv is None:
         return
     block_size, num_slots = used.kv.block_size, len(text) - 1
-    blocks = worker._state.target_tables[0, : -(-num_slots // block_size)].tolist()
+    blocks = worker._state.target_tables[row, : -(-num_slots // block_size)].tolist()
     pairs = zip((*used.kv.keys, *used.kv.values), (*fresh.kv.keys, *fresh.kv.values), strict=True)
     for own, expected in pairs:
         found = own[blocks].transpose(1, 2).flatten(0, 1)[:num_slots]
@@ -268,6 +277,37 @@ def test_large_rounds_and_passes_that_are_not_recorded_draft_the_same(
     monkeypatch.setattr(passes, "MAX_MIXED_TOKENS", 16)
     outputs = _check(colocated("eagle3", lag=0), models, plain)
     assert _counts(outputs) == _counts(expected)
+
+
+@pytest.mark.slow
+def test_a_head_remembers_the_same_behind_drafts_of_which_some_were_selected(
+    colocated: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A selection moves tokens of the pass about, and nobody on the host sees it."""
+    llm = colocated("eagle3", lag=0)
+    _select_half(llm, monkeypatch)
+    engine, scheduler = llm.engine, llm.engine.built.loop.scheduler
+    outputs = [engine.add(str(i), PROMPTS[i], PARAMS[i]) for i in range(2)]
+    while min(len(output.outputs[0].token_ids) for output in outputs) < NUM_TOKENS - 3:
+        engine.step()
+    assert scheduler.stats.drafted_tokens > 0
+    for row, output in enumerate(outputs):
+        _assert_remembers(_worker(llm), row, [*PROMPTS[row], *output.outputs[0].token_ids])
+
+
+def _select_half(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on steps verify half of their drafts."""
+    scheduler = llm.engine.built.loop.scheduler
+    make_plan = scheduler.plan
+
+    def plan_selection(now_s: float) -> StepPlan | None:
+        plan = make_plan(now_s)
+        if plan is None:
+            return None
+        drafts = sum(row.num_verified for row in plan.rows)
+        return dataclasses.replace(plan, num_selected=(drafts + 1) // 2)
+
+    monkeypatch.setattr(scheduler, "plan", plan_selection)
 
 
 @pytest.mark.slow
