@@ -184,7 +184,7 @@ def distill(
 
 def _plan(kind: str, given: Mapping[str, Any]) -> Plan:
     """Of the options by name."""
-    prompts, documents, out = tuple(given["prompts"] or ()), given["documents"], given["out"]
+    prompts, documents = tuple(given["prompts"] or ()), given["documents"]
     data = _picked(
         DataSettings,
         given,
@@ -201,11 +201,12 @@ def _plan(kind: str, given: Mapping[str, Any]) -> Plan:
     # Imported once the options are known to be right, because it needs torch.
     from outrider.train.distill import Plan, all_phases
 
+    folder = Path(given["out"]).expanduser()  # releases of typer differ in what a context holds
     return Plan(
         kind=kind,
         target=given["target"],
-        out=out.expanduser(),
-        data_folder=(given["data"] or out / "data").expanduser(),
+        out=folder,
+        data_folder=Path(given["data"]).expanduser() if given["data"] else folder / "data",
         data=data,
         train=train,
         sizes=sizes,
