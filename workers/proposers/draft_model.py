@@ -23,11 +23,16 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.proposers.agreement import Behind, Foresight, output_span
 from outrider.workers.proposers.base import DRAFT
-from outrider.workers.proposers.drafting import Drafting, start_drafting, take_step
+from outrider.workers.proposers.drafting import (
+    Drafting,
+    RowSamplers,
+    start_drafting,
+    take_step,
+)
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import Span
 from outrider.workers.sampling.verify import VerificationMode
 
 
@@ -47,7 +52,7 @@ class DraftProposer:
         self._ops = ops
         self._verification = verification
         self.computed: dict[int, int] = {}
-        self._samplers: dict[int, RowSampler] = {}
+        self._samplers = RowSamplers(rows, runner)
         self._drafted: dict[int, int] = {}  # rows whose round has no verdict yet, and how far
         self._behind: list[Behind] = []  # what the last plan put off
         self._foresight = Foresight(runner, ops)
@@ -60,7 +65,7 @@ class DraftProposer:
             self.computed[row] = 0
         for init in plan.admitted:
             self.computed[init.row] = init.draft_cached
-            self._samplers.pop(init.row, None)
+            self._samplers.forget(init.row)
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Drafts; what other rows are to catch up on is left to `catch_up`."""
@@ -87,7 +92,8 @@ class DraftProposer:
         """Start anew with these rows; no KV of before is valid."""
         self._rows.adopt(epoch, rows)
         self.computed = {init.row: init.draft_cached for init in rows}
-        self._samplers, self._drafted, self._behind = {}, {}, []
+        self._samplers.clear()
+        self._drafted, self._behind = {}, []
 
     def catch_up(self) -> None:
         """Compute what the last plan put off, in one ragged pass. Of a row that has ended since as
@@ -125,7 +131,7 @@ class DraftProposer:
             chunks.append(chunk)
             total += end - start
             if planned.proposer == DRAFT and end == len(tokens):
-                sampler = self._sampler(row)
+                sampler = self._samplers[row]
                 if sampler.can_choose:
                     span = Span(sampler, tokens, drafts=[])
                     drafting.append(start_drafting(row, planned.depth, planned.generation, span))
@@ -139,19 +145,9 @@ class DraftProposer:
         row, end = self._rows[chunk.row], chunk.start + len(chunk.tokens)
         span = None
         if end > row.init.prompt_len:  # prompt tokens were chosen by nobody
-            sampler = self._sampler(chunk.row)
+            sampler = self._samplers[chunk.row]
             span = output_span(sampler, row.tokens, chunk.start, end, self._verification)
         self._behind.append(Behind(chunk, generation, span))
-
-    def _sampler(self, row: int) -> RowSampler:
-        sampler = self._samplers.get(row)
-        if sampler is None:
-            runner = self.runner
-            sampler = RowSampler.from_init(
-                self._rows[row].init, runner.vocab_size, runner.device, runner.vocab.held
-            )
-            self._samplers[row] = sampler
-        return sampler
 
     def _draft_one(self, active: list[Drafting], logits: Tensor) -> None:
         spans = [each.span for each in active]

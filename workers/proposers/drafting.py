@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from outrider.scheduler.types import Proposal
+from outrider.workers.heads.runner import HeadRunner
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Runner
 from outrider.workers.sampling.draft import DraftStep
-from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.rows import RowSampler, Span
 
 
 class Drafting(NamedTuple):
@@ -28,6 +31,30 @@ class Drafting(NamedTuple):
         q = torch.stack(self.q) if self.q else None
         span = self.span
         return Proposal(self.generation, span.base_len, span.drafts, self.confidences, q)
+
+
+class RowSamplers:
+    """The sampler of each row that drafts, made when it is asked for: most rows never do."""
+
+    def __init__(self, rows: RowTable, runner: Runner | HeadRunner) -> None:
+        self._rows = rows
+        self._runner = runner
+        self._made: dict[int, RowSampler] = {}
+
+    def __getitem__(self, row: int) -> RowSampler:
+        found = self._made.get(row)
+        if found is None:
+            runner = self._runner
+            found = self._made[row] = RowSampler.from_init(
+                self._rows[row].init, runner.vocab_size, runner.device, runner.vocab.held
+            )
+        return found
+
+    def forget(self, row: int) -> None:
+        self._made.pop(row, None)
+
+    def clear(self) -> None:
+        self._made.clear()
 
 
 def start_drafting(row: int, depth: int, generation: int, span: Span) -> Drafting:

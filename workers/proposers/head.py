@@ -15,11 +15,16 @@ from torch import Tensor
 from outrider.kernels.ops import Ops
 from outrider.scheduler.types import Proposal, RowPlan, StepPlan, Verdict
 from outrider.workers.heads.runner import HeadRunner
-from outrider.workers.proposers.drafting import Drafting, start_drafting, take_step
+from outrider.workers.proposers.drafting import (
+    Drafting,
+    RowSamplers,
+    start_drafting,
+    take_step,
+)
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Passed
 from outrider.workers.sampling.draft import draft_sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import Span
 from outrider.workers.sampling.verify import VerificationMode
 
 
@@ -52,7 +57,7 @@ class HeadProposer:
         self._ops = ops
         self._verification = verification
         self._lengths: dict[int, int] = {}
-        self._samplers: dict[int, RowSampler] = {}
+        self._samplers = RowSamplers(rows, runner)
 
     @property
     def max_depth(self) -> int | None:
@@ -62,7 +67,7 @@ class HeadProposer:
         self._rows.begin(plan)
         for init in plan.admitted:
             self._lengths.pop(init.row, None)
-            self._samplers.pop(init.row, None)
+            self._samplers.forget(init.row)
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         drafting = [each for row in plan.rows if (each := self._begin(row)) is not None]
@@ -135,24 +140,14 @@ class HeadProposer:
         if planned.proposer != self._name or not planned.depth:
             return None
         tokens = self._rows[row].tokens
-        if self._lengths.get(row) != len(tokens) or not self._sampler(row).can_choose:
+        if self._lengths.get(row) != len(tokens) or not self._samplers[row].can_choose:
             return None
         target = self.runner.target
         target.extend_table(row, planned.target_start, planned.target_blocks)
         most = self.max_depth
         depth = planned.depth if most is None else min(planned.depth, most)
-        span = Span(self._sampler(row), tokens, drafts=[])
+        span = Span(self._samplers[row], tokens, drafts=[])
         return start_drafting(row, depth, planned.generation, span)
-
-    def _sampler(self, row: int) -> RowSampler:
-        sampler = self._samplers.get(row)
-        if sampler is None:
-            runner = self.runner
-            sampler = RowSampler.from_init(
-                self._rows[row].init, runner.vocab_size, runner.device, runner.vocab.held
-            )
-            self._samplers[row] = sampler
-        return sampler
 
     def _draft_one(self, active: list[Drafting], logits: Tensor) -> None:
         spans = [each.span for each in active]

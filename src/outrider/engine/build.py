@@ -19,7 +19,7 @@ from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import Ranks, SpawnedRanks
 from outrider.engine.over_ranks import RankModels, group_sizes, start_over_ranks
 from outrider.engine.rank_group import Report
-from outrider.engine.revisions import settle_revisions
+from outrider.engine.revisions import settle_head, settle_revisions
 from outrider.engine.server_life import ServerLife
 from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
@@ -114,7 +114,9 @@ def build_served(
     """
     config = config.for_server()
     if not config.cluster.colocate:
-        config = settle_revisions(config)  # of an engine that was started by hand
+        # Of an engine that was started by hand; those of servers have nothing to ask.
+        settled = settle_revisions(config)
+        config = settle_head(settled, may_ask=settled != config)
         models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped, hold)
         return _over(models)
     import outrider.engine.inline  # noqa: F401  (takes longest)

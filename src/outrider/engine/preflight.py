@@ -6,7 +6,7 @@ import logging
 from typing import NamedTuple
 
 from outrider.config import EngineConfig
-from outrider.engine.revisions import settle_revisions
+from outrider.engine.revisions import settle_head, settle_revisions
 from outrider.errors import ModelError
 from outrider.text.tokenizer import (
     Tokenizer,
@@ -44,7 +44,7 @@ def check_models(
     at nor downloaded here. An engine of a server that has checked its tokenizers already has no use
     for text: loading them takes as long as loading a small model.
     """
-    config = settle_revisions(config)
+    config = settle_head(settle_revisions(config))
     wanted = Files.ALL if has_weights else Files.TEXT
     sources = [(config.target.model, config.target.revision)]
     if config.draft.model is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from outrider.config import EngineConfig
 from outrider.config.bundled import AUTO
@@ -12,9 +13,8 @@ from outrider.workers.weights.resolve import at_commit, commit_of_source
 
 
 def settle_revisions(config: EngineConfig) -> EngineConfig:
-    """With commits in the place of branches and tags, and a head in its own place, so that whoever
-    gets it later, on whatever host, has the same models. Has nothing to ask where that is so
-    already."""
+    """With commits in the place of branches and tags, so that whoever gets it later, on whatever
+    host, has the same models. Has nothing to ask where that is so already."""
     target, draft = config.target, config.draft
     target = dataclasses.replace(target, revision=_settled(target.model, target.revision))
     if target.tokenizer is not None:
@@ -25,14 +25,15 @@ def settle_revisions(config: EngineConfig) -> EngineConfig:
     head = config.head
     if head.model is not None:
         head = dataclasses.replace(head, revision=_settled(head.model, head.revision))
-    return _with_head_in_place(dataclasses.replace(config, target=target, draft=draft, head=head))
+    return dataclasses.replace(config, target=target, draft=draft, head=head)
 
 
-def _with_head_in_place(config: EngineConfig) -> EngineConfig:
-    """A draft that turns out to be a head becomes the configuration's head, of the kind it is."""
+def settle_head(config: EngineConfig, *, may_ask: bool = True) -> EngineConfig:
+    """A draft that turns out to be a head becomes the configuration's head, of the kind it is.
+    Unless it `may_ask` the hub, only what is on this host is looked at."""
     draft, head = config.draft, config.head
     model, revision = head.model or draft.model, head.revision or draft.revision
-    if model is None or head.method != AUTO:
+    if model is None or head.method != AUTO or not (may_ask or Path(model).exists()):
         return config
     kind = kind_of(model, revision=revision, by_tensors=head.model is not None)
     if kind is None and head.model is None:
