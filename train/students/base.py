@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from outrider.train.teacher import Seen
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
-class Student(nn.Module):
+class Student(nn.Module, ABC):
     """Guesses for every row of a batch, from its tokens or from what the teacher has seen.
 
     `tensors` and `config` are its checkpoint, as the software that is used to it reads it.
@@ -28,14 +29,14 @@ class Student(nn.Module):
     weights_file = WEIGHTS
     is_model = False  # a model of its own comes with its tokenizer
 
-    def guesses(self, batch: Batch, seen: Seen) -> Guesses:
-        raise NotImplementedError
+    @abstractmethod
+    def guesses(self, batch: Batch, seen: Seen) -> Guesses: ...
 
-    def tensors(self) -> dict[str, Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]: ...
 
-    def config(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def config(self) -> dict[str, Any]: ...
 
     def save(self, folder: Path) -> None:
         """In bfloat16, but for what counts or chooses tokens."""

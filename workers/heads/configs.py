@@ -154,7 +154,7 @@ class MedusaConfig:
         return cls(spec, num_heads, num_blocks)
 
 
-HeadConfig = Eagle3Config | MlpConfig | MedusaConfig
+ReadConfig = Eagle3Config | MlpConfig | MedusaConfig
 READERS: dict[HeadKind, type[Eagle3Config] | type[MlpConfig] | type[MedusaConfig]] = {
     HeadKind.EAGLE3: Eagle3Config,
     HeadKind.MLP: MlpConfig,

@@ -16,7 +16,7 @@ from outrider.workers.weights.files import Files, read_json
 from outrider.workers.weights.resolve import resolve_source
 
 if TYPE_CHECKING:
-    from outrider.workers.heads.configs import HeadConfig
+    from outrider.workers.heads.configs import ReadConfig
     from outrider.workers.models.spec import ModelSpec
 
 _MEDUSA_BLOCK = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
@@ -72,7 +72,7 @@ def head_spec(
 
 def head_config(
     config: Mapping[str, Any], names: Collection[str] | None, target: ModelSpec
-) -> HeadConfig | None:
+) -> ReadConfig | None:
     """All that is known of a head; see `head_spec`."""
     from outrider.workers.heads.configs import READERS
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
+from outrider.workers.models.source import WeightSource
 from outrider.workers.weights.files import Files
 from outrider.workers.weights.loader import checkpoint_folder
 from outrider.workers.weights.pickled_source import PickledSource
@@ -22,17 +23,11 @@ _PICKLED = "pytorch_model.bin"
 _TRAINING = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin", "scheduler.bin")
 
 
-class HeadWeights(Protocol):
-    """As `WeightSource`, with the names of what is there."""
+class HeadWeights(WeightSource, Protocol):
+    """With the names of what is there, and what must keep a dtype of its own."""
 
     @property
     def names(self) -> Collection[str]: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
 
     def read(
         self,
