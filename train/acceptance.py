@@ -12,7 +12,7 @@ from typing import Any
 from outrider.scheduler.params import SamplingParams
 from outrider.text.outputs import RequestOutput
 from outrider.train.data import open_llm
-from outrider.train.settings import EvaluationSettings
+from outrider.train.settings import SHARE_OF_GPU, EvaluationSettings
 from outrider.train.shards import Record
 from outrider.train.telling import Teller
 
@@ -54,12 +54,13 @@ def measure_acceptance(
     context: int,
     device: str,
     teller: Teller,
+    share_of_gpu: float = SHARE_OF_GPU,
 ) -> dict[str, Any]:
     """Greedy and sampled, over the prompts of records: in all, by category, by prompt length."""
     role = "draft_model" if is_model else "head_model"
     options: dict[str, Any] = {role: str(checkpoint)}
     with teller.at_work(f"loading {target} with {checkpoint}"):
-        llm = open_llm(target, context, device, **options)
+        llm = open_llm(target, context, device, share_of_gpu, **options)
     try:
         cut = [evaluated(number, record, settings.tokens) for number, record in enumerate(records)]
         fitting = [record for record in cut if 0 < record.begin <= context - settings.tokens]

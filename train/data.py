@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import ConfigError
 from outrider.scheduler.params import SamplingParams
 from outrider.train.dialogues import Template
-from outrider.train.settings import DataSettings
+from outrider.train.settings import SHARE_OF_GPU, DataSettings
 from outrider.train.shards import HELD_OUT, Manifest, Record, write_shard
 from outrider.train.sources import read_documents, read_prompts
 from outrider.train.telling import Teller
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # Of a data folder that is there already, this may be asked for anew.
 _MAY_DIFFER = ("conversations",)
-# The rest is for the phases that follow, should a closed engine not have given back everything.
-_SHARE_OF_GPU = 0.5
 
 
 class EngineSpeaker:
@@ -38,7 +36,7 @@ class EngineSpeaker:
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def open_llm(target: str, context: int, device: str, **options: Any) -> LLM:
+def open_llm(target: str, context: int, device: str, share_of_gpu: float, **options: Any) -> LLM:
     """The target in this process, serving nothing longer than it is trained on."""
     from outrider.engine.llm import LLM
 
@@ -46,14 +44,19 @@ def open_llm(target: str, context: int, device: str, **options: Any) -> LLM:
         target,
         device=device,
         max_model_len=context,
-        gpu_memory_utilization=_SHARE_OF_GPU,
+        gpu_memory_utilization=share_of_gpu,
         log_level="warning",
         **options,
     )
 
 
 def make_data(
-    folder: Path, target: str, settings: DataSettings, device: str, teller: Teller
+    folder: Path,
+    target: str,
+    settings: DataSettings,
+    device: str,
+    teller: Teller,
+    share_of_gpu: float = SHARE_OF_GPU,
 ) -> Manifest:
     """Go on where the folder is; a complete one is returned as it is."""
     manifest = Manifest.load(folder)
@@ -67,7 +70,7 @@ def make_data(
             return manifest
     prompts, documents = read_prompts(settings.prompts), read_documents(settings.documents)
     with teller.at_work(f"loading {target}"):
-        llm = open_llm(target, settings.context, device, method="off")
+        llm = open_llm(target, settings.context, device, share_of_gpu, method="off")
     try:
         facts = llm.engine.built.facts
         tokenizer = llm.get_tokenizer()

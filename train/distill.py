@@ -19,7 +19,13 @@ from outrider.train.acceptance import measure_acceptance
 from outrider.train.data import make_data
 from outrider.train.files import read_object, write_json
 from outrider.train.report import write_report
-from outrider.train.settings import DataSettings, EvaluationSettings, Sizes, TrainSettings
+from outrider.train.settings import (
+    SHARE_OF_GPU,
+    DataSettings,
+    EvaluationSettings,
+    Sizes,
+    TrainSettings,
+)
 from outrider.train.shards import Dataset
 from outrider.train.students.base import Student
 from outrider.train.students.make import check_fits, layers_read, make_student
@@ -49,12 +55,14 @@ class Plan:
     kind: str
     target: str
     out: Path
-    data_folder: Path
+    data_folders: tuple[Path, ...]
     data: DataSettings
     train: TrainSettings
     sizes: Sizes
     evaluation: EvaluationSettings
     device: str = "auto"
+    gpu_memory_utilization: float = SHARE_OF_GPU
+    begin_from: Path | None = None
     phases: tuple[str, ...] = PHASES
     resume: bool = False
 
@@ -64,7 +72,7 @@ def distill(plan: Plan, teller: Teller) -> dict[str, Any]:
     spec = load_spec(plan.target)
     _check(plan, spec)
     if "data" in plan.phases:
-        make_data(plan.data_folder, plan.target, plan.data, plan.device, teller)
+        _make_data(plan, teller)
     if "train" in plan.phases:
         _free_memory()
         _train(plan, spec, teller)
@@ -72,6 +80,16 @@ def distill(plan: Plan, teller: Teller) -> dict[str, Any]:
         _free_memory()
         return _evaluate(plan, teller)
     return {}
+
+
+def _make_data(plan: Plan, teller: Teller) -> None:
+    if len(plan.data_folders) != 1:
+        raise ConfigError(
+            f"--data names {len(plan.data_folders)} folders, and texts are written into one; let "
+            "each be written by a command of its own (--phase data)."
+        )
+    share = plan.gpu_memory_utilization
+    make_data(plan.data_folders[0], plan.target, plan.data, plan.device, teller, share)
 
 
 def _free_memory() -> None:
@@ -105,11 +123,13 @@ def _check(plan: Plan, spec: ModelSpec) -> None:
 
 
 def _train(plan: Plan, spec: ModelSpec, teller: Teller) -> None:
-    data = Dataset(plan.data_folder)
+    data = Dataset(*plan.data_folders)
     device = training_device(plan.device)
     with teller.at_work(f"loading {plan.target} as the teacher"):
         teacher = Teacher(plan.target, device, layers_read(plan.sizes, spec))
         student = make_student(plan.sizes, teacher, data, plan.train, plan.target)
+        if plan.begin_from is not None:
+            student.begin_from(plan.begin_from)
     folder = plan.out / TRAINING
     trainer = Trainer(student, teacher, data.records, plan.train, folder, _identity(plan))
     if trainer.resume():
@@ -128,6 +148,7 @@ def _identity(plan: Plan) -> dict[str, Any]:
     return {
         "kind": plan.kind,
         "target": plan.target,
+        "begin_from": None if plan.begin_from is None else str(plan.begin_from),
         **{name: value for name, value in own.items() if name not in free},
         **dataclasses.asdict(plan.sizes),
     }
@@ -149,9 +170,9 @@ def _note_trained(
         "sizes": dataclasses.asdict(plan.sizes),
         "training": dataclasses.asdict(plan.train),
         "data": {
-            "conversations": data.manifest.num_records,
-            "tokens": data.manifest.num_tokens,
-            "settings": data.manifest.settings,
+            "conversations": len(data.records),
+            "tokens": data.num_tokens,
+            "settings": [manifest.settings for manifest in data.manifests],
         },
         "agreement": agreed,
         "history": trainer.history,
@@ -194,18 +215,19 @@ def _evaluate(plan: Plan, teller: Teller) -> dict[str, Any]:
             "first (--phase train --resume)."
         )
     report = read_object(noted, "a record of a training")
-    data = Dataset(plan.data_folder)
+    data = Dataset(*plan.data_folders)
     try:
         found = measure_acceptance(
             plan.target,
             checkpoint,
             bool(report["is_model"]),
             data.held_out,
-            data.manifest.kinds,
+            data.kinds,
             plan.evaluation,
             plan.data.context,
             plan.device,
             teller,
+            plan.gpu_memory_utilization,
         )
     except OutriderError as error:
         # Training is over and its checkpoint written: the report is worth having without it.

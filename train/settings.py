@@ -9,6 +9,9 @@ from typing import Any
 from outrider.errors import ConfigError
 from outrider.scheduler.params import MAX_FIXED_DEPTH
 
+# The rest is for the phases that follow, should a closed engine not have given back everything.
+SHARE_OF_GPU = 0.5
+
 
 def _at_least(least: float, **values: float) -> None:
     for name, value in values.items():
@@ -111,14 +114,16 @@ class DraftSizes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Sizes:
     """`unroll` is how many of its own outputs in a row the head is trained on; the loss of each
-    counts `decay` of the one before."""
+    counts `decay` of the one before. `intermediate` of 0 is the target's."""
 
     draft_vocab: int = 16_384
+    intermediate: int = 0
     unroll: int = 5
     decay: float = 0.8
 
     def __post_init__(self) -> None:
         _at_least(1, draft_vocab=self.draft_vocab, unroll=self.unroll)
+        _at_least(0, intermediate=self.intermediate)
         _share(decay=self.decay)
 
 

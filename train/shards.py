@@ -8,7 +8,7 @@ every record its length and where the target's first answer begins (uint32 each)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -121,26 +121,59 @@ class Manifest:
 
 
 class Dataset:
-    """The records of a folder: those to train on, and those held out."""
+    """The records of some folders: those to train on, and those held out."""
 
-    def __init__(self, folder: Path) -> None:
-        manifest = Manifest.load(folder)
-        if manifest is None:
-            raise ConfigError(
-                f"--data is {str(folder)!r}, which has no {MANIFEST}; let the data be made first "
-                "(--phase data)."
-            )
-        self.manifest = manifest
+    def __init__(self, *folders: Path) -> None:
+        self.manifests = [_manifest_of(folder) for folder in folders]
+        self.kinds: list[str] = []
         self.records: list[Record] = []
-        for shard in manifest.shards:
-            self.records += read_shard(folder / str(shard["file"]))
-        self.held_out = read_shard(folder / HELD_OUT) if manifest.has_held_out else []
+        self.held_out: list[Record] = []
+        for folder, manifest in zip(folders, self.manifests, strict=True):
+            _check_alike(folder, manifest, self.manifests[0])
+            for shard in manifest.shards:
+                self.records += self._read(folder / str(shard["file"]), manifest)
+            if manifest.has_held_out:
+                self.held_out += self._read(folder / HELD_OUT, manifest)
+        self.vocab_size = self.manifests[0].vocab_size
         if not self.records:
-            raise ConfigError(f"{folder} holds no conversation yet; let the data be made first.")
+            told = ", ".join(map(str, folders))
+            raise ConfigError(f"{told} holds no conversation yet; let the data be made first.")
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(manifest.num_tokens for manifest in self.manifests)
+
+    def _read(self, path: Path, manifest: Manifest) -> list[Record]:
+        """With kinds that are numbered as in `kinds`, whatever the folder."""
+        for name in manifest.kinds:
+            if name not in self.kinds:
+                self.kinds.append(name)
+        numbers = [self.kinds.index(name) for name in manifest.kinds]
+        return [replace(record, kind=numbers[record.kind]) for record in read_shard(path)]
 
     def answer_counts(self) -> npt.NDArray[np.int64]:
         """How often the target has written each token."""
-        return count_tokens(self.records, self.manifest.vocab_size)
+        return count_tokens(self.records, self.vocab_size)
+
+
+def _manifest_of(folder: Path) -> Manifest:
+    manifest = Manifest.load(folder)
+    if manifest is None:
+        raise ConfigError(
+            f"--data is {str(folder)!r}, which has no {MANIFEST}; let the data be made first "
+            "(--phase data)."
+        )
+    return manifest
+
+
+def _check_alike(folder: Path, manifest: Manifest, first: Manifest) -> None:
+    for name in ("target", "vocab_size"):
+        here, there = getattr(manifest, name), getattr(first, name)
+        if here != there:
+            raise ConfigError(
+                f"{folder} has {name} {here!r}, and the first --data has {there!r}; give texts "
+                "of one target."
+            )
 
 
 def count_tokens(records: Sequence[Record], vocab_size: int) -> npt.NDArray[np.int64]:

@@ -23,6 +23,9 @@ MAX_TURNS = 8
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.3, 0.7, 1.0, 1.0)
 USER_TEMPERATURE = 1.0
 SHORTEST_GOAL = 48
+# Of the conversations, the share whose answer goes on behind its end, as in load tests that want
+# answers of one length.
+PAST_END = 0.15
 QUESTIONS = (
     "Summarize the text above.",
     "What is the main point of this text?",
@@ -54,6 +57,7 @@ class _Dialogue:
     temperature: float
     seed: int
     is_answered_next: bool
+    goes_past_end: bool = False
     begin: int | None = None
     num_turns: int = 0
     is_over: bool = False
@@ -109,15 +113,18 @@ class Writer:
         longest = math.log(settings.context)
         goal = int(math.exp(rng.uniform(math.log(min(SHORTEST_GOAL, settings.context)), longest)))
         temperature = rng.choice(ANSWER_TEMPERATURES)
+        goes_past_end = rng.random() < PAST_END
         if documents and drawn < settings.document_share:
             ids, kind, is_ready = self._of_document(rng, rng.choice(documents)[1])
-            return _Dialogue(ids, kind, 0, temperature, seed, is_ready)
+            return _Dialogue(ids, kind, 0, temperature, seed, is_ready, goes_past_end)
         if prompts and drawn < settings.document_share + settings.prompt_share:
             kind, text = rng.choice(prompts)
-            return _Dialogue(self._asked(text), kind, goal, temperature, seed, True)
+            ids = self._asked(text)
+            return _Dialogue(ids, kind, goal, temperature, seed, True, goes_past_end)
         if self.template is None:
             return _Dialogue(self._first_token(), OWN, goal, temperature, seed, True)
-        return _Dialogue(list(self.template.before), OWN, goal, temperature, seed, False)
+        ids = list(self.template.before)
+        return _Dialogue(ids, OWN, goal, temperature, seed, False, goes_past_end)
 
     def _of_document(self, rng: random.Random, text: str) -> tuple[list[int], str, bool]:
         """A part of it to go on with, or with a question behind it, stated or yet to be asked."""
@@ -173,7 +180,7 @@ class Writer:
     def _answers(self, dialogues: list[_Dialogue]) -> None:
         dialogues = [d for d in dialogues if self._has_room(d, 1)]
         most = self.settings.answer_tokens
-        params = [self._params(d, d.temperature, most) for d in dialogues]
+        params = [self._params(d, d.temperature, most, ends=not d.goes_past_end) for d in dialogues]
         for dialogue, ids in zip(dialogues, self._speak(dialogues, params), strict=True):
             if dialogue.begin is None:
                 dialogue.begin = len(dialogue.ids)
@@ -187,6 +194,7 @@ class Writer:
         between = template.between if template is not None else ()
         if (
             not between
+            or dialogue.goes_past_end
             or len(dialogue.ids) >= dialogue.goal
             or dialogue.num_turns == MAX_TURNS
             or self._room(dialogue) <= len(between)
@@ -198,12 +206,18 @@ class Writer:
         dialogue.is_answered_next = False
 
     def _params(
-        self, dialogue: _Dialogue, temperature: float, most: int, kept: int = 0
+        self,
+        dialogue: _Dialogue,
+        temperature: float,
+        most: int,
+        kept: int = 0,
+        ends: bool = True,
     ) -> SamplingParams:
         return SamplingParams(
             temperature=temperature,
             max_tokens=min(most, self._room(dialogue) - kept),
-            stop_token_ids=self.template.ends if self.template is not None else (),
+            stop_token_ids=self.template.ends if self.template is not None and ends else (),
+            ignore_eos=not ends,
             seed=dialogue.seed + len(dialogue.ids),
         )
 

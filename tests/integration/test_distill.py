@@ -72,7 +72,7 @@ def plan(kind: str, folder: Path, out: str, **changes: Any) -> Plan:
         kind=kind,
         target=str(folder / "target"),
         out=folder / out,
-        data_folder=folder / "data",
+        data_folders=(folder / "data",),
         data=DATA,
         train=train,
         sizes=sizes_of(kind, SIZES[kind]),

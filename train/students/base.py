@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
 from outrider.train.packing import Batch
 from outrider.train.teacher import Seen
@@ -48,6 +50,35 @@ class Student(nn.Module, ABC):
         save_file(made, str(folder / self.weights_file), metadata={"format": "pt"})
         text = json.dumps(self.config(), indent=1, sort_keys=True) + "\n"
         (folder / CONFIG).write_text(text, encoding="utf-8")
+
+    def begin_from(self, folder: Path) -> None:
+        """Take the weights of a checkpoint of the same kind and sizes."""
+        path = folder / self.weights_file
+        mine = self.tensors()
+        try:
+            theirs = load_file(str(path))
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"--begin-from is {str(folder)!r}, whose {self.weights_file} cannot be read "
+                f"({error}); name a checkpoint of this kind."
+            ) from None
+        for name, tensor in mine.items():
+            if name not in theirs or not _fits(theirs[name], tensor.cpu()):
+                raise ConfigError(
+                    f"--begin-from is {str(folder)!r}, whose {name} is not what this student has; "
+                    "give the sizes it was made with."
+                )
+        with torch.no_grad():
+            for name, tensor in mine.items():
+                if tensor.is_floating_point():
+                    tensor.copy_(theirs[name])
+
+
+def _fits(given: Tensor, own: Tensor) -> bool:
+    """What counts or chooses tokens has to be the same."""
+    if own.is_floating_point():
+        return given.shape == own.shape
+    return torch.equal(given, own)
 
 
 def rope_entries(target: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,8 @@ class Eagle3Student(Student):
         self._sizes, self._spec = sizes, spec
         self._target = read_json(teacher.folder / "config.json")
         self.layers = chosen_layers(spec.num_layers)
-        layer = _layer_sizes(spec)
+        self._intermediate = sizes.intermediate or spec.intermediate_size
+        layer = _layer_sizes(spec, self._intermediate)
         self.fc = linear(len(self.layers) * spec.hidden_size, layer.width)
         self.midlayer = _MidLayer(layer)
         self.norm = RmsNorm(layer.width, layer.eps)
@@ -137,7 +138,7 @@ class Eagle3Student(Student):
             "head_dim": spec.head_dim,
             "hidden_act": "silu",
             "hidden_size": spec.hidden_size,
-            "intermediate_size": spec.intermediate_size,
+            "intermediate_size": self._intermediate,
             "max_position_embeddings": spec.max_position,
             "num_attention_heads": spec.num_heads,
             "num_hidden_layers": 1,
@@ -162,13 +163,13 @@ def draft_tokens(
     return np.sort(order[:most]).astype(np.int64)
 
 
-def _layer_sizes(spec: ModelSpec) -> LayerSizes:
+def _layer_sizes(spec: ModelSpec, intermediate: int) -> LayerSizes:
     return LayerSizes(
         width=spec.hidden_size,
         heads=spec.num_heads,
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        intermediate=spec.intermediate_size,
+        intermediate=intermediate,
         eps=spec.norm_eps,
         input_width=2 * spec.hidden_size,
     )

@@ -13,6 +13,7 @@ import typer
 from outrider.errors import ConfigError
 from outrider.train.settings import (
     LEARNING_RATES,
+    SHARE_OF_GPU,
     SIZES,
     DataSettings,
     DraftSizes,
@@ -60,10 +61,17 @@ def distill(
     ],
     out: Annotated[Path, typer.Option(help="Folder of state, report and checkpoint.")],
     data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder of the texts, made if it is not there or not complete; may be repeated "
+            "to train on several. Default: OUT/data.",
+            show_default=False,
+        ),
+    ] = None,
+    begin_from: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the texts, made if it is not there or not complete. Default: OUT/data.",
-            show_default=False,
+            help="Checkpoint of the same kind and sizes to begin with.", show_default=False
         ),
     ] = None,
     phase: Annotated[
@@ -76,6 +84,9 @@ def distill(
         bool, typer.Option("--resume", help="Go on with what was begun in --out.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of a GPU that writing and measuring may take.")
+    ] = SHARE_OF_GPU,
     seed: Annotated[int, typer.Option(help="Of texts, weights and order.")] = 0,
     context: Annotated[
         int, typer.Option(help="Longest text in tokens, and the length of a packed row.")
@@ -140,7 +151,8 @@ def distill(
         _size_help("Heads.", draft=DraftSizes().heads, medusa=MedusaSizes().heads),
     ] = None,
     intermediate: Annotated[
-        int | None, _size_help("Width of its MLP.", draft=DraftSizes().intermediate)
+        int | None,
+        _size_help("Width of its MLP.", draft=DraftSizes().intermediate, eagle3="the target's"),
     ] = None,
     draft_vocab: Annotated[
         int | None,
@@ -206,7 +218,10 @@ def _plan(kind: str, given: Mapping[str, Any]) -> Plan:
         kind=kind,
         target=given["target"],
         out=folder,
-        data_folder=Path(given["data"]).expanduser() if given["data"] else folder / "data",
+        data_folders=tuple(Path(each).expanduser() for each in given["data"] or ())
+        or (folder / "data",),
+        begin_from=Path(given["begin_from"]).expanduser() if given["begin_from"] else None,
+        gpu_memory_utilization=given["gpu_memory_utilization"],
         data=data,
         train=train,
         sizes=sizes,

@@ -66,3 +66,21 @@ def test_a_file_whose_writing_fails_stays_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"):
         write_whole(path, fail)
     assert path.read_text() == "before"
+
+
+def test_several_folders_are_one_set_with_kinds_of_their_names(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    saved(first)
+    manifest = saved(second)
+    manifest.kinds = ["b", "c"]
+    manifest.save(second)
+    data = Dataset(first, second)
+    assert len(data.records) == 6 and data.num_tokens == 16
+    assert [data.kinds[r.kind] for r in data.records] == ["b", "a", "a", "c", "b", "b"]
+
+
+def test_folders_of_two_targets_are_not_mixed(tmp_path: Path) -> None:
+    saved(tmp_path / "a")
+    saved(tmp_path / "b", vocab_size=11)
+    with pytest.raises(ConfigError, match="has vocab_size 11, and the first --data has 10; give"):
+        Dataset(tmp_path / "a", tmp_path / "b")

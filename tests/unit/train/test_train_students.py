@@ -184,3 +184,37 @@ def test_principal_components_keep_the_geometry_of_an_embedding_that_has_so_few(
     before, after = embedding @ embedding.T, parts @ parts.T
     torch.testing.assert_close(after / after.norm(), before / before.norm(), atol=1e-5, rtol=1e-3)
     assert principal_components(embedding, 20).shape == (50, 20)
+
+
+@pytest.mark.parametrize("name", ["draft", "eagle3", "eagle3-whole", "medusa", "mlp", "mlp-tied"])
+def test_a_student_may_begin_from_a_checkpoint(name: str, target: Path, tmp_path: Path) -> None:
+    given, _ = make(name, target)
+    with torch.no_grad():
+        for parameter in given.parameters():
+            parameter.mul_(0.5)
+    given.save(tmp_path)
+    student, _ = make(name, target)
+    student.begin_from(tmp_path)
+    for tensor, wanted in zip(student.parameters(), given.parameters(), strict=True):
+        assert torch.equal(tensor, wanted)
+
+
+def test_a_checkpoint_of_other_sizes_is_nothing_to_begin_from(target: Path, tmp_path: Path) -> None:
+    given, teacher = make("eagle3", target)
+    given.save(tmp_path)
+    other = Eagle3Student(Eagle3Sizes(draft_vocab=24), teacher, CONTEXT, COUNTS)
+    with pytest.raises(ConfigError, match="is not what this student has; give the sizes"):
+        other.begin_from(tmp_path)
+    others_tokens = Eagle3Student(Eagle3Sizes(draft_vocab=25), teacher, CONTEXT, COUNTS[::-1])
+    with pytest.raises(ConfigError, match="whose d2t is not what this student has"):
+        others_tokens.begin_from(tmp_path)
+    with pytest.raises(ConfigError, match=r"model.safetensors cannot be read"):
+        other.begin_from(tmp_path / "nowhere")
+
+
+def test_a_head_may_have_a_narrower_mlp_than_its_target(target: Path, tmp_path: Path) -> None:
+    _, teacher = make("eagle3", target)
+    student = Eagle3Student(Eagle3Sizes(intermediate=8), teacher, CONTEXT, COUNTS)
+    student.save(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 8
+    assert student.midlayer.mlp.gate_proj.weight.shape[0] == 8

@@ -113,3 +113,13 @@ def test_without_a_template_texts_begin_as_texts_do(tokenizer: Any, tmp_path: Pa
     made = Writer(Babbler(), tokenizer, None, SETTINGS, (END,), Pool(), Pool())
     records = made.write(0, 10, held_out=False)
     assert records and all(r.begin == 1 and r.ids[0] == BEGIN for r in records)
+
+
+def test_some_answers_go_on_behind_their_end(tokenizer: Any) -> None:
+    speaker = Babbler()
+    writer(tokenizer, speaker).write(0, 60, held_out=False)
+    answers = [own for ids, own in speaker.asked if ids[-1] == BOT]
+    past = [own for own in answers if own.ignore_eos]
+    assert 0 < len(past) < len(answers) / 2
+    assert not any(own.stop_token_ids for own in past)
+    assert not any(own.ignore_eos for ids, own in speaker.asked if ids[-1] == USER)
