@@ -134,12 +134,16 @@ def _chunk(
 ) -> None:
     guesses, rows = job.guesses, job.batch.rows[part]
     weights = job.batch.weights[part]
-    taught = torch.log_softmax(job.teach(job.hidden[rows]), -1)
-    likeliest = taught.argmax(-1) if job.measures else None
+    logits = job.teach(job.hidden[rows])
+    likeliest = logits.argmax(-1) if job.measures else None
+    # Logarithms only where figures are made of them: a pass over all these numbers is what costs.
+    taught = torch.log_softmax(logits, -1) if job.tells else None
+    chances = torch.softmax(logits, -1) if taught is None else taught.exp()
+    mass: Tensor | None = None
     if guesses.vocabulary is not None:
-        taught = taught[:, guesses.vocabulary]
-    chances = taught.exp()
-    mass = chances.sum(-1, keepdim=True) if guesses.vocabulary is not None else 1.0
+        chances = chances[:, guesses.vocabulary]
+        mass = chances.sum(-1, keepdim=True)
+        taught = taught[:, guesses.vocabulary] if taught is not None else None
     num_levels = len(guesses.states)
     dtype = torch.bfloat16 if rows.is_cuda else torch.float32
     for level, (state, behind) in enumerate(zip(guesses.states, guesses.behind, strict=True)):
@@ -148,18 +152,23 @@ def _chunk(
         used = torch.where(valid[level][part], weights, 0.0)
         origin = (rows - behind).clamp_min(0)
         picked = state[origin].to(dtype)
-        guessed = torch.log_softmax((picked @ table.T).float(), -1)
-        if job.measures:
-            assert likeliest is not None
+        guessed_logits = picked @ table.T
+        if taught is None:
+            guessed = torch.softmax(guessed_logits, -1, dtype=torch.float32)
+        else:
+            logs = torch.log_softmax(guessed_logits, -1, dtype=torch.float32)
+            job.measured.kl[level] += ((chances * (taught - logs)).sum(-1) * used).sum()
+            guessed = logs.exp_()
+        if likeliest is not None:
             _measure(job, level, guessed, chances, likeliest, used)
-        if job.tells:
-            job.measured.kl[level] += ((chances * (taught - guessed)).sum(-1) * used).sum()
         if not grads:
             continue
-        slope = guessed.exp_().mul_(mass).sub_(chances)
-        slope = slope.mul_((used * scales[level])[:, None]).to(dtype)
-        grads[level].index_add_(0, origin, (slope @ table).float())
-        grads[number].add_((slope.T @ picked).float())
+        if mass is not None:
+            guessed = guessed.mul_(mass)
+        slope = guessed.sub_(chances).to(dtype)
+        count = (used * scales[level])[:, None]
+        grads[level].index_add_(0, origin, (slope @ table).float() * count)
+        grads[number].add_((slope.T @ (picked * count).to(dtype)).float())
 
 
 def _measure(
@@ -169,4 +178,4 @@ def _measure(
     if job.guesses.vocabulary is not None:
         best = job.guesses.vocabulary[best]
     job.measured.agreement[level] += ((best == likeliest) * used).sum()
-    job.measured.overlap[level] += (torch.minimum(guessed.exp(), chances).sum(-1) * used).sum()
+    job.measured.overlap[level] += (torch.minimum(guessed, chances).sum(-1) * used).sum()

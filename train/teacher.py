@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +14,12 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.train.attention import attend
 from outrider.train.packing import Batch, Documents
+from outrider.train.recorded import RecordedPasses, See, Seen
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.loader import checkpoint_folder, load_spec
 
 _ATTENTION = "outrider_documents"
 _documents: ContextVar[Documents] = ContextVar("documents")
-
-
-class Seen(NamedTuple):
-    """Of every token, row after row: what the head reads [tokens, width], and what enters the
-    layers asked for [tokens, layers * width]."""
-
-    hidden: Tensor
-    features: Tensor | None
 
 
 class Teacher:
@@ -41,6 +34,7 @@ class Teacher:
         self._layers = tuple(layers)
         self._kept: dict[int, Tensor] = {}
         _tap(self._model, self._layers, self.spec.num_layers, self._kept)
+        self._pass: See = RecordedPasses(self._see) if device.type == "cuda" else self._see
 
     @property
     def embedding(self) -> Tensor:
@@ -56,9 +50,13 @@ class Teacher:
 
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
-        with _packed(batch.documents):
+        """What it returns is good until the next call."""
+        return self._pass(batch.ids, batch.documents)
+
+    def _see(self, ids: Tensor, documents: Documents) -> Seen:
+        with _packed(documents):
             output = self._model.base_model(
-                input_ids=batch.ids, position_ids=batch.documents.positions, use_cache=False
+                input_ids=ids, position_ids=documents.positions, use_cache=False
             )
         hidden = output.last_hidden_state.flatten(0, 1)
         features = None
@@ -77,10 +75,11 @@ class Teacher:
 
 def _load(folder: Path, device: torch.device) -> Any:
     import transformers
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface
 
+    # Without masks of its name, none are made: whom a token sees is known from the documents, and
+    # looking for them in the positions would wait for the device.
     AttentionInterface.register(_ATTENTION, _attention)
-    AttentionMaskInterface.register(_ATTENTION, _no_mask)
     quiet = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
@@ -112,10 +111,6 @@ def _attention(
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = attend(q, k, v, _documents.get(), scale=scale, window=sliding_window or 0)
     return mixed, None
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Whom a token sees is known from the batch's documents."""
 
 
 @contextmanager

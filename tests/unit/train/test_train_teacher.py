@@ -10,6 +10,7 @@ import torch
 from checkpoints import FAMILIES, random_prompt, reference_logits, save_checkpoint
 
 from outrider.train.packing import Batch, batch_of
+from outrider.train.recorded import RecordedPasses
 from outrider.train.shards import Record
 from outrider.train.teacher import Teacher
 
@@ -41,3 +42,21 @@ def test_features_are_what_enters_the_layers_asked_for(tmp_path: Path) -> None:
         states = model(torch.tensor([PROMPTS[1]]), output_hidden_states=True).hidden_states
     expected = torch.cat([states[1][0], states[3][0]], -1)
     torch.testing.assert_close(features[7:19], expected, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_recorded_pass_sees_what_a_plain_one_does(tmp_path: Path) -> None:
+    """Also when documents are of other lengths than those it was recorded with."""
+    save_checkpoint(tmp_path, "llama", num_hidden_layers=4)
+    device = torch.device("cuda")
+    plain, teacher = Teacher(str(tmp_path), device, (1, 3)), Teacher(str(tmp_path), device, (1, 3))
+    lengths = [(7, 12, 30), (20, 5, 9), (31, 1, 32)]
+    for number, (a, b, c) in enumerate(lengths):
+        made = [Record(np.array(random_prompt(length)), 1, 0) for length in (a, b, c)]
+        given = batch_of([made[:2], made[2:]], 32, 1.0).to(device)
+        found = teacher.see(given)
+        expected = plain._see(given.ids, given.documents)
+        assert found.features is not None and expected.features is not None, number
+        torch.testing.assert_close(found.hidden, expected.hidden)
+        torch.testing.assert_close(found.features, expected.features)
+    assert isinstance(teacher._pass, RecordedPasses) and len(teacher._pass._made) == 1
