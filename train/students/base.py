@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
 from outrider.train.packing import Batch
-from outrider.train.teacher import Seen
+from outrider.train.recorded import Seen
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

@@ -19,9 +19,10 @@ from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
 from outrider.train.modules import Attention, LayerSizes, Mlp, RmsNorm, Rotary, linear
 from outrider.train.packing import Batch
+from outrider.train.recorded import Seen
 from outrider.train.settings import Eagle3Sizes
 from outrider.train.students.base import Student, rope_entries
-from outrider.train.teacher import Seen, Teacher
+from outrider.train.teacher import Teacher
 from outrider.workers.models.rope import RopeSpec
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.files import read_json

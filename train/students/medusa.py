@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from outrider.train.loss import Guesses
 from outrider.train.packing import Batch
+from outrider.train.recorded import Seen
 from outrider.train.settings import MedusaSizes
 from outrider.train.students.base import Student
-from outrider.train.teacher import Seen, Teacher
+from outrider.train.teacher import Teacher
 
 
 class _Block(nn.Module):
