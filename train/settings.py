@@ -62,7 +62,7 @@ class DataSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
     """How a student learns. `prompt_weight` is what a token of a prompt counts beside one of the
-    target's own, which counts 1."""
+    target's own, which counts 1; `teacher_temperature` is that of the distribution it learns."""
 
     steps: int = 7000
     batch_tokens: int = 32_768
@@ -72,6 +72,7 @@ class TrainSettings:
     weight_decay: float = 0.01
     clip: float = 1.0
     prompt_weight: float = 0.1
+    teacher_temperature: float = 1.0
     chunk_rows: int = 2048
     save_every: int = 500
     log_every: int = 20
@@ -83,6 +84,10 @@ class TrainSettings:
         _at_least(0, warmup=self.warmup, weight_decay=self.weight_decay, seed=self.seed)
         _at_least(16, context=self.context, chunk_rows=self.chunk_rows)
         _share(prompt_weight=self.prompt_weight)
+        if not 0.05 <= self.teacher_temperature <= 4:
+            raise ConfigError(
+                f"--teacher-temperature is {self.teacher_temperature:g}; give one from 0.05 to 4."
+            )
         if self.learning_rate <= 0 or self.clip <= 0:
             raise ConfigError(
                 f"--learning-rate is {self.learning_rate:g} and --clip {self.clip:g}; both must "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 from outrider.train.files import write_whole
@@ -116,7 +116,7 @@ class Trainer:
         with autocast(device):
             guesses = self._guesses(batch, seen)
         loss, measured = distillation_loss(
-            self.teacher.logits,
+            self._teach,
             seen.hidden,
             batch,
             guesses,
@@ -129,6 +129,11 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
         self._optimiser.step()
         return measured
+
+    def _teach(self, hidden: Tensor) -> Tensor:
+        logits = self.teacher.logits(hidden)
+        temperature = self.settings.teacher_temperature
+        return logits if temperature == 1.0 else logits.div_(temperature)
 
     def _is_told(self) -> bool:
         done = self.step + 1

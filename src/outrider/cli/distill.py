@@ -131,6 +131,13 @@ def distill(
     prompt_weight: Annotated[
         float, typer.Option(help="What a token of a prompt counts beside one of an answer.")
     ] = _TRAIN.prompt_weight,
+    teacher_temperature: Annotated[
+        float,
+        typer.Option(
+            help="Of the distribution that is learned. Below 1 its likeliest tokens count more, "
+            "which greedy texts profit from, and sampled ones pay for."
+        ),
+    ] = _TRAIN.teacher_temperature,
     chunk_rows: Annotated[
         int, typer.Option(help="Tokens whose logits are in memory at once.")
     ] = _TRAIN.chunk_rows,

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.train.packing import batch_of
-from outrider.train.settings import DraftSizes, Eagle3Sizes, MedusaSizes, MlpSizes
+from outrider.train.settings import (
+    DraftSizes,
+    Eagle3Sizes,
+    MedusaSizes,
+    MlpSizes,
+    TrainSettings,
+)
 from outrider.train.shards import Record
 from outrider.train.students.base import Student
 from outrider.train.students.draft import DraftStudent, principal_components
@@ -31,6 +37,8 @@ from outrider.train.students.eagle3 import (
 from outrider.train.students.medusa import MedusaStudent
 from outrider.train.students.mlp import MlpStudent
 from outrider.train.teacher import Teacher
+from outrider.train.telling import Teller
+from outrider.train.trainer import Trainer
 
 pytestmark = pytest.mark.model
 CPU = torch.device("cpu")
@@ -218,3 +226,23 @@ def test_a_head_may_have_a_narrower_mlp_than_its_target(target: Path, tmp_path: 
     student.save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["intermediate_size"] == 8
     assert student.midlayer.mlp.gate_proj.weight.shape[0] == 8
+
+
+def test_a_colder_teacher_is_learned_more_sharply(target: Path, tmp_path: Path) -> None:
+    """From the same beginning, a step leads to likeliest tokens that are likelier."""
+
+    def surest(temperature: float) -> float:
+        student, teacher = make("draft", target)
+        settings = TrainSettings(
+            steps=30, batch_tokens=32, context=32, teacher_temperature=temperature, warmup=0
+        )
+        records = [Record(np.array(PROMPT * 4), 1, 0)]
+        Trainer(student, teacher, records, settings, tmp_path / str(temperature), {}).run(
+            Teller(quiet=True)
+        )
+        batch = batch_of([records], 32, 1.0)
+        [state] = student.guesses(batch, teacher.see(batch)).states
+        table = student.tensors()["model.embed_tokens.weight"]
+        return float((state @ table.T).softmax(-1).amax(-1)[:20].mean().detach())
+
+    assert surest(0.2) > surest(1.0) + 0.05
