@@ -7,63 +7,103 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from outrider.bench.inflate import load_inflated
-from outrider.bench.inflate_recipes import SHAPES
+from outrider.bench.inflate_heads import HeadShape, load_inflated_head
+from outrider.bench.inflate_recipes import SHAPES, Shape, fitted
 from outrider.config import EngineConfig
 from outrider.engine.inline import place_models, wire
 from outrider.engine.sizing import PoolSizes, settle_for_device
 from outrider.engine.step import StepLoop
-from outrider.kernels.gpu.ops import GpuOps
+from outrider.kernels.ops import select_ops
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, NOBODY, RequestSpec, SampleId
 from outrider.workers.device import gpu_bytes
+from outrider.workers.heads.base import Head
+from outrider.workers.heads.loader import load_head
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.proposers.base import DRAFT
+from outrider.workers.weights.loader import load_model, load_spec
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 BLOCK_SIZE = 16
 MAX_LEN = 2048
+MAX_POSITION = 16384
 
 
 class Models:
-    """Each enlarged model is made once and stays on the device."""
+    """Each enlarged model is made once and stays on the device; without a shape, as it is."""
 
     def __init__(
         self,
         target: str,
-        shape: str = "llama-3.1-8b",
+        shape: str | Shape | None = "llama-3.1-8b",
         *,
         deterministic: bool = False,
         quantization: str | None = None,
+        device: str = "cuda",
+        head_shape: HeadShape | None = None,
     ) -> None:
         self._target = target
-        self._shape = shape
+        self._shape = SHAPES[shape] if isinstance(shape, str) else shape
+        self._head_shape = head_shape or (HeadShape(self._shape) if self._shape else None)
         self._quantization = quantization
-        self.ops = GpuOps(deterministic)
-        self._loaded: dict[str, Decoder] = {}
+        self.device = torch.device(device)
+        self.dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        self.ops = select_ops(self.device, self.dtype, deterministic)
+        self._decoders: dict[tuple[str, Shape | None], Decoder] = {}
+        self._heads: dict[str, Head] = {}
 
     def target(self) -> Decoder:
         return self._load(self._target, self._shape, self._quantization)
 
-    def draft(self, shape: str) -> Decoder:
-        return self._load(BUNDLED_DRAFT, shape, None)
+    def draft(self, shape: str | None, model: str = BUNDLED_DRAFT) -> Decoder:
+        """What the model has more of than the shape stays as it is."""
+        fitting = None if shape is None else fitted(SHAPES[shape], load_spec(model))
+        return self._load(model, fitting, None)
 
-    def _load(self, model: str, shape: str, quantization: str | None) -> Decoder:
-        if shape not in self._loaded:
-            self._loaded[shape] = load_inflated(
-                model,
-                SHAPES[shape],
-                dtype=torch.bfloat16,
-                device="cuda",
-                ops=self.ops,
-                max_position=16384,
-                quantization=quantization,
+    def head(self, source: str) -> Head:
+        """Beside the target, in its shape."""
+        if source not in self._heads:
+            shape = self._head_shape
+            self._heads[source] = (
+                load_head(source, self.target().spec, self._target, **self._options)
+                if shape is None
+                else load_inflated_head(source, self._target, shape, **self._options)
             )
-        return self._loaded[shape]
+        return self._heads[source]
+
+    def _load(self, model: str, shape: Shape | None, quantization: str | None) -> Decoder:
+        key = model, shape
+        if key not in self._decoders:
+            options = {**self._options, "quantization": quantization}
+            self._decoders[key] = (
+                load_model(model, **options)
+                if shape is None
+                else load_inflated(model, shape, **options)
+            )
+        return self._decoders[key]
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {
+            "dtype": self.dtype,
+            "device": self.device,
+            "ops": self.ops,
+            "max_position": MAX_POSITION,
+        }
+
+
+class Proposing(NamedTuple):
+    """Who proposes in an engine: one of the registered, with what it needs."""
+
+    name: str = NOBODY
+    draft: Decoder | None = None
+    head: Head | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +114,15 @@ class Decoding:
     rounds: int
     wall_s: float
     device_s: float
+    draft_s: float = 0.0  # of `device_s`; the rest is verification
+
+    @property
+    def draft_ms_per_round(self) -> float:
+        return self.draft_s / self.rounds * 1e3
+
+    @property
+    def verify_ms_per_round(self) -> float:
+        return (self.device_s - self.draft_s) / self.rounds * 1e3
 
     @property
     def ms_per_token(self) -> float:
@@ -104,26 +153,34 @@ class BenchEngine:
         batch: int = 1,
         max_len: int = MAX_LEN,
         budget: int = 2048,
+        proposing: Proposing | None = None,
     ) -> None:
+        """A draft model of `draft_shape` proposes, or whoever is given."""
+        if proposing is None:
+            draft = models.draft(draft_shape) if draft_shape and depth else None
+            proposing = Proposing(NOBODY if draft is None else DRAFT, draft)
+        draft, head = proposing.draft, proposing.head
+        of_head = {} if head is None else {"head_model": "bench", "head_method": head.spec.kind}
         config = EngineConfig.from_kwargs(
             model="bench",
-            device="cuda",
-            dtype="bfloat16",
+            device=models.device.type,
+            dtype=str(models.dtype).removeprefix("torch."),
             max_num_seqs=batch,
             max_num_batched_tokens=max(budget, batch * (depth + 1)),
             block_size=BLOCK_SIZE,
             enable_prefix_caching=False,
             num_speculative_tokens=max(depth, 1),
+            **of_head,
         )
+        self._proposer = proposing.name
         self._depth = depth
         self._max_len = max_len
         self._count = 0
-        draft = models.draft(draft_shape) if draft_shape and depth else None
         num_blocks = batch * -(-max_len // BLOCK_SIZE)
         placement = dataclasses.replace(place_models(config), ops=models.ops)
-        config = settle_for_device(config, "cuda", gpu_bytes(placement.device))
+        config = settle_for_device(config, models.device.type, gpu_bytes(placement.device))
         pools = PoolSizes(num_blocks, num_blocks if draft else 0, max_len)
-        self.loop: StepLoop = wire(config, placement, models.target(), draft, pools)
+        self.loop: StepLoop = wire(config, placement, models.target(), draft, pools, head=head)
 
     def close(self) -> None:
         """Give the memory of caches and recordings back."""
@@ -136,14 +193,14 @@ class BenchEngine:
         params = SamplingParams(
             temperature=temperature, seed=seed, max_tokens=num_tokens, ignore_eos=True
         )
-        drafted = self._depth > 0
+        drafted = self._depth > 0 and self._proposer != NOBODY
         spec = RequestSpec(
             tuple(prompt),
             params,
             seed=seed,
             max_len=min(len(prompt) + num_tokens, self._max_len),
-            proposer=DRAFT if drafted else NOBODY,
-            depth=self._depth,
+            proposer=self._proposer if drafted else NOBODY,
+            depth=self._depth if drafted else 0,
             is_depth_fixed=drafted,
         )
         sample_id = SampleId(IN_PROCESS, self._count)
@@ -161,21 +218,23 @@ class BenchEngine:
         self, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float = 0.0
     ) -> tuple[Decoding, list[list[int]]]:
         """Requests one after the other, each timed from its first token to its last."""
-        tokens, rounds, wall_s, device_s = 0, 0, 0.0, 0.0
+        tokens, rounds, wall_s, device_s, draft_s = 0, 0, 0.0, 0.0, 0.0
         texts = []
         for seed, prompt in enumerate(prompts):
             self.add(prompt, num_tokens, temperature, seed)
             text = self._until_first_token()
             stats = self.loop.scheduler.stats
             busy_s, steps, start_s = self._busy_s(), stats.steps, time.perf_counter()
+            drafted_s = self.loop.draft_s
             more = [token for part in self.drain().values() for token in part]
             wall_s += time.perf_counter() - start_s
             device_s += self._busy_s() - busy_s
+            draft_s += self.loop.draft_s - drafted_s
             # The last step was planned before the end was known and decided nothing.
             rounds += stats.steps - steps
             tokens += len(more)
             texts.append([*text, *more])
-        return Decoding(tokens, rounds, wall_s, device_s), texts
+        return Decoding(tokens, rounds, wall_s, device_s, draft_s), texts
 
     def throughput(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float = 0.0

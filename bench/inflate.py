@@ -52,27 +52,26 @@ Value = TypeVar("Value")
 app = typer.Typer(add_completion=False)
 
 
-class InflatedSource:
-    """A `WeightSource` of the enlarged model, made tensor by tensor from the small one's.
+class InflatedTensors:
+    """A `WeightSource` of an enlarged checkpoint, made tensor by tensor from the small one's.
 
     A tensor's random part follows from seed, name, dtype and kind of device; a rank makes the
     whole tensor and keeps its slice. `small` should read float32, so that scaled weights are
-    rounded once. `spec` is the enlarged model's.
+    rounded once.
     """
 
     def __init__(
-        self, small: WeightSource, spec: ModelSpec, shape: Shape, dtype: torch.dtype, seed: int = 0
+        self, small: WeightSource, recipes: Mapping[str, Recipe], dtype: torch.dtype, seed: int = 0
     ) -> None:
-        self.spec = inflate_spec(spec, shape)
         self.dtype = dtype
         self.device = small.device
         self._small = small
         self._seed = seed
-        self._recipes = recipes_of(spec, self.spec)
+        self._recipes = recipes
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of the enlarged model."""
+        """Every tensor of the enlarged checkpoint."""
         return {name: recipe.shape for name, recipe in self._recipes.items()}
 
     def read(
@@ -120,6 +119,16 @@ class InflatedSource:
         return tensor.normal_(mean, RANDOM_STD, generator=generator)
 
 
+class InflatedSource(InflatedTensors):
+    """That of a model, whose enlarged `spec` it has."""
+
+    def __init__(
+        self, small: WeightSource, spec: ModelSpec, shape: Shape, dtype: torch.dtype, seed: int = 0
+    ) -> None:
+        self.spec = inflate_spec(spec, shape)
+        super().__init__(small, recipes_of(spec, self.spec), dtype, seed)
+
+
 def _grid(places: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """An index of every combination of rows and, where there are any, columns."""
     return (places[0],) if len(places) == 1 else (places[0][:, None], places[1])
@@ -138,12 +147,12 @@ def load_inflated(
     quantization: str | None = None,
 ) -> Decoder:
     """`load_model` of the enlarged model, which exists nowhere but on `device`."""
-    weights = _open(checkpoint_folder(model), shape, dtype, device, seed)
+    weights = open_inflated(checkpoint_folder(model), shape, dtype, device, seed)
     spec = weights.spec if max_position is None else weights.spec.with_max_position(max_position)
     return Decoder(spec, weights, ops, shard, quantization)
 
 
-def _open(
+def open_inflated(
     folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> InflatedSource:
     small = SafetensorsSource(folder, torch.float32, torch.device(device))
@@ -157,7 +166,7 @@ def save_inflated(
     if out_dir.exists():
         raise ConfigError(f"{out_dir} exists already; name a new folder.")
     folder = checkpoint_folder(model)
-    source = _open(folder, shape, dtype, "cpu", seed)
+    source = open_inflated(folder, shape, dtype, "cpu", seed)
     config = _config(read_json(folder / "config.json"), source.spec, dtype)
     copied = [*_tokenizer_files(model), *folder.glob("generation_config.json")]
 

@@ -46,6 +46,21 @@ SHAPES = {
 }
 
 
+def fitted(shape: Shape, spec: ModelSpec) -> Shape:
+    """The shape, with whatever the model has more of."""
+    kv_heads = max(shape.num_kv_heads, spec.num_kv_heads)
+    group = max(shape.num_heads // shape.num_kv_heads, _group(spec))
+    return dataclasses.replace(
+        shape,
+        hidden_size=max(shape.hidden_size, spec.hidden_size),
+        num_layers=max(shape.num_layers, spec.num_layers),
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=-(-shape.head_dim // spec.head_dim) * spec.head_dim,
+        intermediate_size=max(shape.intermediate_size, spec.intermediate_size),
+    )
+
+
 def inflate_spec(spec: ModelSpec, shape: Shape) -> ModelSpec:
     """The enlarged model's; what cannot be done without changing the function is a `ModelError`."""
     if spec.family != "llama":
@@ -132,7 +147,7 @@ def recipes_of(old: ModelSpec, new: ModelSpec) -> dict[str, Recipe]:
     if not new.tied:
         recipes[head] = Recipe(table, "random", old_name=embed if old.tied else head)
     layer = {f"{name}.weight": norm for name in LLAMA.norms}
-    layer |= _attentionrecipes_of(old, new, hidden) | _mlprecipes_of(old, new, hidden)
+    layer |= attention_recipes(old, new, hidden, hidden) | mlp_recipes(old, new, hidden)
     for index in range(new.num_layers):
         for module, recipe in layer.items():
             name = f"{LLAMA.layer(index)}.{module}"
@@ -141,7 +156,10 @@ def recipes_of(old: ModelSpec, new: ModelSpec) -> dict[str, Recipe]:
     return recipes
 
 
-def _attentionrecipes_of(old: ModelSpec, new: ModelSpec, hidden: Axis) -> dict[str, Recipe]:
+def attention_recipes(
+    old: ModelSpec, new: ModelSpec, read: Axis, hidden: Axis
+) -> dict[str, Recipe]:
+    """Of a layer that reads `read` and adds to `hidden`, which in a decoder are the same."""
     size, spread = new.head_dim, new.head_dim // old.head_dim
     first = torch.arange(old.head_dim // 2) * spread
     within = torch.cat([first, first + size // 2])  # a pair is elements j and j + head_dim / 2
@@ -153,15 +171,15 @@ def _attentionrecipes_of(old: ModelSpec, new: ModelSpec, hidden: Axis) -> dict[s
     whole_heads = (heads[:, None] * size + torch.arange(size)).flatten()
     scale = old.attention_scale / new.attention_scale
     inputs = {
-        LLAMA.query: Recipe((query, hidden), "random", scale, whole_heads),
-        LLAMA.key: Recipe((key, hidden), "random"),
-        LLAMA.value: Recipe((key, hidden), "random"),
+        LLAMA.query: Recipe((query, read), "random", scale, whole_heads),
+        LLAMA.key: Recipe((key, read), "random"),
+        LLAMA.value: Recipe((key, read), "random"),
     }
     out = {LLAMA.out: Recipe((hidden, query), "zero")}
     return _with_biases(inputs, old.qkv_bias) | _with_biases(out, old.out_bias)
 
 
-def _mlprecipes_of(old: ModelSpec, new: ModelSpec, hidden: Axis) -> dict[str, Recipe]:
+def mlp_recipes(old: ModelSpec, new: ModelSpec, hidden: Axis) -> dict[str, Recipe]:
     inner = Axis(new.intermediate_size, torch.arange(old.intermediate_size))
     modules = {
         LLAMA.gate: Recipe((inner, hidden), "random"),

@@ -20,11 +20,13 @@ from outrider.workers.weights.resolve import draft_assets
 
 
 def test_what_a_run_took() -> None:
-    found = Decoding(tokens=300, rounds=100, wall_s=0.5, device_s=0.45)
+    found = Decoding(tokens=300, rounds=100, wall_s=0.5, device_s=0.45, draft_s=0.05)
     assert found.ms_per_token == pytest.approx(0.5 / 300 * 1e3)
     assert found.tokens_per_round == 3
     assert found.ms_per_round == pytest.approx(5)
     assert found.host_ms_per_round == pytest.approx(0.5)
+    assert found.draft_ms_per_round == pytest.approx(0.5)
+    assert found.verify_ms_per_round == pytest.approx(4)
 
 
 def test_arithmetic_of_a_prefill() -> None:
