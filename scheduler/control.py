@@ -172,6 +172,10 @@ class SpeculationControl:
                 high = middle - 1
         return low
 
+    def allows_drafts(self, request: Request) -> bool:
+        """Whether it may draft at all as things are set; a depth of its own outdoes the policy."""
+        return self.max_depth != 0 and (self.policy_name != OFF or request.is_depth_fixed)
+
     @property
     def wants_prompts(self) -> bool:
         """Whether prompts are computed by the draft as well, as their rows will draft."""

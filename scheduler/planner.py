@@ -86,8 +86,7 @@ class Planner:
         control: SpeculationControl,
     ) -> None:
         self._budget = limits.max_num_batched_tokens
-        self._max_depth = sys.maxsize if limits.max_depth is None else limits.max_depth
-        self._on_device = {n for n, each in proposers.items() if each.place is Place.DEVICE}
+        self._max_depths = {name: _max_depth(each, limits) for name, each in proposers.items()}
         self._residents = residents
         self._waiting = waiting
         self._control = control
@@ -96,6 +95,7 @@ class Planner:
             name for name, each in proposers.items() if limits.lag and each.place is Place.HOST
         }
         self._with_kv = {name for name, each in proposers.items() if each.keeps_kv}
+        self._looking_ahead = {name for name, each in proposers.items() if each.looks_ahead}
         self._block_size = residents.target_pool.block_size
         self.has_draft = True  # or its rows are planned as if nobody drafted for them
         self.has_apart = False  # anybody, ever, who shares no step with others
@@ -207,8 +207,7 @@ class Planner:
         return decoding, prompts
 
     def _usable_depth(self, proposer: str, depth: int) -> int:
-        if depth > self._max_depth and proposer in self._on_device:
-            depth = self._max_depth
+        depth = min(depth, self._max_depths[proposer])
         most = self._control.max_depth
         if most is not None and depth > most:
             depth = most
@@ -365,7 +364,11 @@ class Planner:
         """
         while step.tokens > 0:
             request = self._waiting.peek()
-            if request is None or not self._residents.admit(request):
+            if request is None:
+                return
+            if request.spec.proposer in self._looking_ahead:
+                request.allow_drafts(self._control.allows_drafts(request))
+            if not self._residents.admit(request):
                 return
             self._waiting.pop()
             self.num_prompt_tokens += len(request.tokens)
@@ -376,6 +379,13 @@ class Planner:
             step.short.append(request)
             if _is_apart(request) == step.is_apart:
                 self._take_chunk(step, request)
+
+
+def _max_depth(proposer: ProposerTraits, limits: SchedulerLimits) -> int:
+    on_device = limits.max_depth if proposer.place is Place.DEVICE else None
+    return min(
+        (each for each in (on_device, proposer.max_depth) if each is not None), default=sys.maxsize
+    )
 
 
 def _is_apart(request: Request) -> bool:

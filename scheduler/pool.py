@@ -3,6 +3,7 @@
 The target and the draft each have one pool of this class. A full block whose tokens are applied
 is published under (its predecessor, its tokens): an exact key, so a hit can never be a hash
 collision. A published block nobody holds stays usable until the memory is needed, oldest first.
+A *bare* block lacks what a head keeps beside the target's KV: it is of use to requests without one.
 """
 
 from __future__ import annotations
@@ -27,12 +28,9 @@ class BlockPool:
         self._holders = [0] * num_blocks
         self._key_of: list[_Key | None] = [None] * num_blocks
         self._published: dict[_Key, tuple[int, int]] = {}  # key -> (block, node)
+        self._bare: set[int] = set()  # of the published ones
         self._next_node = ROOT + 1
-
-    @property
-    def num_published(self) -> int:
-        """Blocks published so far, whether they still are or not."""
-        return self._next_node - ROOT - 1
+        self.num_published = 0  # blocks so far, whether they still are or not
 
     @property
     def num_free(self) -> int:
@@ -60,6 +58,7 @@ class BlockPool:
         assert key is not None
         del self._published[key]
         self._key_of[block] = None
+        self._bare.discard(block)
         self._unused.append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -72,8 +71,9 @@ class BlockPool:
                 else:
                     self._idle[block] = None
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+    def match(self, tokens: Sequence[int], *, takes_bare: bool = True) -> tuple[list[int], int]:
         """Hold the longest published prefix of `tokens`; returns its blocks and its last node.
+        Unless it `takes_bare` blocks, it ends before the first of these.
 
         At least one token is left over: somebody has to compute the logits of the last one.
         """
@@ -84,7 +84,7 @@ class BlockPool:
         size = self.block_size
         for start in range(0, (len(tokens) - 1) // size * size, size):
             found = self._published.get((node, tuple(tokens[start : start + size])))
-            if found is None:
+            if found is None or (found[0] in self._bare and not takes_bare):
                 break
             block, node = found
             if self._holders[block] == 0:
@@ -93,19 +93,37 @@ class BlockPool:
             held.append(block)
         return held, node
 
-    def publish(self, block: int, parent: int, tokens: Sequence[int]) -> int:
+    def publish(
+        self, block: int, parent: int, tokens: Sequence[int], *, is_bare: bool = False
+    ) -> int:
         """Offer a full block under its predecessor; returns its node.
 
         If the same text is already published from another block, that one stays and this block
-        remains private: both hold the same KV, and readers of either are never disturbed.
+        remains private: both hold the same KV, and readers of either are never disturbed. Only a
+        bare one gives way to one that is not, and is private from then on.
         """
         key = (parent, tuple(tokens))
         new = self._next_node
-        _, node = self._published.setdefault(key, (block, new))
+        present, node = self._published.setdefault(key, (block, new))
         if node == new:
             self._next_node += 1
-            self._key_of[block] = key
+            if is_bare:
+                self._bare.add(block)
+        elif present in self._bare and not is_bare:
+            self._published[key] = (block, node)
+            self._withdraw(present)
+        else:
+            return node
+        self._key_of[block] = key
+        self.num_published += 1
         return node
+
+    def _withdraw(self, block: int) -> None:
+        self._key_of[block] = None
+        self._bare.discard(block)
+        if self._holders[block] == 0:
+            del self._idle[block]
+            self._unused.append(block)
 
     def parent_of(self, block: int) -> int:
         """The node that a published block follows."""
@@ -119,6 +137,7 @@ class BlockPool:
             self._unused.append(block)
         self._idle.clear()
         self._published.clear()
+        self._bare.clear()
         self._key_of = [None] * self.num_blocks
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
@@ -137,3 +156,4 @@ class BlockPool:
         for key, (block, _) in self._published.items():
             assert self._key_of[block] == key, f"block {block} is published under another key"
         assert sum(key is not None for key in self._key_of) == len(self._published)
+        assert all(self._key_of[block] is not None for block in self._bare), "bare, not published"

@@ -32,13 +32,15 @@ class ProposerTraits:
 
     `kv_rule` is None for a proposer without KV of its own in the draft pool. One that `looks_ahead`
     has KV in the target's blocks, where what belongs to a token depends on the next one as well: of
-    a cached prefix it can use all blocks but the last.
+    a cached prefix it can use all blocks but the last. It is written only for requests that may
+    draft with it when they are given their row; no other ever does before it is given another.
     """
 
     name: str
     place: Place
     kv_rule: KvRule | None = None
     looks_ahead: bool = False
+    max_depth: int | None = None  # the most it can draft, where its checkpoint has a limit
     mark: str = "drafted"  # what a reader is told of a token it drafted
 
     def __post_init__(self) -> None:

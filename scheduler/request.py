@@ -122,8 +122,7 @@ class Request:
         self.key = (arrival_s, 0)  # the place in the queue, set when it is added
         self.deadline_s = deadline_s
         self.is_watched = False  # by those who mind deadlines
-        self.proposer = spec.proposer if spec.depth > 0 else NOBODY
-        self.depth = spec.depth if spec.proposer else 0
+        self.allow_drafts(True)
         self.is_depth_fixed = spec.is_depth_fixed
         self.apart = Apart.NEVER  # set when it is added
         self.luck = RowLuck()  # what its drafts came to so far
@@ -145,6 +144,12 @@ class Request:
         self.target = Holding()
         self.draft = Holding()
         self.upper = len(self.tokens)  # length if every draft in flight is accepted
+
+    def allow_drafts(self, is_allowed: bool) -> None:
+        """Whether it may draft as it wants to, as long as it has the row it is about to get."""
+        drafts = is_allowed and self.spec.depth > 0 and self.spec.proposer != NOBODY
+        self.proposer = self.spec.proposer if drafts else NOBODY
+        self.depth = self.spec.depth if drafts else 0
 
     def start(self, row: int, generation: int) -> None:
         self.state = State.RUNNING
@@ -196,4 +201,5 @@ class Request:
             bad_word_ids=self.spec.bad_word_ids,
             target_cached=self.target.computed,
             draft_cached=self.draft.computed,
+            proposer=self.proposer,
         )

@@ -27,11 +27,10 @@ class Residents:
         draft_pool: BlockPool,
         waiting: WaitingQueue,
         with_kv: Set[str],
-        *,
-        looks_ahead: bool = False,
+        looking_ahead: Set[str] = frozenset(),
     ) -> None:
-        """`with_kv` names the proposers that have KV in the draft pool. With `looks_ahead` somebody
-        keeps something beside a token's KV that depends on the next token."""
+        """`with_kv` names the proposers that have KV in the draft pool, `looking_ahead` those that
+        keep something beside a token's KV in the target's, which depends on the next token."""
         self.num_rows = num_rows
         self.target_pool = target_pool
         self.draft_pool = draft_pool
@@ -44,7 +43,7 @@ class Residents:
         self._block_size = target_pool.block_size
         self._waiting = waiting
         self._with_kv = with_kv
-        self._looks_ahead = looks_ahead
+        self._looking_ahead = looking_ahead
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._generations = [0] * num_rows
 
@@ -81,8 +80,9 @@ class Residents:
         pool = self.target_pool
         if not request.may_reuse_prefix:
             return [], ROOT
-        blocks, node = pool.match(request.tokens)
-        if blocks and self._looks_ahead:
+        looks_ahead = request.proposer in self._looking_ahead
+        blocks, node = pool.match(request.tokens, takes_bare=not looks_ahead)
+        if blocks and looks_ahead:
             # What stands beside the last token of a block depends on the first of the next, which
             # nobody has looked for in the case of the last block found. (A block that two texts
             # share stays that of the first, whatever follows: a guess may suffer, never the text.)
@@ -236,18 +236,23 @@ class Residents:
         """Offer newly completed blocks of applied text to the prefix caches."""
         target, draft = request.target, request.draft
         if target.computed - target.published >= self._block_size:
-            self._publish(self.target_pool, target, request.tokens)
+            looking_ahead = self._looking_ahead
+            is_bare = bool(looking_ahead) and request.proposer not in looking_ahead
+            self._publish(self.target_pool, target, request.tokens, is_bare)
         if draft.computed - draft.published >= self._block_size:
             self._publish(self.draft_pool, draft, request.tokens)
 
-    def _publish(self, pool: BlockPool, holding: Holding, tokens: list[int]) -> None:
+    def _publish(
+        self, pool: BlockPool, holding: Holding, tokens: list[int], is_bare: bool = False
+    ) -> None:
         size = self._block_size
         if not pool.prefix_caching:
             return
         complete = min(holding.computed, len(tokens))  # a stop cuts text after the fact
         for start in range(holding.published, complete - size + 1, size):
             block = holding.blocks[start // size]
-            holding.node = pool.publish(block, holding.node, tokens[start : start + size])
+            own = tokens[start : start + size]
+            holding.node = pool.publish(block, holding.node, own, is_bare=is_bare)
             holding.published = start + size
 
     def check_integrity(self) -> None:

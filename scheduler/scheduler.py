@@ -104,7 +104,7 @@ class Scheduler:
             self.draft_pool,
             self._waiting,
             self._kv_rules.keys(),
-            looks_ahead=any(each.looks_ahead for each in self._proposers.values()),
+            {each.name for each in self._proposers.values() if each.looks_ahead},
         )
         self.control = control or SpeculationControl(seats=limits.max_num_seqs)
         self.control.know(self._proposers.values())

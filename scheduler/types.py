@@ -72,6 +72,7 @@ class RowInit:
     `token_ids` are prompt plus output so far (a resumed or preempted request has output already;
     it is prefilled but stays output). `*_cached` tokens already have KV in the blocks of the first
     `RowPlan` of this row. `stop_ids` end the request; the sampler bans them before `min_tokens`.
+    Nobody but `proposer` ever drafts for it in this row.
     """
 
     row: int
@@ -85,6 +86,7 @@ class RowInit:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     target_cached: int = 0
     draft_cached: int = 0
+    proposer: str = NOBODY
 
 
 class RowPlan(NamedTuple):

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkpoints import save_checkpoint
+from letters import letter_tokenizer
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,6 +30,16 @@ def save_head(kind: str, folder: Path, target: Any, seed: int = 0) -> Path:
         {name: each.contiguous() for name, each in tensors.items()}, folder / "model.safetensors"
     )
     return folder
+
+
+NUM_LETTERS = 30  # so few tokens that a head without sense is right now and then
+
+
+def save_spelling(folder: Path, kind: str = "eagle3") -> None:
+    """A target that spells in letters, and a head for it, as `target` and `head`."""
+    target = save_checkpoint(folder / "target", vocab_size=NUM_LETTERS, num_hidden_layers=6)
+    letter_tokenizer(NUM_LETTERS).save_pretrained(folder / "target")
+    save_head(kind, folder / "head", target)
 
 
 def _eagle3(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -44,16 +44,22 @@ LOAD: Sequence[Asked] = [
 class Reader:
     """Reads one request to its end in a thread of its own."""
 
-    def __init__(self, scene: Addresses, asked: Asked, *, may_ask_again: bool) -> None:
+    def __init__(
+        self, scene: Addresses, asked: Asked, *, may_ask_again: bool, speculates: bool
+    ) -> None:
         self.arrivals_s: list[float] = []
         self.num_tokens = 0
         self.num_moved = 0  # times it went on at another engine or over another connection
         self.num_lost = 0  # answers that broke off and were asked for again from the beginning
         self.result: Any = None
+        self.origins: list[list[str]] = []  # of each sample's tokens, who guessed them; over gRPC
         self.error: Exception | None = None
         self._scene = scene
         self._asked = asked
         self._may_ask_again = may_ask_again
+        self._common: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+        if not speculates:
+            self._common["speculation"] = "off"
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -82,21 +88,21 @@ class Reader:
                 time.sleep(_RETRY_S)
 
     def _read_grpc(self) -> Any:
-        common: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
         with Client(self._scene.grpc_address) as client:
             client.wait_ready(LIMIT_S)
-            stream = client.stream(**(common | dict(self._asked.params)), timeout_s=LIMIT_S)
+            stream = client.stream(**(self._common | dict(self._asked.params)), timeout_s=LIMIT_S)
             for chunk in stream:
                 self._note(len(chunk.token_ids))
             done = stream.completion
         self.num_moved = done.resumptions + done.resubmissions
+        self.origins = [each.origins for each in done.samples]
         return [
             (each.text, each.token_ids, _plain(each.logprobs), each.finish_reason)
             for each in done.samples
         ]
 
     def _read_http(self) -> Any:
-        body = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "return_token_ids": True}
+        body = self._common | {"return_token_ids": True}
         sent = json.dumps(body | dict(self._asked.params) | {"stream": True})
         connection = http.client.HTTPConnection(self._scene.http_address, timeout=LIMIT_S)
         choices: dict[int, list[Any]] = {}
@@ -154,8 +160,11 @@ class Addresses:
 class Running:
     """The whole load, under way."""
 
-    def __init__(self, where: Addresses, *, may_ask_again: bool = False) -> None:
-        self.readers = [Reader(where, each, may_ask_again=may_ask_again) for each in LOAD]
+    def __init__(
+        self, where: Addresses, *, may_ask_again: bool = False, speculates: bool = True
+    ) -> None:
+        options = {"may_ask_again": may_ask_again, "speculates": speculates}
+        self.readers = [Reader(where, each, **options) for each in LOAD]
 
     def wait_tokens(self, number: int) -> None:
         """Until every stream has so many, and none all."""
@@ -177,6 +186,11 @@ class Running:
     def num_moved(self) -> int:
         """Streams that were."""
         return sum(each.num_moved > 0 for each in self.readers)
+
+    @property
+    def origins(self) -> list[list[list[str]]]:
+        """Of streams over gRPC that are over, who guessed each token of each sample."""
+        return [each.origins for each in self.readers if each.origins]
 
     def longest_pause_s(self) -> float:
         pauses = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 from cluster_tools import ServeProcess, command_line, wait_until
 from footprints import Footprint, holders_of
+from head_checkpoints import save_spelling
 from kill_load import Addresses
 
 from outrider import OutriderError
@@ -24,13 +26,12 @@ ENDING_S = 30.0  # after that, for the processes to end
 STALL_S = 5.0
 NUM_GATEWAYS = NUM_REPLICAS = 2
 _RANKS = ("target", "draft")
+_MODELS = (*_RANKS, "head")
 
 
 def settings(folder: Path) -> list[str]:
-    """Of the pair of models in this folder."""
-    each = {
-        "target.model": folder / "target",
-        "draft.model": folder / "draft",
+    """Of a server of the models in this folder."""
+    each = {f"{name}.model": folder / name for name in _MODELS if (folder / name).is_dir()} | {
         "deterministic": "true",
         "speculation.policy": "fixed",
         "cache.kv_cache_gb": 0.05,
@@ -45,7 +46,7 @@ def settings(folder: Path) -> list[str]:
 
 
 class Scene(ABC):
-    """A server with a pair of models of its own, under `folder`."""
+    """A server with models of its own, under `folder`."""
 
     name: str
     where: Addresses
@@ -55,7 +56,13 @@ class Scene(ABC):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.footprint = Footprint()
-        self.expected: list[Any] | None = None  # results of the load, undisturbed
+        self.expected: list[Any] | None = None  # results of the load, undisturbed and not drafted
+        self.origins: list[Any] | None = None  # who wrote each token of it, undisturbed
+
+    def take_models(self, pair: Any) -> None:
+        """Fill the folder."""
+        for name in _RANKS:
+            shutil.copytree(getattr(pair, name), self.folder / name)
 
     @abstractmethod
     def start(self) -> None: ...
@@ -114,6 +121,7 @@ class Served(Scene):
     """`outrider serve`."""
 
     arguments: Sequence[str] = ()
+    later: Sequence[str] = ()  # behind all settings
     patterns: Mapping[str, str]  # of command lines, by role; ranks else as the engine names them
     counts = MappingProxyType({"gateway": NUM_GATEWAYS})
 
@@ -122,7 +130,7 @@ class Served(Scene):
         self._is_told = False
 
     def start(self) -> None:
-        words = [*self.arguments, *settings(self.folder)]
+        words = [*self.arguments, *settings(self.folder), *self.later]
         self.server = ServeProcess("--processes", str(NUM_GATEWAYS), *words)
         try:
             self.server.wait_ready().close()
@@ -170,7 +178,7 @@ class Children(Served):
     name = "host"
     arguments: Sequence[str] = ("--no-ray",)
     patterns: Mapping[str, str] = {"gateway": "outrider[.]gateway", "engine": "outrider[.]engine"}
-    roles = ("gateway", "engine", *_RANKS)
+    roles: Sequence[str] = ("gateway", "engine", *_RANKS)
 
     def tally(self) -> Mapping[str, int]:
         kinds = [name.rpartition("-")[0] for name in self.server.left_files()]
@@ -180,6 +188,36 @@ class Children(Served):
     def _modules(self) -> list[str]:
         lines = [command_line(pid) for pid in self.own_pids()]
         return [line.partition(" -m ")[2] for line in lines]
+
+
+class WithHead(Children):
+    """A head on the target's hidden states drafts: it has no process of its own."""
+
+    name = "head"
+    roles = ("gateway", "engine", "target")
+
+    def take_models(self, pair: Any) -> None:
+        save_spelling(self.folder)
+
+
+class WithHeadOverRanks(WithHead):
+    """The same in each of two ranks, which draft alike without a word to each other."""
+
+    name = "head, two ranks"
+    arguments = ("--no-ray", "--set", "target.tensor_parallel=2")
+    counts = MappingProxyType({"gateway": NUM_GATEWAYS, "target": 2})
+
+
+class WithHeadAndSpare(WithHead):
+    """The next engine waits beside the present one, with ranks that have no weights yet."""
+
+    name = "head, spare"
+    counts = MappingProxyType({"gateway": NUM_GATEWAYS, "engine": 2})
+    later = ("--set", "cluster.standby=true")
+
+    def start(self) -> None:
+        super().start()
+        self.wait_whole(set())
 
 
 class Replicas(Children):

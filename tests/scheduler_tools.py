@@ -108,6 +108,7 @@ class Simulation:
         choose_depths: ChooseDepths | str = "fixed",
         costs: StepCosts | None = None,
         apart: Callable[[RequestSpec], Apart] | None = None,
+        head: str | None = None,
     ) -> None:
         limits = SchedulerLimits(max_num_seqs, budget, lag, priority_aging_s, max_waiting)
         self.target_pool = BlockPool(num_blocks, block_size, prefix_caching)
@@ -116,7 +117,7 @@ class Simulation:
             limits,
             self.target_pool,
             self.draft_pool,
-            traits(has_draft_model=True),
+            traits(has_draft_model=True, head=head),
             SpeculationControl(choose_depths, costs, seats=max_num_seqs),
             apart=apart,
         )

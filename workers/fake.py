@@ -28,8 +28,11 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.fake_kv import FakeKV, require, text_hashes
 from outrider.workers.fake_model import FakeModel, FakeRow
+from outrider.workers.heads.spec import HeadKind
 from outrider.workers.proposers.base import DRAFT, MOST_GUESSED, NGRAM
 from outrider.workers.selection import Offer, select_drafts
+
+HEAD = HeadKind.EAGLE3.value  # one that keeps something beside the target's KV
 
 
 class _Behind(NamedTuple):
@@ -47,7 +50,8 @@ class FakeWorkers:
     `acceptance` says what becomes of drafts: a rate, or the numbers accepted, row after row, in an
     endless cycle. n-gram rows offer as many tokens as they happen to, like real ones. What rows
     only catch up on is written when the next plan comes, and of output among it is told whether the
-    draft would have been right, which it is as often as `acceptance` says of a first draft.
+    draft would have been right, which it is as often as `acceptance` says of a first draft. Of rows
+    with a head, what it keeps must be there of the whole text.
     """
 
     def __init__(
@@ -217,6 +221,8 @@ class FakeWorkers:
         require(planned.depth == 0 or is_decode, f"{where} is a prompt chunk with drafts")
         has_proposer = planned.proposer != NOBODY
         require(has_proposer == (planned.depth > 0), f"{where}: depth and proposer disagree")
+        is_own = not has_proposer or planned.proposer == row.init.proposer
+        require(is_own, f"{where} is drafted for by {planned.proposer}, not by its own proposer")
         drafts = planned.proposer == DRAFT
         caught_up = 0 < planned.draft_tokens <= MOST_BEHIND
         require(not drafts or caught_up, f"{where} drafts from {planned.draft_tokens} tokens")
@@ -309,8 +315,9 @@ class FakeWorkers:
         drafts = list(proposal.tokens[:num_verified])
         known = row.hashes[: start + planned.num_tokens]
         computed = known + text_hashes(drafts, known[-1])
-        kv.write(number, start, computed[start:])
-        kv.read(number, computed)
+        has_head = row.init.proposer == HEAD
+        kv.write(number, start, computed[start:], beside=has_head)
+        kv.read(number, computed, beside=has_head)
         if not planned.samples:
             kv.computed[number] += planned.num_tokens
             return RowVerdict(

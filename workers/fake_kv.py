@@ -29,13 +29,15 @@ def text_hashes(tokens: Sequence[int], text: int = 0) -> list[int]:
 
 
 class FakeKV:
-    """The KV of one pool, the block table of every row, and how much of each row is valid."""
+    """The KV of one pool, the block table of every row, and how much of each row is valid; and what
+    a head keeps *beside* the KV of rows it drafts for."""
 
     def __init__(self, name: str, num_blocks: int, block_size: int) -> None:
         self.computed: dict[int, int] = {}
         self._name = name
         self._block_size = block_size
         self._cells = [[0] * block_size for _ in range(num_blocks)]
+        self._beside = [[0] * block_size for _ in range(num_blocks)]
         self._users: list[set[int]] = [set() for _ in range(num_blocks)]
         self._tables: dict[int, list[int]] = {}
 
@@ -82,7 +84,7 @@ class FakeKV:
         if block != _TAKEN:
             self._users[block].discard(row)
 
-    def write(self, row: int, start: int, hashes: Sequence[int]) -> None:
+    def write(self, row: int, start: int, hashes: Sequence[int], *, beside: bool = False) -> None:
         for position, text in enumerate(hashes, start):
             block = self._block_at(row, position)
             if len(self._users[block]) > 1:
@@ -90,14 +92,16 @@ class FakeKV:
                     f"{self._name} row {row} writes block {block} of rows {self._users[block]}"
                 )
             self._cells[block][position % self._block_size] = text
+            self._beside[block][position % self._block_size] = text if beside else 0
 
-    def read(self, row: int, hashes: Sequence[int]) -> None:
+    def read(self, row: int, hashes: Sequence[int], *, beside: bool = False) -> None:
         """A pass over a row reads all its KV: it must be that of the row's own text."""
         size = self._block_size
+        kept = (self._cells, self._beside) if beside else (self._cells,)
         for start in range(0, len(hashes), size):
             block = self._block_at(row, start)
             expected = hashes[start : start + size]
-            if self._cells[block][: len(expected)] != expected:
+            if any(cells[block][: len(expected)] != expected for cells in kept):
                 raise BrokenPlan(
                     f"{self._name} row {row} reads KV of another text in block {block} at {start}"
                 )

@@ -67,12 +67,15 @@ class Runner:
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
         self._recorded: RunnerPasses | None = None
         self._layers: tuple[int, ...] | None = None
+        self.reader: str | None = None
         self.passed: Passed | None = None
 
-    def hand_over(self, layers: Sequence[int]) -> None:
-        """Before anything is recorded: every pass is to leave what enters these layers of the
-        decoder, or, if there are none, its hidden states, as `passed`."""
+    def hand_over(self, layers: Sequence[int], reader: str) -> None:
+        """Before anything is recorded: passes are to leave what enters these layers of the decoder,
+        or, if there are none, its hidden states, as `passed`. The `reader` is the proposer that
+        wants it, of rows that it may draft for."""
         self._layers = tuple(layers)
+        self.reader = reader
         self.decoder.tap(layers)
 
     def record(self, query_len: int, max_tokens: int = MAX_RECORDED_TOKENS) -> None:
@@ -113,25 +116,28 @@ class Runner:
                 self._recorded.extend_table(row, start, blocks)
 
     @torch.inference_mode()
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], *, is_read: bool = True) -> Tensor:
         """Hidden states [total tokens, hidden] of all chunks, one after the other. Those of a
-        recorded pass are valid until the next `forward`."""
+        recorded pass are valid until the next `forward`. Unless it `is_read` by whom passes are
+        handed over to, it leaves nothing for them, which may take less."""
+        is_read = is_read and self._layers is not None
         ids = [token for chunk in chunks for token in chunk.tokens]
         recorded = self._recorded
         if recorded is None or len(ids) > recorded.max_tokens:
             batch = self.batch_of(chunks, self.decoder.tile_tokens)
-            hidden = self._compute(self.tensor(ids, torch.int64), batch)
-            features = self.decoder.features if self._layers else hidden
+            hidden = self._compute(self.tensor(ids, torch.int64), batch, is_read)
+            features = self.decoder.features if is_read and self._layers else hidden
         else:
             size = recorded.tile_tokens
             tiles = _tiles(chunks, [size] * len(chunks), size, [chunk.row for chunk in chunks])
             hidden = recorded.run(ids, *self._places(chunks), tiles)
             features = recorded.features[: len(ids)] if self._layers else hidden
-        self.passed = None if self._layers is None else Passed(chunks, features)
+        self.passed = Passed(chunks, features) if is_read else None
         return hidden
 
-    def _compute(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:
-        return self.decoder.forward(self.known_ids(token_ids), batch, self.kv)
+    def _compute(self, token_ids: Tensor, batch: RaggedBatch, is_tapped: bool = True) -> Tensor:
+        known = self.known_ids(token_ids)
+        return self.decoder.forward(known, batch, self.kv, is_tapped=is_tapped)
 
     def known_ids(self, token_ids: Tensor) -> Tensor:
         """Ids this model has an embedding for."""

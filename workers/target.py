@@ -65,7 +65,11 @@ class TargetWorker:
         start_s = time.perf_counter()
         self.begin(plan)
         works = self._lay_out(plan, ticket)
-        hidden = self.runner.forward([work.chunk for work in works])
+        reader = self.runner.reader
+        is_read = reader is not None and any(
+            self._rows[row.row].init.proposer == reader for row in plan.rows
+        )
+        hidden = self.runner.forward([work.chunk for work in works], is_read=is_read)
         rows = tuple(row for part in _parts(works) for row in self._judge(part, hidden))
         verify_s = time.perf_counter() - start_s
         verdict = Verdict(plan.epoch, plan.step, rows, ticket.draft_s, verify_s, ticket.agreements)

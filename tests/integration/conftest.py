@@ -7,7 +7,6 @@ pairs of letters, so that stop strings and bad words span tokens in many ways.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import VOCAB_SIZE, damp, kv_gb, random_model, shorten
-from tokenizers import Tokenizer, decoders, models
+from checkpoints import damp, kv_gb, random_model, shorten
+from letters import letter_tokenizer
 from wheel_tools import Built, build, install
 
 from outrider import LLM
@@ -26,7 +25,6 @@ from outrider.workers.weights.resolve import resolve_source
 
 NUM_SHARED_LAYERS = 2
 DAMPING = 0.2
-SPECIAL = ["<unk>", "<s>", "</s>"]
 
 EngineFactory = Callable[..., LLM]
 
@@ -38,24 +36,6 @@ class Pair:
     target: Path
     draft: Path
     reference: Any
-
-
-def letter_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Ids 3 on are the letters, a blank, and pairs of letters up to the vocabulary's end."""
-    letters = [*string.ascii_lowercase, " "]
-    pairs = [(a, b) for b in "etaoinshrdlu" for a in string.ascii_lowercase]
-    merges = pairs[: VOCAB_SIZE - len(SPECIAL) - len(letters)]
-    pieces = [*SPECIAL, *letters, *(a + b for a, b in merges)]
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token=SPECIAL[0]))
-    tokenizer.decoder = decoders.Fuse()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token=SPECIAL[0],
-        bos_token=SPECIAL[1],
-        eos_token=SPECIAL[2],
-        clean_up_tokenization_spaces=False,
-    )
 
 
 @pytest.fixture(scope="session")

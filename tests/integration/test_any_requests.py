@@ -8,6 +8,7 @@ in how prompts are cut up, and in whether memory is short; each is built once fo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from any_requests import (
     settings,
 )
 from gpu_tools import DEVICE, GPU_MARKS
+from head_checkpoints import save_head
 from same_text import (
     assert_same_text,
     content,
@@ -34,6 +36,7 @@ from outrider import LLM
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.workers import device
 from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.heads.spec import HeadKind
 
 pytestmark = pytest.mark.model
 
@@ -68,6 +71,37 @@ def test_any_requests_write_the_plain_text_in_one_process(
     outputs = run(llm, requests)
     assert contents(outputs) == contents(run(plain, plainly(requests)))
     assert_drafts_came_to_use(outputs)
+    llm.engine.built.loop.scheduler.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def heads(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    folder = tmp_path_factory.mktemp("heads")
+    return {kind: str(save_head(kind, folder / kind, pair.reference)) for kind in HeadKind}
+
+
+@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("seed", seeds(usual=1, many=50))
+def test_any_requests_write_the_plain_text_with_a_head(
+    seed: int,
+    way: str,
+    kind: str,
+    plain: LLM,
+    engine: EngineFactory,
+    ways: Mapping[str, Any],
+    heads: Mapping[str, str],
+) -> None:
+    """Those that want the draft get the head."""
+    requests = [
+        (prompt, replace(params, speculation=kind) if params.speculation == "draft" else params)
+        for prompt, params in draw_requests(BATCH, seed)
+    ]
+    options = {"draft_model": None, "head_model": heads[kind], "device": "cpu", "lag": seed % 2}
+    llm = engine(block_size=BLOCK_SIZE, **options, **ways[way])
+    outputs = run(llm, requests)
+    assert contents(outputs) == contents(run(plain, plainly(requests)))
+    assert sum(each.speculation.drafted for output in outputs for each in output.outputs) > 0
     llm.engine.built.loop.scheduler.check_integrity()
 
 

@@ -217,6 +217,33 @@ def test_what_the_device_remembers_is_what_a_fresh_pass_over_the_text_gives(
     _assert_remembers(_worker(llm), 0, text)
 
 
+@pytest.mark.slow
+def test_steps_in_which_nobody_drafts_with_a_head_go_without_it(
+    colocated: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such requests leave in the cache is no use to one that has the head beside it."""
+    llm = colocated("eagle3", lag=0, num_speculative_tokens=2)
+    follow, num_passes = HeadPasses.follow, 0
+
+    def counted(heading: HeadPasses, num_tokens: int, num_logits: int) -> None:
+        nonlocal num_passes
+        num_passes += 1
+        follow(heading, num_tokens, num_logits)
+
+    monkeypatch.setattr(HeadPasses, "follow", counted)
+    engine, prompt = llm.engine, PROMPTS[1]
+    plain = dataclasses.replace(PARAMS[0], speculation="off")
+    llm.generate([prompt, PROMPTS[0]], [plain, dataclasses.replace(plain, speculation="ngram")])
+    assert num_passes == 0
+    output = engine.add("one", prompt, PARAMS[0])
+    engine.add("other", prompt, plain)
+    while len(output.outputs[0].token_ids) < NUM_TOKENS - 2:
+        engine.step()
+    assert num_passes > 0
+    row = engine.built.loop.scheduler._residents.running[0].row
+    _assert_remembers(_worker(llm), row, [*prompt, *output.outputs[0].token_ids])
+
+
 def _assert_remembers(worker: ColocatedWorker, row: int, text: list[int]) -> None:
     proposer = worker._head
     assert proposer is not None
@@ -255,13 +282,15 @@ def test_ahead_of_verdicts_and_behind_cached_prefixes_texts_are_the_plain_ones(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """It is asked for more drafts than two of the heads can make."""
+    """It is asked for more drafts than two of the heads can make, and others may."""
     llm = colocated(kind, num_speculative_tokens=5)
-    assert _worker(llm).max_depth == (5 if kind == HeadKind.EAGLE3 else 3)
+    assert _worker(llm).max_depth == 5
     on_host = _host_steps(llm, monkeypatch)
     for _ in range(2):
         outputs = _check(llm, models, plain)
         assert sum(accepted for _, accepted in _counts(outputs)) > 0
+        deepest = max(len(output.outputs[0].speculation.verified_at) for output in outputs)
+        assert deepest == (5 if kind == HeadKind.EAGLE3 else 3)
     assert llm.engine.built.loop.scheduler._planner.num_cached_tokens > 0
     assert not on_host
 

@@ -99,7 +99,7 @@ def measured_workers(
     target = inline.load_decoder(str(pair.target), placement)
     draft = inline.load_decoder(str(pair.draft), placement) if limits.has_draft else None
     pools = PoolSizes(1, 1, limits.max_len)
-    head = inline.load_own_head(config, placement, target.spec, limits.max_len)
+    head = inline.load_own_head(config, placement, target, limits.max_len)
     flat = None if head is None else FlatHead(head)
     return inline.make_workers(config, placement, target, draft, pools, FlatRunner, flat)
 

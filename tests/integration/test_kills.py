@@ -4,7 +4,6 @@ requests are answered again, and nothing is left behind."""
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,18 @@ from cut_connections import Direction
 from hand_scenes import Apart, ByHand
 from hosts import skip_reason
 from kill_load import Newcomer, Running, is_same
-from kill_scenes import DRAIN_S, ENDING_S, Children, RayActors, Replicas, Scene, Served
+from kill_scenes import (
+    DRAIN_S,
+    ENDING_S,
+    Children,
+    RayActors,
+    Replicas,
+    Scene,
+    Served,
+    WithHead,
+    WithHeadAndSpare,
+    WithHeadOverRanks,
+)
 
 from outrider.client import Client, UnavailableError
 from outrider.engine.launch.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -54,6 +64,7 @@ class Case:
     moves: bool = True  # whether streams must go on elsewhere
     may_ask_again: bool = False  # readers over HTTP, who cannot go on where they were
     ends: bool = False  # the server
+    drafts_again: bool = False  # whoever drafts starts anew, and guesses as well as before
     says: tuple[str, ...] = ()  # patterns of what an operator is told
     is_slow: bool = False
 
@@ -211,6 +222,13 @@ CASES = [
         *(Apart, "target cut off", lambda scene: scene.cut_off("target"), reconnected("target")),
         is_slow=True,
     ),
+    Case(WithHead, "target killed", killed("target"), drafts_again=True),
+    Case(WithHead, "engine killed", killed("engine"), drafts_again=True, is_slow=True),
+    Case(WithHead, "target hangs", stopped("target"), drafts_again=True, is_slow=True),
+    Case(WithHeadOverRanks, "a rank killed", killed("target"), drafts_again=True, is_slow=True),
+    Case(WithHeadOverRanks, "engine killed", killed("engine"), drafts_again=True, is_slow=True),
+    Case(WithHeadAndSpare, "engine killed", killed("engine"), drafts_again=True, is_slow=True),
+    Case(WithHeadAndSpare, "target killed", killed("target"), drafts_again=True, is_slow=True),
     Case(Replicas, "target of one killed", killed("target"), is_slow=True),
     Case(Replicas, "engine of one killed", killed("engine"), is_slow=True),
     Case(
@@ -250,16 +268,29 @@ def scene(
     if request.param is Apart and (reason := skip_reason()) is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("models")
-    for name, source in (("target", pair.target), ("draft", pair.draft)):
-        shutil.copytree(source, folder / name)
     made: Scene = request.param(folder)
+    made.take_models(pair)
     made.start()
     try:
-        made.expected = Running(made.where).results()
+        made.expected = Running(made.where, speculates=False).results()
         yield made
         made.close()
     finally:
         made.kill()
+
+
+def _origins(scene: Scene) -> list[Any]:
+    """Who guessed each token of the load, once nothing is broken; its texts are the plain ones."""
+    running = Running(scene.where)
+    assert is_same(running.results(), scene.expected)
+    assert _num_guessed(running.origins) > 0
+    return running.origins
+
+
+def _num_guessed(origins: Any) -> int:
+    """Tokens that drafts guessed, of those behind the ones that everybody had before a fault."""
+    samples = [sample for stream in origins for sample in stream]
+    return sum(each != "target" for sample in samples for each in sample[2 * TOKENS_BEFORE :])
 
 
 def _is_said(scene: Scene, since: int, pattern: str) -> bool:
@@ -273,6 +304,8 @@ def test_no_stream_is_lost_and_new_requests_are_answered_again(
     scene: Scene, case: Case, rows: list[kill_table.Row]
 ) -> None:
     scene.footprint.note(scene.own_pids())
+    if case.drafts_again and scene.origins is None:
+        scene.origins = _origins(scene)
     running = Running(scene.where, may_ask_again=case.may_ask_again)
     running.wait_tokens(TOKENS_BEFORE)
     num_said, tally = len(scene.said()), scene.tally()
@@ -301,6 +334,10 @@ def test_no_stream_is_lost_and_new_requests_are_answered_again(
     )
     assert are_same == [True] * len(are_same), "streams that are others"
     assert not case.moves or running.num_moved > 0, "nothing has happened to any stream"
+    if case.drafts_again:
+        usual = _num_guessed(scene.origins)
+        assert usual / 2 < _num_guessed(running.origins) < 2 * usual, "streams that moved"
+        assert _origins(scene) == scene.origins, "streams that came later"
     for pattern in case.says:
         wait_until(partial(_is_said, scene, num_said, pattern), TOLD_S, scene.said)
     scene.footprint.note(scene.own_pids())

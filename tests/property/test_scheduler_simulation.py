@@ -6,6 +6,7 @@ What is checked after every step stands in `scheduler_tools.Simulation` and in `
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from scheduler_tools import PLAIN, Simulation, make_request
 from outrider.errors import CapacityError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import NOBODY
+from outrider.workers.fake import HEAD
 from outrider.workers.proposers.base import DRAFT, NGRAM
 
 WITH_PROMPT_LOGPROBS = SamplingParams(max_tokens=None, prompt_logprobs=1)
@@ -22,7 +24,7 @@ WITH_MIN_TOKENS = SamplingParams(max_tokens=None, min_tokens=4)
 MAX_LEN = 48
 
 
-def random_simulation(rng: random.Random, lag: int) -> Simulation:
+def random_simulation(rng: random.Random, lag: int, head: str | None = None) -> Simulation:
     block_size = rng.choice([1, 2, 3, 4, 8, 16])
     largest = -(-MAX_LEN // block_size)
     num_blocks = rng.choice([largest // 2 + 1, largest, largest + 3, 2 * largest, 4 * largest])
@@ -36,14 +38,21 @@ def random_simulation(rng: random.Random, lag: int) -> Simulation:
         lag=lag,
         prefix_caching=rng.random() < 0.7,
         acceptance=[rng.randint(0, 6) for _ in range(rng.randint(1, 12))],
+        head=head,
     )
 
 
 class Crowd:
     """Users of one simulation, as random as they come."""
 
-    def __init__(self, simulation: Simulation, rng: random.Random) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        rng: random.Random,
+        proposers: Sequence[str] = (NOBODY, DRAFT, NGRAM),
+    ) -> None:
         self.simulation = simulation
+        self._proposers = proposers
         self._rng = rng
         self._num_added = 0
         self._openings = [[rng.randint(0, 49) for _ in range(24)] for _ in range(2)]
@@ -59,7 +68,7 @@ class Crowd:
         max_len = rng.randint(length + 1, max(longest, length + 1))
         priority = rng.choice([0, 0, 0, -1, 2])
         siblings = rng.choice([1, 1, 1, 3])
-        proposer, depth = rng.choice([NOBODY, DRAFT, NGRAM]), rng.randint(0, 6)
+        proposer, depth = rng.choice(self._proposers), rng.randint(0, 6)
         for index in range(siblings):
             request = make_request(
                 f"r{self._num_added}.{index}",
@@ -117,6 +126,30 @@ def test_every_request_gets_its_plain_text_whatever_happens_around_it(
     crowd = Crowd(random_simulation(rng, lag), rng)
     for _ in range(num_events):
         crowd.act()
+        crowd.simulation.step()
+    crowd.simulation.drain()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(rng=st.randoms(use_true_random=False), num_events=st.integers(1, 40))
+def test_a_head_finds_what_it_keeps_of_every_text_it_drafts_for(
+    lag: int, rng: random.Random, num_events: int
+) -> None:
+    """Blocks that requests without it leave behind are shared among these alone."""
+    crowd = Crowd(random_simulation(rng, lag, HEAD), rng, (NOBODY, NGRAM, HEAD, HEAD))
+    control = crowd.simulation.scheduler.control
+    for _ in range(num_events):
+        crowd.act()
+        if rng.random() < 0.1:
+            control.max_depth = rng.choice([None, 0])
+        if rng.random() < 0.1:
+            control.set_policy(rng.choice(["fixed", "off"]))
         crowd.simulation.step()
     crowd.simulation.drain()
 

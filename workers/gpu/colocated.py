@@ -110,6 +110,7 @@ class ColocatedWorker:
             self._catching_up = CatchUp(rows, samplers, self._state, draft, passes, is_shared_noise)
         self._apart = [Apart.ALWAYS] * sizes.rows
         self._num_top: dict[int, int] = {}  # of rows that want log-probabilities
+        self._headed: set[int] = set()  # rows that the head drafts for, now or later
         self._pending: deque[PendingVerdict] = deque()
         self._is_on_device = False  # the step under way
 
@@ -165,7 +166,7 @@ class ColocatedWorker:
         self._passes.run(*totals, tells)
         told = self._read_logprobs(totals[2]) if tells else None
         outcomes.enqueue(len(plan.rows))
-        if self._heading is not None:
+        if self._heading is not None and any(row.row in self._headed for row in plan.rows):
             self._heading.follow(totals[0], totals[2])
         self._catch_up(behind)
         pending = PendingVerdict(lambda: self._settle(plan, outcomes, told, tails, extensions))
@@ -247,6 +248,9 @@ class ColocatedWorker:
             self._state.set_text(row, init.token_ids, init.draft_cached)
             self._state.set_sampling(row, sampler)
             self._state.set_logprobs(row, num_top)
+            self._headed.discard(row)
+            if self._head is not None and init.proposer == self._head.name:
+                self._headed.add(row)
             self._num_top.pop(row, None)
             if num_top is not None:
                 self._num_top[row] = num_top

@@ -1,8 +1,9 @@
 """A head on the target's hidden states, as passes on the device.
 
-It goes over every pass of the target behind the step's outcome, so that nobody who waits for a
-token waits for it, and leaves what it remembers of each row in a table that steps on the host share
-(`HeadRunner.states`). A round drafts from there; the first draft takes no pass of its own.
+It goes over passes of the target, all of those that have a row it may draft for, and does so behind
+the step's outcome: nobody who waits for a token waits for it. What it remembers of each row it
+leaves in a table that steps on the host share (`HeadRunner.states`). A round drafts from there; the
+first draft takes no pass of its own.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Extension(NamedTuple):
 
 
 def with_extensions(verdict: Verdict, extensions: Sequence[Extension]) -> Verdict:
-    """The verdict of a step enqueued behind `extensions`. Every pass has one, so their time is that
-    of verification."""
+    """The verdict of a step enqueued behind `extensions`. Their passes cannot do without, so their
+    time is that of verification."""
     if not extensions:
         return verdict
     for each in extensions:
@@ -91,7 +92,9 @@ class HeadPasses:
             if reads_all
             else RecordedPasses(self._extend_some, row_sizes(sizes.logits), device, _KERNELS)
         )
-        self.rounds = DraftRounds(self, rows, sizes, _KERNELS, device)
+        most = sizes.depth if head.spec.max_depth is None else head.spec.max_depth
+        own_sizes = replace(sizes, depth=min(most, sizes.depth))
+        self.rounds = DraftRounds(self, rows, own_sizes, _KERNELS, device)
         self._untold: list[Extension] = []
 
     @property

@@ -232,6 +232,7 @@ class _Rows:
                 draft_cached=text_len - num_tokens,
                 # Keeps the step from running as recorded, which would take less.
                 bad_word_ids=((0, 0),) if params is _EVERYTHING else (),
+                proposer=self._limits.head or NOBODY,
             )
         )
         proposer = NOBODY

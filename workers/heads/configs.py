@@ -46,16 +46,19 @@ class Eagle3Config:
         layers = _eagle3_layers(config, target)
         draft_vocab_size = int(config.get("draft_vocab_size") or layer.vocab_size)
         inside = _section(config, "eagle_config")
+        bare = {name.removeprefix("model.") for name in names}
 
         def flag(name: str, tensors: tuple[str, ...] = ()) -> bool:
             """Stated, or told by the tensors that it needs."""
             stated = inside.get(name, config.get(name))
             if stated is not None:
                 return bool(stated)
-            return any(stored.removeprefix("model.") in tensors for stored in names)
+            return not bare.isdisjoint(tensors)
 
         fc = own * hidden_size * len(layers)
-        vocabularies = own * (layer.vocab_size + draft_vocab_size)
+        shares_embedding = bool(bare) and "embed_tokens.weight" not in bare  # the target's
+        num_embedded = 0 if shares_embedding else layer.vocab_size
+        vocabularies = own * (num_embedded + draft_vocab_size)
         # Products of queries, keys and values are twice as wide as in a decoder.
         wider = own * layer.head_dim * (layer.num_heads + 2 * layer.num_kv_heads)
         spec = HeadSpec(
@@ -188,13 +191,20 @@ def _eagle3_layer(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _eagle3_layers(config: Mapping[str, Any], target: ModelSpec) -> tuple[int, ...]:
-    """Whose input is read. Inside `eagle_config` layers are counted by their output, which enters
-    the one behind."""
+    """Whose input is read: by default what EAGLE's own code reads, as do vLLM and SGLang.
+
+    Stated ones are counted in two ways. The key by itself is vLLM's and `speculators`': the layers
+    that are entered, taken as they are, like `layer_ids` inside `eagle_config`. The same key inside
+    `eagle_config` is SGLang's and its trainer's: the layers that are left, so each names the input
+    of the one behind. All of them gather in the order of the layers, however these are listed.
+    """
     key, num_layers = "eagle_aux_hidden_state_layer_ids", target.num_layers
-    layers = tuple(int(layer) for layer in config.get(key) or ())
-    if not layers:
-        layers = tuple(int(layer) + 1 for layer in _section(config, "eagle_config").get(key) or ())
-    layers = layers or (2, num_layers // 2, num_layers - 3)
+    inside = _section(config, "eagle_config")
+    entered = config.get(key) or inside.get("layer_ids") or ()
+    stated = [int(layer) for layer in entered] or [
+        int(layer) + 1 for layer in inside.get(key) or ()
+    ]
+    layers = tuple(sorted(stated)) or (2, num_layers // 2, num_layers - 3)
     if min(layers) < 0:
         raise ModelError(
             f"this eagle3 head reads what enters layers {list(layers)} of its target, which has "

@@ -35,11 +35,13 @@ def load_head(
     max_position: int | None = None,
     revision: str | None = None,
     target_revision: str | None = None,
+    target_embedding: Tensor | None = None,
 ) -> Head:
     """Read all weights of the head in `source`, whichever its format; it must fit the target.
 
-    `max_position` is the longest sequence served, else as long as the target's. What a head leaves
-    to its target is read from there: every rank of a tensor-parallel one holds a whole head.
+    `max_position` is the longest sequence served, else as long as the target's. A head that leaves
+    the embedding to its target shares `target_embedding`. Where that is None it is read once more:
+    every rank of a tensor-parallel target holds a part of its own and a whole head.
     """
     folder = head_folder(source, revision)
     weights = open_weights(folder, dtype, device)
@@ -49,7 +51,7 @@ def load_head(
     config.spec.check_fits(target_spec)
     if isinstance(config, Eagle3Config):
         positions = max_position or target_spec.max_position
-        table = _TargetEmbedding(target_spec, target_source, target_revision)
+        table = _TargetEmbedding(target_spec, target_source, target_revision, target_embedding)
         return Eagle3Head(config, weights, ops, positions, table)
     if isinstance(config, MlpConfig):
         return MlpSpeculatorHead(config, weights, ops)
@@ -58,11 +60,12 @@ def load_head(
 
 @dataclass(frozen=True, slots=True)
 class _TargetEmbedding:
-    """Reads the target's embedding, whole, for a head that has none of its own."""
+    """The target's embedding, whole, for a head that has none of its own."""
 
     spec: ModelSpec
     source: str | Path
     revision: str | None
+    present: Tensor | None
 
     def __call__(self, config: Eagle3Config, weights: HeadWeights) -> Tensor:
         target, own_size = self.spec, config.layer.hidden_size
@@ -72,6 +75,8 @@ class _TargetEmbedding:
                 f"of size {target.embed_size} does not fit its hidden size {own_size}; get the "
                 "complete checkpoint again."
             )
+        if self.present is not None:
+            return self.present
         folder = checkpoint_folder(self.source, self.revision)
         stored = SafetensorsSource(folder, weights.dtype, weights.device)
         shape = (target.vocab_size, target.embed_size)

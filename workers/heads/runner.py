@@ -34,7 +34,7 @@ class HeadRunner:
         self.states = torch.zeros(
             target.num_rows, head.spec.state_size, dtype=target.decoder.dtype, device=target.device
         )
-        target.hand_over(head.spec.layers)
+        target.hand_over(head.spec.layers, head.spec.kind.value)
 
     @property
     def device(self) -> torch.device:

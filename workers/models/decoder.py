@@ -17,6 +17,8 @@ from outrider.workers.models.source import WeightKeeper, WeightSource
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.models.taps import Taps
 
+_NO_TAPS = Taps()
+
 
 class Decoder:
     """One rank's part of a model; a model on one device is the rank of a group of one.
@@ -65,7 +67,7 @@ class Decoder:
         )
         self._taps = Taps()
         self._kv: KVCache | None = None  # the cache `_run` works on
-        self._run: Pass | None = None
+        self._run: Pass | None = None  # nobody taps it
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +77,11 @@ class Decoder:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
+    @property
+    def whole_embedding(self) -> Tensor | None:
+        """[vocab_size, embed_size], to be read only; None where other ranks hold parts of it."""
+        return self._embedding if len(self.vocab_range) == self.spec.vocab_size else None
+
     def tile_tokens(self, query_len: int) -> int:
         """How many queries a tile of `RaggedBatch.tiles` holds where a sequence has `query_len`; 0:
         no tiles are needed."""
@@ -82,8 +89,8 @@ class Decoder:
         return self._ops.tile_tokens(attention.num_heads, attention.num_kv_heads, query_len)
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on every pass keeps the residual stream that enters these layers, the number of
-        layers being what leaves the last; see `features`."""
+        """From now on passes keep the residual stream that enters these layers, the number of
+        layers being what leaves the last, unless they are run untapped; see `features`."""
         self._taps = Taps(layers)
 
     @property
@@ -92,23 +99,30 @@ class Decoder:
 
     @property
     def features(self) -> Tensor:
-        """Of the last pass, [T, layers tapped * hidden_size]: layer by layer, token by token."""
+        """Of the last pass that was tapped, [T, layers tapped * hidden_size]: layer by layer, token
+        by token."""
         return self._taps.features
 
     def write_features(self, out: Tensor) -> None:
         """`features` into `out`, for once."""
         self._taps.write(out)
 
-    def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, *, is_tapped: bool = True
+    ) -> Tensor:
         """Token ids int64 [T] to hidden states [T, hidden_size] behind the final norm.
 
         Writes the keys and values of all T tokens into the cache.
         """
+        taps = self._taps if is_tapped else _NO_TAPS
         if self._fused is not None:
-            return self._fused(token_ids, batch, kv, None, self._taps)
+            return self._fused(token_ids, batch, kv, None, taps)
+        embedded = self._embed(token_ids, batch)
+        if taps.layers:  # what a repeated pass leaves of a stream it goes over again
+            return self._run_layers(embedded, batch, kv, taps)
         if self._run is None or kv is not self._kv:
             self._kv, self._run = kv, self._pass_over(kv)
-        return self._run(self._embed(token_ids, batch), batch)
+        return self._run(embedded, batch)
 
     def forward_some(
         self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor
@@ -122,16 +136,15 @@ class Decoder:
         """The pass over this cache, repeatable where it consists of kernels alone."""
 
         def run(residual: Tensor, batch: RaggedBatch) -> Tensor:
-            return self._run_layers(residual, batch, kv)
+            return self._run_layers(residual, batch, kv, _NO_TAPS)
 
-        # What a recording leaves of a stream it goes over again.
-        return self._ops.repeatable(run) if self._is_all_kernels and not self._taps.layers else run
+        return self._ops.repeatable(run) if self._is_all_kernels else run
 
-    def _run_layers(self, residual: Tensor, batch: RaggedBatch, kv: KVCache) -> Tensor:
+    def _run_layers(self, residual: Tensor, batch: RaggedBatch, kv: KVCache, taps: Taps) -> Tensor:
         reduce, multiplier = self._reduce, self.spec.residual_multiplier
         x = self._first_norm(residual)
         for number, layer in enumerate(self._layers):
-            self._taps.pass_by(number, residual)
+            taps.pass_by(number, residual)
             keys, values = kv.keys[number], kv.values[number]
             out = reduce(layer.attention(x, batch, keys, values))
             if multiplier != 1.0:
@@ -141,7 +154,7 @@ class Decoder:
             if multiplier != 1.0:
                 out = out * multiplier
             x, residual = layer.after_mlp.add(out, residual)
-        self._taps.pass_by(len(self._layers), residual)
+        taps.pass_by(len(self._layers), residual)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -163,7 +176,7 @@ class Decoder:
 
     def _lookup(self, token_ids: Tensor) -> Tensor:
         held = self.vocab_range
-        if len(held) == self.spec.vocab_size:
+        if self.whole_embedding is not None:
             return self._ops.embed(token_ids, self._embedding)
         is_elsewhere = (token_ids < held.start) | (token_ids >= held.stop)
         rows = (token_ids - held.start).masked_fill(is_elsewhere, 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Taps:
-    """Keeps the residual stream entering some layers, of one pass at a time."""
+    """Keeps the residual stream entering some layers, of one pass at a time; none keep nothing."""
 
     __slots__ = ("_kept", "layers")
 

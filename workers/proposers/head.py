@@ -1,7 +1,7 @@
 """A head on the target's hidden states: drafts from where the target's last pass has ended.
 
-It never catches up by itself: whatever the target has computed, the head extends over at once, so
-both know the same tokens of every row, and a row may draft in any step.
+It never catches up by itself: whatever the target has computed of rows it drafts for, the head
+extends over at once, so both know the same tokens of these, and they may draft in any step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HeadProposer:
         ops: Ops,
         verification: VerificationMode,
     ) -> None:
-        self._name = name
+        self.name = name
         self._rows = rows
         self.runner = runner
         self._ops = ops
@@ -114,30 +114,33 @@ class HeadProposer:
 
     def _slots(self, passed: Passed, verdict: Verdict) -> _Slots:
         """Of each row's tokens in the pass, those of its text that have a successor there. Of heads
-        that keep nothing the last alone matters."""
+        that keep nothing the last alone matters, and rows that never draft cost nothing."""
         found = _Slots([], [], {})
         sampled = {row.row: row.generation for row in verdict.rows if row.tokens}
         first = num_slots = 0
         for chunk in passed.chunks:
-            text = self._rows[chunk.row].tokens
+            first += len(chunk.tokens)
+            row = self._rows[chunk.row]
+            if row.init.proposer != self.name:
+                continue
+            text, place = row.tokens, first - len(chunk.tokens) - chunk.start
             begin, end = chunk.start, min(chunk.start + len(chunk.tokens), len(text) - 1)
             samples = chunk.row in sampled
             if not self.runner.head.spec.keeps_kv:
                 begin = max(begin, end - 1) if samples else end
             if end > begin:
                 found.chunks.append(Chunk(chunk.row, begin, text[begin + 1 : end + 1]))
-                found.places.extend(range(first + begin - chunk.start, first + end - chunk.start))
+                found.places.extend(range(place + begin, place + end))
                 num_slots += end - begin
                 if samples:
                     found.last_of[chunk.row] = num_slots - 1
                     self._lengths[chunk.row] = len(text)
-            first += len(chunk.tokens)
         return found
 
     def _begin(self, planned: RowPlan) -> Drafting | None:
         """A row that drafts in this round. Its head has slots where the target is to have some."""
         row = planned.row
-        if planned.proposer != self._name or not planned.depth:
+        if planned.proposer != self.name or not planned.depth:
             return None
         tokens = self._rows[row].tokens
         if self._lengths.get(row) != len(tokens) or not self._samplers[row].can_choose:

@@ -227,6 +227,7 @@ class _Start:
                 _kv_bytes(settings, placement, decoder, group),
                 placement.ops.name,
                 time.monotonic() - start_s,
+                None if self._head is None else self._head.spec.max_depth,
             )
         )
         return decoder
@@ -314,6 +315,7 @@ def _load_head(settings: RankSettings, placement: Placement, decoder: Decoder) -
         max_position=decoder.spec.max_position,
         revision=settings.head_revision,
         target_revision=settings.revision,
+        target_embedding=decoder.whole_embedding,
     )
 
 

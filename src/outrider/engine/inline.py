@@ -107,7 +107,7 @@ def load_models(
     draft_reach = None if checked.draft is None else _reach(checked.draft)
     length = wanted_len(config, _reach(checked.target), draft_reach)
     target, draft = _load_both(config, placement, checked, length, keeps=server is not None)
-    head = load_own_head(config, placement, checked.target, length)
+    head = load_own_head(config, placement, target, length)
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
         memory = _measure(config, placement, target, draft, head, length)
@@ -208,14 +208,14 @@ def load_decoder(
 
 
 def load_own_head(
-    config: EngineConfig, placement: Placement, target: ModelSpec, length: int
+    config: EngineConfig, placement: Placement, target: Decoder, length: int
 ) -> Head | None:
     own = config.head
     if own.model is None:
         return None
     return load_head(
         own.model,
-        target,
+        target.spec,
         config.target.model,
         dtype=placement.dtype,
         device=placement.device,
@@ -223,6 +223,7 @@ def load_own_head(
         max_position=length,
         revision=own.revision,
         target_revision=config.target.revision,
+        target_embedding=target.whole_embedding,
     )
 
 
@@ -304,7 +305,13 @@ def wire(
             worker.record(advance)
         costs = worker.measure_costs()
     scheduler = make_scheduler(
-        config, pools, worker.lag, worker.max_depth, costs=costs, apart=worker.apart
+        config,
+        pools,
+        worker.lag,
+        worker.max_depth,
+        costs=costs,
+        head_depth=None if head is None else head.spec.max_depth,
+        apart=worker.apart,
     )
     return StepLoop(scheduler, *workers)
 
@@ -385,13 +392,10 @@ def _colocate(
     draft, head = proposers.of(DRAFT), proposers.of(config.head_kind or "")
     assert draft is None or isinstance(draft, DraftProposer)
     assert head is None or isinstance(head, HeadProposer)
-    depth = depth_of(config, target.runner.device.type) if on_device else 0
-    if head is not None and head.max_depth is not None:
-        depth = min(depth, head.max_depth)
     sizes = StepSizes(
         rows=config.scheduler.num_seats,
         tokens=config.scheduler.num_step_tokens,
-        depth=depth,
+        depth=depth_of(config, target.runner.device.type) if on_device else 0,
         max_len=max_model_len,
     )
     is_shared = config.speculation.verification == "shared"

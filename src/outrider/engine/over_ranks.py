@@ -182,7 +182,12 @@ class RankModels:
             list((map if device == "cpu" else pool.map)(self._allocate, groups))
         self.costs = _costs_of(groups[0], groups[1] if len(groups) > 1 else None)
         self._scheduler = make_scheduler(
-            config, pools, RemoteTarget.lag, costs=self.costs, texts_are_remote=True
+            config,
+            pools,
+            RemoteTarget.lag,
+            costs=self.costs,
+            head_depth=groups[0].loaded[0].head_depth,
+            texts_are_remote=True,
         )
         self.facts = EngineFacts(
             settings=config.without_secrets().to_settings(),

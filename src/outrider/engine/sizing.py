@@ -212,13 +212,14 @@ def make_scheduler(
     max_depth: int | None = None,
     *,
     costs: StepCosts | None = None,
+    head_depth: int | None = None,
     texts_are_remote: bool = False,
     apart: Callable[[RequestSpec], Apart] | None = None,
 ) -> Scheduler:
-    """`lag` is what the workers can make use of, `max_depth` the most they can draft, `costs` what
-    their passes take, if that was measured, `apart` when a request needs steps of its own there.
-    Proposers that run where the texts are, in the ranks, may work ahead of verdicts, whatever they
-    are."""
+    """`lag` is what the workers can make use of, `max_depth` the most they can draft and
+    `head_depth` the most that the head can, `costs` what their passes take, if that was measured,
+    `apart` when a request needs steps of its own there. Proposers that run where the texts are, in
+    the ranks, may work ahead of verdicts, whatever they are."""
     wanted_lag = config.scheduler.lag
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.num_seats,
@@ -230,7 +231,10 @@ def make_scheduler(
     )
     size, caching = config.cache.block_size, config.cache.prefix_caching
     has_draft = pools.draft > 0
-    proposers = traits(has_draft_model=has_draft, head=config.head_kind)
+    proposers = tuple(
+        dataclasses.replace(each, max_depth=head_depth) if each.name == config.head_kind else each
+        for each in traits(has_draft_model=has_draft, head=config.head_kind)
+    )
     if texts_are_remote:
         proposers = tuple(dataclasses.replace(each, place=Place.DEVICE) for each in proposers)
     return Scheduler(

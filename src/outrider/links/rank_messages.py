@@ -111,13 +111,15 @@ class Loaded:
     """Rank to engine: the weights are in memory, and this is what KV costs here.
 
     `kv_bytes` is the memory the device has left for KV, None where nothing limits it but the
-    configuration.
+    configuration. `head_depth` is the most that a head there can draft, None where it can draft for
+    ever or there is none.
     """
 
     bytes_per_block: int
     kv_bytes: int | None
     kernels: str
     seconds: float
+    head_depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def test_a_head_drafts_in_a_costly_step_of_its_own(tmp_path: Path, kind: str) ->
     config = settle_for_device(config, "cpu", gpu_bytes=None)
     placement = inline.place_models(config)
     target = inline.load_decoder(config.target.model, placement)
-    head = inline.load_own_head(config, placement, target.spec, 40)
+    head = inline.load_own_head(config, placement, target, 40)
     assert head is not None
     workers = inline.make_workers(
         config, placement, target, None, PoolSizes(1, 1, 40), FlatRunner, FlatHead(head)

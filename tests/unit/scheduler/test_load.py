@@ -203,9 +203,9 @@ def test_a_blocked_head_of_the_queue_is_not_matched_anew_in_every_step(
     matched: list[int] = []
     match = BlockPool.match
 
-    def counted(pool: BlockPool, tokens: Sequence[int]) -> tuple[list[int], int]:
+    def counted(pool: BlockPool, tokens: Sequence[int], **options: bool) -> tuple[list[int], int]:
         matched.append(len(tokens))
-        return match(pool, tokens)
+        return match(pool, tokens, **options)
 
     monkeypatch.setattr(BlockPool, "match", counted)
     for _ in range(12):

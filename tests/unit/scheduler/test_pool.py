@@ -103,6 +103,53 @@ def test_the_prefix_released_first_is_forgotten_first() -> None:
     assert pool.match([*SECOND, 0])[0] == new
 
 
+def bare_chain(pool: BlockPool) -> list[int]:
+    """The same text of a request without a head."""
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    node = pool.publish(blocks[0], ROOT, FIRST, is_bare=True)
+    pool.publish(blocks[1], node, SECOND, is_bare=True)
+    return blocks
+
+
+def test_bare_blocks_are_found_only_by_those_who_take_them() -> None:
+    pool = BlockPool(4, 2)
+    blocks = bare_chain(pool)
+    assert pool.match([1, 2, 3, 4, 5], takes_bare=False) == ([], ROOT)
+    assert pool.match([1, 2, 3, 4, 5])[0] == blocks
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_bare_block_gives_way_to_one_that_is_not(is_held: bool) -> None:
+    pool = BlockPool(4, 2)
+    bare = bare_chain(pool)
+    if not is_held:
+        pool.release(bare)
+    num_published = pool.num_published
+    whole = pool.allocate(1)
+    assert whole is not None
+    pool.publish(whole[0], ROOT, FIRST)
+    assert pool.num_published > num_published
+    assert pool.match([1, 2, 3, 4, 5], takes_bare=False)[0] == whole
+    assert pool.match([1, 2, 3, 4, 5])[0] == [whole[0], bare[1]]
+    held = [bare] if is_held else []
+    pool.check_integrity([*held, whole, whole, [whole[0], bare[1]]])
+
+
+def test_a_block_that_is_not_bare_stays_beside_one_that_is() -> None:
+    pool = BlockPool(4, 2)
+    whole = published_chain(pool)
+    bare_chain(pool)
+    assert pool.match([1, 2, 3, 4, 5], takes_bare=False)[0] == whole
+
+
+def test_what_a_block_lacked_is_forgotten_with_it() -> None:
+    pool = BlockPool(2, 2)
+    pool.release(bare_chain(pool))
+    blocks = published_chain(pool)
+    assert pool.match([1, 2, 3, 4, 5], takes_bare=False)[0] == blocks
+
+
 def test_unused_blocks_are_taken_before_cached_ones() -> None:
     pool = BlockPool(3, 2)
     blocks = published_chain(pool)

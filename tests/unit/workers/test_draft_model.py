@@ -78,9 +78,9 @@ class WatchedRunner(Runner):
 
     passes: list[list[Chunk]]
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def forward(self, chunks: Sequence[Chunk], *, is_read: bool = True) -> Tensor:
         self.passes.append(list(chunks))
-        return super().forward(chunks)
+        return super().forward(chunks, is_read=is_read)
 
 
 @pytest.fixture(scope="module")

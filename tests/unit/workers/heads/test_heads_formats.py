@@ -50,6 +50,7 @@ SPECULATORS: dict[str, Any] = {
     },
     "transformer_layer_config": LAYER,
 }
+EAGLE3_NAMES = ["fc.weight", "midlayer.hidden_norm.weight"]
 EAGLE1_NAMES = ["fc.weight", "fc.bias", "layers.0.self_attn.q_proj.weight", "embed_tokens.weight"]
 
 
@@ -162,6 +163,12 @@ def test_stated_layers_are_literal_at_the_top_and_outputs_inside_eagle_config() 
     inside = {"eagle_config": {LAYER_IDS: [1, 5, 8], "use_aux_hidden_state": True}}
     assert eagle3(ORIGINAL | inside).spec.layers == (2, 6, 9)
     assert eagle3(ORIGINAL | {"eagle_config": {LAYER_IDS: []}}).spec.layers == (2, 6, 9)
+    assert eagle3(ORIGINAL | {"eagle_config": {"layer_ids": [1, 5, 8]}}).spec.layers == (1, 5, 8)
+
+
+def test_features_are_in_the_order_of_the_layers_however_they_are_listed() -> None:
+    assert eagle3(SPECULATORS | {LAYER_IDS: [8, 1, 5]}).spec.layers == (1, 5, 8)
+    assert eagle3(ORIGINAL | {"eagle_config": {LAYER_IDS: [8, 1, 5]}}).spec.layers == (2, 6, 9)
 
 
 def test_layers_that_the_target_has_not_are_refused() -> None:
@@ -236,6 +243,9 @@ def test_the_size_of_a_head_is_that_of_its_weights() -> None:
     spec = eagle3(ORIGINAL).spec
     layer = 64 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48
     assert spec.num_params == 32 * 96 + layer + 32 * (96 + 40)
+    own = eagle3(ORIGINAL, [*EAGLE3_NAMES, "embed_tokens.weight"]).spec
+    assert own.num_params == spec.num_params
+    assert eagle3(ORIGINAL, EAGLE3_NAMES).spec.num_params == spec.num_params - 32 * 96
 
 
 def test_a_target_of_experts_is_refused_where_it_is_read() -> None:
