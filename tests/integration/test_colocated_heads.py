@@ -290,7 +290,7 @@ def test_ahead_of_verdicts_and_behind_cached_prefixes_texts_are_the_plain_ones(
         outputs = _check(llm, models, plain)
         assert sum(accepted for _, accepted in _counts(outputs)) > 0
         deepest = max(len(output.outputs[0].speculation.verified_at) for output in outputs)
-        assert deepest == (5 if kind == HeadKind.EAGLE3 else 3)
+        assert deepest > 3 if kind == HeadKind.EAGLE3 else deepest == 3
     assert llm.engine.built.loop.scheduler._planner.num_cached_tokens > 0
     assert not on_host
 
