@@ -123,7 +123,7 @@ class Served(Scene):
     arguments: Sequence[str] = ()
     later: Sequence[str] = ()  # behind all settings
     patterns: Mapping[str, str]  # of command lines, by role; ranks else as the engine names them
-    counts = MappingProxyType({"gateway": NUM_GATEWAYS})
+    counts: Mapping[str, int] = MappingProxyType({"gateway": NUM_GATEWAYS})
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -131,7 +131,7 @@ class Served(Scene):
 
     def start(self) -> None:
         words = [*self.arguments, *settings(self.folder), *self.later]
-        self.server = ServeProcess("--processes", str(NUM_GATEWAYS), *words)
+        self.server = ServeProcess("--processes", str(self.counts["gateway"]), *words)
         try:
             self.server.wait_ready().close()
         except BaseException:
@@ -195,6 +195,7 @@ class WithHead(Children):
 
     name = "head"
     roles = ("gateway", "engine", "target")
+    counts: Mapping[str, int] = MappingProxyType({"gateway": 1})
 
     def take_models(self, pair: Any) -> None:
         save_spelling(self.folder)
@@ -205,14 +206,14 @@ class WithHeadOverRanks(WithHead):
 
     name = "head, two ranks"
     arguments = ("--no-ray", "--set", "target.tensor_parallel=2")
-    counts = MappingProxyType({"gateway": NUM_GATEWAYS, "target": 2})
+    counts = MappingProxyType({"gateway": 1, "target": 2})
 
 
 class WithHeadAndSpare(WithHead):
     """The next engine waits beside the present one, with ranks that have no weights yet."""
 
     name = "head, spare"
-    counts = MappingProxyType({"gateway": NUM_GATEWAYS, "engine": 2})
+    counts = MappingProxyType({"gateway": 1, "engine": 2})
     later = ("--set", "cluster.standby=true")
 
     def start(self) -> None:
@@ -239,4 +240,14 @@ class RayActors(Served):
         "engine": "^ray::EngineActor",
         "controller": "^ray::Controller",
     }
-    roles = ("gateway", "engine", "controller", *_RANKS)
+    roles: Sequence[str] = ("gateway", "engine", "controller", *_RANKS)
+
+
+class RayWithHead(RayActors):
+    """The same with a head in the target's actor."""
+
+    name = "Ray, head"
+    roles = ("gateway", "engine", "controller", "target")
+
+    def take_models(self, pair: Any) -> None:
+        save_spelling(self.folder)

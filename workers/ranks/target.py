@@ -74,10 +74,10 @@ class TargetRank:
             proposals |= drafted or {}
         ticket = Ticket(message.plan.step, proposals, message.draft_s)
         verdict = self._worker.verify(message.plan, ticket)
-        self._proposers.observe(verdict)
         if self._is_first:
             is_lost = message.round is not None and drafted is None
             self._channel.send(Judged(verdict, is_lost, transfer_s))
+        self._proposers.observe(verdict)  # a head goes over the pass: no token waits for that
 
     def _join(self, number: int) -> None:
         try:

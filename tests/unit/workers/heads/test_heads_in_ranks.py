@@ -1,0 +1,93 @@
+"""A head in a rank of the target."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from boards import OpenBoard
+from checkpoints import VOCAB_SIZE, save_checkpoint
+from head_checkpoints import save_head
+
+from outrider.kernels.ops import select_ops
+from outrider.links.channel import Channel
+from outrider.links.codec import RANK_CODEC
+from outrider.links.rank_messages import Judged, RankSettings, Verify
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import NOBODY, RowInit, RowPlan, SampleId, StepPlan
+from outrider.workers.groups.collective import Alone
+from outrider.workers.heads.loader import load_head
+from outrider.workers.heads.runner import HeadRunner
+from outrider.workers.models.kv import KVCache
+from outrider.workers.ranks.target import TargetRank
+from outrider.workers.runner import Runner
+from outrider.workers.weights.loader import load_model
+
+pytestmark = pytest.mark.model
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 4
+OPS = select_ops(CPU, torch.float32, deterministic=True)
+PROMPT = (5, 9, 17, 3, 44, 8)
+SETTINGS = RankSettings(
+    model="",
+    revision=None,
+    device="cpu",
+    dtype="float32",
+    quantization=None,
+    cpu_kernels="auto",
+    deterministic=True,
+    num_threads=None,
+    block_size=BLOCK_SIZE,
+    verification="shared",
+    ngram_min=1,
+    ngram_max=4,
+    gpu_memory_utilization=0.9,
+    has_fixed_kv=False,
+    log_level="info",
+    log_format="text",
+    transfer_timeout_s=10.0,
+)
+
+
+def _head_runner(folder: Path) -> HeadRunner:
+    target = save_checkpoint(folder / "target", num_hidden_layers=4)
+    save_head("eagle3", folder / "head", target)
+    options: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "ops": OPS}
+    decoder = load_model(folder / "target", **options)
+    kv = KVCache(decoder.spec, 8, BLOCK_SIZE, torch.float32, CPU)
+    runner = Runner(decoder, kv, 1, 32, VOCAB_SIZE)
+    head = load_head(folder / "head", decoder.spec, folder / "target", **options)
+    return HeadRunner(head, runner)
+
+
+def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) -> None:
+    head = _head_runner(tmp_path)
+    near, far = socket.socketpair()
+    with (
+        OpenBoard() as board,
+        Channel(near, RANK_CODEC) as channel,
+        Channel(far, RANK_CODEC) as engine,
+    ):
+        rank = TargetRank(channel, Alone(), board.store(), head.target, head, OPS, SETTINGS)
+        known_when_told: list[bool] = []
+        send = channel.send
+
+        def watched(message: object) -> None:
+            known_when_told.append(bool(head.states.any()))
+            send(message)
+
+        channel.send = watched  # type: ignore[method-assign]
+        init = RowInit(
+            *(0, 1, SampleId(0, 0), PROMPT, len(PROMPT), SamplingParams(temperature=0), 3),
+            proposer="eagle3",
+        )
+        row = RowPlan(0, 1, len(PROMPT), 0, 0, True, NOBODY, 0, (0, 1), 0, (), 0)
+        rank.handle(Verify(StepPlan(1, 1, (row,), (init,)), None, 0.0))
+        judged = engine.receive(10)
+    assert isinstance(judged, Judged) and len(judged.verdict.rows[0].tokens) == 1
+    assert known_when_told == [False]
+    assert head.states.any()
