@@ -319,9 +319,9 @@ def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
     def noted(passes: Any, name: str) -> None:
         run = getattr(passes, name)
 
-        def watched(*args: Any) -> Any:
+        def watched(*args: Any, **options: Any) -> Any:
             done.append("target")
-            return run(*args)
+            return run(*args, **options)
 
         monkeypatch.setattr(passes, name, watched)
 
