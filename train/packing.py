@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,13 +43,18 @@ class Documents:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """`rows` int64 [n] are the places, counted row after row, whose next token is learned, each
-    with its weight [n]; `inside` is how many tokens of its document stand before each."""
+    with its weight [n]; `inside` is how many tokens of its document stand before each.
+
+    A batch of a training knows the numbers of its `records`, and by `places` [rows, length] where
+    each token stands among those of all records, what is left of rows standing behind them."""
 
     ids: Tensor  # int64 [rows, length]
     documents: Documents
     rows: Tensor
     weights: Tensor
     inside: Tensor
+    records: tuple[int, ...] = ()
+    places: Tensor | None = None
 
     def to(self, device: torch.device) -> Batch:
         if device.type == "cpu":
@@ -64,8 +69,15 @@ class Batch:
             numbers=move(self.documents.numbers),
             positions=move(self.documents.positions),
         )
-        moved = (move(self.ids), documents, move(self.rows), move(self.weights), move(self.inside))
-        return Batch(*moved)
+        return Batch(
+            move(self.ids),
+            documents,
+            move(self.rows),
+            move(self.weights),
+            move(self.inside),
+            self.records,
+            None if self.places is None else move(self.places),
+        )
 
 
 def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
@@ -103,6 +115,15 @@ class Batches:
     epoch: int = 0
     index: int = 0
     _planned: tuple[int, list[list[int]]] | None = None
+    _offsets: npt.NDArray[np.int64] = field(init=False)  # where each record begins, and the end
+
+    def __post_init__(self) -> None:
+        lengths = [min(len(record.ids), self.row_length) for record in self.records]
+        self._offsets = np.cumsum([0, *lengths], dtype=np.int64)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self._offsets[-1])
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -115,8 +136,21 @@ class Batches:
             self.epoch, self.index, first = self.epoch + 1, 0, 0
             rows = self._rows()
         self.index += 1
-        picked = [[self.records[i] for i in row] for row in rows[first : first + self.num_rows]]
-        return batch_of(picked, self.row_length, self.prompt_weight)
+        numbers = rows[first : first + self.num_rows]
+        picked = [[self.records[i] for i in row] for row in numbers]
+        batch = batch_of(picked, self.row_length, self.prompt_weight)
+        taken = tuple(number for row in numbers for number in row)
+        return replace(batch, records=taken, places=torch.from_numpy(self._places(numbers)))
+
+    def _places(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+        places = np.full((len(rows), self.row_length), self.num_tokens, np.int64)
+        for place, numbers in zip(places, rows, strict=True):
+            at = 0
+            for number in numbers:
+                begin, end = self._offsets[number], self._offsets[number + 1]
+                place[at : at + end - begin] = np.arange(begin, end)
+                at += end - begin
+        return places
 
     def _rows(self) -> list[list[int]]:
         if self._planned is None or self._planned[0] != self.epoch:

@@ -15,6 +15,7 @@ from outrider.errors import ConfigError
 from outrider.train.files import write_whole
 from outrider.train.loss import Measured, distillation_loss
 from outrider.train.packing import Batches, batch_of, pack
+from outrider.train.remembered import RememberedPasses
 from outrider.train.settings import TrainSettings
 from outrider.train.shards import Record
 from outrider.train.students.base import Student
@@ -46,6 +47,7 @@ class Trainer:
         num_rows = max(settings.batch_tokens // settings.context, 1)
         weight = settings.prompt_weight
         self._batches = Batches(records, settings.context, num_rows, weight, settings.seed)
+        self._see = RememberedPasses(teacher.see, len(records), self._batches.num_tokens)
         self._optimiser = _optimiser(student, settings, teacher.device)
         self._guesses: Any = torch.compile(student.guesses) if settings.compile else student.guesses
 
@@ -112,7 +114,7 @@ class Trainer:
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         batch = self._batches.take().to(device)
-        seen = self.teacher.see(batch)
+        seen = self._see(batch)
         with autocast(device):
             guesses = self._guesses(batch, seen)
         loss, measured = distillation_loss(
