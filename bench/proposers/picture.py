@@ -47,7 +47,8 @@ def _tokens_a_round(axes: Any, figures: Mapping[str, Any]) -> None:
     axes.set_xticks(range(len(groups)), groups, rotation=20, ha="right")
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set(ylabel="tokens a round", title="Greedy tokens a round by category; plain decoding: 1")
-    axes.legend(fontsize="small")
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.3)  # room for the legend
+    axes.legend(fontsize="small", loc="upper left", ncols=3)
 
 
 def _ms_per_token(axes: Any, figures: Mapping[str, Any]) -> None:
