@@ -63,3 +63,14 @@ def _restored_logger() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """More only slow small models down, and far more so on a machine that does other work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

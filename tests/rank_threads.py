@@ -10,7 +10,29 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from outrider.links.rank_messages import RankSettings
+
 Result = TypeVar("Result")
+
+RANK_SETTINGS = RankSettings(
+    model="",
+    revision=None,
+    device="cpu",
+    dtype="float32",
+    quantization=None,
+    cpu_kernels="auto",
+    deterministic=True,
+    num_threads=None,
+    block_size=4,
+    verification="shared",
+    ngram_min=1,
+    ngram_max=4,
+    gpu_memory_utilization=0.9,
+    has_fixed_kv=False,
+    log_level="info",
+    log_format="text",
+    transfer_timeout_s=10.0,
+)
 
 
 class ThreadGroup:

@@ -7,7 +7,7 @@ pairs of letters, so that stop strings and bad words span tokens in many ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,8 @@ def bundled_reference() -> Any:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More only slow small models down, and far more so on a machine that does other work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _always_one_thread(one_thread: None) -> None:
+    """In all tests here."""
 
 
 @pytest.fixture(scope="session")

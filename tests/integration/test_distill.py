@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +45,6 @@ SIZES: dict[str, dict[str, Any]] = {
 # Tokens a round, greedy, at depth 3 or as deep as there are heads. Chance is 1.0: an untrained
 # student's drafts are never right.
 BARS = {"draft": 3.0, "eagle3": 2.4, "medusa": 2.0, "mlp": 2.4}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

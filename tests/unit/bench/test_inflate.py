@@ -6,7 +6,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
 from outrider.workers.weights.loader import load_model, load_spec
 from outrider.workers.weights.safetensors_source import SafetensorsSource
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
 OPS = select_ops(CPU, torch.float32, backend="torch")
@@ -73,15 +74,6 @@ def greedy(decoder: Decoder, prompt: list[int], num_tokens: int) -> list[int]:
     for _ in range(num_tokens):
         ids.append(int(RaggedRun(decoder, [ids]).run(chunk=len(ids))[0][-1].argmax()))
     return ids[len(prompt) :]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More only slow tiny models down, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

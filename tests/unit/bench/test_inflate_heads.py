@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +37,8 @@ from outrider.workers.heads.weights import open_weights
 from outrider.workers.weights.files import read_json
 from outrider.workers.weights.loader import load_spec
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CPU = torch.device("cpu")
 OPS = select_ops(CPU, torch.float32, backend="torch")
 VOCAB_SIZE = 12  # so few that a head without sense is right now and then
@@ -64,14 +65,6 @@ class Decoded:
     rounds: int
     drafted: int
     accepted: int
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ import pytest
 import torch
 from boards import OpenBoard
 from checkpoints import VOCAB_SIZE, save_checkpoint
-from rank_threads import ThreadGroup, run_ranks, same_on_all
+from rank_threads import RANK_SETTINGS, ThreadGroup, run_ranks, same_on_all
 from torch import Tensor
 
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import CaughtUp, Drafted, Join, Joined, Propose, RankSettings
+from outrider.links.rank_messages import CaughtUp, Drafted, Join, Joined, Propose
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     NOBODY,
@@ -48,28 +48,9 @@ from outrider.workers.weights.loader import load_model
 pytestmark = pytest.mark.model
 
 CPU = torch.device("cpu")
-BLOCK = 4
+BLOCK = RANK_SETTINGS.block_size
 OPS = select_ops(CPU, torch.float32, deterministic=True)
 GREEDY = SamplingParams(temperature=0)
-SETTINGS = RankSettings(
-    model="",
-    revision=None,
-    device="cpu",
-    dtype="float32",
-    quantization=None,
-    cpu_kernels="auto",
-    deterministic=True,
-    num_threads=None,
-    block_size=BLOCK,
-    verification="shared",
-    ngram_min=1,
-    ngram_max=4,
-    gpu_memory_utilization=0.9,
-    has_fixed_kv=False,
-    log_level="info",
-    log_format="text",
-    transfer_timeout_s=10.0,
-)
 PROMPT = (5, 9, 17, 3, 44, 8)
 
 
@@ -345,7 +326,7 @@ def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> 
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
-        rank: Any = DraftRank(channel, Alone(), board.store(), runner, OPS, SETTINGS)
+        rank: Any = DraftRank(channel, Alone(), board.store(), runner, OPS, RANK_SETTINGS)
         links: list[ProposalLink] = []
 
         def meet() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import random_model
 from head_checkpoints import save_head
 
@@ -20,6 +18,8 @@ from outrider.bench.proposers.contenders import Contender, Kind, variants
 from outrider.bench.proposers.enlarged import LONG, SHORT, EnlargedRun, by_length
 from outrider.bench.proposers.prompts import Ask
 from outrider.workers.weights.loader import load_spec
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES: dict[str, Any] = {
     "vocab_size": 16,
@@ -37,15 +37,6 @@ ASKS = [
     Ask("rag", (3,) * 1300),
     Ask("mbpp", (6, 7, 3, 9)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More only slow tiny models down, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_short_and_long_prompts_are_apart_and_longer_ones_left_out() -> None:

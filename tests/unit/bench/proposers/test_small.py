@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import typer
 from checkpoints import random_model
 from head_checkpoints import save_head
@@ -21,6 +19,8 @@ from outrider.bench.proposers.small import Settings, SmallRun, Timed, num_same, 
 from outrider.engine.llm import LLM
 from outrider.errors import ModelError
 from outrider.workers.heads.spec import HeadKind
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 VOCAB_SIZE = 16
 SIZES: dict[str, Any] = {
@@ -38,15 +38,6 @@ ASKS = [
     Ask("qa", tuple(3 + i % 9 for i in range(300))),
 ]
 PLAIN, NGRAM = Contender("plain", Kind.OFF), Contender("n-gram", Kind.NGRAM)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More only slow tiny models down, above all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

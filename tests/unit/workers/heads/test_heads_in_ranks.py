@@ -11,11 +11,12 @@ import torch
 from boards import OpenBoard
 from checkpoints import VOCAB_SIZE, save_checkpoint
 from head_checkpoints import save_head
+from rank_threads import RANK_SETTINGS
 
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Judged, RankSettings, Verify
+from outrider.links.rank_messages import Judged, Verify
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import NOBODY, RowInit, RowPlan, SampleId, StepPlan
 from outrider.workers.groups.collective import Alone
@@ -29,28 +30,9 @@ from outrider.workers.weights.loader import load_model
 pytestmark = pytest.mark.model
 
 CPU = torch.device("cpu")
-BLOCK_SIZE = 4
+BLOCK_SIZE = RANK_SETTINGS.block_size
 OPS = select_ops(CPU, torch.float32, deterministic=True)
 PROMPT = (5, 9, 17, 3, 44, 8)
-SETTINGS = RankSettings(
-    model="",
-    revision=None,
-    device="cpu",
-    dtype="float32",
-    quantization=None,
-    cpu_kernels="auto",
-    deterministic=True,
-    num_threads=None,
-    block_size=BLOCK_SIZE,
-    verification="shared",
-    ngram_min=1,
-    ngram_max=4,
-    gpu_memory_utilization=0.9,
-    has_fixed_kv=False,
-    log_level="info",
-    log_format="text",
-    transfer_timeout_s=10.0,
-)
 
 
 def _head_runner(folder: Path) -> HeadRunner:
@@ -72,7 +54,7 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
-        rank = TargetRank(channel, Alone(), board.store(), head.target, head, OPS, SETTINGS)
+        rank = TargetRank(channel, Alone(), board.store(), head.target, head, OPS, RANK_SETTINGS)
         known_when_told: list[bool] = []
         send = channel.send
 
