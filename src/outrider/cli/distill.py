@@ -134,8 +134,7 @@ def distill(
     teacher_temperature: Annotated[
         float,
         typer.Option(
-            help="Of the distribution that is learned. Below 1 its likeliest tokens count more, "
-            "which greedy texts profit from, and sampled ones pay for."
+            help="Of the distribution that is learned; below 1 its likeliest tokens count more."
         ),
     ] = _TRAIN.teacher_temperature,
     chunk_rows: Annotated[
