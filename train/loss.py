@@ -68,7 +68,6 @@ class _Job:
     guesses: Guesses
     chunk_rows: int
     measures: bool
-    tells: bool
     wants_grads: bool
     measured: Measured = field(init=False)
 
@@ -81,13 +80,11 @@ def distillation_loss(
     *,
     chunk_rows: int,
     measures: bool = True,
-    tells: bool = True,
 ) -> tuple[Tensor, Measured]:
     """The mean KL of student from teacher, by the weights of rows and levels. `teach` makes logits
-    of rows of `hidden`. Agreement and overlap are only found if it `measures`, and unless it
-    `tells`, there are gradients but no figures, which is quicker."""
+    of rows of `hidden`. Agreement and overlap are only found if it `measures`."""
     wants_grads = torch.is_grad_enabled()
-    job = _Job(teach, hidden, batch, guesses, chunk_rows, measures, tells, wants_grads)
+    job = _Job(teach, hidden, batch, guesses, chunk_rows, measures, wants_grads)
     loss: Tensor = _Distilled.apply(job, *guesses.states, *guesses.tables)  # type: ignore[no-untyped-call]
     return loss, job.measured
 
@@ -111,8 +108,7 @@ class _Distilled(torch.autograd.Function):
                 for count, total in zip(job.guesses.counts, totals, strict=True)
             ]
         )
-        if job.tells:
-            job.measured.weight += totals
+        job.measured.weight += totals
         for first in range(0, len(job.batch.rows), job.chunk_rows):
             _chunk(job, slice(first, first + job.chunk_rows), scales, valid, tensors, grads)
         ctx.grads = grads
@@ -134,16 +130,7 @@ def _chunk(
 ) -> None:
     guesses, rows = job.guesses, job.batch.rows[part]
     weights = job.batch.weights[part]
-    logits = job.teach(job.hidden[rows])
-    likeliest = logits.argmax(-1) if job.measures else None
-    # Logarithms only where figures are made of them: a pass over all these numbers is what costs.
-    taught = torch.log_softmax(logits, -1) if job.tells else None
-    chances = torch.softmax(logits, -1) if taught is None else taught.exp()
-    mass: Tensor | None = None
-    if guesses.vocabulary is not None:
-        chances = chances[:, guesses.vocabulary]
-        mass = chances.sum(-1, keepdim=True)
-        taught = taught[:, guesses.vocabulary] if taught is not None else None
+    taught = _taught(job, rows)
     num_levels = len(guesses.states)
     dtype = torch.bfloat16 if rows.is_cuda else torch.float32
     for level, (state, behind) in enumerate(zip(guesses.states, guesses.behind, strict=True)):
@@ -152,30 +139,69 @@ def _chunk(
         used = torch.where(valid[level][part], weights, 0.0)
         origin = (rows - behind).clamp_min(0)
         picked = state[origin].to(dtype)
-        guessed_logits = picked @ table.T
-        if taught is None:
-            guessed = torch.softmax(guessed_logits, -1, dtype=torch.float32)
-        else:
-            logs = torch.log_softmax(guessed_logits, -1, dtype=torch.float32)
-            job.measured.kl[level] += ((chances * (taught - logs)).sum(-1) * used).sum()
-            guessed = logs.exp_()
-        if likeliest is not None:
-            _measure(job, level, guessed, chances, likeliest, used)
+        guessed = picked @ table.T
+        if job.measures:
+            _measure(job, level, guessed, taught, used)
+        divergences = taught.slopes_in_place(guessed)
+        job.measured.kl[level] += (divergences * used).sum()
         if not grads:
             continue
-        if mass is not None:
-            guessed = guessed.mul_(mass)
-        slope = guessed.sub_(chances).to(dtype)
         count = (used * scales[level])[:, None]
-        grads[level].index_add_(0, origin, (slope @ table).float() * count)
-        grads[number].add_((slope.T @ (picked * count).to(dtype)).float())
+        grads[level].index_add_(0, origin, (guessed @ table).float() * count)
+        grads[number].add_((guessed.T @ (picked * count).to(dtype)).float())
 
 
-def _measure(
-    job: _Job, level: int, guessed: Tensor, chances: Tensor, likeliest: Tensor, used: Tensor
-) -> None:
-    best = guessed.argmax(-1)
+@dataclass(frozen=True, slots=True)
+class _Taught:
+    """Of some rows: the teacher's logits of the student's vocabulary, the logarithms of its sums
+    over its own, what of that is the student's, and which tokens it thinks likeliest."""
+
+    logits: Tensor
+    sums: Tensor
+    mass: Tensor
+    likeliest: Tensor | None
+
+    def chances(self) -> Tensor:
+        return (self.logits.float() - self.sums[:, None]).exp_()
+
+    def slopes_in_place(self, guessed: Tensor) -> Tensor:
+        """Leaves in logits the slope of the divergence of each row, and returns the latter."""
+        if guessed.is_cuda:
+            from outrider.kernels.gpu.distillation import slopes_in_place
+
+            return slopes_in_place(self.logits, self.sums, self.mass, guessed)
+        logs = torch.log_softmax(guessed, -1)
+        taught = self.logits - self.sums[:, None]
+        chances = taught.exp()
+        divergences = (chances * (taught - logs)).sum(-1)
+        torch.sub(logs.exp_().mul_(self.mass[:, None]), chances, out=guessed)
+        return divergences
+
+
+def _taught(job: _Job, rows: Tensor) -> _Taught:
+    logits = job.teach(job.hidden[rows])
+    likeliest = logits.argmax(-1) if job.measures else None
+    sums = _log_sums(logits)
+    vocabulary = job.guesses.vocabulary
+    if vocabulary is None:
+        return _Taught(logits, sums, torch.ones_like(sums), likeliest)
+    logits = logits[:, vocabulary]
+    return _Taught(logits, sums, (_log_sums(logits) - sums).exp(), likeliest)
+
+
+def _log_sums(logits: Tensor) -> Tensor:
+    if logits.is_cuda:
+        from outrider.kernels.gpu.distillation import log_sums
+
+        return log_sums(logits)
+    return torch.logsumexp(logits, -1)
+
+
+def _measure(job: _Job, level: int, logits: Tensor, taught: _Taught, used: Tensor) -> None:
+    best = logits.argmax(-1)
     if job.guesses.vocabulary is not None:
         best = job.guesses.vocabulary[best]
-    job.measured.agreement[level] += ((best == likeliest) * used).sum()
-    job.measured.overlap[level] += (torch.minimum(guessed, chances).sum(-1) * used).sum()
+    guessed = torch.softmax(logits, -1, dtype=torch.float32)
+    overlap = torch.minimum(guessed, taught.chances()).sum(-1)
+    job.measured.agreement[level] += ((best == taught.likeliest) * used).sum()
+    job.measured.overlap[level] += (overlap * used).sum()

@@ -68,8 +68,8 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [n, vocabulary]."""
-        logits: Tensor = self._model.get_output_embeddings()(hidden).float()
+        """[n, vocabulary], in the type of the model."""
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits if self._divisor == 1.0 else logits / self._divisor
 
 

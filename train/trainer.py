@@ -23,7 +23,6 @@ from outrider.train.teacher import Teacher
 from outrider.train.telling import Teller
 
 STATE = "state.pt"
-_TOLD_EVERY = 4  # steps between those whose loss is looked at
 LEAST_SHARE_OF_RATE = 0.05  # what the cosine ends at
 
 
@@ -124,7 +123,6 @@ class Trainer:
             guesses,
             chunk_rows=settings.chunk_rows,
             measures=False,
-            tells=self._is_told(),
         )
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -136,11 +134,6 @@ class Trainer:
         logits = self.teacher.logits(hidden)
         temperature = self.settings.teacher_temperature
         return logits if temperature == 1.0 else logits.div_(temperature)
-
-    def _is_told(self) -> bool:
-        done = self.step + 1
-        is_logged = done % self.settings.log_every == 0 or done == self.settings.steps
-        return is_logged or self.step % _TOLD_EVERY == 0
 
     def _log(self, measured: Measured) -> str:
         kl = measured.means()["kl"]
