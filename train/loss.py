@@ -33,6 +33,9 @@ class Measured:
         for name in self.__slots__:
             getattr(self, name).add_(getattr(other, name))
 
+    def copy(self) -> Measured:
+        return Measured(*(getattr(self, name).clone() for name in self.__slots__))
+
     def means(self) -> dict[str, list[float]]:
         """Of each level: KL, how often both think the same token likeliest, and the mass that both
         distributions share, which is how likely a sampled draft is accepted."""

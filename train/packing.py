@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,14 @@ class Batch:
             self.records,
             None if self.places is None else move(self.places),
         )
+
+
+class Seen(NamedTuple):
+    """What the teacher has seen of a batch, of every token, row after row: what its head reads
+    [tokens, width], and what enters the layers asked for [tokens, layers * width]."""
+
+    hidden: Tensor
+    features: Tensor | None
 
 
 def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:

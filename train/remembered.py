@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outrider.train.packing import Batch
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Seen
 
 SHARE_OF_FREE = 0.7  # of the device's memory, when a training begins
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.train.attention import attend
-from outrider.train.packing import Batch, Documents
-from outrider.train.recorded import RecordedPasses, See, Seen
+from outrider.train.packing import Batch, Documents, Seen
+from outrider.train.recorded import Recorded
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.loader import checkpoint_folder, load_spec
 
@@ -34,7 +34,9 @@ class Teacher:
         self._layers = tuple(layers)
         self._kept: dict[int, Tensor] = {}
         _tap(self._model, self._layers, self.spec.num_layers, self._kept)
-        self._pass: See = RecordedPasses(self._see) if device.type == "cuda" else self._see
+        self._pass: Callable[[Batch], Seen] = self._see
+        if device.type == "cuda":
+            self._pass = Recorded(self._see, "the teacher's pass", reads_rows=False)
 
     @property
     def embedding(self) -> Tensor:
@@ -51,12 +53,13 @@ class Teacher:
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
         """What it returns is good until the next call."""
-        return self._pass(batch.ids, batch.documents)
+        return self._pass(batch)
 
-    def _see(self, ids: Tensor, documents: Documents) -> Seen:
+    def _see(self, batch: Batch, _: Seen | None = None) -> Seen:
+        documents = batch.documents
         with _packed(documents):
             output = self._model.base_model(
-                input_ids=ids, position_ids=documents.positions, use_cache=False
+                input_ids=batch.ids, position_ids=documents.positions, use_cache=False
             )
         hidden = output.last_hidden_state.flatten(0, 1)
         features = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from outrider.errors import ConfigError
 from outrider.train.files import write_whole
 from outrider.train.loss import Measured, distillation_loss
-from outrider.train.packing import Batches, batch_of, pack
+from outrider.train.packing import Batch, Batches, Seen, batch_of, pack
+from outrider.train.recorded import Recorded
 from outrider.train.remembered import RememberedPasses
 from outrider.train.settings import TrainSettings
 from outrider.train.shards import Record
@@ -49,6 +50,9 @@ class Trainer:
         self._see = RememberedPasses(teacher.see, len(records), self._batches.num_tokens)
         self._optimiser = _optimiser(student, settings, teacher.device)
         self._guesses: Any = torch.compile(student.guesses) if settings.compile else student.guesses
+        self._learn_from: Callable[[Batch, Seen], Measured] = self._learn
+        if teacher.device.type == "cuda" and not settings.compile:
+            self._learn_from = Recorded(self._learn, "a step of the training", reads_rows=True)
 
     def resume(self) -> bool:
         """Take up a saved state; False if there is none."""
@@ -108,27 +112,35 @@ class Trainer:
                     self.save()
 
     def _one_step(self) -> Measured:
-        settings, device = self.settings, self.teacher.device
-        rate = settings.learning_rate * rate_share(self.step, settings)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        batch = self._batches.take().to(device)
-        seen = self._see(batch)
-        with autocast(device):
+        self._set_rate(self.settings.learning_rate * rate_share(self.step, self.settings))
+        batch = self._batches.take().to(self.teacher.device)
+        return self._learn_from(batch, self._see(batch)).copy()
+
+    def _learn(self, batch: Batch, seen: Seen | None) -> Measured:
+        """From one batch. Nothing here waits for the device, so that it can be recorded."""
+        assert seen is not None
+        with autocast(self.teacher.device):
             guesses = self._guesses(batch, seen)
+        chunk_rows = self.settings.chunk_rows
         loss, measured = distillation_loss(
-            self._teach,
-            seen.hidden,
-            batch,
-            guesses,
-            chunk_rows=settings.chunk_rows,
-            measures=False,
+            self._teach, seen.hidden, batch, guesses, chunk_rows=chunk_rows, measures=False
         )
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
+        nn.utils.clip_grad_norm_(self.student.parameters(), self.settings.clip)
         self._optimiser.step()
         return measured
+
+    def _set_rate(self, rate: float) -> None:
+        """On a GPU it is a tensor, which recorded steps read."""
+        device = self.teacher.device
+        for group in self._optimiser.param_groups:
+            if device.type != "cuda":
+                group["lr"] = rate
+                continue
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = torch.zeros((), device=device)
+            group["lr"].fill_(rate)
 
     def _teach(self, hidden: Tensor) -> Tensor:
         logits = self.teacher.logits(hidden)
@@ -208,4 +220,5 @@ def _optimiser(
         lr=settings.learning_rate,
         betas=(0.9, 0.95),
         fused=device.type == "cuda",
+        capturable=device.type == "cuda",
     )

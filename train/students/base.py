@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
-from outrider.train.packing import Batch
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Seen
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from outrider.train.loss import Guesses
 from outrider.train.modules import Attention, LayerSizes, Mlp, RmsNorm, Rotary
-from outrider.train.packing import Batch, Documents
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Documents, Seen
 from outrider.train.settings import DraftSizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher

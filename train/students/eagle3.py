@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
 from outrider.train.modules import Attention, LayerSizes, Mlp, RmsNorm, Rotary, linear
-from outrider.train.packing import Batch
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Seen
 from outrider.train.settings import Eagle3Sizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outrider.train.loss import Guesses
-from outrider.train.packing import Batch
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Seen
 from outrider.train.settings import MedusaSizes
 from outrider.train.students.base import Student
 from outrider.train.teacher import Teacher

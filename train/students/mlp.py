@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from outrider.train.loss import Guesses
 from outrider.train.modules import linear
-from outrider.train.packing import Batch
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Seen
 from outrider.train.settings import MlpSizes
 from outrider.train.students.base import Student
 from outrider.train.teacher import Teacher

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from outrider.train import remembered
-from outrider.train.packing import Batch, Batches
-from outrider.train.recorded import Seen
+from outrider.train.packing import Batch, Batches, Seen
 from outrider.train.remembered import RememberedPasses
 from outrider.train.shards import Record
 

@@ -10,7 +10,7 @@ import torch
 from checkpoints import FAMILIES, random_prompt, reference_logits, save_checkpoint
 
 from outrider.train.packing import Batch, batch_of
-from outrider.train.recorded import RecordedPasses
+from outrider.train.recorded import Recorded
 from outrider.train.shards import Record
 from outrider.train.teacher import Teacher
 
@@ -50,13 +50,13 @@ def test_a_recorded_pass_sees_what_a_plain_one_does(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama", num_hidden_layers=4)
     device = torch.device("cuda")
     plain, teacher = Teacher(str(tmp_path), device, (1, 3)), Teacher(str(tmp_path), device, (1, 3))
-    lengths = [(7, 12, 30), (20, 5, 9), (31, 1, 32)]
+    lengths = [(7, 12, 30), (20, 5, 9), (3, 8, 2), (31, 1, 32)]
     for number, (a, b, c) in enumerate(lengths):
         made = [Record(np.array(random_prompt(length)), 1, 0) for length in (a, b, c)]
         given = batch_of([made[:2], made[2:]], 32, 1.0).to(device)
         found = teacher.see(given)
-        expected = plain._see(given.ids, given.documents)
+        expected = plain._see(given)
         assert found.features is not None and expected.features is not None, number
         torch.testing.assert_close(found.hidden, expected.hidden)
         torch.testing.assert_close(found.features, expected.features)
-    assert isinstance(teacher._pass, RecordedPasses) and len(teacher._pass._made) == 1
+    assert isinstance(teacher._pass, Recorded) and len(teacher._pass._made) == 1
