@@ -188,7 +188,7 @@ def _taught(job: _Job, rows: Tensor) -> _Taught:
     vocabulary = job.guesses.vocabulary
     if vocabulary is None:
         return _Taught(logits, sums, torch.ones_like(sums), likeliest)
-    logits = logits[:, vocabulary]
+    logits = logits.index_select(1, vocabulary)
     return _Taught(logits, sums, (_log_sums(logits) - sums).exp(), likeliest)
 
 
