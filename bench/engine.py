@@ -1,8 +1,9 @@
-"""Tokens per second of Outrider beside `transformers` and vLLM, same pair, prompt by prompt.
+"""Tokens per second of Outrider beside `transformers`, vLLM and llama.cpp, prompt by prompt.
 
     python -m outrider.bench.engine --per-group 2 --out engine.json
 
-Greedy, float32, end-of-text ignored, prefix caches off. Each engine has its own process and only
+The same pair for all, greedy, end-of-text ignored, prefix caches off; float32 but for llama.cpp,
+which computes with the GGUF file of the target as it is. Each engine has its own process and only
 one works at a time. Figures are given twice: of whole calls, prompt included, and of decoding only,
 which is a whole call less a call for one token on the same prompt.
 """
@@ -12,11 +13,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +23,16 @@ from rich.console import Console
 
 from outrider.bench.peers.comparison import Sample
 from outrider.bench.peers.measure import Case, Variant, run_interleaved, warm_up
+from outrider.bench.peers.plan import (
+    ENGINES,
+    OUTRIDER,
+    TRANSFORMERS,
+    Settings,
+    plan_variants,
+    start_peers,
+)
 from outrider.bench.peers.process import PeerProcess
-from outrider.bench.peers.protocol import Mode, Options, PeerError, Tokens
+from outrider.bench.peers.protocol import Hello, Tokens
 from outrider.bench.peers.report import (
     Section,
     against,
@@ -45,99 +51,12 @@ from outrider.bench.prompts import (
 )
 from outrider.errors import ConfigError, OutriderError
 from outrider.text.tokenizer import load_tokenizer
-from outrider.workers.weights.gguf_convert import converted_folder
-from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, resolve_source
+from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
-OUTRIDER, TRANSFORMERS, VLLM, VLLM_DRAFT = "outrider", "transformers", "vllm", "vllm draft"
-ENGINES = (OUTRIDER, TRANSFORMERS, VLLM)
 WARM_UP_TOKENS = 16
 DEFAULT_ENGINES, DEFAULT_GROUPS, DEFAULT_DEPTHS = list(ENGINES), list(GROUPS), [2, 3, 5]
 console = Console()
 app = typer.Typer(add_completion=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What was asked for; goes into the result file as it is."""
-
-    target: str
-    draft: str
-    engines: tuple[str, ...]
-    groups: tuple[str, ...]
-    per_group: int
-    chat: bool
-    max_tokens: int
-    depths: tuple[int, ...]
-    ngram_depth: int
-    vllm_python: str | None
-    vllm_depth: int
-    batch: int
-    repeats: int
-    threads: int
-    max_model_len: int
-
-    def __post_init__(self) -> None:
-        for name in self.engines:
-            if name not in ENGINES:
-                raise ConfigError(f"engine {name!r} is unknown; choose from {', '.join(ENGINES)}.")
-        for name in ("max_tokens", "batch", "repeats", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-
-
-def plan_variants(settings: Settings) -> list[Variant]:
-    """Everything that will be compared; plain comes first, as the reference."""
-    draft, plain = [Mode("draft", depth) for depth in settings.depths], Mode()
-    table: dict[str, list[Variant]] = {
-        OUTRIDER: [
-            Variant("outrider plain", OUTRIDER, plain),
-            Variant("outrider n-gram", OUTRIDER, Mode("ngram", settings.ngram_depth)),
-            *(Variant(f"outrider draft {mode.depth}", OUTRIDER, mode) for mode in draft),
-        ],
-        TRANSFORMERS: [
-            Variant("transformers plain", TRANSFORMERS, plain),
-            Variant("transformers assisted", TRANSFORMERS, Mode("draft")),
-            Variant("transformers lookup", TRANSFORMERS, Mode("ngram")),
-        ],
-        VLLM: [
-            Variant("vllm plain", VLLM, plain),
-            Variant(
-                f"vllm draft {settings.vllm_depth}", VLLM_DRAFT, Mode("draft", settings.vllm_depth)
-            ),
-        ],
-    }
-    return [variant for name in ENGINES if name in settings.engines for variant in table[name]]
-
-
-def start_peers(
-    settings: Settings, variants: Sequence[Variant], stack: ExitStack
-) -> dict[str, PeerProcess]:
-    """A process for each engine that can be had; the others are named and left out."""
-    source = resolve_source(settings.target)
-    folder = converted_folder(source) if source.suffix == ".gguf" else source
-    draft = str(resolve_source(settings.draft))
-    tokenizer = draft if settings.target == BUNDLED_TARGET else str(folder)
-    options = Options(str(folder), draft, tokenizer, settings.threads, settings.max_model_len)
-    peers: dict[str, PeerProcess] = {}
-    for variant in variants:
-        if variant.peer in peers:
-            continue
-        engine = VLLM if variant.peer == VLLM_DRAFT else variant.peer
-        python = settings.vllm_python if engine == VLLM else sys.executable
-        if python is None or shutil.which(python) is None:
-            console.print(f"{variant.name}: skipped, --vllm-python names no interpreter")
-            continue
-        own = dataclasses.replace(options, mode=variant.mode)
-        if engine == OUTRIDER:  # it knows the bundled names, tokenizer included
-            own = dataclasses.replace(own, target=settings.target, draft=settings.draft)
-        try:
-            with console.status(f"starting {variant.peer}"):
-                peer = PeerProcess(engine, own, python=python)
-        except PeerError as error:
-            console.print(f"{variant.name}: skipped; {error}", markup=False)
-            continue
-        peers[variant.peer] = stack.enter_context(peer)
-    return peers
 
 
 def single_cases(questions: Sequence[Question], prompts: Sequence[Tokens]) -> list[Case]:
@@ -154,7 +73,7 @@ def batch_cases(prompts: Sequence[Tokens], size: int) -> list[Case]:
     return [Case(f"batch {i}", "all", tuple(itertools.islice(endless, size))) for i in range(count)]
 
 
-def run_benchmark(settings: Settings) -> tuple[list[Section], dict[str, dict[str, str]]]:
+def run_benchmark(settings: Settings) -> tuple[list[Section], dict[str, Hello]]:
     tokenizer = load_tokenizer(settings.target)
     questions = select_questions(read_questions(), settings.per_group, settings.groups)
     prompts = [encode_question(q, tokenizer, chat=settings.chat) for q in questions]
@@ -166,14 +85,18 @@ def run_benchmark(settings: Settings) -> tuple[list[Section], dict[str, dict[str
         )
     with ExitStack() as stack:
         planned = plan_variants(settings)
-        peers = start_peers(settings, planned, stack)
+        peers = start_peers(settings, planned, stack, _say)
         variants = [variant for variant in planned if variant.peer in peers]
         if not variants:
             raise ConfigError("no engine could be started; see the lines above.")
         for variant in variants:
             warm_up(peers[variant.peer], variant, prompts[0], WARM_UP_TOKENS)
         sections = list(_sections(settings, peers, variants, questions, prompts))
-        return sections, {name: peer.hello.versions for name, peer in peers.items()}
+        return sections, {name: peer.hello for name, peer in peers.items()}
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _sections(
@@ -243,6 +166,16 @@ def main(
         str | None, typer.Option(help="Interpreter of an environment with vLLM.")
     ] = None,
     vllm_depth: Annotated[int, typer.Option(help="Drafts a round of vLLM.")] = 2,
+    llama_python: Annotated[
+        str | None, typer.Option(help="Interpreter of an environment with xllamacpp.")
+    ] = None,
+    llama_server: Annotated[
+        str | None, typer.Option(help="A compiled llama-server, instead of xllamacpp.")
+    ] = None,
+    llama_depth: Annotated[int, typer.Option(help="Drafts a round of llama.cpp.")] = 2,
+    llama_search: Annotated[
+        bool, typer.Option(help="Find llama.cpp's fastest settings first, in a minute or two.")
+    ] = True,
     batch: Annotated[int, typer.Option(help="Requests at once; 1 leaves that part out.")] = 5,
     repeats: Annotated[int, typer.Option(help="Times each prompt is run; medians count.")] = 1,
     threads: Annotated[int, typer.Option(help="Threads of each engine.")] = 2,
@@ -263,17 +196,21 @@ def main(
             ngram_depth=ngram_depth,
             vllm_python=vllm_python,
             vllm_depth=vllm_depth,
+            llama_python=llama_python,
+            llama_server=llama_server,
+            llama_depth=llama_depth,
+            llama_search=llama_search,
             batch=batch,
             repeats=repeats,
             threads=threads,
             max_model_len=max_model_len,
         )
-        sections, versions = run_benchmark(settings)
+        sections, peers = run_benchmark(settings)
     except OutriderError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
     if out is not None:
-        result = as_json(sections, versions, dataclasses.asdict(settings))
+        result = as_json(sections, peers, dataclasses.asdict(settings))
         out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     report(sections)
 

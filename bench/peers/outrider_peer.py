@@ -29,6 +29,10 @@ class OutriderEngine:
     def versions(self) -> dict[str, str]:
         return {"outrider": outrider.__version__, "torch": torch.__version__}
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return {}
+
     def generate(self, prompts: Sequence[Tokens], max_tokens: int, mode: Mode) -> Generation:
         params = outrider.SamplingParams(
             temperature=0.0,

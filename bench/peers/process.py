@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from outrider.bench.load.servers.keeper import descendants
 from outrider.bench.peers.cpu_clock import process_cpu_s
 from outrider.bench.peers.protocol import (
     Generation,
@@ -25,7 +26,7 @@ from outrider.bench.peers.protocol import (
 )
 
 SOURCE_ROOT = Path(__file__).absolute().parents[3]  # not resolved: the package is made of links
-LOG_LINES_SHOWN = 15
+LOG_LINES_SHOWN = 30  # a trace and what came before it
 CLOSE_TIMEOUT_S = 20
 
 
@@ -75,8 +76,13 @@ class PeerProcess:
         return generation
 
     def cpu_s(self) -> float | None:
-        """Processor seconds used so far, or None where the system does not tell."""
-        return process_cpu_s(self._process.pid)
+        """Processor seconds used so far, also by processes below it, or None where the system
+        does not tell."""
+        own = process_cpu_s(self._process.pid, with_ended_children=True)
+        if own is None:
+            return None
+        below = descendants(self._process.pid)
+        return own + sum(process_cpu_s(pid, with_ended_children=True) or 0.0 for pid in below)
 
     def close(self) -> None:
         if self._process.poll() is None:

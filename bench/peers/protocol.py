@@ -39,6 +39,8 @@ class Options:
     threads: int
     max_model_len: int
     mode: Mode = field(default_factory=Mode)  # engines that fix it at start look here
+    executable: str | None = None  # of an engine that is a program of its own
+    search: bool = False  # engines that can try settings of their own keep the fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """An engine is ready; `versions` are those of the packages that matter to it."""
+    """An engine is ready; `versions` are those of the packages that matter to it, `settings` what
+    was chosen for it beyond the options that all engines share."""
 
     versions: dict[str, str]
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,9 @@ class Engine(Protocol):
 
     @property
     def versions(self) -> dict[str, str]: ...
+
+    @property
+    def settings(self) -> dict[str, str]: ...
 
     def generate(self, prompts: Sequence[Tokens], max_tokens: int, mode: Mode) -> Generation: ...
 

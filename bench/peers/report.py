@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.bench.peers.comparison import Ratio, Sample, Summary, speed_ratio, summarise
+from outrider.bench.peers.protocol import Hello
 
 NOISY_FOREIGN_CPU = 0.05
 MIN_WIDTH = 120  # a pipe counts as 80 columns, into which no table fits
@@ -126,7 +127,7 @@ def show(grids: Sequence[Grid], remarks: Sequence[str], console: Console) -> Non
 
 def as_json(
     sections: Sequence[Section],
-    versions: Mapping[str, Mapping[str, str]],
+    peers: Mapping[str, Hello],
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     return {
@@ -134,7 +135,8 @@ def as_json(
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": machine(),
-        "versions": {peer: dict(found) for peer, found in versions.items()},
+        "versions": {name: dict(hello.versions) for name, hello in peers.items()},
+        "peer_settings": {name: dict(hello.settings) for name, hello in peers.items()},
         "settings": dict(settings),
         "sections": [_section_json(section) for section in sections],
     }

@@ -31,6 +31,10 @@ class TransformersEngine:
     def versions(self) -> dict[str, str]:
         return {"transformers": transformers.__version__, "torch": torch.__version__}
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"attention": self._target.config._attn_implementation}
+
     def generate(self, prompts: Sequence[Tokens], max_tokens: int, mode: Mode) -> Generation:
         self._rows_per_pass.clear()
         speculation = self._speculation(mode)

@@ -54,6 +54,10 @@ class VllmEngine:
 
         return {"vllm": vllm.__version__, "torch": torch.__version__}
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return dict(SETTINGS)
+
     def generate(self, prompts: Sequence[Tokens], max_tokens: int, mode: Mode) -> Generation:
         from vllm import SamplingParams
 

@@ -21,6 +21,7 @@ from outrider.bench.peers.protocol import (
 )
 
 ENGINES: Mapping[str, str] = {
+    "llama.cpp": "outrider.bench.peers.llama_peer:LlamaEngine",
     "outrider": "outrider.bench.peers.outrider_peer:OutriderEngine",
     "transformers": "outrider.bench.peers.transformers_peer:TransformersEngine",
     "vllm": "outrider.bench.peers.vllm_peer:VllmEngine",
@@ -33,7 +34,7 @@ def serve(build: Callable[[Options], Engine], requests: IO[str], replies: IO[str
     if not options:
         return
     engine = build(decode_options(options))
-    _send(replies, encode(Hello(engine.versions)))
+    _send(replies, encode(Hello(engine.versions, engine.settings)))
     for line in requests:
         request = decode_request(line)
         _send(replies, encode(engine.generate(request.prompts, request.max_tokens, request.mode)))

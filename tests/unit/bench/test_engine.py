@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from outrider.bench import engine
 from outrider.bench.peers.comparison import Sample
-from outrider.bench.peers.protocol import Generation
+from outrider.bench.peers.plan import Settings, interpreter, plan_variants, start_peers
+from outrider.bench.peers.protocol import Generation, Hello, PeerError
 from outrider.bench.peers.report import Section, against, as_json, by_group, disturbance, overview
 from outrider.errors import ConfigError
 
-SETTINGS = engine.Settings(
+SETTINGS = Settings(
     target="smollm2-135m-instruct",
     draft="smollm2-135m-draft",
     engines=("outrider", "vllm"),
@@ -43,11 +47,58 @@ def section() -> Section:
 
 
 def test_the_plan_names_every_mode_of_the_chosen_engines_with_plain_first() -> None:
-    names = [variant.name for variant in engine.plan_variants(SETTINGS)]
+    names = [variant.name for variant in plan_variants(SETTINGS)]
 
     assert names == [
         *["outrider plain", "outrider n-gram", "outrider draft 2", "outrider draft 4"],
         *["vllm plain", "vllm draft 2"],
+    ]
+
+
+def test_llama_cpp_is_compared_plain_and_with_the_draft() -> None:
+    settings = dataclasses.replace(SETTINGS, engines=("llama.cpp",), llama_depth=3)
+
+    assert [variant.name for variant in plan_variants(settings)] == [
+        "llama.cpp plain",
+        "llama.cpp draft 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("vllm", "--vllm-python names no interpreter"), ("llama.cpp", "--llama-python names no")],
+)
+def test_an_engine_without_an_interpreter_names_its_option(name: str, reason: str) -> None:
+    with pytest.raises(PeerError, match=reason):
+        interpreter(SETTINGS, name)
+
+
+def test_a_compiled_llama_server_needs_no_interpreter_of_its_own() -> None:
+    settings = dataclasses.replace(SETTINGS, llama_server=sys.executable)
+
+    assert interpreter(settings, "llama.cpp") == sys.executable
+    with pytest.raises(PeerError, match="'nowhere', which is no program"):
+        interpreter(dataclasses.replace(SETTINGS, llama_server="nowhere"), "llama.cpp")
+
+
+def test_an_engine_that_cannot_be_had_is_named_once_and_left_out(tmp_path: Path) -> None:
+    settings = dataclasses.replace(
+        SETTINGS,
+        target=str(tmp_path),
+        engines=("vllm", "llama.cpp"),
+        llama_server=sys.executable,
+    )
+    said: list[str] = []
+    with ExitStack() as stack:
+        peers = start_peers(settings, plan_variants(settings), stack, said.append)
+
+    assert peers == {}
+    assert [line.partition(" names")[0] for line in said[:2]] == [
+        "vllm: skipped; --vllm-python",
+        "vllm draft: skipped; --vllm-python",
+    ]
+    assert said[2:] == [
+        f"llama.cpp: skipped; target is {tmp_path}, and llama.cpp reads GGUF files; name one."
     ]
 
 
@@ -92,9 +143,12 @@ def test_a_busy_machine_is_called_so() -> None:
 
 
 def test_the_result_file_holds_machine_versions_command_and_samples() -> None:
-    result = json.loads(json.dumps(as_json([section()], {"vllm": {"vllm": "1"}}, {"batch": 5})))
+    hello = Hello({"vllm": "1"}, {"threads": "2"})
+    result = json.loads(json.dumps(as_json([section()], {"vllm": hello}, {"batch": 5})))
 
     assert {"command", "commit", "machine", "versions", "settings", "time"} < result.keys()
+    assert result["versions"] == {"vllm": {"vllm": "1"}}
+    assert result["peer_settings"] == {"vllm": {"threads": "2"}}
     assert len(result["sections"][0]["samples"]) == 4
     assert result["sections"][0]["ratios"]["outrider plain"]["vllm plain"]["value"] == 4.0
 

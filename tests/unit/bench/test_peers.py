@@ -16,11 +16,21 @@ from outrider.bench.peers.process import PeerProcess
 from outrider.bench.peers.protocol import Mode, Options, PeerError
 
 ENGINE = '''
-import os, sys, time
+import os, subprocess, sys, time
 from outrider.bench.peers.protocol import Generation
 
+WORK = """
+import sys, time
+while time.process_time() < 0.5:
+    pass
+print(flush=True)
+sys.stdin.read()
+"""
+
 class Echo:
-    """Repeats a prompt's last token; token 13 kills it, token 7 makes it stop short."""
+    """Repeats a prompt's last token; token 13 kills it, token 7 makes it stop short, token 5
+    has a process below it work."""
+    settings = {"pace": "slow"}
     def __init__(self, options):
         print("noise on standard output")
         if options.target == "missing":
@@ -30,6 +40,11 @@ class Echo:
         print("more noise")
         if prompts[0][-1] == 13:
             sys.exit("out of luck")
+        if prompts[0][-1] == 5:
+            below = subprocess.Popen(
+                [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            below.stdout.readline()
         length = 1 if prompts[0][-1] == 7 else max_tokens
         return Generation([[p[-1]] * length for p in prompts], 0.5, drafted=mode.depth or 0)
 '''
@@ -62,6 +77,20 @@ def test_a_peer_answers_with_the_texts_of_all_prompts_in_order(peer: PeerProcess
 
 def test_a_peer_learns_its_threads_before_it_imports_anything(peer: PeerProcess) -> None:
     assert peer.hello.versions == {"echo": "1", "threads": "3"}
+
+
+def test_a_peer_tells_what_was_chosen_for_it(peer: PeerProcess) -> None:
+    assert peer.hello.settings == {"pace": "slow"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_processes_below_a_peer_use_counts_as_its_own(peer: PeerProcess) -> None:
+    before = peer.cpu_s()
+    peer.generate([[5]], 3)
+    after = peer.cpu_s()
+
+    assert before is not None and after is not None
+    assert after - before > 0.4
 
 
 def test_a_peer_that_dies_is_reported_with_its_last_words(peer: PeerProcess) -> None:
