@@ -18,7 +18,9 @@ TEST_WORKERS ?= 2
 TRANSCRIPT ?=
 BROWSER_LIMIT_S ?= 60
 HOSTS_LIMIT_S ?= 60
-PYTEST := $(BIN)/python -m pytest
+# Bytecode is kept whatever the environment says: tests start hundreds of interpreters, of which
+# each would compile everything anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
 
 # Where nobody answers, that is soon known.
@@ -50,8 +52,8 @@ test: lint browser hosts ## Lint, then every test that fits a CPU and a coffee.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not alone"
 	$(PYTEST) -m "not slow and not gpu and alone"
 
-test-fast: $(INSTALLED) ## Tests that run no model; under three minutes.
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not model and not ray"
+test-fast: $(INSTALLED) ## Tests that run no model and no servers, the short ones; under three minutes.
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not model and not alone and not browser and not thorough"
 
 test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large samples.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "slow and not gpu and not alone"

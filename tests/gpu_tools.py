@@ -11,7 +11,7 @@ from torch import Tensor
 from outrider.kernels.types import RaggedBatch
 
 HAS_CUDA = torch.cuda.is_available()
-GPU_MARKS = [pytest.mark.gpu] if HAS_CUDA else []
+GPU_MARKS = [pytest.mark.gpu if HAS_CUDA else pytest.mark.thorough]
 DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
 # The interpreter multiplies matrices of bfloat16 wrongly: numpy has no such type.
 DTYPES = (

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.rows import RowSampler, Span
 
 CPU = torch.device("cpu")
+
+
+def rest_thorough(names: Iterable[str], *, fast: str) -> list[ParameterSet]:
+    """Parameters of a test, of which `make test-fast` takes only one."""
+    return [pytest.param(n, marks=() if n == fast else pytest.mark.thorough) for n in names]
 
 
 def make_sampler(

@@ -12,6 +12,8 @@ import pytest
 from chart_tools import BASE, CHART, NAMESPACE, RELEASE, merged
 from kube_api import KubeApi, running_api
 
+pytestmark = pytest.mark.thorough
+
 LIMIT_S = 60
 
 

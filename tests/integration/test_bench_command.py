@@ -21,7 +21,7 @@ from outrider.bench.load.records import Outcome
 from outrider.bench.load.runs import Run
 from outrider.cli import app
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.thorough]
 
 PYTHON = shlex.quote(sys.executable)
 FAKE = f"{PYTHON} -m outrider.bench.load.fake --http {{port}} --ttft 5ms --gap 1ms --updates 4"

@@ -22,7 +22,7 @@ from outrider.bench.load.fake.http_server import FakeOpenAiServer
 from outrider.bench.load.records import Outcome, Phase, RequestRecord
 from outrider.bench.load.targets import TargetSpec, make_target
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
 
 SERVERS = {"http": FakeOpenAiServer, "grpc": FakeGrpcServer}
 FAULTS = {

@@ -31,7 +31,7 @@ from outrider.workers.fake_kv import text_hashes
 from outrider.workers.fake_model import FakeModel
 from outrider.workers.proposers.registry import traits
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
 
 BLOCKS, BLOCK_SIZE, BUDGET = 512, 4, 256
 PROMPT = [10, 11, 12, 13]

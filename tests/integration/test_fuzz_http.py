@@ -73,6 +73,7 @@ def test_mutated_bodies_are_refused_without_a_fault(service: FakeService, path: 
         assert _post(service, path, body) < 500, body
 
 
+@pytest.mark.thorough
 def test_no_request_of_the_description_is_a_fault(service: FakeService) -> None:
     schema = schemathesis.openapi.from_url(f"http://{service.server.http_address}/openapi.json")
     found: list[Any] = list(schema.get_all_operations())

@@ -19,6 +19,8 @@ from outrider.gateway.http import connections
 from outrider.gateway.http.connections import ConnectionBounds
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
+pytestmark = pytest.mark.thorough
+
 TIMEOUT_S = 0.4
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -265,6 +265,7 @@ def test_a_clients_template_is_refused_unless_the_server_allows_it(generate: Any
     assert "server.allow_client_templates" in details
 
 
+@pytest.mark.thorough
 def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Path) -> None:
     options = {"allow_client_templates": True}
     with (

@@ -162,6 +162,7 @@ def _goes_through(client: Client) -> bool:
     return True
 
 
+@pytest.mark.thorough
 def test_a_request_that_waits_too_long_is_given_up_and_cancelled(tmp_path: Path) -> None:
     with fake_service(tmp_path, server={"queue_timeout_s": 1.0}, is_paused=True) as service:
         start_s = time.monotonic()

@@ -35,7 +35,7 @@ from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.links.gateway_messages import Refused, Submit
 from outrider.links.speculation import SpeculationChange
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
 
 PROMPT = [10, 11, 12, 13]
 SEED = 5

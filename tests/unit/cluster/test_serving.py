@@ -68,6 +68,7 @@ def _show_nothing(addresses: Addresses, speculation: SpeculationStatus | None) -
     pass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("say", "on_ready"), [(_fail, _show_nothing), (_say_nothing, _fail), (_fail, _fail)]
 )

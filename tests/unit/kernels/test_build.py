@@ -87,6 +87,7 @@ def test_a_cache_that_cannot_be_written_is_reported(
         build.library_path()
 
 
+@pytest.mark.thorough
 def test_the_library_is_compiled_once_and_left_without_debris(
     needs_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def _sum_in_rank_order(size: int, count: int) -> bytes:
     return struct.pack(f"{count}f", *total.tolist())
 
 
+@pytest.mark.thorough
 def test_thousands_of_operations_stay_in_step_with_more_ranks_than_cores() -> None:
     run_processes(MIXED, max(4, (os.cpu_count() or 1) + 1))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # In a process of its own: the tie to a parent cannot be undone. `sys.argv` is the parent it
 # believes to have, and the one it was told.
 TIED = """
@@ -24,9 +26,11 @@ def _tied(parent: str, told: int) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.thorough
 def test_the_first_process_of_a_container_may_start_ranks() -> None:
     assert _tied("1", 1) == (0, "lives\n", "")
 
 
+@pytest.mark.thorough
 def test_an_orphan_ends_whoever_has_adopted_it() -> None:
     assert _tied("real", 1) == (1, "", "error: the starting process has ended.\n")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sampling_tools import CPU, make_sampler, with_seed
+from sampling_tools import CPU, make_sampler, rest_thorough, with_seed
 from scipy import stats
 
 from outrider.kernels.noise import Stream
@@ -65,7 +65,7 @@ def a_span(**params: Any) -> Span:
     return Span(sampler, TOKENS)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", rest_thorough(PARAMETERS, fast="combined"))
 def test_sequential_seeds_sample_the_processed_distribution(name: str) -> None:
     span = a_span(**PARAMETERS[name])
     expected = probabilities_of(span)

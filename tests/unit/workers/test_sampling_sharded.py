@@ -149,6 +149,7 @@ def cases(draw: st.DrawFn, num_rows: int = 1) -> Case:
     return Case(logits.masked_fill(impossible, NEG_INF), params, (0, *sorted(cuts), vocab_size))
 
 
+@pytest.mark.thorough
 @given(case=cases(), backend=st.sampled_from(["c", "torch"]), repeats=st.sampled_from([0, 1, 3]))
 @settings(max_examples=150, deadline=None)
 def test_every_rank_chooses_what_whole_rows_choose(case: Case, backend: str, repeats: int) -> None:

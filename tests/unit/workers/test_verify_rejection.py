@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from sampling_tools import CPU, PrefixModel, make_sampler, with_seed
+from sampling_tools import CPU, PrefixModel, make_sampler, rest_thorough, with_seed
 from scipy import stats
 from torch import Tensor
 
@@ -228,7 +228,7 @@ def a_sampler(vocab_size: int, **params: Any) -> RowSampler:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", rest_thorough(PARAMETERS, fast="combined"))
 def test_the_committed_distribution_is_exactly_that_of_the_target(
     monkeypatch: pytest.MonkeyPatch, name: str, policy: str
 ) -> None:
@@ -237,6 +237,7 @@ def test_the_committed_distribution_is_exactly_that_of_the_target(
     assert run.num_rejections > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", ["draft, depth 3", "proposers switching"])
 def test_the_committed_distribution_is_exact_on_a_larger_vocabulary(
     monkeypatch: pytest.MonkeyPatch, policy: str
@@ -267,6 +268,7 @@ def test_the_enumeration_sees_rows_of_which_some_drafts_are_selected(
     assert len(run.num_verified) > 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["nothing", "combined"])
 def test_many_seeds_sample_the_targets_distribution_end_to_end(name: str) -> None:
     vocab_size, num_seeds = 4, 20_000

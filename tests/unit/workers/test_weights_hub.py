@@ -15,6 +15,8 @@ from fake_hub import MAIN, FakeHub
 from outrider.workers.weights.cache import locked
 from outrider.workers.weights.resolve import draft_assets
 
+pytestmark = pytest.mark.thorough
+
 MODEL = "somebody/small"
 _LIMIT_S = 60
 _HEAD = (

@@ -245,6 +245,7 @@ def test_what_a_search_found_is_the_title(tmp_path: Path) -> None:
     assert f"<h1>{note.removesuffix('.')}</h1>" in text
 
 
+@pytest.mark.thorough
 def test_a_matrix_has_a_row_for_each_cell_and_a_chart_for_each_setting(tmp_path: Path) -> None:
     made = MadeRun(
         arms=ARMS[:2],
@@ -303,6 +304,7 @@ def test_long_series_are_thinned_and_keep_their_breaks() -> None:
     assert np.isnan(thin_x).sum() >= 1
 
 
+@pytest.mark.thorough
 def test_the_same_run_gives_the_same_bytes_and_pictures_that_are_real(tmp_path: Path) -> None:
     arms = (MadeArm("off"), MadeArm("on", 1))
     made = MadeRun(arms, (1,), blocks=1, shift_s=4, output_tokens=2, has_samples=False)

@@ -338,6 +338,7 @@ def test_a_folder_without_weights_says_what_it_lacks(tmp_path: Path) -> None:
         load(tmp_path, target_spec())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 def test_pickled_weights_come_from_a_hub_only_where_there_are_no_others(
     file: str, tmp_path: Path
