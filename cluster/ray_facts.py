@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +84,14 @@ def node_memory() -> tuple[int, int]:
 
 def hush() -> None:
     """Keep Ray from writing about lost processes to standard output: whoever serves tells that
-    itself, in a line. Ray has no public switch for it."""
+    itself, in a line. Ray has no public switch for it. Nor does it have to say in a thread that it
+    leaves SIGTERM to us."""
     _ray._private.worker._worker_logs_enabled = False
+    logging.getLogger(_ray._private.worker.__name__).addFilter(_is_not_about_sigterm)
+
+
+def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("SIGTERM handler is not set")
 
 
 def logs_folder() -> Path:

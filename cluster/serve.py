@@ -14,6 +14,8 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 from outrider.cluster.deadline import END_S, Deadline
 from outrider.cluster.events import Event, Kind, Say
@@ -27,6 +29,9 @@ from outrider.gateway.exposure import check_exposure
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.address import listen
 from outrider.links.secret import SECRET_VARIABLE
+
+if TYPE_CHECKING:
+    from outrider.cluster.ray_session import RaySession
 
 
 def serve(
@@ -53,6 +58,7 @@ def serve(
         if config.cluster.listen is not None:
             guests = stack.enter_context(_door(config.cluster.listen))
         doors = Doors(ports, secret, guests)
+        ray = stack.enter_context(_ray_starting(config)) if use_ray else None
         from outrider.engine.preflight import check_models  # torch, slower than all checks so far
 
         # Ranks of a cluster that runs already may all be on other hosts.
@@ -64,8 +70,8 @@ def serve(
         deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
         engine = config.without_secrets()  # of clients, whom no engine meets
         launch: Launch
-        if use_ray:
-            launch = _ray_launch(engine, secret, watchers.say, stack)
+        if ray is not None:
+            launch = _ray_launch(engine, secret, watchers.say, ray())
         else:
             launch = _local_launch(engine, secret)
         log_level = gateway_log_level or config.log_level
@@ -132,14 +138,25 @@ def _local_launch(config: EngineConfig, secret: str) -> Launch:
     return LocalLaunch(config, secret, torch.cuda.device_count())
 
 
-def _ray_launch(config: EngineConfig, secret: str, say: Say, stack: contextlib.ExitStack) -> Launch:
+@contextlib.contextmanager
+def _ray_starting(config: EngineConfig) -> Iterator[Callable[[], RaySession]]:
+    """Ray, which starts while models are checked: both take seconds. To be called for the session,
+    which lasts as long as this."""
     if config.cluster.address is None:
         # Ray reads these once, when it is imported. It listens on every interface, so only a
         # token keeps other users and hosts out.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    with ThreadPoolExecutor(1, "ray") as thread, contextlib.ExitStack() as stack:
+        starting = thread.submit(_start_ray, config, stack)
+        try:
+            yield starting.result
+        finally:
+            wait([starting])
+
+
+def _start_ray(config: EngineConfig, stack: contextlib.ExitStack) -> RaySession:
     try:
-        from outrider.cluster.ray_launch import RayLaunch
         from outrider.cluster.ray_session import ray_session
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
@@ -147,6 +164,11 @@ def _ray_launch(config: EngineConfig, secret: str, say: Say, stack: contextlib.E
 
     # Room for one more than there are: replicas are replaced and added while they serve.
     num_ranks = sum(group_sizes(config).values()) * (config.cluster.replicas + 1)
-    session = stack.enter_context(ray_session(config.cluster.address, num_ranks))
+    return stack.enter_context(ray_session(config.cluster.address, num_ranks))
+
+
+def _ray_launch(config: EngineConfig, secret: str, say: Say, session: RaySession) -> Launch:
+    from outrider.cluster.ray_launch import RayLaunch
+
     say(Event(Kind.STAGE, session.summary))
     return RayLaunch(config, session, secret)

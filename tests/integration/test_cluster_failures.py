@@ -48,7 +48,9 @@ def test_a_port_that_is_taken_is_refused_before_anything_is_started() -> None:
             assert server.left_files() == []
 
 
-def test_a_file_that_is_cut_short_is_told_once_before_anything_is_started(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_short_is_told_once_and_the_ray_that_was_starting_ends(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(resolve_source(MODEL), folder)
     weights = folder / "model.safetensors"
@@ -57,6 +59,7 @@ def test_a_file_that_is_cut_short_is_told_once_before_anything_is_started(tmp_pa
         assert server.wait() == 1
         assert server.output.count("is damaged or incomplete") == 1
         assert "Ray" not in server.output
+        server.wait_nothing_left()
         assert server.left_files() == []
 
 
