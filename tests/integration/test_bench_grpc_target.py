@@ -172,7 +172,8 @@ def test_a_real_server_s_answer_is_read_whole(service: FakeService, ask: Ask) ->
     told = reply.speculated
     assert told is not None and told.drafted > told.accepted > 0
     by_accepted = told.rounds_by_accepted
-    assert sum(by_accepted) == told.rounds == len(reply.update_s)
+    # A reader that lags behind, as on a busy machine, is sent several rounds at once.
+    assert sum(by_accepted) == told.rounds >= len(reply.update_s) > 1
     assert sum(j * rounds for j, rounds in enumerate(by_accepted)) == told.accepted
 
 
