@@ -1,10 +1,11 @@
 """Microseconds per operation of the CPU kernels at SmolLM2-135M's shapes.
 
-    python -m outrider.bench.cpu_kernels [--rows 1,2,4,6,8,64] [--threads 2]
+    python -m outrider.bench.cpu_kernels [--rows 1,2,4,6,8,64] [--threads 2] [--stored Q4_1,Q8_0]
 
-Linears are timed on copies of their weights that together exceed the caches, as a model's weights
-do. Each figure is the lower quartile of single calls; the candidates take turns, so that other work
-on the machine disturbs them alike.
+With --stored, weights of these kinds are compared with float32 instead. Linears are timed on copies
+of their weights that together exceed the caches, as a model's weights do. Each figure is the lower
+quartile of single calls; the candidates take turns, so that other work on the machine disturbs them
+alike.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from rich.table import Table
 
 from outrider.kernels.ops import Ops, RaggedBatch, select_ops
 from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.stored import KINDS, Packed
+from outrider.kernels.types import Packing
 
 NUM_LAYERS, HIDDEN, MLP, VOCAB = 30, 576, 1536, 49152
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 9, 3, 64, 16
@@ -65,6 +68,46 @@ def linear_calls(ops: Ops, out_features: int, in_features: int, num_rows: int) -
         "F.linear": lambda i: F.linear(x, weights[i % copies]),
         "oneDNN packed": lambda i: onednn[i % copies](x),
     }
+
+
+def stored_calls(
+    ops: Ops, packing: Packing, kind: str, shape: tuple[int, int], num_rows: int
+) -> Calls:
+    """Weights of random bits: their values do not matter, and finite they are."""
+    num_values = packing.stored.packed_len(kind, shape)
+    copies = max(2, COLD_BYTES // (4 * num_values))
+    bits = [torch.randint(1 << 30, (num_values,), dtype=torch.int32) for _ in range(copies)]
+    ours = [packing.stored.linear([Packed(kind, b.view(torch.float32), shape)], None) for b in bits]
+    plain_copies = max(2, COLD_BYTES // (4 * shape[0] * shape[1]))
+    plain = [ops.linear(torch.randn(shape), None) for _ in range(plain_copies)]
+    x = torch.randn(num_rows, shape[1])
+    return {
+        "stored": lambda i: ours[i % copies](x),
+        "float32": lambda i: plain[i % plain_copies](x),
+    }
+
+
+def stored_table(ops: Ops, kinds: Sequence[str], rows: Sequence[int], num_rounds: int) -> Table:
+    """Widths are rounded down to whole blocks."""
+    packing = ops.packing
+    assert packing is not None
+    table = Table("linear", "kind", "rows", "stored", "float32", "times", "GB/s", "GFMA/s")
+    for name, (out_features, width, _) in LINEARS.items():
+        for kind in kinds:
+            shape = (out_features, width // KINDS[kind].block_len * KINDS[kind].block_len)
+            for num_rows in rows:
+                calls = stored_calls(ops, packing, kind, shape, num_rows)
+                us = quartiles_us(calls, num_rounds if num_rows < 16 else TURN)
+                num_bytes = 4 * packing.stored.packed_len(kind, shape)
+                figures = [f"{t:.0f}" for t in us.values()]
+                table.add_row(
+                    *(name, kind, str(num_rows), *figures),
+                    f"{us['float32'] / us['stored']:.2f}",
+                    f"{num_bytes / us['stored'] / 1e3:.1f}",
+                    f"{shape[0] * shape[1] * num_rows / us['stored'] / 1e3:.1f}",
+                )
+        table.add_section()
+    return table
 
 
 def decode_batch(num_rows: int, context_len: int) -> RaggedBatch:
@@ -144,6 +187,7 @@ def main(
     context: Annotated[int, typer.Option(help="KV length for attention.")] = 512,
     rounds: Annotated[int, typer.Option(help="Timed calls per figure.")] = 60,
     backend: Annotated[str, typer.Option(help="Kernels to time: c or torch.")] = "c",
+    stored: Annotated[str, typer.Option(help="Kinds of stored weights, comma-separated.")] = "",
 ) -> None:
     if threads:
         torch.set_num_threads(threads)
@@ -151,6 +195,9 @@ def main(
     ops = select_ops(torch.device("cpu"), torch.float32, backend=backend)
     console = Console()
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, us per call")
+    if stored:
+        console.print(stored_table(ops, stored.split(","), counts, rounds))
+        return
     console.print(linear_table(ops, counts, rounds))
     console.print(other_table(ops, counts, context, rounds))
 

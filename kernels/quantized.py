@@ -1,7 +1,8 @@
 """Weights kept in 8 bits, with one scale for each output feature; activations stay as they are.
 
-Only the GPU kernels multiply with them as they are, which saves half of the bytes and of the time
-it takes to read them. Elsewhere they are made whole at load: the same rounding, and no saving.
+The GPU kernels multiply with them as they are, which saves half of the bytes and of the time it
+takes to read them, and so do the C kernels with int8 (`outrider.kernels.stored`). Elsewhere they
+are made whole at load: the same rounding, and no saving.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from outrider.kernels.quantized import QuantizedWeight
+from outrider.kernels.stored import StoredKernels
 
 Linear = Callable[[Tensor], Tensor]
 """A packed linear layer: x [T, in_features] -> [T, out_features]."""
@@ -112,6 +113,11 @@ class Packing(Protocol):
 
     def packed_linear(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Linear:
         """What `Ops.linear` gives for the weight that was packed."""
+        ...
+
+    @property
+    def stored(self) -> StoredKernels:
+        """The same for weights in the form a checkpoint stores them."""
         ...
 
 

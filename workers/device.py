@@ -20,6 +20,7 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     ops: Ops
+    keeps_form: bool = False  # weights stay as they are stored, where the kernels can
 
 
 def place(
@@ -33,7 +34,8 @@ def place(
         raise ConfigError(
             f"{role}.device is {device_name!r} but there is no CUDA device; set it to cpu."
         )
-    if dtype_name == "auto":
+    keeps_form = dtype_name == "auto"
+    if keeps_form:
         dtype_name = "bfloat16" if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, dtype_name)
     backend = None if cpu_kernels == "auto" else cpu_kernels
@@ -41,7 +43,7 @@ def place(
         ops = select_ops(device, dtype, deterministic, backend)
     except KernelUnavailableError as error:
         raise ConfigError(f"cpu_kernels is {cpu_kernels!r}: {error}") from error
-    return Placement(device, dtype, ops)
+    return Placement(device, dtype, ops, keeps_form)
 
 
 def gpu_bytes(device: torch.device) -> int | None:

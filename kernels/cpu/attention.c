@@ -157,13 +157,26 @@ static void soften(const attention *a, tile *t, int r, int64_t begin, int keys)
     for (int i = 0; i < VEC_LANES; i++) t->total[r] += added[i];
 }
 
+/* Asks for what is read later: the cache of a pass is read once, so nothing but this keeps it near. */
+INLINE void ask_for(const float *const *vectors, int from, int to, long dim)
+{
+    for (int j = from; j < to; j++)
+        for (long d = 0; d < dim; d += 16) __builtin_prefetch(vectors[j] + d);
+}
+
 static void attend_chunk(const attention *a, tile *t, int64_t begin, int keys)
 {
     long dim = a->head_dim;
+    ask_for(t->key, 0, keys < 8 ? keys : 8, dim);
     for (int r = 0; r < t->rows; r += 4) {
         int rows = t->rows - r < 4 ? t->rows - r : 4;
-        for (int j = 0; j < keys; j += 4)
+        for (int j = 0; j < keys; j += 4) {
+            if (!r) {
+                ask_for(t->key, j + 8, keys < j + 12 ? keys : j + 12, dim);
+                ask_for(t->value, j, keys < j + 4 ? keys : j + 4, dim);
+            }
             DOT[rows](t->q + r * dim, t->key + j, dim, t->score + r * CHUNK + j);
+        }
     }
     for (int r = 0; r < t->rows; r++) soften(a, t, r, begin, keys);
     for (int r = 0; r < t->rows; r += 4) {

@@ -21,7 +21,8 @@ enum {
     BAD_SLOT = 3,
     BAD_BLOCK = 4,
     RANK_ENDED = 5,
-    RANK_LATE = 6
+    RANK_LATE = 6,
+    BAD_ROW = 7
 };
 
 #endif

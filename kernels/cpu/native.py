@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
+from ctypes import Structure, c_char_p, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,6 +14,19 @@ class CLayer(Structure):
         ("bias", c_void_p),
         ("out_features", c_int64),
         ("in_features", c_int64),
+    ]
+
+
+class CStoredLayer(Structure):
+    """`stored_layer` of stored.h."""
+
+    _fields_: ClassVar = [
+        ("packed", c_void_p),
+        ("bias", c_void_p),
+        ("kind", c_int64),
+        ("out_features", c_int64),
+        ("in_features", c_int64),
+        ("out_stride", c_int64),
     ]
 
 
@@ -93,11 +106,17 @@ class CCall(Structure):
 
 
 LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE = range(7)
+STORED_LINEAR = 7
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_num_threads": (None, [c_int64]),
     "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "stored_path": (c_char_p, [c_int64]),
+    "stored_bytes": (c_int64, [c_int64, c_int64, c_int64]),
+    "stored_pack": (None, [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "stored_linear": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "stored_rows": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "add_rms_norm": (
         None,
@@ -122,6 +141,7 @@ _FAILURES = {
     4: (IndexError, "A block table names a block outside the cache or is too short."),
     5: (RuntimeError, "Another rank of the tensor-parallel group has ended."),
     6: (RuntimeError, "Another rank of the tensor-parallel group did not come in time."),
+    7: (IndexError, "A row lies outside the table it is looked up in."),
 }
 
 

@@ -11,6 +11,12 @@ typedef struct {
 } layer;
 
 typedef struct {
+    const uint8_t *packed;
+    const float *bias; /* padded to whole panels, or null */
+    int64_t type, out_features, in_features, out_stride;
+} stored_layer; /* see stored.h */
+
+typedef struct {
     const float *cos, *sin; /* [max_position, head_dim / 2], or null */
     const float *q_norm, *k_norm;
     float *key_cache, *value_cache;
@@ -36,6 +42,7 @@ typedef struct {
 } shared_end;
 
 void outrider_linear(const layer *l, const float *x, int64_t rows, float *out);
+int outrider_stored_linear(const stored_layer *l, const float *x, int64_t rows, float *out);
 void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps,
                        float *out);
 void outrider_add_rms_norm(const float *x, const float *residual, const float *weight,

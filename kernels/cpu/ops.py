@@ -19,6 +19,7 @@ from torch import Tensor
 from outrider.kernels.cpu import native
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
 from outrider.kernels.cpu.recording import Recording
+from outrider.kernels.cpu.stored import CpuStored
 from outrider.kernels.quantized import QuantizedWeight, whole
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.types import Linear, Pass, RaggedBatch
@@ -53,6 +54,7 @@ class CpuOps:
         self._c_struct = CBatch()
         self._models: dict[tuple[int, ...], Tensor] = {}
         self._recording: Recording | None = None
+        self.stored = CpuStored(self._holding, self._releasing, self._empty, self.record)
 
     @property
     def fused(self) -> None:

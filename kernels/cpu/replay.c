@@ -3,7 +3,7 @@
 #include "ops.h"
 #include "vec.h"
 
-enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE };
+enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE, STORED_LINEAR };
 
 typedef struct {
     int64_t operation, arguments[7];
@@ -39,6 +39,9 @@ EXPORT int outrider_replay(const recorded_call *calls, int64_t count)
             break;
         case ALL_REDUCE:
             code = outrider_all_reduce((void *)a[0], (float *)a[1], a[2]);
+            break;
+        case STORED_LINEAR:
+            code = outrider_stored_linear((void *)a[0], (float *)a[1], a[2], (float *)a[3]);
             break;
         }
         if (code) return code;

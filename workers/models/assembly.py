@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.quantized import QuantizedWeight, quantize
+from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import Linear, Ops
 from outrider.workers.models.layers import (
     ACTIVATIONS,
@@ -30,8 +31,9 @@ from outrider.workers.models.layers import (
 from outrider.workers.models.names import Names, names_of
 from outrider.workers.models.rope import rope_tables
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import WeightKeeper, WeightSource
+from outrider.workers.models.source import StoredSource, WeightKeeper, WeightSource
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.models.stored import StoredParts, Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Assembly:
     """Builds each part of a decoder once; keeps nothing it has built.
 
     With `quantization` the linears of layers get weights of 8 bits, each rank by the scales of its
-    own share. What a `keeper` has is not read again; its kernels must be able to pack.
+    own share. What a `keeper` has is not read again; its kernels must be able to pack, as must
+    those that get what `stored` has in the form it is stored in.
     """
 
     def __init__(
@@ -58,8 +61,15 @@ class Assembly:
         shard: Shard,
         quantization: str | None = None,
         keeper: WeightKeeper | None = None,
+        stored: StoredSource | None = None,
     ) -> None:
         self._keeper = keeper
+        packing = ops.packing
+        self._stored = (
+            None
+            if stored is None or packing is None
+            else StoredParts(packing.stored, stored, keeper)
+        )
         self._spec = spec
         self._source = source
         self._ops = ops
@@ -68,9 +78,13 @@ class Assembly:
         self._part = Partition.of(spec, shard)
         self._is_first = shard.rank == 0
 
-    def embedding(self) -> Tensor:
+    def embedding(self) -> Tensor | StoredTable:
         spec, rows = self._spec, self._part.vocab
         name, shape = f"{self._names.embed}.weight", (spec.vocab_size, spec.embed_size)
+        if self._stored is not None:
+            table = self._stored.table(Wanted(name, shape, rows))
+            if table is not None:
+                return table
         if self._keeper is None:
             return self._source.read(name, shape, rows=rows)
         own = (len(rows), spec.embed_size)
@@ -100,15 +114,22 @@ class Assembly:
         out = self._source.read(f"{self._names.project_out}.weight", (narrow, wide))
         return self._ops.linear(into, None), self._ops.linear(out, None)
 
-    def head(self, embedding: Tensor) -> Linear:
+    def head(self, embedding: Tensor | StoredTable) -> Linear:
         own = (len(self._part.vocab), self._spec.embed_size)
         if self._spec.tied:
-            return self._linear("head", own, lambda: embedding, None)
-        shape = (self._spec.vocab_size, self._spec.embed_size)
+            if isinstance(embedding, Tensor):
+                return self._linear("head", own, lambda: embedding, None)
+            assert self._stored is not None
+            return self._stored.kernels.linear([embedding.packed], None)
+        name, shape = f"{self._names.head}.weight", (self._spec.vocab_size, self._spec.embed_size)
 
         def read() -> Tensor:
-            return self._source.read(f"{self._names.head}.weight", shape, rows=self._part.vocab)
+            return self._source.read(name, shape, rows=self._part.vocab)
 
+        if self._stored is not None:
+            head = self._stored.linear([Wanted(name, shape, self._part.vocab)], None)
+            if head is not None:
+                return head
         return self._linear("head", own, read, None)
 
     def first_norm(self) -> Norm:
@@ -189,15 +210,30 @@ class Assembly:
             return self._fused([f"{s.name}.weight" for s in splits], splits, (width,))
 
         bias = self._fused([f"{s.name}.bias" for s in splits], splits, ()) if has_bias else None
-        return self._layer_linear(splits[0].name, shape, read, bias)
+        wanted = [Wanted(f"{s.name}.weight", (s.num_rows, width), s.rows) for s in splits]
+        return self._layer_linear(splits[0].name, wanted, shape, read, bias)
 
     def _layer_linear(
-        self, name: str, shape: tuple[int, int], read: Callable[[], Tensor], bias: Tensor | None
+        self,
+        name: str,
+        wanted: list[Wanted],
+        shape: tuple[int, int],
+        read: Callable[[], Tensor],
+        bias: Tensor | None,
     ) -> Linear:
+        """`wanted` is what is read, as `shape`."""
         kind = self._quantization
-        if kind is None:
-            return self._linear(name, shape, read, bias)
-        return self._linear(name, shape, lambda: quantize(read(), kind), bias)
+        if kind is not None:
+            if self._stored is not None and self._stored.takes_bytes(kind, shape):
+                return self._stored.linear_of_bytes(
+                    name, shape, lambda: quantize(read(), kind), bias
+                )
+            return self._linear(name, shape, lambda: quantize(read(), kind), bias)
+        if self._stored is not None:
+            linear = self._stored.linear(wanted, bias)
+            if linear is not None:
+                return linear
+        return self._linear(name, shape, read, bias)
 
     def _linear(
         self,
@@ -232,14 +268,14 @@ class Assembly:
     def _row_parallel(self, name: str, num_columns: int, columns: range, has_bias: bool) -> Linear:
         """The bias is added once in the sum over ranks, by the first."""
         hidden = self._spec.hidden_size
+        wanted = Wanted(f"{name}.weight", (hidden, num_columns), columns=columns)
 
         def read() -> Tensor:
-            shape = (hidden, num_columns)
-            return self._source.read(f"{name}.weight", shape, columns=columns)
+            return self._source.read(wanted.name, wanted.shape, columns=columns)
 
         adds_bias = has_bias and self._is_first
         bias = self._source.read(f"{name}.bias", (hidden,)) if adds_bias else None
-        return self._layer_linear(name, (hidden, len(columns)), read, bias)
+        return self._layer_linear(name, [wanted], (hidden, len(columns)), read, bias)
 
     def _rotation(self, prefix: str, cos: Tensor | None, sin: Tensor | None) -> Rotation:
         spec, names = self._spec, self._names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from outrider.kernels.types import Ops, Pass, RaggedBatch
@@ -13,7 +12,7 @@ from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import WeightKeeper, WeightSource
+from outrider.workers.models.source import StoredSource, WeightKeeper, WeightSource
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.models.taps import Taps
 
@@ -34,9 +33,10 @@ class Decoder:
         shard: Shard | None = None,
         quantization: str | None = None,
         keeper: WeightKeeper | None = None,
+        stored: StoredSource | None = None,
     ) -> None:
         shard = shard or Shard()
-        assembly = Assembly(spec, weights, ops, shard, quantization, keeper)
+        assembly = Assembly(spec, weights, ops, shard, quantization, keeper, stored)
         self.spec = spec
         self.shard = shard
         self.quantization = quantization
@@ -44,6 +44,9 @@ class Decoder:
         self._ops = ops
         self._reduce = shard.reduce
         self._embedding = assembly.embedding()
+        self.device, self.dtype = weights.device, weights.dtype
+        if isinstance(self._embedding, Tensor):  # which knows the number of its GPU
+            self.device = self._embedding.device
         self._positions = assembly.learned_positions()
         self._project_in, self._project_out = assembly.projections()
         self._first_norm = assembly.first_norm()
@@ -62,7 +65,7 @@ class Decoder:
         )
         self._fused = (
             FusedPass.of(ops, self._embedding, self._first_norm, self._layers)
-            if shard.size == 1 and is_plain
+            if shard.size == 1 and is_plain and isinstance(self._embedding, Tensor)
             else None
         )
         self._taps = Taps()
@@ -70,17 +73,11 @@ class Decoder:
         self._run: Pass | None = None  # nobody taps it
 
     @property
-    def device(self) -> torch.device:
-        return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._embedding.dtype
-
-    @property
     def whole_embedding(self) -> Tensor | None:
-        """[vocab_size, embed_size], to be read only; None where other ranks hold parts of it."""
-        return self._embedding if len(self.vocab_range) == self.spec.vocab_size else None
+        """[vocab_size, embed_size], to be read only; None where other ranks hold parts of it, or
+        where it stays in the form it is stored in."""
+        is_whole = len(self.vocab_range) == self.spec.vocab_size
+        return self._embedding if is_whole and isinstance(self._embedding, Tensor) else None
 
     def tile_tokens(self, query_len: int) -> int:
         """How many queries a tile of `RaggedBatch.tiles` holds where a sequence has `query_len`; 0:
@@ -176,9 +173,12 @@ class Decoder:
 
     def _lookup(self, token_ids: Tensor) -> Tensor:
         held = self.vocab_range
-        if self.whole_embedding is not None:
-            return self._ops.embed(token_ids, self._embedding)
+        if len(held) == self.spec.vocab_size:
+            return self._rows(token_ids)
         is_elsewhere = (token_ids < held.start) | (token_ids >= held.stop)
         rows = (token_ids - held.start).masked_fill(is_elsewhere, 0)
-        found = self._ops.embed(rows, self._embedding)
-        return self._reduce(found.masked_fill(is_elsewhere[:, None], 0))
+        return self._reduce(self._rows(rows).masked_fill(is_elsewhere[:, None], 0))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        table = self._embedding
+        return self._ops.embed(ids, table) if isinstance(table, Tensor) else table(ids)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from outrider.kernels.stored import StoredWeight
 
 
 class WeightSource(Protocol):
@@ -37,3 +40,26 @@ class WeightKeeper(Protocol):
     others will find them."""
 
     def tensor(self, name: str, num_values: int, fill: Callable[[Tensor], None]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A weight, or a rank's share of it, that may be read in the form it is stored in."""
+
+    kind: str
+    shape: tuple[int, int]
+    read: Callable[[], StoredWeight]
+
+
+class StoredSource(Protocol):
+    """Weights in the form a checkpoint stores them, named and cut as by `WeightSource`."""
+
+    def find(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> StoredPart | None:
+        """None where it is in no form that kernels take, or the cut goes through a block."""
+        ...

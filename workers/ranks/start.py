@@ -215,6 +215,7 @@ class _Start:
             revision=settings.revision,
             quantization=settings.quantization,
             keeps=True,
+            keeps_form=placement.keeps_form,
         )
         self._head = _load_head(settings, placement, decoder)
         block_bytes = bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard)

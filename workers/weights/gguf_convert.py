@@ -1,4 +1,7 @@
-"""GGUF files, dequantised once into a cached Hugging Face folder of float32 safetensors."""
+"""GGUF files, dequantised once into a cached Hugging Face folder of float32 safetensors.
+
+What kernels can take as it is stored is beside it in that form; see `stored_source.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.errors import ModelError
+from outrider.kernels.stored import KINDS
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.cache import build_folder, cache_folder, discard_folder
 from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
 from outrider.workers.weights.safetensors_source import INDEX_FILE, SafetensorsSource
+from outrider.workers.weights.stored_source import STORED_INDEX_FILE, StoredFolder
 
 logger = logging.getLogger(__name__)
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
-FORMAT_VERSION = "1"  # part of the cache key: raise it when what is written changes
+FORMAT_VERSION = "2"  # part of the cache key: raise it when what is written changes
 MAX_FILE_BYTES = 1 << 30
 NUM_SAMPLES, SAMPLE_BYTES = 64, 1 << 14
 
@@ -31,7 +36,7 @@ def converted_folder(path: Path) -> Path:
     folder = cache_folder() / "gguf" / f"{path.stem}-{_fingerprint(path)}"
     if folder.is_dir():
         try:
-            SafetensorsSource(folder, torch.float32, torch.device("cpu"))
+            StoredFolder(folder, SafetensorsSource(folder, torch.float32, torch.device("cpu")))
             return folder
         except ModelError as error:
             logger.warning("converting %s again: %s", path.name, error)
@@ -70,14 +75,20 @@ def _convert(path: Path, folder: Path) -> None:
         None if divisors is None else _dequantise(path, divisors).tolist(),
     )
     ModelSpec.from_hf(config)  # what cannot be served is refused before the long work
-    writer = _ShardWriter(folder)
+    writer, stored = _ShardWriter(folder, "model"), _ShardWriter(folder, "stored")
+    kinds: dict[str, str] = {}
     for name, tensor in tensors.items():
         target = hf_name(name)
         if target is None:
             logger.warning("%s: tensor %s is not used", path.name, name)
             continue
         writer.add(target, _in_hf_order(target, _dequantise(path, tensor), config))
-    writer.finish()
+        if tensor.tensor_type.name in KINDS and len(tensor.shape) == 2:
+            blocks = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
+            stored.add(target, _in_hf_order(target, blocks, config))
+            kinds[target] = tensor.tensor_type.name
+    writer.finish(INDEX_FILE, {"metadata": {"format": "pt"}})
+    stored.finish(STORED_INDEX_FILE, {"kinds": kinds})
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
@@ -141,8 +152,9 @@ def _in_hf_order(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
 class _ShardWriter:
     """Writes tensors to files of bounded size, so that a large model need not fit in memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str) -> None:
         self._folder = folder
+        self._prefix = prefix
         self._pending: dict[str, Tensor] = {}
         self._pending_bytes = 0
         self._file_of: dict[str, str] = {}
@@ -154,14 +166,15 @@ class _ShardWriter:
         self._pending[name] = tensor
         self._pending_bytes += tensor.nbytes
 
-    def finish(self) -> None:
-        self._flush()
-        index = {"metadata": {"format": "pt"}, "weight_map": self._file_of}
-        (self._folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+    def finish(self, index_file: str, index: dict[str, Any]) -> None:
+        if self._pending:
+            self._flush()
+        text = json.dumps(index | {"weight_map": self._file_of})
+        (self._folder / index_file).write_text(text, encoding="utf-8")
 
     def _flush(self) -> None:
         self._num_files += 1
-        file_name = f"model-{self._num_files:05d}.safetensors"
+        file_name = f"{self._prefix}-{self._num_files:05d}.safetensors"
         save_file(self._pending, self._folder / file_name, metadata={"format": "pt"})
         self._file_of |= dict.fromkeys(self._pending, file_name)
         self._pending, self._pending_bytes = {}, 0

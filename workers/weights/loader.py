@@ -22,6 +22,7 @@ from outrider.workers.weights.gguf_convert import converted_folder
 from outrider.workers.weights.kept import KeptWeights, WeightsWriter, kept_path
 from outrider.workers.weights.resolve import resolve_source
 from outrider.workers.weights.safetensors_source import SafetensorsSource
+from outrider.workers.weights.stored_source import StoredFolder
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +46,14 @@ def load_model(
     revision: str | None = None,
     quantization: str | None = None,
     keeps: bool = False,
+    keeps_form: bool = False,
 ) -> Decoder:
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
     `max_position` serves other lengths than the checkpoint states; rotary tables are made for it.
     `quantization`, "fp8" or "int8", is that of the layers' weights. With `keeps`, what kernels of
     CPUs make of them is left for processes that load the same later, and mapped if it is there.
+    With `keeps_form`, what such kernels can multiply with as it is stored stays in that form.
     """
     folder = checkpoint_folder(source, revision)
     spec = _spec_of(folder)
@@ -58,12 +61,15 @@ def load_model(
         spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
 
+    stored = StoredFolder(folder, weights) if keeps_form and ops.packing is not None else None
+
     def build(keeper: WeightKeeper | None) -> Decoder:
-        return Decoder(spec, weights, ops, shard, quantization, keeper)
+        return Decoder(spec, weights, ops, shard, quantization, keeper, stored)
 
     if not keeps or ops.packing is None:
         return build(None)
-    path = kept_path(folder, spec, ops.packing.layout, shard or Shard(), quantization)
+    layout = f"{ops.packing.layout}, {'as stored' if keeps_form else 'float32'}"
+    path = kept_path(folder, spec, layout, shard or Shard(), quantization)
     return build(None) if path is None else _with_kept(path, str(source), build)
 
 

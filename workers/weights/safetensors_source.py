@@ -68,6 +68,11 @@ class SafetensorsSource:
         # What was sliced lies in the mapped file, which somebody may replace while we run.
         return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
 
+    def stored(self, name: str) -> Any:
+        """The whole tensor as it lies in its file: `get_dtype`, `get_shape` and slices of it."""
+        stored_name = self._stored_name(name)
+        return self._open(self._file_of[stored_name]).get_slice(stored_name)
+
     def _stored_name(self, name: str) -> str:
         """Checkpoints saved from the bare model have no `model.` before their names."""
         for candidate in (name, name.removeprefix("model.")):
@@ -112,13 +117,17 @@ class SafetensorsSource:
             path = self._folder / file_name
             if Path(file_name).name != file_name:
                 raise ModelError(f"{INDEX_FILE} names {file_name!r}, which is not in its folder.")
-            try:
-                self._files[file_name] = safe_open(str(path), framework="pt")
-            except FileNotFoundError:
-                raise ModelError(f"{path} is missing; get the complete checkpoint again.") from None
-            except (SafetensorError, OSError) as error:
-                raise _damaged(path, error) from None
+            self._files[file_name] = open_safetensors(path)
         return self._files[file_name]
+
+
+def open_safetensors(path: Path) -> Any:
+    try:
+        return safe_open(str(path), framework="pt")
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing; get the complete checkpoint again.") from None
+    except (SafetensorError, OSError) as error:
+        raise _damaged(path, error) from None
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:

@@ -59,13 +59,16 @@ class TargetConfig(Checked):
         "Revision of a hub id; a server resolves it to a commit once, for all its processes.",
     )
     dtype: str = setting(
-        "auto", _DTYPE, "Type of weights and KV; auto is float32 on CPU and bfloat16 on CUDA."
+        "auto",
+        _DTYPE,
+        "Type of weights and KV; auto is bfloat16 on CUDA and float32 on CPU, where weights then "
+        "stay in the form they are stored in if that is smaller.",
     )
     quantization: str | None = setting(
         None,
         _QUANTIZATION,
-        "8-bit weights of its layers: fp8 or int8; on GPUs this saves memory and time, on CPUs "
-        "it only rounds.",
+        "8-bit weights of its layers: fp8 or int8; this saves memory and time on GPUs and, as int8 "
+        "with dtype auto, on CPUs, where it only rounds otherwise.",
     )
     device: str = setting(
         "auto", _DEVICE, "Where it runs; auto is the first CUDA device, or else the CPU."

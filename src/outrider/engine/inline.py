@@ -204,6 +204,7 @@ def load_decoder(
         revision=revision,
         quantization=quantization,
         keeps=keeps,
+        keeps_form=placement.keeps_form,
     )
 
 

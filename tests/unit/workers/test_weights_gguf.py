@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import RaggedRun, random_model, random_prompt, reference_logits
+from gguf_files import close, gguf_name, header, interleave
 
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
@@ -23,63 +24,11 @@ from outrider.workers.weights.safetensors_source import SafetensorsSource
 gguf = pytest.importorskip("gguf")
 CPU = torch.device("cpu")
 
-_GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     yield tmp_path / "cache"
-
-
-def gguf_name(name: str) -> str:
-    base, kind = name.rsplit(".", 1)
-    if base.startswith("model.layers."):
-        _, _, index, part = base.split(".", 3)
-        return f"blk.{index}.{_GGUF_NAMES[part]}.{kind}"
-    return f"{_GGUF_NAMES[base]}.{kind}"
-
-
-def interleave(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """What llama.cpp's converter does to query and key rows."""
-    halves = weight.reshape(num_heads, 2, weight.shape[0] // num_heads // 2, *weight.shape[1:])
-    return halves.swapaxes(1, 2).reshape(weight.shape)
-
-
-def header(writer: Any, model: Any, architecture: str) -> None:
-    config = model.config
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_eos_token_id(2)
-    writer.add_token_list([f"token{i}" for i in range(config.vocab_size)])
-    if getattr(config, "head_dim", None):
-        writer.add_key_length(config.head_dim)
-    if architecture == "granite":
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
 
 
 def write_gguf(path: Path, model: Any, architecture: str, extra: Any = None) -> None:
@@ -101,13 +50,6 @@ def write_gguf(path: Path, model: Any, architecture: str, extra: Any = None) -> 
             values = interleave(values, heads[module])
         writer.add_tensor(gguf_name(name), np.ascontiguousarray(values))
     close(writer)
-
-
-def close(writer: Any) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def assert_same_logits(path: Path, model: Any) -> None:

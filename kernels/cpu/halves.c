@@ -1,0 +1,213 @@
+/* Linear layers whose weights are 16-bit floats, bfloat16 or float16, packed like those of linear.c.
+ *
+ * Their values in float32 are exact, and an output is the same chain of fused multiply-adds over
+ * k = 0, 1, 2, ...: bit for bit what linear.c gives for the weights in float32. */
+#include "halves.h"
+#include "pool.h"
+
+#include <stdlib.h>
+
+#define MAX_ROWS 6               /* that multiply with weights as they are widened */
+#define CHUNK_WORK (64 * 1024)   /* weights read, or four rows multiplied by them */
+
+INLINE float value_of(int is_brain, uint16_t bits)
+{
+    uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return is_brain ? value : half_to_float(bits);
+}
+
+/* What is in a panel: as it is stored, or widened for many rows. */
+enum { FROM_F16, FROM_BF16, FROM_F32 };
+
+/* A vector of weights: of the 16 at `panel` the ones from `first` on. */
+INLINE vec widened(int form, const void *panel, int first)
+{
+    const uint16_t *halves = panel;
+    if (form == FROM_F32) return vec_load((const float *)panel + first);
+#if defined(__aarch64__)
+    if (form == FROM_F16) return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + first)));
+    uint16x8_t eight = vld1q_u16(halves + first / 8 * 8), zero = vdupq_n_u16(0);
+    return vreinterpretq_f32_u16(first % 8 ? vzip2q_u16(zero, eight) : vzip1q_u16(zero, eight));
+#elif defined(__AVX512F__)
+    __m256i own = _mm256_loadu_si256((const __m256i *)(halves + first));
+    if (form == FROM_F16) return _mm512_cvtph_ps(own);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(own), 16));
+#elif defined(__AVX2__) && defined(__F16C__)
+    __m128i own = _mm_loadu_si128((const __m128i *)(halves + first));
+    if (form == FROM_F16) return _mm256_cvtph_ps(own);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(own), 16));
+#else
+    vec out;
+    for (int i = 0; i < VEC_LANES; i++) out[i] = value_of(form == FROM_BF16, halves[first + i]);
+    return out;
+#endif
+}
+
+#if PANEL / VEC_LANES == 4
+#define COLUMNS(DO, r) DO(r, 0) DO(r, 1) DO(r, 2) DO(r, 3)
+#elif PANEL / VEC_LANES == 2
+#define COLUMNS(DO, r) DO(r, 0) DO(r, 1)
+#else
+#define COLUMNS(DO, r) DO(r, 0)
+#endif
+#define ROWS1(DO) COLUMNS(DO, 0)
+#define ROWS2(DO) ROWS1(DO) COLUMNS(DO, 1)
+#define ROWS3(DO) ROWS2(DO) COLUMNS(DO, 2)
+#define ROWS4(DO) ROWS3(DO) COLUMNS(DO, 3)
+#define ROWS5(DO) ROWS4(DO) COLUMNS(DO, 4)
+#define ROWS6(DO) ROWS5(DO) COLUMNS(DO, 5)
+
+#define START(r, c) vec acc##r##c = bias ? vec_load(bias + c * VEC_LANES) : (vec){0};
+#define WIDEN(r, c) const vec w##c = widened(form, panel, c * VEC_LANES);
+#define MULTIPLY(r, c) acc##r##c = vec_fma_scalar(w##c, x[r * depth + k], acc##r##c);
+#define FINISH(r, c) vec_store(out + r * PANEL + c * VEC_LANES, acc##r##c);
+
+#define TILE(rows)                                                                               \
+    INLINE void tile##rows(int form, const float *restrict x, const char *restrict panel,        \
+                           long depth, const float *restrict bias, float *restrict out)          \
+    {                                                                                            \
+        const long step = PANEL * (form == FROM_F32 ? 4 : 2);                                    \
+        ROWS##rows(START)                                                                        \
+        _Pragma("GCC unroll 4") for (long k = 0; k < depth; k++, panel += step) {                \
+            COLUMNS(WIDEN, 0)                                                                    \
+            ROWS##rows(MULTIPLY)                                                                 \
+        }                                                                                        \
+        ROWS##rows(FINISH)                                                                       \
+    }
+TILE(1)
+TILE(2)
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
+
+#define ANY_TILE(form)                                                                           \
+    static void any_##form(long rows, const float *x, const void *panel, long depth,             \
+                           const float *bias, float *out)                                        \
+    {                                                                                            \
+        switch (rows) {                                                                          \
+        case 1: tile1(form, x, panel, depth, bias, out); break;                                  \
+        case 2: tile2(form, x, panel, depth, bias, out); break;                                  \
+        case 3: tile3(form, x, panel, depth, bias, out); break;                                  \
+        case 4: tile4(form, x, panel, depth, bias, out); break;                                  \
+        case 5: tile5(form, x, panel, depth, bias, out); break;                                  \
+        case 6: tile6(form, x, panel, depth, bias, out); break;                                  \
+        }                                                                                        \
+    }
+ANY_TILE(FROM_F16)
+ANY_TILE(FROM_BF16)
+ANY_TILE(FROM_F32)
+
+typedef struct {
+    const stored_layer *layer;
+    const float *x;
+    float *out;
+    int64_t rows, panels_per_chunk;
+    _Atomic int *failed;
+} product;
+
+static void put(const product *a, long p, long first_row, long rows, const float *sums)
+{
+    const stored_layer *l = a->layer;
+    long columns = l->out_features - p * PANEL;
+    if (columns > PANEL) columns = PANEL;
+    for (long r = 0; r < rows; r++)
+        memcpy(a->out + (first_row + r) * l->out_stride + p * PANEL, sums + r * PANEL,
+               columns * sizeof(float));
+}
+
+static const uint16_t *panel_of(const stored_layer *l, long p)
+{
+    return (const uint16_t *)(l->packed + p * half_panel_bytes(l->in_features));
+}
+static const float *bias_of(const stored_layer *l, long p)
+{
+    return l->bias ? l->bias + p * PANEL : 0;
+}
+
+static void run_few(const product *a, long p)
+{
+    const stored_layer *l = a->layer;
+    float sums[MAX_ROWS * PANEL];
+    (l->type == BF16 ? any_FROM_BF16 : any_FROM_F16)(a->rows, a->x, panel_of(l, p), l->in_features,
+                                                     bias_of(l, p), sums);
+    put(a, p, 0, a->rows, sums);
+}
+
+static void widen_panel(const stored_layer *l, long p, float *wide)
+{
+    const uint16_t *panel = panel_of(l, p);
+    for (long k = 0; k < l->in_features; k++, panel += PANEL, wide += PANEL)
+        for (int c = 0; c < PANEL; c += VEC_LANES)
+            vec_store(wide + c, l->type == BF16 ? widened(FROM_BF16, panel, c)
+                                                : widened(FROM_F16, panel, c));
+}
+
+static void run_chunk(void *context, int64_t chunk)
+{
+    const product *a = context;
+    const stored_layer *l = a->layer;
+    long panels = (l->out_features + PANEL - 1) / PANEL;
+    long begin = chunk * a->panels_per_chunk, end = begin + a->panels_per_chunk;
+    if (end > panels) end = panels;
+    if (a->rows <= MAX_ROWS) {
+        for (long p = begin; p < end; p++) run_few(a, p);
+        return;
+    }
+    float *wide = aligned_alloc(64, l->in_features * PANEL * sizeof(float));
+    if (!wide) {
+        *a->failed = 1;
+        return;
+    }
+    for (long p = begin; p < end; p++) {
+        widen_panel(l, p, wide);
+        for (long r = 0; r < a->rows; r += MAX_ROWS) {
+            float sums[MAX_ROWS * PANEL];
+            long rows = a->rows - r < MAX_ROWS ? a->rows - r : MAX_ROWS;
+            any_FROM_F32(rows, a->x + r * l->in_features, wide, l->in_features, bias_of(l, p), sums);
+            put(a, p, r, rows, sums);
+        }
+    }
+    free(wide);
+}
+
+int halves_linear(const stored_layer *l, const float *x, int64_t rows, float *out)
+{
+    _Atomic int failed = 0;
+    int64_t panel_work = l->in_features * PANEL * (rows < 4 ? 1 : rows / 4);
+    int64_t panels = (l->out_features + PANEL - 1) / PANEL;
+    product a = {l, x, out, rows, CHUNK_WORK / panel_work > 1 ? CHUNK_WORK / panel_work : 1, &failed};
+    if (rows > 0) pool_run(run_chunk, &a, (panels + a.panels_per_chunk - 1) / a.panels_per_chunk);
+    return failed ? NO_MEMORY : OK;
+}
+
+typedef struct {
+    const uint16_t *file;
+    uint16_t *packed;
+    int64_t out_features, in_features;
+} packing;
+
+static void pack_panel(void *context, int64_t p)
+{
+    const packing *a = context;
+    uint16_t *panel = a->packed + p * a->in_features * PANEL;
+    for (long k = 0; k < a->in_features; k++)
+        for (long j = 0; j < PANEL; j++) {
+            long row = p * PANEL + j;
+            panel[k * PANEL + j] = row < a->out_features ? a->file[row * a->in_features + k] : 0;
+        }
+}
+
+void halves_pack(const uint8_t *file, int64_t out_features, int64_t in_features, uint8_t *packed)
+{
+    packing a = {(const uint16_t *)file, (uint16_t *)packed, out_features, in_features};
+    pool_run(pack_panel, &a, (out_features + PANEL - 1) / PANEL);
+}
+
+void halves_row(const stored_layer *l, int64_t row, float *out)
+{
+    const uint16_t *panel = panel_of(l, row / PANEL) + row % PANEL;
+    for (long k = 0; k < l->in_features; k++) out[k] = value_of(l->type == BF16, panel[k * PANEL]);
+}

@@ -1,0 +1,152 @@
+"""Stored weights by the C kernels; see `outrider.kernels.stored` and stored.h.
+
+A decoder's linears take `Packed` weights in place of float32 tensors. They are packed once, at
+load, into memory that may be a mapped file's; a recorded pass holds their addresses like any
+other's.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from ctypes import addressof
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.kernels.cpu import native
+from outrider.kernels.cpu.native import CStoredLayer, check
+from outrider.kernels.stored import KINDS, Packed, StoredWeight
+
+_PANEL = 16
+_PLAIN_PATH = "plain"  # right, but slower than float32 in the instructions of the CPU
+# As for float32 (`ops.py`): from so much work on other Python threads may run meanwhile.
+_RELEASE_LOCK_WORK = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTable:
+    """See `StoredTable`."""
+
+    packed: Packed
+    _library: SimpleNamespace
+    _layer: CStoredLayer
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        ids = ids.to(torch.int64).contiguous()
+        out = torch.empty((*ids.shape, self.packed.shape[1]), dtype=torch.float32)
+        rows = (addressof(self._layer), ids.data_ptr(), ids.numel(), out.data_ptr())
+        check(self._library.stored_rows(*rows))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class CpuStored:
+    """See `StoredKernels`. `empty` makes results and `record` hears of what has run."""
+
+    holding: SimpleNamespace
+    releasing: SimpleNamespace
+    empty: Callable[[tuple[int, ...]], Tensor]
+    record: Callable[[int, tuple[int, ...], object], None]
+
+    @property
+    def path(self) -> str:
+        """Which instructions are used: chosen when the kernels first run."""
+        name: bytes = self.holding.stored_path(-1)
+        return name.decode()
+
+    def use_path(self, index: int) -> bool:
+        """Use the path of this index from now on, the fastest being 0; False if there is none, or
+        if it does not run here. All give the same bits: for comparisons."""
+        return self.holding.stored_path(index) is not None
+
+    def gains_by(self, kind: str) -> bool:
+        if kind == "F16":
+            # ARM cores widen float16 at a quarter of the rate at which they multiply.
+            return platform.machine() not in ("aarch64", "arm64")
+        return kind == "BF16" or self.path != _PLAIN_PATH
+
+    def packed_len(self, kind: str, shape: tuple[int, int]) -> int:
+        num_bytes: int = self.holding.stored_bytes(KINDS[kind].code, *_checked(kind, shape))
+        return num_bytes // torch.float32.itemsize
+
+    def pack(self, weight: StoredWeight, out: Tensor) -> None:
+        kind, (out_features, in_features) = KINDS[weight.kind], weight.shape
+        expected = (out_features, in_features // kind.block_len * kind.block_bytes)
+        blocks = weight.blocks.contiguous()
+        if tuple(blocks.shape) != expected or blocks.dtype is not torch.uint8:
+            raise ValueError(f"{weight.kind} of {weight.shape} takes {expected} bytes.")
+        if out.numel() != self.packed_len(weight.kind, weight.shape):
+            raise ValueError(f"{out.numel()} values cannot hold a packed {weight.shape}.")
+        scales = weight.scales
+        if weight.kind == "INT8" and (scales is None or scales.shape != (out_features,)):
+            raise ValueError(f"INT8 of {weight.shape} takes {out_features} scales.")
+        self.releasing.stored_pack(
+            kind.code,
+            blocks.data_ptr(),
+            None if scales is None else scales.contiguous().data_ptr(),
+            out_features,
+            in_features,
+            out.data_ptr(),
+        )
+
+    def packed(self, weight: StoredWeight) -> Packed:
+        """In memory of its own."""
+        memory = torch.empty(self.packed_len(weight.kind, weight.shape), dtype=torch.float32)
+        self.pack(weight, memory)
+        return Packed(weight.kind, memory, weight.shape)
+
+    def table(self, packed: Packed) -> CpuTable:
+        return CpuTable(packed, self.releasing, _layer(packed, None, packed.shape[0]))
+
+    def linear(self, parts: Sequence[Packed], bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        in_features = parts[0].shape[1]
+        out_features = sum(part.shape[0] for part in parts)
+        layers, offsets, owned = [], [], []
+        first = 0
+        for part in parts:
+            own = None if bias is None else _padded(bias[first : first + part.shape[0]])
+            layers.append(_layer(part, own, out_features))
+            offsets.append(first * torch.float32.itemsize)
+            owned.append((part.memory, own))
+            first += part.shape[0]
+        heavy_rows = _RELEASE_LOCK_WORK // (out_features * in_features)
+        calls = [(addressof(layer), offset) for layer, offset in zip(layers, offsets, strict=True)]
+        memory = (layers, owned)
+
+        def apply(x: Tensor) -> Tensor:
+            num_rows, width = x.shape
+            if width != in_features:
+                raise ValueError(f"A linear layer of {in_features} inputs got {width}.")
+            if x.dtype is not torch.float32:
+                raise TypeError(f"The C kernels take float32, not {x.dtype}.")
+            x = x.contiguous()
+            out = self.empty((num_rows, out_features))
+            library = self.releasing if num_rows > heavy_rows else self.holding
+            for address, offset in calls:
+                arguments = (address, x.data_ptr(), num_rows, out.data_ptr() + offset)
+                check(library.stored_linear(*arguments))
+                self.record(native.STORED_LINEAR, arguments, (memory, x, out))
+            return out
+
+        return apply
+
+
+def _checked(kind: str, shape: tuple[int, int]) -> tuple[int, int]:
+    if shape[1] % KINDS[kind].block_len:
+        raise ValueError(f"{kind} has blocks of {KINDS[kind].block_len}, not rows of {shape[1]}.")
+    return shape
+
+
+def _layer(packed: Packed, bias: Tensor | None, out_stride: int) -> CStoredLayer:
+    address = None if bias is None else bias.data_ptr()
+    return CStoredLayer(
+        packed.memory.data_ptr(), address, KINDS[packed.kind].code, *packed.shape, out_stride
+    )
+
+
+def _padded(bias: Tensor) -> Tensor:
+    return F.pad(bias.detach().float().contiguous(), (0, -bias.shape[0] % _PANEL))

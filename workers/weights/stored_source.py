@@ -1,0 +1,90 @@
+"""Weights in the form a checkpoint stores them, from a folder that has them in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.errors import ModelError
+from outrider.kernels.stored import KINDS, StoredWeight
+from outrider.workers.models.source import StoredPart
+from outrider.workers.weights.files import read_json
+from outrider.workers.weights.safetensors_source import SafetensorsSource, open_safetensors
+
+STORED_INDEX_FILE = "stored.index.json"
+_HALVES = ("BF16", "F16")  # as safetensors calls them, too
+
+
+class StoredFolder:
+    """What a conversion of a GGUF file has kept of it, and else the halves among `weights`.
+
+    Raises `ModelError` if a file is missing or damaged at its head.
+    """
+
+    def __init__(self, folder: Path, weights: SafetensorsSource) -> None:
+        self._folder = folder
+        self._weights = weights
+        self._kinds: dict[str, str] = {}
+        self._file_of: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+        if not (folder / STORED_INDEX_FILE).is_file():
+            return
+        index = read_json(folder / STORED_INDEX_FILE)
+        try:
+            self._kinds, self._file_of = index["kinds"], index["weight_map"]
+        except KeyError as error:
+            raise ModelError(f"{folder / STORED_INDEX_FILE} has no {error}; remove it.") from None
+        for file_name in set(self._file_of.values()):
+            self._files[file_name] = open_safetensors(folder / file_name)
+
+    def find(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> StoredPart | None:
+        rows, columns = rows or range(shape[0]), columns or range(shape[1])
+        if name in self._kinds:
+            return self._blocks(name, shape, rows, columns)
+        return self._halves(name, shape, rows, columns)
+
+    def _halves(
+        self, name: str, shape: tuple[int, int], rows: range, columns: range
+    ) -> StoredPart | None:
+        stored = self._weights.stored(name)
+        kind, own = stored.get_dtype(), (len(rows), len(columns))
+        if kind not in _HALVES or tuple(stored.get_shape()) != shape:  # told when it is read
+            return None
+
+        def read() -> StoredWeight:
+            values = stored[rows.start : rows.stop, columns.start : columns.stop]
+            return StoredWeight(kind, values.contiguous().view(torch.uint8), own)
+
+        return StoredPart(kind, own, read)
+
+    def _blocks(
+        self, name: str, shape: tuple[int, int], rows: range, columns: range
+    ) -> StoredPart | None:
+        kind = self._kinds[name]
+        form, own = KINDS[kind], (len(rows), len(columns))
+        if columns.start % form.block_len or columns.stop % form.block_len:
+            return None
+        stored = self._files[self._file_of[name]].get_slice(name)
+        row_bytes = shape[1] // form.block_len * form.block_bytes
+        if tuple(stored.get_shape()) != (shape[0], row_bytes):
+            raise ModelError(
+                f"{self._folder} holds {name} as {kind} in {stored.get_shape()} bytes, but the "
+                f"configuration asks for a weight of {list(shape)}; remove that folder."
+            )
+        first, last = (
+            edge // form.block_len * form.block_bytes for edge in (columns.start, columns.stop)
+        )
+
+        def read() -> StoredWeight:
+            blocks = stored[rows.start : rows.stop, first:last]
+            return StoredWeight(kind, blocks.contiguous(), own)
+
+        return StoredPart(kind, own, read)
