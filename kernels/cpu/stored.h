@@ -153,6 +153,15 @@ INLINE int weight_of(int type, const uint8_t *low, int j, int k)
 #define MAX_STORED_ROWS 8
 typedef void stored_tile(const uint8_t *panel, const x_block *x, long blocks, int rows, float *sums);
 
+/* A path has a `tile` that is told the type; these are it for constant types, and their names. */
+#define DEFINE_TILE(type)                                                                  \
+    static void tile_##type(const uint8_t *panel, const x_block *x, long blocks, int rows, \
+                            float *sums)                                                   \
+    {                                                                                      \
+        tile(type, panel, x, blocks, rows, sums);                                          \
+    }
+#define NAME_TILE(type) tile_##type,
+
 typedef struct {
     const char *name;
     int (*runs_here)(void);

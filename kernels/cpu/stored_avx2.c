@@ -120,15 +120,8 @@ INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, 
         }
 }
 
-#define TILE(type)                                                                         \
-    static void tile_##type(const uint8_t *panel, const x_block *x, long blocks, int rows, \
-                            float *sums)                                                   \
-    {                                                                                      \
-        tile(type, panel, x, blocks, rows, sums);                                          \
-    }
-EVERY_TYPE(TILE)
-#define NAME(type) tile_##type,
-static stored_tile *const TILES[] = {EVERY_TYPE(NAME)};
+EVERY_TYPE(DEFINE_TILE)
+static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 
 /* Every CPU with AVX2 converts half floats, too, which not every compiler lets one ask. */
 static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }

@@ -40,15 +40,8 @@ INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, 
     }
 }
 
-#define TILE(type)                                                                         \
-    static void tile_##type(const uint8_t *panel, const x_block *x, long blocks, int rows, \
-                            float *sums)                                                   \
-    {                                                                                      \
-        tile(type, panel, x, blocks, rows, sums);                                          \
-    }
-EVERY_TYPE(TILE)
-#define NAME(type) tile_##type,
-static stored_tile *const TILES[] = {EVERY_TYPE(NAME)};
+EVERY_TYPE(DEFINE_TILE)
+static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 
 static int always(void) { return 1; }
 
