@@ -2,9 +2,10 @@
 
     python -m outrider.bench.engine --per-group 2 --out engine.json
 
-The same pair for all, greedy, end-of-text ignored, prefix caches off; float32 but for llama.cpp,
-which computes with the GGUF file of the target as it is. Each engine has its own process and only
-one works at a time. Figures are given twice: of whole calls, prompt included, and of decoding only,
+The same pair for all, greedy, end-of-text ignored, prefix caches off. transformers and vLLM read
+float32; Outrider, once more in float32 too, and llama.cpp read the target's GGUF file as it is,
+the latter with activations of 8 bits. Each engine has its own process and only one works at a
+time. Figures are given twice: of whole calls, prompt included, and of decoding only,
 which is a whole call less a call for one token on the same prompt.
 """
 

@@ -18,7 +18,7 @@ class OutriderEngine:
         self._llm = outrider.LLM(
             model=options.target,
             draft_model=options.draft,
-            dtype="float32",
+            dtype=options.dtype,
             device="cpu",
             max_model_len=options.max_model_len,
             enable_prefix_caching=False,

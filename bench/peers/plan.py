@@ -20,8 +20,9 @@ from outrider.workers.weights.gguf_convert import converted_folder
 from outrider.workers.weights.resolve import BUNDLED_TARGET, resolve_source
 
 OUTRIDER, TRANSFORMERS, VLLM, VLLM_DRAFT = "outrider", "transformers", "vllm", "vllm draft"
-LLAMA = "llama.cpp"
+LLAMA, OUTRIDER_FLOAT32 = "llama.cpp", "outrider float32"
 ENGINES = (OUTRIDER, TRANSFORMERS, VLLM, LLAMA)
+_ENGINE_OF = {VLLM_DRAFT: VLLM, OUTRIDER_FLOAT32: OUTRIDER}  # peers that are not called as theirs
 GGUF = ".gguf"
 Say = Callable[[str], None]
 
@@ -70,6 +71,7 @@ def plan_variants(settings: Settings) -> list[Variant]:
             Variant("outrider plain", OUTRIDER, plain),
             Variant("outrider n-gram", OUTRIDER, Mode("ngram", settings.ngram_depth)),
             *(Variant(f"outrider draft {mode.depth}", OUTRIDER, mode) for mode in draft),
+            Variant("outrider float32 plain", OUTRIDER_FLOAT32, plain),
         ],
         TRANSFORMERS: [
             Variant("transformers plain", TRANSFORMERS, plain),
@@ -102,12 +104,14 @@ def start_peers(
     for variant in variants:
         if variant.peer in peers or variant.peer in missing:
             continue
-        engine = VLLM if variant.peer == VLLM_DRAFT else variant.peer
+        engine = _ENGINE_OF.get(variant.peer, variant.peer)
         try:
             python = interpreter(settings, engine)
             own = dataclasses.replace(options, mode=variant.mode)
             if engine == OUTRIDER:  # it knows the bundled names, tokenizer included
                 own = dataclasses.replace(own, target=settings.target, draft=settings.draft)
+                if variant.peer == OUTRIDER_FLOAT32:
+                    own = dataclasses.replace(own, dtype="float32")
             elif engine == LLAMA:
                 own = _llama_options(settings, own, source, stack)
             say(f"starting {variant.peer}")

@@ -38,6 +38,7 @@ class Options:
     tokenizer: str
     threads: int
     max_model_len: int
+    dtype: str = "auto"  # of an engine that can keep weights as they are stored
     mode: Mode = field(default_factory=Mode)  # engines that fix it at start look here
     executable: str | None = None  # of an engine that is a program of its own
     search: bool = False  # engines that can try settings of their own keep the fastest
