@@ -65,6 +65,7 @@ DIRECTIONS = {
     "train": (
         *("outrider.engine.llm", "outrider.text", "outrider.progress"),
         *("outrider.scheduler.params", "outrider.workers.models", "outrider.workers.weights"),
+        "outrider.kernels",
         "outrider.bench.load.files",  # reads prompts, whoever they are for
     ),
     "src/outrider/engine": (
