@@ -10,27 +10,10 @@
 #include <string.h>
 
 #define PANEL 16
+#include "tile_rows.h"
 #define MAX_TILE 6 /* rows: 6 x 16 sums, 16 weights and an input fill 32 registers of 4 floats */
 
-/* Every column vector of a panel, for row r. */
-#if PANEL / VEC_LANES == 4
-#define COLUMNS(DO, r) DO(r, 0) DO(r, 1) DO(r, 2) DO(r, 3)
-#elif PANEL / VEC_LANES == 2
-#define COLUMNS(DO, r) DO(r, 0) DO(r, 1)
-#else
-#define COLUMNS(DO, r) DO(r, 0)
-#endif
-
-#define ROWS1(DO) COLUMNS(DO, 0)
-#define ROWS2(DO) ROWS1(DO) COLUMNS(DO, 1)
-#define ROWS3(DO) ROWS2(DO) COLUMNS(DO, 2)
-#define ROWS4(DO) ROWS3(DO) COLUMNS(DO, 3)
-#define ROWS5(DO) ROWS4(DO) COLUMNS(DO, 4)
-#define ROWS6(DO) ROWS5(DO) COLUMNS(DO, 5)
-
-#define START(r, c) vec acc##r##c = bias ? vec_load(bias + c * VEC_LANES) : (vec){0};
 #define WEIGHT(r, c) const vec w##c = vec_load(panel + c * VEC_LANES);
-#define MULTIPLY(r, c) acc##r##c = vec_fma_scalar(w##c, x[r * depth + k], acc##r##c);
 #define FINISH(r, c) vec_store(out + r * out_stride + c * VEC_LANES, acc##r##c);
 
 /* From four rows on the loop waits for arithmetic, and asking for weights early pays; below, the
