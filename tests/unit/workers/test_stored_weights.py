@@ -39,23 +39,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of matrices that are read as float32."""
-    names: list[str] = []
-    original = SafetensorsSource.read
-
-    def read(
-        self: SafetensorsSource, name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        if len(shape) > 1:
-            names.append(name)
-        return original(self, name, shape, *args, **kwargs)
-
-    monkeypatch.setattr(SafetensorsSource, "read", read)
-    return names
-
-
 def write_model(
     path: Path, kind_of: Callable[[str], str], variant: str = "llama", **sizes: int
 ) -> Any:

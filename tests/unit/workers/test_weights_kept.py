@@ -17,7 +17,6 @@ from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
 from outrider.workers.weights import kept as kept_module
 from outrider.workers.weights.loader import load_model
-from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 pytestmark = pytest.mark.model
 
@@ -31,23 +30,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(kept_module, "LEAST_BYTES", 0)
     return tmp_path / "cache" / "packed"
-
-
-@pytest.fixture
-def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Of matrices that are read from a checkpoint."""
-    names: list[str] = []
-    original = SafetensorsSource.read
-
-    def read(
-        self: SafetensorsSource, name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        if len(shape) > 1:
-            names.append(name)
-        return original(self, name, shape, *args, **kwargs)
-
-    monkeypatch.setattr(SafetensorsSource, "read", read)
-    return names
 
 
 def _load(folder: Path, *, keeps: bool = True, **options: Any) -> Decoder:
