@@ -11,6 +11,7 @@ from torch.nn import functional
 from outrider.train.attention import Own, attend
 from outrider.train.packing import Documents
 from outrider.workers.models.rope import RopeSpec, rope_tables
+from outrider.workers.models.spec import ModelSpec
 
 INITIAL_STD = 0.02
 
@@ -26,6 +27,19 @@ class LayerSizes:
     intermediate: int
     eps: float
     input_width: int
+
+    @classmethod
+    def of(cls, target: ModelSpec) -> LayerSizes:
+        """Those of the target's own layers."""
+        return cls(
+            width=target.hidden_size,
+            heads=target.num_heads,
+            kv_heads=target.num_kv_heads,
+            head_dim=target.head_dim,
+            intermediate=target.intermediate_size,
+            eps=target.norm_eps,
+            input_width=target.hidden_size,
+        )
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

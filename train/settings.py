@@ -102,13 +102,19 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSizes:
+    """With `target_layers` the draft begins as these of the target's layers, and all else is as
+    the target has it."""
+
     layers: int = 4
     width: int = 192
     heads: int = 3
     intermediate: int = 640
+    target_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _at_least(1, **dataclasses.asdict(self))
+        sizes = dataclasses.asdict(self)
+        _at_least(0, target_layers=min(sizes.pop("target_layers"), default=0))
+        _at_least(1, **sizes)
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ConfigError(
                 f"--width is {self.width} and --heads {self.heads}; every head needs the same even "

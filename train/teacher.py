@@ -50,6 +50,17 @@ class Teacher:
         weight: Tensor = self._model.get_output_embeddings().weight
         return weight
 
+    def trunk(self, layers: Sequence[int]) -> dict[str, Tensor]:
+        """Its embedding, its last norm and some of its layers, numbered anew, by their names."""
+        base = self._model.base_model
+        parts = {f"layers.{new}": base.layers[old] for new, old in enumerate(layers)}
+        parts |= {"embed_tokens": base.embed_tokens, "norm": base.norm}
+        return {
+            f"{part}.{name}": tensor
+            for part, module in parts.items()
+            for name, tensor in module.state_dict().items()
+        }
+
     @torch.no_grad()
     def see(self, batch: Batch) -> Seen:
         """What it returns is good until the next call."""

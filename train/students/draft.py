@@ -14,6 +14,7 @@ from outrider.train.settings import DraftSizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
 from outrider.workers.models.rope import RopeSpec
+from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.files import read_json
 
 _EPS = 1e-5
@@ -43,31 +44,26 @@ class _Trunk(nn.Module):
 
 
 class DraftStudent(Student):
-    """Its embedding, which is its head too, begins as the principal components of the target's."""
+    """Its embedding, which is its head too, begins as the principal components of the target's; or
+    all of it begins as the target with few of its layers."""
 
     is_model = True
 
     def __init__(self, sizes: DraftSizes, teacher: Teacher, context: int) -> None:
         super().__init__()
-        self._sizes, self._spec = sizes, teacher.spec
+        self._spec = teacher.spec
         self._target = read_json(teacher.folder / "config.json")
-        head_dim = sizes.width // sizes.heads
-        layer = LayerSizes(
-            width=sizes.width,
-            heads=sizes.heads,
-            kv_heads=sizes.heads,
-            head_dim=head_dim,
-            intermediate=sizes.intermediate,
-            eps=_EPS,
-            input_width=sizes.width,
-        )
-        vocab_size = len(teacher.head)
-        self.model = _Trunk(layer, sizes.layers, vocab_size)
+        self._layer = layer = layer_sizes(sizes, teacher.spec)
+        num_layers = len(sizes.target_layers) or sizes.layers
+        self.model = _Trunk(layer, num_layers, len(teacher.head))
         theta = rope_entries(self._target)["rope_theta"]
-        self._rotary = Rotary(RopeSpec(theta=theta), head_dim, context)
+        self._rotary = Rotary(RopeSpec(theta=theta), layer.head_dim, context)
         with torch.no_grad():
-            parts = principal_components(teacher.embedding.float(), sizes.width)
-            self.model.embed_tokens.weight.copy_(parts)
+            if sizes.target_layers:
+                self.model.load_state_dict(teacher.trunk(sizes.target_layers))
+            else:
+                parts = principal_components(teacher.embedding.float(), sizes.width)
+                self.model.embed_tokens.weight.copy_(parts)
 
     def guesses(self, batch: Batch, seen: Seen) -> Guesses:
         x = self.model.embed_tokens(batch.ids)
@@ -80,7 +76,7 @@ class DraftStudent(Student):
         return {f"model.{name}": value for name, value in self.model.state_dict().items()}
 
     def config(self) -> dict[str, Any]:
-        sizes = self._sizes
+        layer = self._layer
         tokens = {
             name: self._target[name]
             for name in ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -91,21 +87,35 @@ class DraftStudent(Student):
             "model_type": "llama",
             "attention_bias": False,
             "dtype": "bfloat16",
-            "head_dim": sizes.width // sizes.heads,
+            "head_dim": layer.head_dim,
             "hidden_act": "silu",
-            "hidden_size": sizes.width,
-            "intermediate_size": sizes.intermediate,
+            "hidden_size": layer.width,
+            "intermediate_size": layer.intermediate,
             "max_position_embeddings": self._spec.max_position,
             "mlp_bias": False,
-            "num_attention_heads": sizes.heads,
-            "num_hidden_layers": sizes.layers,
-            "num_key_value_heads": sizes.heads,
-            "rms_norm_eps": _EPS,
+            "num_attention_heads": layer.heads,
+            "num_hidden_layers": len(self.model.layers),
+            "num_key_value_heads": layer.kv_heads,
+            "rms_norm_eps": layer.eps,
             "tie_word_embeddings": True,
             "vocab_size": len(self.model.embed_tokens.weight),
             **rope_entries(self._target),
             **tokens,
         }
+
+
+def layer_sizes(sizes: DraftSizes, target: ModelSpec) -> LayerSizes:
+    if sizes.target_layers:
+        return LayerSizes.of(target)
+    return LayerSizes(
+        width=sizes.width,
+        heads=sizes.heads,
+        kv_heads=sizes.heads,
+        head_dim=sizes.width // sizes.heads,
+        intermediate=sizes.intermediate,
+        eps=_EPS,
+        input_width=sizes.width,
+    )
 
 
 def principal_components(embedding: Tensor, width: int) -> Tensor:

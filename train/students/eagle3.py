@@ -8,6 +8,7 @@ to i and its own since then.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from outrider.train.settings import Eagle3Sizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
 from outrider.workers.models.rope import RopeSpec
-from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.files import read_json
 
 
@@ -70,7 +70,11 @@ class Eagle3Student(Student):
         self._target = read_json(teacher.folder / "config.json")
         self.layers = chosen_layers(spec.num_layers)
         self._intermediate = sizes.intermediate or spec.intermediate_size
-        layer = _layer_sizes(spec, self._intermediate)
+        layer = replace(
+            LayerSizes.of(spec),
+            intermediate=self._intermediate,
+            input_width=2 * spec.hidden_size,
+        )
         self.fc = linear(len(self.layers) * spec.hidden_size, layer.width)
         self.midlayer = _MidLayer(layer)
         self.norm = RmsNorm(layer.width, layer.eps)
@@ -161,15 +165,3 @@ def draft_tokens(
     wanted[list(always)] = np.iinfo(np.int64).max
     order = np.argsort(-wanted, kind="stable")
     return np.sort(order[:most]).astype(np.int64)
-
-
-def _layer_sizes(spec: ModelSpec, intermediate: int) -> LayerSizes:
-    return LayerSizes(
-        width=spec.hidden_size,
-        heads=spec.num_heads,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        intermediate=intermediate,
-        eps=spec.norm_eps,
-        input_width=2 * spec.hidden_size,
-    )

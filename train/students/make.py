@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from outrider.errors import ConfigError
@@ -13,7 +15,14 @@ from outrider.train.students.eagle3 import Eagle3Student, chosen_layers
 from outrider.train.students.medusa import MedusaStudent
 from outrider.train.students.mlp import MlpStudent
 from outrider.train.teacher import Teacher
+from outrider.workers.models.rope import RopeSpec
 from outrider.workers.models.spec import ModelSpec
+
+# Between llamas; in all else a draft is what a specification is unless told otherwise.
+_MAY_DIFFER = (
+    *("family", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "max_position", "norm_eps", "eos_ids"),
+)
 
 
 def layers_read(sizes: Sizes, target: ModelSpec) -> tuple[int, ...]:
@@ -24,6 +33,7 @@ def layers_read(sizes: Sizes, target: ModelSpec) -> tuple[int, ...]:
 def check_fits(sizes: Sizes, target: ModelSpec) -> None:
     """One sentence if no student of this kind can learn from this target."""
     if isinstance(sizes, DraftSizes):
+        _check_layers(sizes.target_layers, target)
         return
     if target.embed_size != target.hidden_size:
         raise ConfigError(
@@ -35,6 +45,35 @@ def check_fits(sizes: Sizes, target: ModelSpec) -> None:
         raise ConfigError(
             f"the target is a {target.family} model with scaled embeddings, which EAGLE-3 heads "
             "know nothing of; train a draft."
+        )
+
+
+def _check_layers(numbers: tuple[int, ...], target: ModelSpec) -> None:
+    """A draft has the layers of a plain llama, and no head but its embedding."""
+    if not numbers:
+        return
+    if max(numbers) >= target.num_layers:
+        raise ConfigError(
+            f"--target-layers has {max(numbers)}, and the target's layers are 0 to "
+            f"{target.num_layers - 1}; name some of them."
+        )
+    plain = ModelSpec(
+        **{field: getattr(target, field) for field in _MAY_DIFFER},
+        windows=(0,) * target.num_layers,
+        embed_size=target.hidden_size,
+        attention_scale=target.head_dim**-0.5,
+        rope=RopeSpec(theta=target.rope.theta) if target.rope else RopeSpec(),
+        tied=True,
+    )
+    differing = [
+        field.name
+        for field in dataclasses.fields(ModelSpec)
+        if getattr(plain, field.name) != getattr(target, field.name)
+    ]
+    if differing:
+        raise ConfigError(
+            f"--target-layers takes layers of a plain llama whose embedding is its head, and this "
+            f"{target.family} model differs in {differing[0]}; give the draft's sizes instead."
         )
 
 

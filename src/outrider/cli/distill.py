@@ -160,6 +160,13 @@ def distill(
         int | None,
         _size_help("Width of its MLP.", draft=DraftSizes().intermediate, eagle3="the target's"),
     ] = None,
+    target_layers: Annotated[
+        str | None,
+        _of_kind(
+            "Of a draft: begin as these of the target's layers, such as 0,1,28,29, with its "
+            "width and heads."
+        ),
+    ] = None,
     draft_vocab: Annotated[
         int | None,
         _size_help("Most frequent tokens it can draft.", eagle3=Eagle3Sizes().draft_vocab),
@@ -215,7 +222,9 @@ def _plan(kind: str, given: Mapping[str, Any]) -> Plan:
     train = _picked(TrainSettings, given, learning_rate=chosen)
     evaluation = _picked(EvaluationSettings, given, tokens=given["evaluation_tokens"])
     names = {field.name for sizes in SIZES.values() for field in dataclasses.fields(sizes)}
-    sizes = sizes_of(kind, {name: given[name] for name in names})
+    layers = given["target_layers"]
+    own = {"target_layers": None if layers is None else layer_numbers(layers)}
+    sizes = sizes_of(kind, {name: given[name] for name in names} | own)
     # Imported once the options are known to be right, because it needs torch.
     from outrider.train.distill import Plan, all_phases
 
@@ -264,5 +273,20 @@ def sizes_of(kind: str, given: dict[str, Any]) -> Sizes:
         if name not in known:
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} is nothing that a {kind} has; leave it out.")
+    others = [name for name in wanted if name != "target_layers"]
+    if "target_layers" in wanted and others:
+        raise ConfigError(
+            f"--{others[0]} is given with --target-layers, which has all sizes from the target; "
+            "leave one of them out."
+        )
     sizes: Sizes = made(**wanted)
     return sizes
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"--target-layers is {text!r}; give numbers with commas between them, as 0,1,28,29."
+        ) from None

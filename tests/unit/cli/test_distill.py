@@ -8,7 +8,8 @@ import pytest
 from checkpoints import save_checkpoint
 
 from outrider import cli
-from outrider.cli.distill import sizes_of
+from outrider.cli.distill import layer_numbers, sizes_of
+from outrider.errors import ConfigError
 from outrider.train.settings import DraftSizes, MlpSizes
 
 
@@ -93,3 +94,13 @@ def test_options_that_are_given_are_sizes_of_their_kind() -> None:
     given = {"width": 64, "heads": 2, "layers": None, "predict": None}
     assert sizes_of("draft", given) == DraftSizes(width=64, heads=2)
     assert sizes_of("mlp", {"predict": 3, "tied": False}) == MlpSizes(predict=3, tied=False)
+
+
+def test_layers_of_the_target_come_with_all_its_sizes() -> None:
+    assert sizes_of("draft", {"target_layers": (0, 3)}) == DraftSizes(target_layers=(0, 3))
+    with pytest.raises(ConfigError, match="--width is given with --target-layers"):
+        sizes_of("draft", {"target_layers": (0, 3), "width": 64})
+    with pytest.raises(ConfigError, match="--target-layers is -1; give at least 0"):
+        sizes_of("draft", {"target_layers": layer_numbers("0,-1")})
+    with pytest.raises(ConfigError, match="--target-layers is '0, x'; give numbers"):
+        layer_numbers("0, x")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from checkpoints import random_model
 from distill_tools import NUM_LAYERS, VOCAB_SIZE, save_toy_target
 from head_tools import HeadRun, load
 from safetensors import safe_open
@@ -34,11 +35,13 @@ from outrider.train.students.eagle3 import (
     draft_tokens,
     feature_layers,
 )
+from outrider.train.students.make import check_fits, make_student
 from outrider.train.students.medusa import MedusaStudent
 from outrider.train.students.mlp import MlpStudent
 from outrider.train.teacher import Teacher
 from outrider.train.telling import Teller
 from outrider.train.trainer import Trainer
+from outrider.workers.weights.loader import load_spec
 
 pytestmark = pytest.mark.model
 CPU = torch.device("cpu")
@@ -160,6 +163,46 @@ def test_a_draft_is_an_ordinary_llama(target: Path, tmp_path: Path) -> None:
         expected = model(torch.tensor([PROMPT])).logits[0, -1]
     found = guessed(student, teacher, PROMPT, len(PROMPT) - 1)[0]
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def tied_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    random_model("llama", 4, tie_word_embeddings=True, num_hidden_layers=3).save_pretrained(folder)
+    return folder
+
+
+def test_a_draft_of_all_layers_of_its_target_guesses_what_the_target_says(
+    tied_target: Path, tmp_path: Path
+) -> None:
+    teacher = Teacher(str(tied_target), CPU)
+    sizes = DraftSizes(target_layers=(0, 1, 2))
+    student = make_student(sizes, teacher, cast("Any", None), TrainSettings(context=CONTEXT), "toy")
+    batch = batch_of([[Record(np.array(PROMPT), 1, 0)]], CONTEXT, 1.0)
+    hidden = student.guesses(batch, teacher.see(batch)).states[0]
+    torch.testing.assert_close(hidden, teacher.see(batch).hidden, atol=1e-5, rtol=1e-5)
+    student.save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    spec = teacher.spec
+    assert config["num_key_value_heads"] == spec.num_kv_heads < config["num_attention_heads"]
+    assert config["intermediate_size"] == spec.intermediate_size
+
+
+def test_a_draft_has_the_layers_named_in_their_order(tied_target: Path) -> None:
+    teacher = Teacher(str(tied_target), CPU)
+    student = DraftStudent(DraftSizes(target_layers=(2, 0)), teacher, CONTEXT)
+    [first, second] = student.model.layers
+    theirs = teacher.trunk([0, 2])
+    assert torch.equal(first.mlp.up_proj.weight, theirs["layers.1.mlp.up_proj.weight"])
+    assert torch.equal(second.mlp.up_proj.weight, theirs["layers.0.mlp.up_proj.weight"])
+
+
+def test_layers_that_a_draft_cannot_begin_as_are_refused(target: Path, tied_target: Path) -> None:
+    sizes = DraftSizes(target_layers=(0, 3))
+    with pytest.raises(ConfigError, match="has 3, and the target's layers are 0 to 2"):
+        check_fits(sizes, load_spec(str(tied_target)))
+    with pytest.raises(ConfigError, match="this llama model differs in tied; give the draft's"):
+        check_fits(sizes, load_spec(str(target)))
 
 
 def test_offsets_lead_from_drafted_ids_to_the_targets(target: Path, tmp_path: Path) -> None:
