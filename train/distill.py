@@ -131,7 +131,9 @@ def _train(plan: Plan, spec: ModelSpec, teller: Teller) -> None:
         if plan.begin_from is not None:
             student.begin_from(plan.begin_from)
     folder = plan.out / TRAINING
-    trainer = Trainer(student, teacher, data.records, plan.train, folder, _identity(plan))
+    trainer = Trainer(
+        student, teacher, data.records, plan.train, folder, _identity(plan), data.held_out
+    )
     if trainer.resume():
         teller.say(f"training goes on from step {trainer.step} of {plan.train.steps}")
     trainer.run(teller)

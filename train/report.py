@@ -9,6 +9,7 @@ from typing import Any
 from outrider.train.files import write_json, write_whole
 
 REPORT, PAGE, CURVE = "report.json", "report.md", "loss.png"
+_NO_WORSE = 0.01  # by so much figures of a few held-out texts go up and down
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
@@ -40,10 +41,28 @@ def _page(report: dict[str, Any], has_curve: bool) -> list[str]:
     ):
         kl, same, shared = values
         lines.append(f"| {level + 1} | {kl:.3f} | {same:.3f} | {shared:.3f} |")
-    lines += ["", *_acceptance(report["acceptance"])]
+    lines += [*_by_heart(report["history"]), "", *_acceptance(report["acceptance"])]
     if has_curve:
         lines += ["", f"![KL by step]({CURVE})"]
     return lines
+
+
+def _by_heart(history: list[dict[str, Any]]) -> list[str]:
+    """A sentence if held-out texts had been guessed better before the end."""
+    means = [
+        (sum(entry["held_out"]) / len(entry["held_out"]), entry["step"])
+        for entry in history
+        if "held_out" in entry
+    ]
+    if not means or means[-1][0] <= min(means)[0] * (1 + _NO_WORSE):
+        return []
+    least, step = min(means)
+    return [
+        "",
+        f"Held-out texts were guessed best at step {step:,} (KL {least:.3f}, {means[-1][0]:.3f} at "
+        "the end): from there on the texts were learned by heart. Let the target write more of "
+        "them, or take fewer steps or a smaller student.",
+    ]
 
 
 def _acceptance(found: dict[str, Any]) -> list[str]:
@@ -74,10 +93,13 @@ def _draw(path: Path, history: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    steps = [entry["step"] for entry in history]
-    for level in range(len(history[0]["kl"])):
-        values = [entry["kl"][level] for entry in history]
-        axes.plot(steps, values, label=f"{level + 1} ahead")
+    for name, style, told in (("kl", "-", ""), ("held_out", "--", ", held out")):
+        known = [entry for entry in history if name in entry]
+        steps = [entry["step"] for entry in known]
+        for level in range(len(known[0][name]) if known else 0):
+            values = [entry[name][level] for entry in known]
+            label = f"{level + 1} ahead{told}"
+            axes.plot(steps, values, style, color=f"C{level}", label=label)
     axes.set(xlabel="step", ylabel="KL of student from target", yscale="log")
     axes.legend()
     figure.tight_layout()

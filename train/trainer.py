@@ -29,7 +29,8 @@ LEAST_SHARE_OF_RATE = 0.05  # what the cosine ends at
 
 class Trainer:
     """Teacher, student, optimiser and where in the data they are. `identity` says what is trained;
-    a state of something else is refused."""
+    a state of something else is refused. On texts `held_out` it is measured whenever it saves: when
+    these grow harder while the others grow easier, texts are learned by heart."""
 
     def __init__(
         self,
@@ -39,11 +40,12 @@ class Trainer:
         settings: TrainSettings,
         folder: Path,
         identity: dict[str, Any],
+        held_out: Sequence[Record] = (),
     ) -> None:
         self.student, self.teacher, self.settings = student, teacher, settings
         self.step = 0
         self.history: list[dict[str, Any]] = []
-        self._folder, self._identity = folder, identity
+        self._folder, self._identity, self._held_out = folder, identity, held_out
         num_rows = max(settings.batch_tokens // settings.context, 1)
         weight = settings.prompt_weight
         self._batches = Batches(records, settings.context, num_rows, weight, settings.seed)
@@ -98,6 +100,7 @@ class Trainer:
         """To the last step, saving on the way and at the end."""
         settings = self.settings
         measured: Measured | None = None
+        told = ""
         self.student.train()
         with teller.bar("training", settings.steps) as bar:
             while self.step < settings.steps:
@@ -106,10 +109,21 @@ class Trainer:
                 self.step += 1
                 is_last = self.step == settings.steps
                 if self.step % settings.log_every == 0 or is_last:
-                    bar.at(self.step, self._log(measured))
+                    bar.at(self.step, self._log(measured) + told)
                     measured = None
                 if self.step % settings.save_every == 0 or is_last:
+                    told = self._measure_held_out()
                     self.save()
+
+    def _measure_held_out(self) -> str:
+        found = agreement(
+            self.student, self.teacher, self._held_out, self.settings, teach=self._teach
+        )
+        self.student.train()
+        if not found:
+            return ""
+        self.history.append({"step": self.step, "held_out": found["kl"]})
+        return ", held out " + " ".join(f"{value:.3f}" for value in found["kl"])
 
     def _one_step(self) -> Measured:
         self._set_rate(self.settings.learning_rate * rate_share(self.step, self.settings))
@@ -174,9 +188,15 @@ def rate_share(step: int, settings: TrainSettings) -> float:
 
 @torch.no_grad()
 def agreement(
-    student: Student, teacher: Teacher, records: Sequence[Record], settings: TrainSettings
+    student: Student,
+    teacher: Teacher,
+    records: Sequence[Record],
+    settings: TrainSettings,
+    *,
+    teach: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, list[float]]:
-    """On texts that are given: KL, agreement and overlap, level by level (see `Measured`)."""
+    """On texts that are given: KL, agreement and overlap, level by level (see `Measured`), from the
+    teacher's own distribution or the one that `teach` makes of its states."""
     student.eval()
     total: Measured | None = None
     for rows in _rows_of(records, settings):
@@ -188,7 +208,7 @@ def agreement(
             guesses = student.guesses(batch, seen)
         chunk_rows = settings.chunk_rows
         _, found = distillation_loss(
-            teacher.logits, seen.hidden, batch, guesses, chunk_rows=chunk_rows
+            teach or teacher.logits, seen.hidden, batch, guesses, chunk_rows=chunk_rows
         )
         total = found if total is None else _sum(total, found)
     return {} if total is None else total.means()

@@ -86,6 +86,8 @@ def test_a_student_goes_from_chance_to_its_bar(kind: str, folder: Path) -> None:
     assert acceptance["greedy"]["all"]["tokens_a_round"] >= BARS[kind]
     assert acceptance["greedy"]["by_prompt_length"].keys() == {"up to 256"}
     assert report["agreement"]["agreement"][0] > 0.8
+    held_out = [entry["held_out"][0] for entry in report["history"] if "held_out" in entry]
+    assert len(held_out) == STEPS // TRAIN.save_every and held_out[-1] < held_out[0]
     assert json.loads((folder / kind / "report.json").read_text()) == report
     assert "| all | " in (folder / kind / "report.md").read_text()
 
