@@ -27,7 +27,8 @@ from outrider.workers.heads.base import Head
 from outrider.workers.heads.loader import load_head
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.proposers.base import DRAFT
-from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.weights.checkpoint import load_spec
+from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 BLOCK_SIZE = 16

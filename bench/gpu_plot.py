@@ -13,7 +13,7 @@ import typer
 
 from outrider.bench.gpu import kv_bytes_per_token, prefill_flops
 from outrider.bench.inflate_recipes import SHAPES, inflate_spec
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.resolve import draft_assets
 
 _CONTEXT = 150  # tokens in the middle of a measured batch

@@ -37,10 +37,11 @@ from outrider.workers.models.shard import Shard
 from outrider.workers.models.source import WeightSource
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.cache import build_folder
+from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
 from outrider.workers.weights.files import read_json
-from outrider.workers.weights.loader import checkpoint_folder, load_spec
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
-from outrider.workers.weights.safetensors_source import INDEX_FILE, SafetensorsSource
+from outrider.workers.weights.safetensors_files import INDEX_FILE
+from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 RANDOM_STD = 0.02
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

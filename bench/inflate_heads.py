@@ -40,8 +40,8 @@ from outrider.workers.heads.medusa import MedusaHead
 from outrider.workers.heads.mlp_speculator import MlpSpeculatorHead
 from outrider.workers.heads.weights import HeadWeights, head_folder, open_weights
 from outrider.workers.models.names import LLAMA
+from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
 from outrider.workers.weights.files import read_json
-from outrider.workers.weights.loader import checkpoint_folder, load_spec
 
 _VOCABULARY = "d2t"
 _LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.")

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.kernels.types import RaggedBatch
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 
 VOCAB_SIZE = 320
 

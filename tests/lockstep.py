@@ -32,7 +32,8 @@ from outrider.workers.proposers.ngram import NgramProposer
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.target import TargetWorker
-from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.weights.checkpoint import load_spec
+from outrider.workers.weights.loader import load_model
 
 NUM_BLOCKS = 64
 CPU = torch.device("cpu")

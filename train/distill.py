@@ -34,8 +34,8 @@ from outrider.train.telling import Teller
 from outrider.train.trainer import STATE, Trainer, agreement
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.cache import build_folder, discard_folder
+from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.files import Files
-from outrider.workers.weights.loader import load_spec
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)

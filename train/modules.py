@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from outrider.train.attention import Own, attend
 from outrider.train.packing import Documents
-from outrider.workers.models.rope import RopeSpec, rope_tables
+from outrider.workers.models.rope import rope_tables
+from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
 
 INITIAL_STD = 0.02

@@ -16,7 +16,7 @@ from outrider.train.attention import attend
 from outrider.train.packing import Batch, Documents, Seen
 from outrider.train.recorded import Recorded
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.loader import checkpoint_folder, load_spec
+from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
 
 _ATTENTION = "outrider_documents"
 _documents: ContextVar[Documents] = ContextVar("documents")

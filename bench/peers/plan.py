@@ -16,7 +16,7 @@ from outrider.bench.peers.measure import Variant
 from outrider.bench.peers.process import PeerProcess
 from outrider.bench.peers.protocol import Mode, Options, PeerError
 from outrider.errors import ConfigError, ModelError
-from outrider.workers.weights.gguf_convert import converted_folder
+from outrider.workers.weights.checkpoint import converted_folder
 from outrider.workers.weights.resolve import BUNDLED_TARGET, resolve_source
 
 OUTRIDER, TRANSFORMERS, VLLM, VLLM_DRAFT = "outrider", "transformers", "vllm", "vllm draft"

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.errors import ConfigError
 from outrider.scheduler.params import MAX_FIXED_DEPTH
 from outrider.workers.heads.formats import load_head_spec
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
 CHECKPOINT = "checkpoint"  # what a training calls the folder it leaves

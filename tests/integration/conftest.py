@@ -20,7 +20,7 @@ from letters import letter_tokenizer
 from wheel_tools import Built, build, install
 
 from outrider import LLM
-from outrider.workers.weights.gguf_convert import converted_folder
+from outrider.workers.weights.checkpoint import converted_folder
 from outrider.workers.weights.resolve import resolve_source
 
 NUM_SHARED_LAYERS = 2

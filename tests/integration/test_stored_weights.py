@@ -8,7 +8,8 @@ from checkpoints import RaggedRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.kernels.ops import select_ops
-from outrider.workers.weights.loader import checkpoint_folder, load_model
+from outrider.workers.weights.checkpoint import checkpoint_folder
+from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets
 
 pytestmark = pytest.mark.model

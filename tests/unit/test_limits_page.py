@@ -15,7 +15,7 @@ from outrider.config import EngineConfig
 from outrider.errors import OutriderError
 from outrider.text.tokenizer import check_same_tokenizer
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "limits.md").read_text()
 

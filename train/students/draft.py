@@ -13,7 +13,7 @@ from outrider.train.packing import Batch, Documents, Seen
 from outrider.train.settings import DraftSizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
-from outrider.workers.models.rope import RopeSpec
+from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.files import read_json
 

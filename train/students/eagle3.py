@@ -23,7 +23,7 @@ from outrider.train.packing import Batch, Seen
 from outrider.train.settings import Eagle3Sizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
-from outrider.workers.models.rope import RopeSpec
+from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.weights.files import read_json
 
 

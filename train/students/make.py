@@ -15,7 +15,7 @@ from outrider.train.students.eagle3 import Eagle3Student, chosen_layers
 from outrider.train.students.medusa import MedusaStudent
 from outrider.train.students.mlp import MlpStudent
 from outrider.train.teacher import Teacher
-from outrider.workers.models.rope import RopeSpec
+from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
 
 # Between llamas; in all else a draft is what a specification is unless told otherwise.

@@ -19,8 +19,8 @@ from outrider.workers.heads.mlp_speculator import MlpSpeculatorHead
 from outrider.workers.heads.weights import HeadWeights, head_folder, open_weights
 from outrider.workers.models.names import names_of
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.checkpoint import checkpoint_folder
 from outrider.workers.weights.files import read_json
-from outrider.workers.weights.loader import checkpoint_folder
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.workers.models.source import WeightSource
+from outrider.workers.weights.checkpoint import checkpoint_folder
 from outrider.workers.weights.files import Files
-from outrider.workers.weights.loader import checkpoint_folder
 from outrider.workers.weights.pickled_source import PickledSource
 from outrider.workers.weights.resolve import resolve_source
 from outrider.workers.weights.safetensors_source import SafetensorsSource

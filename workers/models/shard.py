@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from outrider.errors import ModelError
 from outrider.workers.models.spec import ModelSpec
+
+if TYPE_CHECKING:  # models are checked without torch, whose import takes seconds
+    from torch import Tensor
 
 
 def _alone(partial: Tensor) -> Tensor:

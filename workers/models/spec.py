@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outrider.errors import ModelError
-from outrider.workers.models.rope import RopeSpec
+from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.unsupported import refuse_unsupported
 
 

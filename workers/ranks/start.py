@@ -58,8 +58,9 @@ from outrider.workers.ranks.draft import DraftRank
 from outrider.workers.ranks.target import TargetRank
 from outrider.workers.recorded.runner_passes import recording_bytes
 from outrider.workers.runner import Runner
+from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.generation import load_sampling_defaults
-from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.weights.loader import load_model
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
+from outrider.workers.weights.checkpoint import checkpoint_folder
 from outrider.workers.weights.files import read_json
-from outrider.workers.weights.loader import checkpoint_folder
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,10 @@
-"""GGUF files, dequantised once into a cached Hugging Face folder of float32 safetensors.
+"""GGUF files, dequantised into a Hugging Face folder of float32 safetensors.
 
 What kernels can take as it is stored is beside it in that form; see `stored_source.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -18,53 +17,17 @@ from torch import Tensor
 from outrider.errors import ModelError
 from outrider.kernels.stored import KINDS
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.cache import build_folder, cache_folder, discard_folder
 from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
-from outrider.workers.weights.safetensors_source import INDEX_FILE, SafetensorsSource
-from outrider.workers.weights.stored_source import STORED_INDEX_FILE, StoredFolder
+from outrider.workers.weights.safetensors_files import INDEX_FILE, STORED_INDEX_FILE
 
 logger = logging.getLogger(__name__)
 
 QUANTISATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
-FORMAT_VERSION = "2"  # part of the cache key: raise it when what is written changes
 MAX_FILE_BYTES = 1 << 30
-NUM_SAMPLES, SAMPLE_BYTES = 64, 1 << 14
 
 
-def converted_folder(path: Path) -> Path:
-    """The Hugging Face folder with the contents of `path`, converting it if need be."""
-    folder = cache_folder() / "gguf" / f"{path.stem}-{_fingerprint(path)}"
-    if folder.is_dir():
-        try:
-            StoredFolder(folder, SafetensorsSource(folder, torch.float32, torch.device("cpu")))
-            return folder
-        except ModelError as error:
-            logger.warning("converting %s again: %s", path.name, error)
-            discard_folder(folder)
-    logger.info("dequantising %s into %s (once)", path.name, folder)
-    try:
-        build_folder(folder, lambda scratch: _convert(path, scratch))
-    except OSError as error:
-        raise ModelError(
-            f"the conversion of {path.name} cannot be written to {folder.parent} ({error}); "
-            "make room there or set OUTRIDER_CACHE to another folder."
-        ) from None
-    return folder
-
-
-def _fingerprint(path: Path) -> str:
-    """Of the size and of samples spread over the file: a reinstalled copy keeps its conversion."""
-    size = path.stat().st_size
-    digest = hashlib.blake2b(f"{FORMAT_VERSION}:{size}".encode(), digest_size=8)
-    with path.open("rb") as file:
-        digest.update(file.read(SAMPLE_BYTES))
-        for index in range(1, NUM_SAMPLES):
-            file.seek(max(0, size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def _convert(path: Path, folder: Path) -> None:
+def convert(path: Path, folder: Path) -> None:
+    """Into a folder that is there."""
     reader = _open(path)
     fields = _fields(path, reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}

@@ -1,8 +1,7 @@
-"""A model's name to its specification and its decoder."""
+"""A model's name to its decoder."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import closing
@@ -14,25 +13,13 @@ from outrider.kernels.types import Ops
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
 from outrider.workers.models.source import WeightKeeper
-from outrider.workers.models.spec import ModelSpec, eos_ids
-from outrider.workers.models.unsupported import refuse_adapter
 from outrider.workers.weights.cache import locked
-from outrider.workers.weights.files import Files, read_json
-from outrider.workers.weights.gguf_convert import converted_folder
+from outrider.workers.weights.checkpoint import checkpoint_folder, spec_of
 from outrider.workers.weights.kept import KeptWeights, WeightsWriter, kept_path
-from outrider.workers.weights.resolve import resolve_source
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 from outrider.workers.weights.stored_source import StoredFolder
 
 logger = logging.getLogger(__name__)
-
-
-def load_spec(
-    source: str | Path, *, revision: str | None = None, wanted: Files = Files.ALL
-) -> ModelSpec:
-    """Sizes and variants of a model, without reading its weights, which come along from a hub only
-    if they are wanted."""
-    return _spec_of(checkpoint_folder(source, revision, wanted))
 
 
 def load_model(
@@ -56,7 +43,7 @@ def load_model(
     With `keeps_form`, what such kernels can multiply with as it is stored stays in that form.
     """
     folder = checkpoint_folder(source, revision)
-    spec = _spec_of(folder)
+    spec = spec_of(folder)
     if max_position is not None:
         spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
@@ -91,28 +78,3 @@ def _with_kept(path: Path, source: str, build: Callable[[WeightKeeper | None], D
             decoder = build(writer)
             writer.finish()
     return decoder
-
-
-def check_files(source: str | Path, *, revision: str | None = None) -> None:
-    """Raise `ModelError` if files of weights are missing, cut short or damaged at their heads; no
-    weight is read."""
-    SafetensorsSource(checkpoint_folder(source, revision), torch.float32, torch.device("cpu"))
-
-
-def checkpoint_folder(
-    source: str | Path, revision: str | None = None, wanted: Files = Files.ALL
-) -> Path:
-    """The Hugging Face folder behind a name; a GGUF is converted into one first."""
-    path = resolve_source(source, revision, wanted)
-    return converted_folder(path) if path.suffix == ".gguf" and path.is_file() else path
-
-
-def _spec_of(folder: Path) -> ModelSpec:
-    """Generation settings, where given, know all the ids that end a text."""
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not (folder / "config.json").exists():
-        refuse_adapter(str(folder), read_json(adapter))
-    spec = ModelSpec.from_hf(read_json(folder / "config.json"))
-    generation = folder / "generation_config.json"
-    ending = eos_ids(read_json(generation)) if generation.is_file() else ()
-    return dataclasses.replace(spec, eos_ids=ending) if ending else spec

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from outrider.errors import ModelError
 from outrider.kernels.stored import KINDS, StoredWeight
 from outrider.workers.models.source import StoredPart
-from outrider.workers.weights.files import read_json
-from outrider.workers.weights.safetensors_source import SafetensorsSource, open_safetensors
+from outrider.workers.weights.safetensors_files import READING, StoredFiles
+from outrider.workers.weights.safetensors_source import SafetensorsSource
 
-STORED_INDEX_FILE = "stored.index.json"
 _HALVES = ("BF16", "F16")  # as safetensors calls them, too
 
 
@@ -26,18 +24,7 @@ class StoredFolder:
     def __init__(self, folder: Path, weights: SafetensorsSource) -> None:
         self._folder = folder
         self._weights = weights
-        self._kinds: dict[str, str] = {}
-        self._file_of: dict[str, str] = {}
-        self._files: dict[str, Any] = {}
-        if not (folder / STORED_INDEX_FILE).is_file():
-            return
-        index = read_json(folder / STORED_INDEX_FILE)
-        try:
-            self._kinds, self._file_of = index["kinds"], index["weight_map"]
-        except KeyError as error:
-            raise ModelError(f"{folder / STORED_INDEX_FILE} has no {error}; remove it.") from None
-        for file_name in set(self._file_of.values()):
-            self._files[file_name] = open_safetensors(folder / file_name)
+        self._files = StoredFiles(folder, READING)
 
     def find(
         self,
@@ -47,7 +34,7 @@ class StoredFolder:
         columns: range | None = None,
     ) -> StoredPart | None:
         rows, columns = rows or range(shape[0]), columns or range(shape[1])
-        if name in self._kinds:
+        if name in self._files.kinds:
             return self._blocks(name, shape, rows, columns)
         return self._halves(name, shape, rows, columns)
 
@@ -68,11 +55,11 @@ class StoredFolder:
     def _blocks(
         self, name: str, shape: tuple[int, int], rows: range, columns: range
     ) -> StoredPart | None:
-        kind = self._kinds[name]
+        kind = self._files.kinds[name]
         form, own = KINDS[kind], (len(rows), len(columns))
         if columns.start % form.block_len or columns.stop % form.block_len:
             return None
-        stored = self._files[self._file_of[name]].get_slice(name)
+        stored = self._files.opened[self._files.file_of[name]].get_slice(name)
         row_bytes = shape[1] // form.block_len * form.block_bytes
         if tuple(stored.get_shape()) != (shape[0], row_bytes):
             raise ModelError(

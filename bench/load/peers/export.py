@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.errors import ModelError, OutriderError
+from outrider.workers.weights.checkpoint import checkpoint_folder
 from outrider.workers.weights.files import read_json
 from outrider.workers.weights.gguf_config import INTERLEAVED, hf_name
-from outrider.workers.weights.loader import checkpoint_folder
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, resolve_source
 
 TARGET, DRAFT = "target", "draft"

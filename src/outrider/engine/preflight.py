@@ -18,8 +18,8 @@ from outrider.workers.heads.formats import load_head_spec
 from outrider.workers.heads.spec import HeadSpec
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.checkpoint import check_files, load_spec
 from outrider.workers.weights.files import Files
-from outrider.workers.weights.loader import check_files, load_spec
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from outrider.bench.inflate_recipes import SHAPES, inflate_spec
 from outrider.kernels import gpu as gpu_kernels
 from outrider.kernels.gpu.tuning import SHARED_BYTES, LibraryConfig, linear_config, product_way
 from outrider.workers.recorded.recording import row_sizes
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.resolve import draft_assets
 
 

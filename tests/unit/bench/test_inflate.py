@@ -23,7 +23,8 @@ from outrider.errors import ConfigError, ModelError
 from outrider.kernels.ops import select_ops
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
-from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.weights.checkpoint import load_spec
+from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -373,7 +374,7 @@ def test_it_needs_no_more_than_a_gpu_host_has(tmp_path: Path) -> None:
 import sys
 sys.modules.update(dict.fromkeys({absent}))
 from outrider.bench import inflate
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 print(inflate.inflate_spec(load_spec("smollm2-135m-draft"), inflate.SHAPES["110m"]).hidden_size)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

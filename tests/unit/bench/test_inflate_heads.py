@@ -34,8 +34,8 @@ from outrider.workers.heads.configs import Eagle3Config, ReadConfig
 from outrider.workers.heads.formats import head_config
 from outrider.workers.heads.spec import HeadKind
 from outrider.workers.heads.weights import open_weights
+from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.files import read_json
-from outrider.workers.weights.loader import load_spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -30,7 +30,7 @@ from outrider.workers.gpu.memory import (
     run_step,
 )
 from outrider.workers.heads.spec import HeadKind
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 
 GB = 2**30
 LIMITS = [

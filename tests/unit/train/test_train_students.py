@@ -41,7 +41,7 @@ from outrider.train.students.mlp import MlpStudent
 from outrider.train.teacher import Teacher
 from outrider.train.telling import Teller
 from outrider.train.trainer import Trainer
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 
 pytestmark = pytest.mark.model
 CPU = torch.device("cpu")

@@ -11,7 +11,8 @@ from checkpoints import VARIANTS, random_model
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outrider.errors import ModelError
-from outrider.workers.models.rope import RopeSpec, inverse_frequencies, rope_tables
+from outrider.workers.models.rope import inverse_frequencies, rope_tables
+from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
 
 LLAMA = VARIANTS["llama"][1] | {"model_type": "llama"}

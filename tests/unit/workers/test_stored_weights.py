@@ -18,7 +18,7 @@ from outrider.workers.device import place
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.weights import kept as kept_module
-from outrider.workers.weights.gguf_convert import converted_folder
+from outrider.workers.weights.checkpoint import converted_folder
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 from outrider.workers.weights.stored_source import StoredFolder

@@ -16,9 +16,11 @@ from gguf_files import close, gguf_name, header, interleave
 
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
-from outrider.workers.models.rope import RopeSpec, inverse_frequencies
-from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES, converted_folder
-from outrider.workers.weights.loader import load_model, load_spec
+from outrider.workers.models.rope import inverse_frequencies
+from outrider.workers.models.rope_spec import RopeSpec
+from outrider.workers.weights.checkpoint import converted_folder, load_spec
+from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES
+from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 gguf = pytest.importorskip("gguf")

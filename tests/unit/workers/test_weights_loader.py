@@ -20,7 +20,8 @@ from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
 from outrider.text.tokenizer import load_tokenizer
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.weights.loader import checkpoint_folder, load_model, load_spec
+from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
+from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.resolve import resolve_source
 
 CPU = torch.device("cpu")
@@ -199,7 +200,7 @@ def test_missing_bundled_weights_print_the_command(monkeypatch: pytest.MonkeyPat
 
 def test_the_bundled_draft_is_found_from_any_folder(tmp_path: Path) -> None:
     code = (
-        "from outrider.workers.weights.loader import load_spec;"
+        "from outrider.workers.weights.checkpoint import load_spec;"
         "print(load_spec('smollm2-135m-draft').num_params)"
     )
     done = subprocess.run(

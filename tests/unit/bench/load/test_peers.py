@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 
 from outrider.bench.load.peers import export as peers
 from outrider.errors import ModelError
-from outrider.workers.weights.gguf_convert import converted_folder
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import converted_folder, load_spec
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, resolve_source
 
 gguf = pytest.importorskip("gguf")

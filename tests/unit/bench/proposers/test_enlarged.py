@@ -17,7 +17,7 @@ from outrider.bench.proposers.book import Book
 from outrider.bench.proposers.contenders import Contender, Kind, variants
 from outrider.bench.proposers.enlarged import LONG, SHORT, EnlargedRun, by_length
 from outrider.bench.proposers.prompts import Ask
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.workers.heads.base import Head
-from outrider.workers.weights.loader import load_spec
+from outrider.workers.weights.checkpoint import load_spec
 
 pytestmark = pytest.mark.model
 HIDDEN, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, DIM, WIDE = 32, 96, 40, 4, 2, 8, 48

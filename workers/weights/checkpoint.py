@@ -1,0 +1,93 @@
+"""A model's name to its folder and its specification, without torch and without its weights.
+
+A GGUF file is dequantised once into a Hugging Face folder that is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+from pathlib import Path
+
+from outrider.errors import ModelError
+from outrider.workers.models.spec import ModelSpec, eos_ids
+from outrider.workers.models.unsupported import refuse_adapter
+from outrider.workers.weights.cache import build_folder, cache_folder, discard_folder
+from outrider.workers.weights.files import Files, read_json
+from outrider.workers.weights.resolve import resolve_source
+from outrider.workers.weights.safetensors_files import SafetensorsFiles, StoredFiles
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = "2"  # part of the cache key: raise it when what a conversion writes changes
+NUM_SAMPLES, SAMPLE_BYTES = 64, 1 << 14
+
+
+def load_spec(
+    source: str | Path, *, revision: str | None = None, wanted: Files = Files.ALL
+) -> ModelSpec:
+    """Sizes and variants of a model, without reading its weights, which come along from a hub only
+    if they are wanted."""
+    return spec_of(checkpoint_folder(source, revision, wanted))
+
+
+def check_files(source: str | Path, *, revision: str | None = None) -> None:
+    """Raise `ModelError` if files of weights are missing, cut short or damaged at their heads; no
+    weight is read."""
+    SafetensorsFiles(checkpoint_folder(source, revision))
+
+
+def checkpoint_folder(
+    source: str | Path, revision: str | None = None, wanted: Files = Files.ALL
+) -> Path:
+    """The Hugging Face folder behind a name; a GGUF is converted into one first."""
+    path = resolve_source(source, revision, wanted)
+    return converted_folder(path) if path.suffix == ".gguf" and path.is_file() else path
+
+
+def converted_folder(path: Path) -> Path:
+    """The Hugging Face folder with the contents of `path`, converting it if need be."""
+    folder = cache_folder() / "gguf" / f"{path.stem}-{_fingerprint(path)}"
+    if folder.is_dir():
+        try:
+            SafetensorsFiles(folder)
+            StoredFiles(folder)
+            return folder
+        except ModelError as error:
+            logger.warning("converting %s again: %s", path.name, error)
+            discard_folder(folder)
+    logger.info("dequantising %s into %s (once)", path.name, folder)
+    from outrider.workers.weights.gguf_convert import convert  # torch
+
+    try:
+        build_folder(folder, lambda scratch: convert(path, scratch))
+    except OSError as error:
+        raise ModelError(
+            f"the conversion of {path.name} cannot be written to {folder.parent} ({error}); "
+            "make room there or set OUTRIDER_CACHE to another folder."
+        ) from None
+    return folder
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the size and of samples spread over the file: a reinstalled copy keeps its conversion."""
+    size = path.stat().st_size
+    digest = hashlib.blake2b(f"{FORMAT_VERSION}:{size}".encode(), digest_size=8)
+    with path.open("rb") as file:
+        digest.update(file.read(SAMPLE_BYTES))
+        for index in range(1, NUM_SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def spec_of(folder: Path) -> ModelSpec:
+    """Generation settings, where given, know all the ids that end a text."""
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").exists():
+        refuse_adapter(str(folder), read_json(adapter))
+    spec = ModelSpec.from_hf(read_json(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    ending = eos_ids(read_json(generation)) if generation.is_file() else ()
+    return dataclasses.replace(spec, eos_ids=ending) if ending else spec
