@@ -104,7 +104,10 @@ def _imports(path: Path) -> Iterator[str]:
 
 
 def test_an_engine_whose_models_are_elsewhere_needs_no_tensors() -> None:
-    modules = "outrider.engine.build, outrider.engine.hosting, outrider.gateway.server"
+    modules = (
+        "outrider.engine.build, outrider.engine.hosting, outrider.engine.preflight, "
+        "outrider.gateway.server"
+    )
     done = subprocess.run(
         [sys.executable, "-c", f"import {modules}, sys; print('torch' in sys.modules)"],
         capture_output=True,
