@@ -45,7 +45,7 @@ typedef struct {
 #endif
     };
 #if defined(__x86_64__)
-    int32_t high_sums[2], low_sums[2]; /* BYTES_AND_SUMS: of the block's halves */
+    int32_t minus_high[3], minus_low[3]; /* BYTES_AND_SUMS: see put_sums */
 #else
     float starts[3][4], minus_starts[4]; /* BYTES_AND_STARTS: see stored_neon.c */
 #endif

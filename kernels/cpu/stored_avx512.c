@@ -10,7 +10,8 @@
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vnni,fma,f16c"))), apply_to = function)
 #endif
 
-INLINE int sum_bias(int type) { return stored_bits(type) == 8 ? 128 : stored_bias(type); }
+#define UNROLLED _Pragma("GCC unroll 8")
+#define EACH_ROW(r) UNROLLED for (int r = 0; r < rows; r++)
 
 /* Group g of all 16 outputs, 4 inputs each. */
 INLINE __m512i group_of(int type, const uint8_t *low, int g)
@@ -65,54 +66,78 @@ INLINE void scales_of(int type, const uint8_t *panel, long b, __m512 scale[2], _
         *min = _mm512_fmadd_ps(scale[0], _mm512_set1_ps((float)stored_bias(type)), *min);
 }
 
-INLINE __m512 block_sum(int type, const __m512i w[GROUPS], const x_block *x, int begin, int end)
+typedef int32_t four_bytes __attribute__((may_alias));
+
+/* The instruction itself, which broadcasts what it reads: compilers do that apart, and then there
+ * are more instructions than a core takes in. */
+INLINE __m512i add_products(__m512i sums, __m512i w, const int8_t *x)
 {
-    __m512i sums[3];
-    for (int i = 0; i < 3; i++) {
-        sums[i] = _mm512_setzero_si512();
-        for (int g = begin; g < end; g++) {
-            int32_t four;
-            memcpy(&four, x->bytes[i] + 4 * g, 4);
-            sums[i] = _mm512_dpbusd_epi32(sums[i], w[g], _mm512_set1_epi32(four));
-        }
-    }
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(w), "m"(*(const four_bytes *)x));
+    return sums;
+}
+
+/* Sums of a row's three bytes, from which the weights' bias is taken before anything is added. */
+INLINE void start(__m512i sums[3], const x_block *x, int begin, int end)
+{
+    const int whole = end - begin == GROUPS;
+    sums[0] = _mm512_setzero_si512();
+    sums[1] = _mm512_set1_epi32(x->minus_high[whole ? 2 : begin / 4]);
+    sums[2] = _mm512_set1_epi32(x->minus_low[whole ? 2 : begin / 4]);
+}
+
+INLINE __m512 total(int type, const __m512i sums[3])
+{
     __m512i high = _mm512_add_epi32(_mm512_slli_epi32(sums[0], 8), sums[1]), low = sums[2];
-    if (sum_bias(type)) {
-        int32_t high_sum = 0, low_sum = 0;
-        for (int half = begin / 4; half < end / 4; half++) {
-            high_sum += x->high_sums[half];
-            low_sum += x->low_sums[half];
-        }
-        high = _mm512_sub_epi32(high, _mm512_set1_epi32(sum_bias(type) * high_sum));
-        low = _mm512_sub_epi32(low, _mm512_set1_epi32(sum_bias(type) * low_sum));
-    }
     if (stored_bits(type) == 4)
         return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256), _mm512_cvtepi32_ps(low));
 }
 
-INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
-                 float *sums)
+/* Groups of one block, which have one scale, by all rows: a group's weights are undone once, and
+ * every row's sums stay in registers. */
+INLINE void add_groups(int type, const uint8_t *low, const x_block *x, int begin, int end, int rows,
+                       __m512 scale, float *out)
+{
+    __m512i sums[MAX_STORED_ROWS][3];
+    EACH_ROW(r) start(sums[r], x + r, begin, end);
+    UNROLLED for (int g = begin; g < end; g++) {
+        const __m512i w = group_of(type, low, g);
+        EACH_ROW(r)
+            UNROLLED for (int i = 0; i < 3; i++)
+                sums[r][i] = add_products(sums[r][i], w, x[r].bytes[i] + 4 * g);
+    }
+    EACH_ROW(r) {
+        __m512 sum = _mm512_loadu_ps(out + r * PANEL);
+        __m512 own = _mm512_mul_ps(total(type, sums[r]), _mm512_set1_ps(x[r].scale));
+        sum = type == INT8 ? _mm512_add_ps(sum, own) : _mm512_fmadd_ps(scale, own, sum);
+        _mm512_storeu_ps(out + r * PANEL, sum);
+    }
+}
+
+INLINE void tile_of(int type, int rows, const uint8_t *panel, const x_block *x, long blocks,
+                    float *out)
 {
     for (long b = 0; b < blocks; b++, x += rows) {
         const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
-        __m512i w[GROUPS];
         __m512 scale[2], min;
-        for (int g = 0; g < GROUPS; g++) w[g] = group_of(type, low, g);
         scales_of(type, panel, b, scale, &min);
-        for (int r = 0; r < rows; r++) {
-            const x_block *own = x + r;
-            __m512 x_scale = _mm512_set1_ps(own->scale), sum = _mm512_loadu_ps(sums + r * PANEL);
-            __m512 first = block_sum(type, w, own, 0, type == Q6_K ? 4 : 8);
-            first = _mm512_mul_ps(first, x_scale);
-            sum = type == INT8 ? _mm512_add_ps(sum, first) : _mm512_fmadd_ps(scale[0], first, sum);
-            if (type == Q6_K) {
-                __m512 second = _mm512_mul_ps(block_sum(type, w, own, 4, 8), x_scale);
-                sum = _mm512_fmadd_ps(scale[1], second, sum);
-            }
-            if (has_min(type)) sum = _mm512_fmadd_ps(min, _mm512_set1_ps(own->sum), sum);
-            _mm512_storeu_ps(sums + r * PANEL, sum);
+        add_groups(type, low, x, 0, type == Q6_K ? 4 : 8, rows, scale[0], out);
+        if (type == Q6_K) add_groups(type, low, x, 4, 8, rows, scale[1], out);
+        if (has_min(type)) EACH_ROW(r) {
+            __m512 sum = _mm512_loadu_ps(out + r * PANEL);
+            sum = _mm512_fmadd_ps(min, _mm512_set1_ps(x[r].sum), sum);
+            _mm512_storeu_ps(out + r * PANEL, sum);
         }
+    }
+}
+
+INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
+                 float *sums)
+{
+    switch (rows) {
+#define CASE(n) case n: tile_of(type, n, panel, x, blocks, sums); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
     }
 }
 

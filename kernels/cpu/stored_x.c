@@ -68,11 +68,71 @@ INLINE int32x4_t put_bytes(const float *x, float scale, int k, x_block *out)
     return sum;
 }
 
-INLINE void put_numbers(const float *x, float scale, int wants, x_block *out)
+INLINE void put_numbers(const float *x, float scale, int bits, int wants, x_block *out)
 {
-    (void)wants;
+    (void)bits, (void)wants;
     int32x4_t sum = put_bytes(x, scale, 0, out) + put_bytes(x, scale, 16, out);
     out->sum = (float)vaddvq_s32(sum) * out->scale;
+}
+#else
+#if defined(__x86_64__)
+/* What sums of high and of low start with where bytes of weights have no sign and so a bias: of each
+ * half of a block, and of the whole. */
+INLINE void put_sums(const int32_t high[2], const int32_t low[2], int bits, x_block *out)
+{
+    const int32_t bias = 1 << (bits - 1);
+    for (int half = 0; half < 2; half++) {
+        out->minus_high[half] = -bias * high[half];
+        out->minus_low[half] = -bias * low[half];
+    }
+    out->minus_high[2] = out->minus_high[0] + out->minus_high[1];
+    out->minus_low[2] = out->minus_low[0] + out->minus_low[1];
+}
+#endif
+
+#if defined(__AVX512BW__)
+INLINE uint32_t largest_of(const float *x)
+{
+    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+    __m512i first = _mm512_and_si512(_mm512_loadu_si512(x), no_sign);
+    __m512i second = _mm512_and_si512(_mm512_loadu_si512(x + 16), no_sign);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(first, second));
+}
+
+/* The sums over the lanes of four vectors. */
+INLINE __m128i lane_sums(__m512i a, __m512i b, __m512i c, __m512i d)
+{
+    __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+INLINE void put_numbers(const float *x, float scale, int bits, int wants, x_block *out)
+{
+    __m512i number[2], high[2], low[2];
+    int32_t sums[4];
+    for (int half = 0; half < 2; half++) {
+        __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(x + half * 16), _mm512_set1_ps(scale));
+        number[half] = _mm512_cvtps_epi32(scaled);
+        high[half] = _mm512_srai_epi32(_mm512_add_epi32(number[half], _mm512_set1_epi32(128)), 8);
+        low[half] = _mm512_sub_epi32(number[half], _mm512_slli_epi32(high[half], 8));
+    }
+    _mm_storeu_si128((__m128i *)sums, lane_sums(high[0], high[1], low[0], low[1]));
+    out->sum = (float)((sums[0] + sums[1]) * 256 + sums[2] + sums[3]) * out->scale;
+    put_sums(sums, sums + 2, bits, out);
+    for (int half = 0; half < 2; half++) {
+        if (wants == HALVES) {
+            _mm256_storeu_si256((__m256i *)out->halves[0] + half, _mm512_cvtepi32_epi16(high[half]));
+            _mm256_storeu_si256((__m256i *)out->halves[1] + half, _mm512_cvtepi32_epi16(low[half]));
+            continue;
+        }
+        __m512i first = _mm512_srai_epi32(_mm512_add_epi32(high[half], _mm512_set1_epi32(128)), 8);
+        _mm_storeu_si128((__m128i *)out->bytes[0] + half, _mm512_cvtepi32_epi8(first));
+        _mm_storeu_si128((__m128i *)out->bytes[1] + half, _mm512_cvtepi32_epi8(high[half]));
+        _mm_storeu_si128((__m128i *)out->bytes[2] + half, _mm512_cvtepi32_epi8(low[half]));
+    }
 }
 #else
 INLINE uint32_t largest_of(const float *x)
@@ -86,7 +146,7 @@ INLINE uint32_t largest_of(const float *x)
 }
 
 /* X in its parts, and their sums as a path wants them. */
-INLINE void put_numbers(const float *x, float scale, int wants, x_block *out)
+INLINE void put_numbers(const float *x, float scale, int bits, int wants, x_block *out)
 {
     int32_t number[BLOCK], high[BLOCK], low[BLOCK], high_sums[2] = {0, 0}, low_sums[2] = {0, 0};
     for (int k = 0; k < BLOCK; k++) number[k] = (int32_t)rintf(x[k] * scale);
@@ -100,8 +160,7 @@ INLINE void put_numbers(const float *x, float scale, int wants, x_block *out)
     int32_t total = (high_sums[0] + high_sums[1]) * 256 + low_sums[0] + low_sums[1];
     out->sum = (float)total * out->scale;
 #if defined(__x86_64__)
-    memcpy(out->high_sums, high_sums, sizeof high_sums);
-    memcpy(out->low_sums, low_sums, sizeof low_sums);
+    put_sums(high_sums, low_sums, bits, out);
     if (wants == HALVES) {
         for (int k = 0; k < BLOCK; k++) out->halves[0][k] = (int16_t)high[k];
         for (int k = 0; k < BLOCK; k++) out->halves[1][k] = (int16_t)low[k];
@@ -115,6 +174,7 @@ INLINE void put_numbers(const float *x, float scale, int wants, x_block *out)
         out->bytes[2][k] = (int8_t)low[k];
     }
 }
+#endif
 #endif
 
 /* See stored_neon.h. */
@@ -143,7 +203,7 @@ void stored_x(const float *x, long blocks, int bits, int wants, x_block *out, lo
     }
     for (long b = 0; b < blocks; b++, x += BLOCK, out += stride) {
         if (out->scale == out->scale) {
-            put_numbers(x, inverse(out->scale), wants, out);
+            put_numbers(x, inverse(out->scale), bits, wants, out);
         } else {
             memset(out, 0, sizeof *out);
             out->scale = out->sum = NAN;
