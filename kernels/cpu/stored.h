@@ -146,6 +146,16 @@ INLINE int weight_of(int type, const uint8_t *low, int j, int k)
     return value - stored_bias(type);
 }
 
+#if defined(__x86_64__)
+/* Asks for what stands so far behind a block: a core's own prefetching ends with each page, and then
+ * products and reading would wait for each other in turns. */
+#define BYTES_AHEAD 2048
+INLINE void ask_ahead(int type, const uint8_t *block)
+{
+    for (long at = 0; at < block_bytes(type); at += 64) __builtin_prefetch(block + BYTES_AHEAD + at);
+}
+#endif
+
 /* Every type as a constant. */
 #define EVERY_TYPE(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q6_K) DO(INT8)
 

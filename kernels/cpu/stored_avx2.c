@@ -95,9 +95,10 @@ INLINE __m256 block_sum(int type, __m256i w[QUADS][GROUPS], const x_block *x, in
 INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
                  float *sums)
 {
-    for (long b = 0; b < blocks; b++, x += rows)
+    for (long b = 0; b < blocks; b++, x += rows) {
+        const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
+        ask_ahead(type, low);
         for (int quad = 0; quad < 4; quad += QUADS) {
-            const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
             __m256i w[QUADS][GROUPS];
             __m256 scale[2], min;
             for (int q = 0; q < QUADS; q++)
@@ -118,6 +119,7 @@ INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, 
                 _mm256_storeu_ps(place, sum);
             }
         }
+    }
 }
 
 EVERY_TYPE(DEFINE_TILE)

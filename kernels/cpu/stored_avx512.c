@@ -120,6 +120,7 @@ INLINE void tile_of(int type, int rows, const uint8_t *panel, const x_block *x, 
     for (long b = 0; b < blocks; b++, x += rows) {
         const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
         __m512 scale[2], min;
+        ask_ahead(type, low);
         scales_of(type, panel, b, scale, &min);
         add_groups(type, low, x, 0, type == Q6_K ? 4 : 8, rows, scale[0], out);
         if (type == Q6_K) add_groups(type, low, x, 4, 8, rows, scale[1], out);
