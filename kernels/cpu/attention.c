@@ -46,13 +46,21 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 {
 #if defined(__aarch64__)
     vec_store(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+#elif defined(__FMA__) && VEC_LANES == 16
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512d first = _mm512_castps_pd(ab), second = _mm512_castps_pd(cd);
+    vec all = _mm512_castpd_ps(_mm512_unpacklo_pd(first, second)) +
+              _mm512_castpd_ps(_mm512_unpackhi_pd(first, second));
+    __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), upper);
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__FMA__) && VEC_LANES == 8
+    __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 #else
-    vec v[4] = {a, b, c, d};
-    for (int i = 0; i < 4; i++) {
-        float total = 0;
-        for (int j = 0; j < VEC_LANES; j++) total += v[i][j];
-        out[i] = total;
-    }
+    const vec v[4] = {a, b, c, d};
+    for (int i = 0; i < 4; i++) out[i] = vec_sum(v[i]);
 #endif
 }
 
@@ -122,9 +130,13 @@ INLINE void mask(const attention *a, const tile *t, int r, int64_t begin, int wi
 
 INLINE float highest_lane(vec v)
 {
+#if defined(__FMA__) && VEC_LANES == 16
+    return _mm512_reduce_max_ps(v);
+#else
     float highest = v[0];
     for (int i = 1; i < VEC_LANES; i++) highest = v[i] > highest ? v[i] : highest;
     return highest;
+#endif
 }
 
 /* Turns row r's scores of keys [begin, begin + keys) into weights and merges their total.
@@ -154,7 +166,7 @@ static void soften(const attention *a, tile *t, int r, int64_t begin, int keys)
         t->total[r] *= shrink;
         t->highest[r] = highest;
     }
-    for (int i = 0; i < VEC_LANES; i++) t->total[r] += added[i];
+    t->total[r] += vec_sum(added);
 }
 
 /* Asks for what is read later: the cache of a pass is read once, so nothing but this keeps it near. */

@@ -17,13 +17,6 @@ typedef struct {
     float eps;
 } rowwise;
 
-INLINE float vec_sum(vec v)
-{
-    float total = 0;
-    for (int i = 0; i < VEC_LANES; i++) total += v[i];
-    return total;
-}
-
 static float sum_of_squares(const float *x, long n)
 {
     vec a = {0}, b = {0};

@@ -58,4 +58,21 @@ INLINE vec vec_fma(vec a, vec b, vec c)
 INLINE vec vec_fma_scalar(vec a, float b, vec c) { return vec_fma(a, vec_set(b), c); }
 #endif
 
+/* Over the lanes, always in the same order: where there are many, not one after the other, since each
+ * addition waits for the one before. */
+INLINE float vec_sum(vec v)
+{
+#if defined(__FMA__) && VEC_LANES == 16
+    return _mm512_reduce_add_ps(v);
+#elif defined(__FMA__) && VEC_LANES == 8
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
+    float total = 0;
+    for (int i = 0; i < VEC_LANES; i++) total += v[i];
+    return total;
+#endif
+}
+
 #endif

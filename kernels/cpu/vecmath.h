@@ -16,6 +16,12 @@ INLINE vec vec_select(ivec mask, vec yes, vec no)
 #if defined(__aarch64__)
 INLINE vec vec_max(vec a, vec b) { return vmaxnmq_f32(a, b); }
 INLINE vec vec_min(vec a, vec b) { return vminnmq_f32(a, b); }
+#elif defined(__FMA__) && VEC_LANES == 16
+INLINE vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
+INLINE vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
+#elif defined(__FMA__) && VEC_LANES == 8
+INLINE vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
+INLINE vec vec_min(vec a, vec b) { return _mm256_min_ps(a, b); }
 #else
 INLINE vec vec_max(vec a, vec b) { return vec_select(a > b, a, b); }
 INLINE vec vec_min(vec a, vec b) { return vec_select(a < b, a, b); }
