@@ -189,6 +189,8 @@ class Runner:
 
     def tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
         host = torch.tensor(values, dtype=dtype)
+        if self.device.type == "cpu":
+            return host
         # From ordinary memory the copy would wait for everything under way.
         pinned = host.pin_memory() if self.device.type == "cuda" else host
         return pinned.to(self.device, non_blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -82,6 +83,8 @@ def checked(chosen: Tensor, scores: Tensor) -> Tensor:
 
 def unless_finite(chosen: Tensor, of_chosen: Tensor) -> Tensor:
     """The same where the scores of those chosen are known."""
+    if of_chosen.device.type == "cpu" and all(map(math.isfinite, of_chosen.tolist())):
+        return chosen  # as nearly always: torch takes several operations to find out
     return chosen.masked_fill(~of_chosen.isfinite(), NO_TOKEN)
 
 
