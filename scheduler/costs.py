@@ -51,15 +51,17 @@ _WILD = 2.5  # so many times off, something else held the step up
 _PATIENCE = 8  # unless it does so again and again
 _HOPE = 0.9  # of what was not tried yet: or what was measured too high would never be found out
 _REFRESH = 16  # observations
+_FORGET = 0.05  # of what was not seen between two of these
 _LARGEST = 2048  # tokens; few passes are larger
 
 
 class _Ratio:
     """What steps took over what the table says."""
 
-    __slots__ = ("num_seen", "num_wild", "value")
+    __slots__ = ("is_fresh", "num_seen", "num_wild", "value")
 
     def __init__(self) -> None:
+        self.is_fresh = False  # seen since it was last told to forget
         self.value = 1.0
         self.num_seen = 0
         self.num_wild = 0
@@ -71,8 +73,16 @@ class _Ratio:
             return
         self.num_wild = 0
         self.num_seen += 1
+        self.is_fresh = True
         weight = max(_FIRST_WEIGHT / self.num_seen, _LEAST_WEIGHT)
         self.value += weight * (ratio - self.value)
+
+    def forget(self, overall: float) -> None:
+        """Nearer to what all steps say unless it was seen lately: else what was once too dear would
+        never be tried again, however much faster everything has become."""
+        if not self.is_fresh:
+            self.value += _FORGET * (overall - self.value)
+        self.is_fresh = False
 
 
 class LiveCosts:
@@ -108,6 +118,8 @@ class LiveCosts:
     def _refresh(self) -> None:
         self._num_unread = 0
         measured, overall = self._measured, self._overall.value
+        for each in (*self._verify, self._draft):
+            each.forget(overall)
         hoped = overall * _HOPE
         ratios = [each.value if each.num_seen >= _PATIENCE else hoped for each in self._verify]
         drafting = self._draft.value

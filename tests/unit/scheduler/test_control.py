@@ -64,6 +64,18 @@ def test_larger_passes_never_look_cheaper_than_smaller_ones() -> None:
     assert costs.now.verify.at(60) >= costs.now.verify.at(16)
 
 
+def test_what_was_dear_while_the_machine_was_slow_is_forgotten_once_it_is_not() -> None:
+    costs = LiveCosts(COSTS)
+    for _ in range(50):
+        costs.see_verify(1, 0.0, 8e-3)
+        costs.see_verify(60, 0.0, 10e-3)
+        costs.see_draft(costs.now.first_draft.at(16), 2e-4)
+    assert costs.now.verify.at(60) > 9e-3 and costs.now.first_draft.at(16) > 1.8e-4
+    for _ in range(2000):
+        costs.see_verify(1, 0.0, 4e-3)
+    assert costs.now.verify.at(60) < 5.5e-3 and costs.now.first_draft.at(16) < 1.1e-4
+
+
 # -- prompts --------------------------------------------------------------------------------------
 
 
