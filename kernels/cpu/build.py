@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from outrider.kernels.types import KernelUnavailableError
@@ -35,7 +36,7 @@ def library_path() -> Path:
     sources = sorted(_SOURCE_DIR.glob("*.[ch]"))
     path = _cache_dir() / f"cpu-{_fingerprint(compiler, sources)}.so"
     if not path.exists():
-        _compile(compiler, [str(s) for s in sources if s.suffix == ".c"], path)
+        _compile(compiler, [s for s in sources if s.suffix == ".c"], path)
     return path
 
 
@@ -74,13 +75,21 @@ def _cpu_model() -> str:
     return "\n".join([platform.machine(), platform.processor(), *described])
 
 
-def _compile(compiler: str, sources: list[str], path: Path) -> None:
+def _compile(compiler: str, sources: list[Path], path: Path) -> None:
     """Compiles to a temporary name and renames, so that no process ever loads half a library."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             library = Path(folder) / path.name
-            _run([compiler, *_FLAGS, *sources, "-lm", "-o", str(library)])
+            objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
+            commands = [
+                [compiler, *_FLAGS, "-c", str(source), "-o", made]
+                for source, made in zip(sources, objects, strict=True)
+            ]
+            with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
+                for _ in side_by_side.map(_run, commands):
+                    pass
+            _run([compiler, *_FLAGS, *objects, "-lm", "-o", str(library)])
             library.replace(path)
     except OSError as error:
         raise KernelUnavailableError(
