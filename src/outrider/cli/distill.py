@@ -163,7 +163,7 @@ def distill(
     target_layers: Annotated[
         str | None,
         _of_kind(
-            "Of a draft: begin as these of the target's layers, such as 0,1,28,29, with its "
+            "Of a draft: begin as these of the target's layers, such as 0,10,20,29, with its "
             "width and heads."
         ),
     ] = None,
@@ -288,5 +288,5 @@ def layer_numbers(text: str) -> tuple[int, ...]:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise ConfigError(
-            f"--target-layers is {text!r}; give numbers with commas between them, as 0,1,28,29."
+            f"--target-layers is {text!r}; give numbers with commas between them, as 0,10,20,29."
         ) from None
