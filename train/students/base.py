@@ -51,9 +51,8 @@ class Student(nn.Module, ABC):
         (folder / CONFIG).write_text(text, encoding="utf-8")
 
     def begin_from(self, folder: Path) -> None:
-        """Take the weights of a checkpoint of the same kind and sizes."""
+        """Take the weights of a checkpoint of the same kind and sizes, or of narrower MLPs."""
         path = folder / self.weights_file
-        mine = self.tensors()
         try:
             theirs = load_file(str(path))
         except (OSError, SafetensorError) as error:
@@ -61,8 +60,10 @@ class Student(nn.Module, ABC):
                 f"--begin-from is {str(folder)!r}, whose {self.weights_file} cannot be read "
                 f"({error}); name a checkpoint of this kind."
             ) from None
+        self.take_tokens(theirs)
+        mine = self.tensors()
         for name, tensor in mine.items():
-            if name not in theirs or not _fits(theirs[name], tensor.cpu()):
+            if name not in theirs or not _fits(name, theirs[name], tensor.cpu()):
                 raise ConfigError(
                     f"--begin-from is {str(folder)!r}, whose {name} is not what this student has; "
                     "give the sizes it was made with."
@@ -70,14 +71,27 @@ class Student(nn.Module, ABC):
         with torch.no_grad():
             for name, tensor in mine.items():
                 if tensor.is_floating_point():
-                    tensor.copy_(theirs[name])
+                    _take(name, theirs[name], tensor)
+
+    def take_tokens(self, theirs: Mapping[str, Tensor]) -> None:
+        """The choice of tokens that a checkpoint makes, which other texts would make otherwise."""
 
 
-def _fits(given: Tensor, own: Tensor) -> bool:
+def _fits(name: str, given: Tensor, own: Tensor) -> bool:
     """What counts or chooses tokens has to be the same."""
-    if own.is_floating_point():
+    if not own.is_floating_point():
+        return torch.equal(given, own)
+    if ".mlp." not in name or given.dim() != own.dim():
         return given.shape == own.shape
-    return torch.equal(given, own)
+    return all(old <= new for old, new in zip(given.shape, own.shape, strict=True))
+
+
+def _take(name: str, given: Tensor, own: Tensor) -> None:
+    """Channels that a wider MLP has besides stay as they are and are not listened to at first, so
+    that it begins as what the narrower one computes."""
+    if given.shape != own.shape and name.endswith("down_proj.weight"):
+        own.zero_()
+    own[tuple(slice(size) for size in given.shape)].copy_(given)
 
 
 def rope_entries(target: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ to i and its own since then.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -118,6 +119,14 @@ class Eagle3Student(Student):
             [self._sizes.decay**level for level in levels],
             None if self._is_whole else self.vocabulary,
         )
+
+    def take_tokens(self, theirs: Mapping[str, Tensor]) -> None:
+        offsets = theirs.get("d2t")
+        if offsets is None or len(offsets) != len(self.vocabulary):
+            return
+        ids = offsets + torch.arange(len(offsets))
+        if bool(((ids >= 0) & (ids < len(self.embedding))).all()):
+            self.vocabulary.copy_(ids)
 
     def tensors(self) -> dict[str, Tensor]:
         made = dict(self.state_dict())

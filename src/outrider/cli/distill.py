@@ -71,7 +71,8 @@ def distill(
     begin_from: Annotated[
         Path | None,
         typer.Option(
-            help="Checkpoint of the same kind and sizes to begin with.", show_default=False
+            help="Checkpoint of the same kind to begin with; its MLPs may be narrower.",
+            show_default=False,
         ),
     ] = None,
     phase: Annotated[

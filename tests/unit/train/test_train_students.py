@@ -15,6 +15,7 @@ from checkpoints import random_model
 from distill_tools import NUM_LAYERS, VOCAB_SIZE, save_toy_target
 from head_tools import HeadRun, load
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.errors import ConfigError
@@ -256,11 +257,39 @@ def test_a_checkpoint_of_other_sizes_is_nothing_to_begin_from(target: Path, tmp_
     other = Eagle3Student(Eagle3Sizes(draft_vocab=24), teacher, CONTEXT, COUNTS)
     with pytest.raises(ConfigError, match="is not what this student has; give the sizes"):
         other.begin_from(tmp_path)
-    others_tokens = Eagle3Student(Eagle3Sizes(draft_vocab=25), teacher, CONTEXT, COUNTS[::-1])
-    with pytest.raises(ConfigError, match="whose d2t is not what this student has"):
-        others_tokens.begin_from(tmp_path)
     with pytest.raises(ConfigError, match=r"model.safetensors cannot be read"):
         other.begin_from(tmp_path / "nowhere")
+
+
+def test_a_head_that_goes_on_with_other_texts_keeps_its_tokens(
+    target: Path, tmp_path: Path
+) -> None:
+    given, teacher = make("eagle3", target)
+    given.save(tmp_path)
+    other = Eagle3Student(Eagle3Sizes(draft_vocab=25), teacher, CONTEXT, COUNTS[::-1])
+    assert not torch.equal(other.tensors()["d2t"], given.tensors()["d2t"])
+    other.begin_from(tmp_path)
+    assert torch.equal(other.tensors()["d2t"], given.tensors()["d2t"])
+    damaged = load_file(tmp_path / "model.safetensors")
+    damaged["d2t"] += VOCAB_SIZE
+    save_file(damaged, tmp_path / "model.safetensors")
+    fresh = Eagle3Student(Eagle3Sizes(draft_vocab=25), teacher, CONTEXT, COUNTS)
+    with pytest.raises(ConfigError, match="whose d2t is not what this student has"):
+        fresh.begin_from(tmp_path)
+
+
+def test_a_wider_mlp_begins_as_what_the_narrower_one_computes(target: Path, tmp_path: Path) -> None:
+    _, teacher = make("eagle3", target)
+    given = Eagle3Student(Eagle3Sizes(intermediate=8), teacher, CONTEXT, COUNTS)
+    given.save(tmp_path)
+    given.begin_from(tmp_path)  # what bfloat16 keeps of it
+    wider = Eagle3Student(Eagle3Sizes(intermediate=12), teacher, CONTEXT, COUNTS)
+    wider.begin_from(tmp_path)
+    x = torch.randn(3, given.midlayer.mlp.gate_proj.weight.shape[1])
+    torch.testing.assert_close(wider.midlayer.mlp(x), given.midlayer.mlp(x))
+    wider.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"mlp.* is not what this student has"):
+        given.begin_from(tmp_path)
 
 
 def test_a_head_may_have_a_narrower_mlp_than_its_target(target: Path, tmp_path: Path) -> None:
