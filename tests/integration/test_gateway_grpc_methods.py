@@ -34,6 +34,7 @@ from outrider.proto import (
     generation_pb2,
     generation_pb2_grpc,
 )
+from outrider.text.tokenizer import of_transformers
 
 SERVICES = {
     GenerationServicer: generation_pb2.DESCRIPTOR.services_by_name["Generation"],
@@ -197,7 +198,7 @@ def test_a_conversation_is_tokenised_as_a_request_would_read_it(service: FakeSer
     ]
     for is_asked in (True, False):
         read = service.client.tokenize(chat, add_generation_prompt=is_asked)
-        assert read == tokenizer().apply_chat_template(
+        assert read == of_transformers(tokenizer()).apply_chat_template(
             plain, add_generation_prompt=is_asked, return_dict=False
         )
 

@@ -12,6 +12,7 @@ from fake_engine import EOS, FakeService, fake_service, scripted_token, tokenize
 from outrider.client import Client, DeadlineError, RequestCancelledError
 from outrider.kernels.seeds import sample_seed
 from outrider.scheduler.params import SamplingParams
+from outrider.text.tokenizer import of_transformers
 
 PROMPT = [10, 11, 12, 13]
 
@@ -94,7 +95,7 @@ def test_a_text_and_a_conversation_are_tokenised_by_the_server(service: FakeServ
     assert list(service.engine.submitted[-1].spec.prompt_ids) == words("Hello world")
     messages = [{"role": "user", "content": "Hello"}]
     service.client.chat(messages, max_tokens=1)
-    templated = tokenizer().apply_chat_template(
+    templated = of_transformers(tokenizer()).apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True
     )
     assert list(service.engine.submitted[-1].spec.prompt_ids) == templated["input_ids"]

@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.bench.load.asks import Prompt
 from outrider.errors import ConfigError
+from outrider.text.rendering import render
 
 # A word and the blank before it, in tokens of the usual vocabularies: what lengths are estimated
 # with where there is no tokenizer.
@@ -21,7 +22,7 @@ class Wanted:
     """What is asked of a reader: the part of the spec after its name, and the options."""
 
     argument: str
-    tokenizer: Any = None  # as of transformers
+    tokenizer: Any = None  # an `outrider.text.tokenizer.Tokenizer`
     limit: int | None = None
     seed: int = 0
     vocab_size: int | None = None
@@ -67,15 +68,12 @@ def prompt_tokens(prompt: Prompt, tokenizer: Any) -> int:
 def _rendered(said: Iterable[tuple[str, str]], tokenizer: Any, prompt_id: str) -> str:
     messages = [{"role": role, "content": content} for role, content in said]
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
+        return render(tokenizer.get_chat_template(), messages, True, tokenizer.special_tokens_map)
     except Exception as error:  # a template raises what it likes
         raise ConfigError(
             f"the tokenizer's chat template refuses prompt {prompt_id} ({error}); give messages "
             "that it takes."
         ) from None
-    return text
 
 
 def with_unique_ids(set_name: str, found: Iterable[Found]) -> list[Found]:

@@ -22,7 +22,9 @@ from outrider.progress import AtWork, Lines
 from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import Message, PreparedRequest, Prompt
 from outrider.text.outputs import RequestOutput
+from outrider.text.plain_tokenizer import PlainTokenizer
 from outrider.text.prompts import is_one, matched
+from outrider.text.tokenizer import of_transformers
 
 _MANY = 8  # prompts from which a progress bar is worth its lines
 
@@ -55,7 +57,8 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """That of the target, a tokenizer of `transformers`; None if it has none."""
-        return self.engine.built.tokenizer
+        own = self.engine.built.tokenizer
+        return of_transformers(own) if isinstance(own, PlainTokenizer) else own
 
     def generate(
         self,

@@ -62,13 +62,9 @@ class ChatTemplate:
                 return self._processes.render(
                     chosen, read, add_generation_prompt, {**special_tokens, **further}
                 )
-            text: str = self._tokenizer.apply_chat_template(
-                read,
-                chat_template=chosen,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **further,
-            )
+            from outrider.text.rendering import render  # Jinja, which only conversations need
+
+            return render(chosen, read, add_generation_prompt, {**special_tokens, **further})
         except OutriderError:
             raise
         # A template is a program of its author, who may raise or trip over anything.
@@ -77,7 +73,6 @@ class ChatTemplate:
                 f"the chat template refuses the conversation ({error}); "
                 "give messages as {'role': ..., 'content': ...} in an order it accepts."
             ) from error
-        return text
 
 
 def read_template(path: str) -> str:
@@ -87,7 +82,9 @@ def read_template(path: str) -> str:
         if len(data) > MAX_TEMPLATE_BYTES:
             raise ValueError(f"it has more than {MAX_TEMPLATE_BYTES} bytes")
         text = data.decode()
-        _compile(text)
+        from outrider.text.rendering import compiled
+
+        compiled(text)
     except OSError as error:
         raise ConfigError(
             f"server.chat_template is {path!r}, which cannot be read ({error.strerror}); name a "
@@ -100,12 +97,6 @@ def read_template(path: str) -> str:
             "leave it out."
         ) from None
     return text
-
-
-def _compile(text: str) -> None:
-    from transformers.utils.chat_template_utils import _compile_jinja_template
-
-    _compile_jinja_template(text)
 
 
 def _template_of(tokenizer: Tokenizer) -> str | None:

@@ -60,7 +60,7 @@ class FrontDoor:
             self._token_sizes = token_sizes(tokenizer)
             # The first call clears truncation and padding that a checkpoint may come with, which
             # is no change to make while other threads tokenise.
-            tokenizer("")
+            tokenizer.encode("")
         self._num_seedless = 0
 
     def prepare(
@@ -166,8 +166,8 @@ class FrontDoor:
                 "give whole ones."
             ) from None
         # Not verbose: what is too long is told to whoever asked, not to the log.
-        encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
-        return list(encoded["input_ids"])
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
+        return list(encoded)
 
     def _prompt(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -266,6 +266,6 @@ class FrontDoor:
         found: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
             for spelling in (word, " " + word.lstrip()):
-                ids = self._tokenizer(spelling, add_special_tokens=False)["input_ids"]
+                ids = self._tokenizer.encode(spelling, add_special_tokens=False)
                 found[tuple(ids)] = None
         return tuple(found)

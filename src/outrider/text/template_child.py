@@ -1,8 +1,8 @@
 """The process that renders strangers' templates: a question in, a text out, until it is killed.
 
-It is run as a file and imports nothing of ours. Questions and answers are JSON behind their length
-in four bytes. The parent limits the time; memory, and time if there is no parent any more, are
-limited here.
+It is run as a file and imports nothing of ours but how templates are rendered. Questions and
+answers are JSON behind their length in four bytes. The parent limits the time; memory, and time if
+there is no parent any more, are limited here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TEXT_CHARS = 16 * 2**20
 
 
 def main(fileno: int, timeout_s: float, memory_bytes: int) -> None:
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from outrider.text.rendering import render
 
     _limit_memory(memory_bytes)
     with socket.socket(fileno=fileno) as parent, parent.makefile("rwb") as stream:
@@ -29,25 +29,25 @@ def main(fileno: int, timeout_s: float, memory_bytes: int) -> None:
         while head := stream.read(4):
             question = json.loads(stream.read(int.from_bytes(head, "big")))
             _limit_time(timeout_s)
-            _say(stream, _answer(render_jinja_template, question))
+            _say(stream, _answer(render, question))
 
 
 def _answer(render: Any, question: dict[str, Any]) -> dict[str, Any]:
     try:
-        texts, _ = render(
-            conversations=[question["messages"]],
-            chat_template=question["template"],
-            add_generation_prompt=question["add_generation_prompt"],
-            **question["values"],
+        text = render(
+            question["template"],
+            question["messages"],
+            question["add_generation_prompt"],
+            question["values"],
         )
     except MemoryError:
         return {"error": "it takes too much memory"}
     # A template is a program, and may raise or trip over anything.
     except Exception as error:
         return {"error": str(error)[:1000] or type(error).__name__}
-    if len(texts[0]) > MAX_TEXT_CHARS:
-        return {"error": f"it writes {len(texts[0])} characters, above {MAX_TEXT_CHARS}"}
-    return {"text": texts[0]}
+    if len(text) > MAX_TEXT_CHARS:
+        return {"error": f"it writes {len(text)} characters, above {MAX_TEXT_CHARS}"}
+    return {"text": text}
 
 
 def _say(stream: Any, answer: dict[str, Any]) -> None:

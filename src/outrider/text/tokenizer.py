@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from outrider.errors import ModelError
-from outrider.workers.weights.files import Files, read_json
+from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
+from outrider.workers.weights.files import Files
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)
 
 Tokenizer: TypeAlias = Any
-"""A `transformers.PreTrainedTokenizerBase`; that package is imported only when one is loaded."""
+"""A `PlainTokenizer`, or a `transformers.PreTrainedTokenizerBase`, which can do all that the other
+can; that package is imported only when one is loaded."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Texts on which tokenizers with equal vocabularies are known to part: digits, blanks, joins.
 PROBES = (
     "Hello world, it's 1234567 and  3.14 or ½!",
@@ -32,19 +33,26 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
     Its `name_or_path` is what it was asked for by, wherever its files are.
     """
-    tokenizer = _load(source, revision)
+    # The one rebuilt from the bundled GGUF splits digits differently from the original.
+    is_bundled = source == BUNDLED_TARGET
+    path = draft_assets() if is_bundled else resolve_source(source, revision, Files.TEXT)
+    if path.is_dir() or any((path.parent / name).is_file() for name in TOKENIZER_FILES):
+        folder = path if path.is_dir() else path.parent
+        tokenizer = read_plain(folder) or _from_folder(folder)
+    else:
+        tokenizer = _from_gguf(path)
     tokenizer.name_or_path = str(source)
     return tokenizer
 
 
-def _load(source: str | Path, revision: str | None) -> Tokenizer:
-    # The one rebuilt from the bundled GGUF splits digits differently from the original.
-    is_bundled = source == BUNDLED_TARGET
-    path = draft_assets() if is_bundled else resolve_source(source, revision, Files.TEXT)
-    if path.is_dir():
-        return _from_folder(path)
-    if any((path.parent / name).is_file() for name in TOKENIZER_FILES):
-        return _from_folder(path.parent)
+def of_transformers(tokenizer: PlainTokenizer) -> Tokenizer:
+    """The same, for whoever asks for more than is used here."""
+    full = _from_folder(tokenizer.folder)
+    full.name_or_path = tokenizer.name_or_path
+    return full
+
+
+def _from_gguf(path: Path) -> Tokenizer:
     logger.warning(
         "%s has no tokenizer beside it; one is rebuilt from the file and may split text "
         "differently from the original",
@@ -130,18 +138,10 @@ def _from_folder(folder: Path) -> Tokenizer:
     return _pretrained(folder)
 
 
-def _is_self_contained(folder: Path) -> bool:
-    """Whether tokenizer.json is all there is to it; finding another class takes seconds."""
-    if not (folder / "tokenizer.json").is_file():
-        return False
-    config = folder / "tokenizer_config.json"
-    return not config.is_file() or read_json(config).get("tokenizer_class") in GENERIC_CLASSES
-
-
 def _pretrained(folder: Path, **options: Any) -> Tokenizer:
     import transformers
 
-    is_generic = not options and _is_self_contained(folder)
+    is_generic = not options and is_self_contained(folder)  # to find another class takes seconds
     kind: Any = getattr(transformers, "PreTrainedTokenizerFast" if is_generic else "AutoTokenizer")
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -20,16 +19,16 @@ from outrider.errors import ConfigError
 class CharTokenizer:
     """One id a character; a chat is framed by brackets."""
 
-    def encode(self, text: str) -> list[int]:
+    special_tokens_map: dict[str, str] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(char) for char in text]
 
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool
-    ) -> dict[str, Any]:
-        assert add_generation_prompt and return_dict
-        return {
-            "input_ids": self.encode("".join(f"[{m['role']}:{m['content']}]" for m in messages))
-        }
+    def get_chat_template(self) -> str:
+        return (
+            "{% if add_generation_prompt %}{% for m in messages %}[{{ m.role }}:{{ m.content }}]"
+            "{% endfor %}{% endif %}"
+        )
 
 
 def test_the_copied_file_holds_eighty_questions_of_each_group() -> None:

@@ -30,9 +30,6 @@ class Noting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def __call__(self, text: str, **options: Any) -> Any:
-        return self._inner(text, **options)
-
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         self.decoded.append(tuple(ids))
         return str(self._inner.decode(ids, **options))

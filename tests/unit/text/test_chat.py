@@ -31,7 +31,7 @@ def test_the_models_template_is_used_unless_another_takes_its_place() -> None:
     own = "<{{ messages[0].content }}|{{ eos_token }}>"
     assert "<|im_start|>user\nhello<|im_end|>" in ChatTemplate(tokenizer()).render(HELLO)
     replaced = ChatTemplate(tokenizer(), own)
-    assert replaced.render(HELLO) == f"<hello|{tokenizer().eos_token}>"
+    assert replaced.render(HELLO) == f"<hello|{tokenizer().special_tokens_map['eos_token']}>"
     assert replaced.render(HELLO, "{{ messages[0].role }}") == "user"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ModelError
+from outrider.text.chat import ChatTemplate
 from outrider.text.tokenizer import check_fits_model, check_same_tokenizer, load_tokenizer
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 
@@ -40,9 +41,7 @@ def test_digits_are_split_one_by_one(tokenizer: Any) -> None:
 
 
 def test_the_chat_template_brings_its_system_message(tokenizer: Any) -> None:
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+    text = ChatTemplate(tokenizer).render([{"role": "user", "content": "Hi"}])
     assert text == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
         "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -96,7 +95,7 @@ def test_a_draft_too_small_for_the_targets_tokens_is_refused(tokenizer: Any) -> 
 
 def test_a_target_too_small_for_the_drafts_tokens_is_refused(tokenizer: Any) -> None:
     larger = copy.deepcopy(tokenizer)
-    larger.add_tokens(["<one more>"])
+    larger.backend_tokenizer.add_tokens(["<one more>"])
     with pytest.raises(ModelError, match="up to 49152 but the target's vocabulary has 49152"):
         check_same_tokenizer(tokenizer, larger, target_vocab_size=49152, draft_vocab_size=50000)
 

@@ -136,12 +136,15 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path, damage: bytes) -> No
 
 def test_messages_that_the_chat_template_refuses_are_named(tmp_path: Path) -> None:
     class Strict(WordTokenizer):
-        chat_template = "strict"
+        special_tokens_map: dict[str, str] = {}
+        chat_template = (
+            "{% for message in messages %}{% if message.role != 'user' %}"
+            "{{ raise_exception('only the user may speak') }}{% endif %}{{ message.content }} "
+            "{% endfor %}"
+        )
 
-        def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
-            if {message["role"] for message in messages} != {"user"}:
-                raise ValueError("only the user may speak")
-            return " ".join(message["content"] for message in messages)
+        def get_chat_template(self) -> str:
+            return self.chat_template
 
     asked = {"role": "user", "content": "Hi there"}
     tool = {"role": "tool", "content": "42"}

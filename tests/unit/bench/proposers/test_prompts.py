@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -23,14 +22,13 @@ from outrider.train.sources import EVALUATION_SETS
 class CharTokenizer:
     """One id a character; a chat is framed by brackets."""
 
-    def encode(self, text: str) -> list[int]:
+    special_tokens_map: dict[str, str] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [ord(char) for char in text]
 
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], *, add_generation_prompt: bool, return_dict: bool
-    ) -> dict[str, Any]:
-        text = "".join(f"[{message['content']}]" for message in messages)
-        return {"input_ids": self.encode(text)}
+    def get_chat_template(self) -> str:
+        return "{% for message in messages %}[{{ message.content }}]{% endfor %}"
 
 
 TOKENIZER = CharTokenizer()
