@@ -42,6 +42,7 @@ class Bookmark:
 
     journal: str = ""
     num_read: int = 0
+    num_wakes: int = 0  # heard of, with or without lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Journal:
     def __init__(self) -> None:
         self._id = secrets.token_hex(8)
         self._events: list[Event] = []
+        self._num_wakes = 0
         self._arrival = asyncio.Event()
 
     def say(self, event: Event) -> None:
@@ -68,7 +70,8 @@ class Journal:
         self.wake()
 
     def wake(self) -> None:
-        """Readers that wait: there may be other news than lines."""
+        """Readers that wait, or come back: there may be other news than lines."""
+        self._num_wakes += 1
         self._arrival.set()
         self._arrival = asyncio.Event()
 
@@ -80,10 +83,13 @@ class Journal:
 
         A bookmark of another journal, that of a process which is gone, means the beginning.
         """
-        num_read = bookmark.num_read if bookmark.journal == self._id else 0
-        if num_read == len(self._events):
+        if bookmark.journal != self._id:
+            bookmark = Bookmark(self._id)
+        # Whatever woke readers while this one was on its way is news to it.
+        if bookmark.num_wakes == self._num_wakes:
             arrival = self._arrival
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await arrival.wait()
-        return Pages(self._events[num_read:], Bookmark(self._id, len(self._events)))
+        read = Bookmark(self._id, len(self._events), self._num_wakes)
+        return Pages(self._events[bookmark.num_read :], read)

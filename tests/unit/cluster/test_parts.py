@@ -101,6 +101,23 @@ def test_a_reader_waits_for_the_next_line_but_not_for_ever() -> None:
     assert asyncio.run(run()) == ([], [_line("late")])
 
 
+def test_who_was_away_when_readers_were_woken_does_not_wait() -> None:
+    async def run() -> tuple[float, float]:
+        journal = Journal()
+        journal.say(_line("a"))
+        read = await journal.read(Bookmark(), 0.0)
+        journal.wake()  # the state is another, and no line says so
+        began_s = time.monotonic()
+        again = await journal.read(read.bookmark, 5.0)
+        heard_s = time.monotonic()
+        await journal.read(again.bookmark, 0.05)
+        return heard_s - began_s, time.monotonic() - heard_s
+
+    told_after_s, waited_s = asyncio.run(run())
+    assert told_after_s < 1.0
+    assert waited_s >= 0.05, "it is told once"
+
+
 def test_a_bookmark_of_another_journal_means_the_beginning() -> None:
     async def run() -> list[Event]:
         journal = Journal()
