@@ -21,7 +21,6 @@ from outrider.cluster.deadline import END_S, Deadline
 from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.launch import Launch
 from outrider.cluster.progress import Progress
-from outrider.cluster.serving import Doors, Serving
 from outrider.cluster.watching import Watchers
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
@@ -57,10 +56,12 @@ def serve(
         guests = None
         if config.cluster.listen is not None:
             guests = stack.enter_context(_door(config.cluster.listen))
-        doors = Doors(ports, secret, guests)
+        # What takes longest begins first. Ray itself mostly waits for processes it starts.
         ray = stack.enter_context(_ray_starting(config)) if use_ray else None
-        from outrider.engine.preflight import check_models  # torch, slower than all checks so far
+        from outrider.cluster.serving import Doors, Serving
+        from outrider.engine.preflight import check_models
 
+        doors = Doors(ports, secret, guests)
         # Ranks of a cluster that runs already may all be on other hosts.
         has_weights = not use_ray or config.cluster.address is None
         models = check_models(config, has_weights=has_weights)
@@ -71,7 +72,7 @@ def serve(
         engine = config.without_secrets()  # of clients, whom no engine meets
         launch: Launch
         if ray is not None:
-            launch = _ray_launch(engine, secret, watchers.say, ray())
+            launch = _ray_launch(engine, secret, watchers.say, ray)
         else:
             launch = _local_launch(engine, secret)
         log_level = gateway_log_level or config.log_level
@@ -140,22 +141,15 @@ def _local_launch(config: EngineConfig, secret: str) -> Launch:
 
 @contextlib.contextmanager
 def _ray_starting(config: EngineConfig) -> Iterator[Callable[[], RaySession]]:
-    """Ray, which starts while models are checked: both take seconds. To be called for the session,
-    which lasts as long as this."""
+    """Ray, which starts while models are checked and gateways start: all take seconds. To be called
+    for the session, which lasts as long as this."""
     if config.cluster.address is None:
         # Ray reads these once, when it is imported. It listens on every interface, so only a
         # token keeps other users and hosts out.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
-    with ThreadPoolExecutor(1, "ray") as thread, contextlib.ExitStack() as stack:
-        starting = thread.submit(_start_ray, config, stack)
-        try:
-            yield starting.result
-        finally:
-            wait([starting])
-
-
-def _start_ray(config: EngineConfig, stack: contextlib.ExitStack) -> RaySession:
+    # Not in the thread: two that import at once take as long as one after the other, and nothing
+    # of Ray starts before it is imported.
     try:
         from outrider.cluster.ray_session import ray_session
     except ModuleNotFoundError as error:
@@ -164,11 +158,23 @@ def _start_ray(config: EngineConfig, stack: contextlib.ExitStack) -> RaySession:
 
     # Room for one more than there are: replicas are replaced and added while they serve.
     num_ranks = sum(group_sizes(config).values()) * (config.cluster.replicas + 1)
-    return stack.enter_context(ray_session(config.cluster.address, num_ranks))
+    with ThreadPoolExecutor(1, "ray") as thread, contextlib.ExitStack() as stack:
+        session = ray_session(config.cluster.address, num_ranks)
+        starting = thread.submit(stack.enter_context, session)
+        try:
+            yield starting.result
+        finally:
+            wait([starting])
 
 
-def _ray_launch(config: EngineConfig, secret: str, say: Say, session: RaySession) -> Launch:
+def _ray_launch(
+    config: EngineConfig, secret: str, say: Say, starting: Callable[[], RaySession]
+) -> Launch:
+    from outrider.cluster.late_launch import LateLaunch
     from outrider.cluster.ray_launch import RayLaunch
 
-    say(Event(Kind.STAGE, session.summary))
-    return RayLaunch(config, session, secret)
+    def launch(session: RaySession) -> RayLaunch:
+        say(Event(Kind.STAGE, session.summary))
+        return RayLaunch(config, session, secret)
+
+    return LateLaunch(starting, launch)

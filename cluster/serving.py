@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.cluster.deadline import Deadline
 from outrider.cluster.events import Event, Kind
@@ -21,10 +21,8 @@ from outrider.cluster.launch import Launch
 from outrider.cluster.orders import Orders
 from outrider.cluster.watching import Addresses, Watchers, kv_sentence, listening_sentence
 from outrider.config import EngineConfig
-from outrider.gateway.admin import admin_server, build_admin_app
 from outrider.gateway.engine_link import EngineLink
 from outrider.gateway.errors import UnavailableError
-from outrider.gateway.http.server import HttpServer
 from outrider.gateway.metrics_page import render_all
 from outrider.gateway.ports import ReservedPorts
 from outrider.gateway.replicas import Replicas
@@ -33,6 +31,9 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.speculation import SpeculationStatus
+
+if TYPE_CHECKING:
+    from outrider.gateway.http.server import HttpServer
 
 SELF = "outrider serve"
 _POLL_S = 0.25
@@ -85,6 +86,8 @@ class Serving:
         launch.on_change.append(self._is_stale.set)
         self._admin: HttpServer | None = None
         if doors.ports.admin is not None:
+            from outrider.gateway.admin import admin_server, build_admin_app  # FastAPI
+
             app = build_admin_app(self._state, self._metrics)
             self._admin = admin_server(app, server, doors.ports.admin)
 

@@ -1,0 +1,123 @@
+"""A launch on what is not there yet is like any other once it is, and nothing before."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from outrider.cluster.errors import ClusterError
+from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.late_launch import LateLaunch
+from outrider.config import EngineConfig
+from outrider.errors import ConfigError
+from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
+
+PLACE = ReplicaPlace("0", ("unix:/e.sock",), ReplicaState.SERVING)
+VIEW = ClusterView("somebody", "serving", 0, 0, ())
+LIMIT_S = 10.0
+
+
+class Noting:
+    """A launch that notes what it is asked, and has a place once it is kept."""
+
+    def __init__(self, session: str) -> None:
+        self.on_change: list[Callable[[], None]] = []
+        self.places: tuple[ReplicaPlace, ...] = ()
+        self.asked: list[object] = [session]
+        self._is_over = asyncio.Event()
+
+    async def view(self) -> ClusterView | None:
+        return VIEW
+
+    async def keep(self, say: Say) -> None:
+        self.places = (PLACE,)
+        for hear in self.on_change:
+            hear()
+        await self._is_over.wait()
+
+    async def scale(self, num_replicas: int) -> None:
+        self.asked.append(num_replicas)
+
+    async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
+        self.asked.append(is_draft_only)
+
+    async def stop(self) -> None:
+        self.asked.append("stop")
+        self._is_over.set()
+
+    def abort(self) -> None:
+        self.asked.append("abort")
+
+
+def _ignore(event: Event) -> None:
+    assert event.kind is Kind.STAGE
+
+
+def test_it_is_nothing_until_what_it_needs_is_there_and_then_what_was_made() -> None:
+    is_there = threading.Event()
+    made: list[Noting] = []
+
+    def wait() -> str:
+        assert is_there.wait(LIMIT_S)
+        return "a session"
+
+    def make(session: str) -> Noting:
+        made.append(Noting(session))
+        return made[0]
+
+    async def run() -> None:
+        changed = asyncio.Event()
+        launch = LateLaunch(wait, make)
+        launch.on_change.append(changed.set)
+        keeping = asyncio.create_task(launch.keep(_ignore))
+        await asyncio.sleep(0.01)
+        assert not launch.places and await launch.view() is None and not made
+        for order in (launch.scale(2), launch.roll_out(EngineConfig(), is_draft_only=True)):
+            with pytest.raises(ClusterError, match="starting; order it again once it serves"):
+                await order
+        launch.abort()  # there is nothing to end
+        is_there.set()
+        await asyncio.wait_for(changed.wait(), LIMIT_S)
+        assert launch.places == (PLACE,) and await launch.view() is VIEW
+        await launch.scale(2)
+        await launch.roll_out(EngineConfig(), is_draft_only=True)
+        launch.abort()
+        await launch.stop()
+        await asyncio.wait_for(keeping, LIMIT_S)
+
+    asyncio.run(run())
+    assert made[0].asked == ["a session", 2, True, "abort", "stop"]
+
+
+def test_who_is_stopped_before_has_made_nothing() -> None:
+    is_there = threading.Event()
+
+    def make(session: bool) -> Noting:
+        raise AssertionError("it was stopped")
+
+    async def run() -> None:
+        launch = LateLaunch(lambda: is_there.wait(LIMIT_S), make)
+        keeping = asyncio.create_task(launch.keep(_ignore))
+        await asyncio.sleep(0.01)
+        await launch.stop()
+        keeping.cancel()
+        is_there.set()
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+
+    asyncio.run(run())
+
+
+def test_what_never_comes_is_told() -> None:
+    def wait() -> str:
+        raise ConfigError("no Ray cluster can be used there.")
+
+    async def run() -> None:
+        await LateLaunch(wait, Noting).keep(_ignore)
+
+    with pytest.raises(ConfigError, match="no Ray cluster can be used there"):
+        asyncio.run(run())
