@@ -34,6 +34,7 @@ _CONTEXT = 32  # tokens of a row before those of the pass
 _SURE_SIZE = 8
 _MOST_S = 0.6  # for a table, but for those
 _SLOWEST_S = 0.25  # a size that takes longer is the last
+_ALIKE = 1.25  # times as long at most; what a quiet machine measures twice is nearer by far
 
 
 class DraftCosts(NamedTuple):
@@ -58,15 +59,17 @@ def measure_step(
     return StepCosts(table, first, following, prefill_s=prefill_s)
 
 
-def measure_target(runner: Runner, ops: Ops, head: HeadRunner | None = None) -> CostTable:
+def measure_target(
+    runner: Runner, ops: Ops, head: HeadRunner | None = None, num_sizes: int | None = None
+) -> CostTable:
     """Passes as verification has them, choices included, by their tokens; and what a head that goes
-    along makes of them.
+    along makes of them. Of all sizes, or of so many of the smallest.
 
     Ranks of a group do this together; each gets the same table.
     """
     most = runner.num_rows * (runner.max_model_len - _context(runner))
     recorded = runner.recorded_sizes
-    sizes = [size for size in recorded or VERIFY_SIZES if size <= most]
+    sizes = [size for size in recorded or VERIFY_SIZES if size <= most][:num_sizes]
 
     def run(size: int) -> None:
         _verify_once(runner, ops, _share(size, runner, _SPAN_TOKENS))
@@ -76,9 +79,9 @@ def measure_target(runner: Runner, ops: Ops, head: HeadRunner | None = None) -> 
     return _table(runner, sizes, run, is_padded=bool(recorded))
 
 
-def measure_draft(runner: Runner, ops: Ops) -> DraftCosts:
-    """Passes of a drafting round, guesses included, by their rows."""
-    rows = [count for count in DRAFT_ROWS if count <= runner.num_rows]
+def measure_draft(runner: Runner, ops: Ops, num_sizes: int | None = None) -> DraftCosts:
+    """Passes of a drafting round, guesses included, by their rows, of all sizes or likewise."""
+    rows = [count for count in DRAFT_ROWS if count <= runner.num_rows][:num_sizes]
     tokens = min(_FIRST_DRAFT_TOKENS, runner.max_model_len)
     first = _table(runner, rows, lambda count: _draft_once(runner, ops, [tokens] * count))
     following = _table(runner, rows, lambda count: _draft_once(runner, ops, [1] * count))
@@ -111,6 +114,14 @@ def measure_head(head: HeadRunner, ops: Ops) -> DraftCosts:
     if head.head.spec.max_depth != 1:
         following = _table(runner, rows, lambda count: guess(states[:count], 1))
     return DraftCosts(first, following, 0.0)
+
+
+def are_alike(table: CostTable, other: CostTable) -> bool:
+    """Whether the sizes of the first take about as long by the other one."""
+    if not other.sizes:
+        return False
+    told = zip(table.seconds, map(other.at, table.sizes), strict=True)
+    return all(own <= _ALIKE * its and its <= _ALIKE * own for own, its in told)
 
 
 def _table(

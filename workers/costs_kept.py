@@ -1,8 +1,9 @@
-"""What passes took when a server's models were first started, for those that take their place.
+"""What passes took when models were first started, for those that take their place and for servers
+after this one.
 
 Timing passes takes longer than the rest of a start. Within the life of a server, which its secret
-stands for, the same model on the same host takes what it took before, and steps put the tables
-right in any case.
+stands for, the same model on the same host takes what it took before. What another server measured
+is for whoever reads it to check. Steps put the tables right in any case.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.workers.proposers.base import NO_COST
@@ -22,23 +24,30 @@ from outrider.workers.weights.cache import boot_id, cache_folder
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"
 UNUSED_S = 7 * 24 * 3600.0
 _TABLES = ("verify", "first_draft", "next_draft")
 
 
-class KeptCosts:
-    """Of one process, or one group of ranks, of one server; `about` is all that they depend on.
+class Found(NamedTuple):
+    """What was kept."""
 
-    What a group has no passes for costs nothing. Names of files tell nothing about the secret.
+    costs: StepCosts
+    is_own: bool  # by a process of the same server
+
+
+class KeptCosts:
+    """Of one process, or one group of ranks, of a server; `about` is all that they depend on.
+
+    What a group has no passes for costs nothing. No file tells anything about the secret.
     """
 
     def __init__(self, secret: str, *about: object) -> None:
         text = repr((FORMAT_VERSION, boot_id(), about)).encode()
-        name = hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()[:32]
-        self._path = cache_folder() / "costs" / f"{name}.json"
+        self._server = hmac.new(secret.encode(), text, hashlib.sha256).hexdigest()
+        self._path = cache_folder() / "costs" / f"{hashlib.sha256(text).hexdigest()[:32]}.json"
 
-    def read(self) -> StepCosts | None:
+    def read(self) -> Found | None:
         """None if there is nothing, or nothing of use."""
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
@@ -46,14 +55,20 @@ class KeptCosts:
                 CostTable(tuple(sizes), tuple(seconds), is_padded)
                 for sizes, seconds, is_padded in (found[name] for name in _TABLES)
             )
-            return StepCosts(verify, first, following, prefill_s=found["prefill_s"])
+            costs = StepCosts(verify, first, following, prefill_s=found["prefill_s"])
+            return Found(costs, hmac.compare_digest(found["server"], self._server))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
             logger.info("passes are timed again: %s: %s", self._path, error)
             return None
 
-    def write(
+    def write(self, costs: StepCosts) -> None:
+        """See `write_tables`."""
+        tables = (costs.verify, costs.first_draft, costs.next_draft)
+        self.write_tables(*tables, costs.prefill_s)
+
+    def write_tables(
         self,
         verify: CostTable | None,
         first_draft: CostTable | None,
@@ -63,7 +78,8 @@ class KeptCosts:
         """Where it cannot be written, passes are timed again next time."""
         tables = (table or NO_COST for table in (verify, first_draft, next_draft))
         rows = [(table.sizes, table.seconds, table.is_padded) for table in tables]
-        text = json.dumps(dict(zip(_TABLES, rows, strict=True)) | {"prefill_s": prefill_s})
+        further = {"prefill_s": prefill_s, "server": self._server}
+        text = json.dumps(dict(zip(_TABLES, rows, strict=True)) | further)
         scratch = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,10 +12,8 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
-
-import torch
 
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -30,15 +28,11 @@ from outrider.links.rank_messages import (
     Load,
     Loaded,
     RankSettings,
-    Ready,
     Role,
     Setup,
     Stop,
 )
 from outrider.logs import setup_logging
-from outrider.scheduler.costs import StepCosts
-from outrider.workers.costs import measure_draft, measure_head, measure_target
-from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.groups.link_store import LinkStore
@@ -54,6 +48,7 @@ from outrider.workers.heads.loader import load_head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
+from outrider.workers.ranks.costs import RankCosts
 from outrider.workers.ranks.draft import DraftRank
 from outrider.workers.ranks.target import TargetRank
 from outrider.workers.recorded.runner_passes import recording_bytes
@@ -254,42 +249,9 @@ class _Start:
             self._head_runner = HeadRunner(self._head, runner)
         if can_record(group):
             runner.record(_QUERY_LENS[self._where.role])
-        self._channel.send(self._costs(runner, settings, placement, group))
+        costs = RankCosts(self._where.role, group, runner, placement.ops, self._head_runner)
+        self._channel.send(costs.tell(self._secret, settings))
         return runner
-
-    def _costs(
-        self, runner: Runner, settings: RankSettings, placement: Placement, group: Collective
-    ) -> Ready:
-        """As the first rank tells it: of a start before in the life of this server, if there was
-        one, else timed now. All ranks run the same passes, since none can run one alone."""
-        if placement.device.type != "cpu":
-            return self._measure(runner, placement)
-        sizes = (self._where.size, runner.num_rows, runner.max_model_len, torch.get_num_threads())
-        kept = KeptCosts(self._secret, self._where.role, settings, placement.ops.name, sizes)
-        found = kept.read() if group.rank == 0 else None
-        if group.all_gather(torch.tensor([float(found is not None)])).any():
-            return Ready() if found is None else self._told(found)
-        ready = self._measure(runner, placement)
-        if group.rank == 0:
-            kept.write(ready.verify, ready.first_draft, ready.next_draft, ready.prefill_s)
-        return ready
-
-    def _told(self, costs: StepCosts) -> Ready:
-        verify = costs.verify if self._where.role == Role.TARGET else None
-        if self._where.role == Role.TARGET and self._head is None:
-            return Ready(verify)
-        return Ready(verify, costs.first_draft, costs.next_draft, costs.prefill_s)
-
-    def _measure(self, runner: Runner, placement: Placement) -> Ready:
-        if self._where.role == Role.TARGET:
-            ready = Ready(verify=measure_target(runner, placement.ops, self._head_runner))
-            if self._head_runner is not None:
-                first, following, _ = measure_head(self._head_runner, placement.ops)
-                ready = replace(ready, first_draft=first, next_draft=following)
-        else:
-            first, following, prefill_s = measure_draft(runner, placement.ops)
-            ready = Ready(first_draft=first, next_draft=following, prefill_s=prefill_s)
-        return ready if self._where.rank == 0 else Ready()
 
     def _expect(self, kind: type[M]) -> M:
         message = self._channel.receive()

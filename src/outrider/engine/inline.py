@@ -328,14 +328,14 @@ def _costs_of(
     drafter = proposers.of(DRAFT)
     if drafter is None and config.method is None:
         return None
-    if kept is not None and (found := kept.read()) is not None:
-        return found
+    if kept is not None and (found := kept.read()) is not None and found.is_own:
+        return found.costs
     draft = drafter.runner if isinstance(drafter, DraftProposer) else None
     heading = proposers.of(config.head_kind or "")
     head = heading.runner if isinstance(heading, HeadProposer) else None
     costs = measure_step(target.runner, draft, placement.ops, head)
     if kept is not None:
-        kept.write(costs.verify, costs.first_draft, costs.next_draft, costs.prefill_s)
+        kept.write(costs)
     return costs
 
 

@@ -1,4 +1,4 @@
-"""What passes took, kept for the life of a server."""
+"""What passes took, kept for those that come after."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from outrider.scheduler.costs import CostTable, StepCosts
-from outrider.workers.costs_kept import KeptCosts
+from outrider.workers.costs_kept import Found, KeptCosts
+from outrider.workers.proposers.base import NO_COST
 
 VERIFY = CostTable((1, 2, 8), (0.1, 0.11, 0.3))
 DRAFT = CostTable((1,), (0.01,), is_padded=True)
+COSTS = StepCosts(VERIFY, DRAFT, DRAFT, prefill_s=0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -21,30 +23,47 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_one_process_of_a_server_measured_the_next_one_reads() -> None:
     assert KeptCosts("secret", "draft", 4).read() is None
-    KeptCosts("secret", "draft", 4).write(VERIFY, DRAFT, DRAFT, 0.002)
-    expected = StepCosts(VERIFY, DRAFT, DRAFT, prefill_s=0.002)
-    assert KeptCosts("secret", "draft", 4).read() == expected
+    KeptCosts("secret", "draft", 4).write(COSTS)
+    assert KeptCosts("secret", "draft", 4).read() == Found(COSTS, is_own=True)
 
 
-@pytest.mark.parametrize(
-    "other", [("other", "draft", 4), ("secret", "target", 4), ("secret", "draft", 2)]
-)
-def test_another_server_or_anything_else_that_matters_measures_for_itself(
+def test_another_server_reads_it_as_anothers_until_it_writes_it_itself() -> None:
+    KeptCosts("secret", "draft", 4).write(COSTS)
+    other = KeptCosts("other", "draft", 4)
+    assert other.read() == Found(COSTS, is_own=False)
+    other.write(COSTS)
+    assert other.read() == Found(COSTS, is_own=True)
+
+
+@pytest.mark.parametrize("other", [("secret", "target", 4), ("secret", "draft", 2)])
+def test_what_differs_in_anything_that_matters_measures_for_itself(
     other: tuple[str, str, int],
 ) -> None:
-    KeptCosts("secret", "draft", 4).write(VERIFY, None, None, 0.0)
+    KeptCosts("secret", "draft", 4).write_tables(VERIFY, None, None, 0.0)
     assert KeptCosts(*other).read() is None
+
+
+def test_what_a_group_has_no_passes_for_costs_nothing() -> None:
+    KeptCosts("secret").write_tables(VERIFY, None, None, 0.0)
+    found = KeptCosts("secret").read()
+    assert found is not None and found.costs == StepCosts(VERIFY, NO_COST, NO_COST)
+
+
+def test_no_file_tells_of_the_secret(cache: Path) -> None:
+    KeptCosts("secret", "draft").write(COSTS)
+    [file] = cache.iterdir()
+    assert "secret" not in file.name + file.read_text()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"verify": 1}'])
 def test_a_damaged_file_is_as_good_as_none(cache: Path, text: str) -> None:
     kept = KeptCosts("secret", "draft")
-    kept.write(VERIFY, DRAFT, DRAFT, 0.0)
+    kept.write(COSTS)
     next(cache.iterdir()).write_text(text)
     assert kept.read() is None
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    KeptCosts("secret").write(VERIFY, DRAFT, DRAFT, 0.0)
+    KeptCosts("secret").write(COSTS)
     assert KeptCosts("secret").read() is None
