@@ -73,6 +73,17 @@ def test_a_server_that_is_killed_takes_gateways_and_engine_along_and_leaves_no_f
             wait_until(lambda: server.left_files() == [], 10, lambda: str(server.left_files()))
 
 
+def test_a_server_that_is_stopped_while_ray_starts_leaves_nothing() -> None:
+    with ServeProcess("--model", MODEL) as server:
+        server.wait_line("checked")
+        server.interrupt()
+        server.wait_line("stopping")
+        assert server.wait(30) == 0
+        assert "Ray started" not in server.output
+        server.wait_nothing_left()
+        assert server.left_files() == []
+
+
 def _get(address: str, path: str) -> tuple[int, str]:
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=20)
