@@ -145,6 +145,5 @@ class _Attributes(Namespace):
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(
-            f"Chat templates cannot store underscore-prefixed attributes on a namespace, but got "
-            f"{name!r}. Please rename the attribute."
+            f"a namespace may have no name that begins with an underscore, and {name!r} does"
         )
