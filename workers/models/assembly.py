@@ -50,7 +50,8 @@ class Assembly:
 
     With `quantization` the linears of layers get weights of 8 bits, each rank by the scales of its
     own share. What a `keeper` has is not read again; its kernels must be able to pack, as must
-    those that get what `stored` has in the form it is stored in.
+    those that get what `stored` has in the form it is stored in. With `narrow_head` a head of 16
+    bits and more, and the embedding if that is the same weight, are in 8 bits there as well.
     """
 
     def __init__(
@@ -62,8 +63,11 @@ class Assembly:
         quantization: str | None = None,
         keeper: WeightKeeper | None = None,
         stored: StoredSource | None = None,
+        *,
+        narrow_head: bool = False,
     ) -> None:
         self._keeper = keeper
+        self._narrow_head = narrow_head
         packing = ops.packing
         self._stored = (
             None
@@ -81,16 +85,23 @@ class Assembly:
     def embedding(self) -> Tensor | StoredTable:
         spec, rows = self._spec, self._part.vocab
         name, shape = f"{self._names.embed}.weight", (spec.vocab_size, spec.embed_size)
+        own = (len(rows), spec.embed_size)
+
+        def read() -> Tensor:
+            return self._source.read(name, shape, rows=rows)
+
         if self._stored is not None:
-            table = self._stored.table(Wanted(name, shape, rows))
+            wanted = Wanted(name, shape, rows)
+            if spec.tied and self._narrow_head and self._stored.gains_by_bytes(wanted, own):
+                return self._stored.table_of_bytes(name, own, lambda: quantize(read(), "int8"))
+            table = self._stored.table(wanted)
             if table is not None:
                 return table
         if self._keeper is None:
-            return self._source.read(name, shape, rows=rows)
-        own = (len(rows), spec.embed_size)
+            return read()
 
         def fill(out: Tensor) -> None:
-            out.view(own).copy_(self._source.read(name, shape, rows=rows))
+            out.view(own).copy_(read())
 
         return self._keeper.tensor(name, math.prod(own), fill).view(own)
 
@@ -127,7 +138,12 @@ class Assembly:
             return self._source.read(name, shape, rows=self._part.vocab)
 
         if self._stored is not None:
-            head = self._stored.linear([Wanted(name, shape, self._part.vocab)], None)
+            wanted = Wanted(name, shape, self._part.vocab)
+            if self._narrow_head and self._stored.gains_by_bytes(wanted, own):
+                return self._stored.linear_of_bytes(
+                    name, own, lambda: quantize(read(), "int8"), None
+                )
+            head = self._stored.linear([wanted], None)
             if head is not None:
                 return head
         return self._linear("head", own, read, None)

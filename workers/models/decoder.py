@@ -34,9 +34,13 @@ class Decoder:
         quantization: str | None = None,
         keeper: WeightKeeper | None = None,
         stored: StoredSource | None = None,
+        *,
+        narrow_head: bool = False,
     ) -> None:
         shard = shard or Shard()
-        assembly = Assembly(spec, weights, ops, shard, quantization, keeper, stored)
+        assembly = Assembly(
+            spec, weights, ops, shard, quantization, keeper, stored, narrow_head=narrow_head
+        )
         self.spec = spec
         self.shard = shard
         self.quantization = quantization

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.stored import (
+    KINDS,
     Packed,
     StoredKernels,
     StoredTable,
@@ -56,6 +57,12 @@ class StoredParts:
     def takes_bytes(self, quantization: str, shape: tuple[int, int]) -> bool:
         return quantization == "int8" and can_be_bytes(shape) and self.kernels.gains_by("INT8")
 
+    def gains_by_bytes(self, wanted: Wanted, shape: tuple[int, int]) -> bool:
+        """Whether a weight that is read as `shape` would be smaller in int8 than it is stored."""
+        part = self._find(wanted)
+        is_wide = part is None or KINDS[part.kind].block_len == 1
+        return is_wide and self.takes_bytes("int8", shape)
+
     def linear_of_bytes(
         self,
         name: str,
@@ -66,6 +73,12 @@ class StoredParts:
         """Of a weight that it `takes_bytes` of."""
         packed = self._pack(name, "INT8", shape, lambda: StoredWeight.of_bytes(read()))
         return self.kernels.linear([packed], bias)
+
+    def table_of_bytes(
+        self, name: str, shape: tuple[int, int], read: Callable[[], QuantizedWeight]
+    ) -> StoredTable:
+        packed = self._pack(name, "INT8", shape, lambda: StoredWeight.of_bytes(read()))
+        return self.kernels.table(packed)
 
     def table(self, wanted: Wanted) -> StoredTable | None:
         part = self._find(wanted)

@@ -34,13 +34,16 @@ def load_model(
     quantization: str | None = None,
     keeps: bool = False,
     keeps_form: bool = False,
+    narrow_head: bool = False,
 ) -> Decoder:
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
     `max_position` serves other lengths than the checkpoint states; rotary tables are made for it.
     `quantization`, "fp8" or "int8", is that of the layers' weights. With `keeps`, what kernels of
     CPUs make of them is left for processes that load the same later, and mapped if it is there.
-    With `keeps_form`, what such kernels can multiply with as it is stored stays in that form.
+    With `keeps_form`, what such kernels can multiply with as it is stored stays in that form; and
+    with `narrow_head`, meant for models that only guess, the head is rounded to 8 bits there: most
+    of what a small model reads for a token.
     """
     folder = checkpoint_folder(source, revision)
     spec = spec_of(folder)
@@ -51,11 +54,15 @@ def load_model(
     stored = StoredFolder(folder, weights) if keeps_form and ops.packing is not None else None
 
     def build(keeper: WeightKeeper | None) -> Decoder:
-        return Decoder(spec, weights, ops, shard, quantization, keeper, stored)
+        return Decoder(
+            spec, weights, ops, shard, quantization, keeper, stored, narrow_head=narrow_head
+        )
 
     if not keeps or ops.packing is None:
         return build(None)
     layout = f"{ops.packing.layout}, {'as stored' if keeps_form else 'float32'}"
+    if keeps_form and narrow_head:
+        layout += ", narrow head"
     path = kept_path(folder, spec, layout, shard or Shard(), quantization)
     return build(None) if path is None else _with_kept(path, str(source), build)
 

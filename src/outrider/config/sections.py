@@ -101,7 +101,11 @@ class DraftConfig(Checked):
         "target unless ngram proposes, and none beside others.",
     )
     revision: str | None = setting(None, _REVISION, "Revision of a hub id.")
-    dtype: str = setting("auto", _DTYPE, "Type of weights and KV; auto is the target's.")
+    dtype: str = setting(
+        "auto",
+        _DTYPE,
+        "Type of weights and KV; auto is the target's, and on CPUs a head in 8 bits.",
+    )
     quantization: str | None = setting(
         None,
         _QUANTIZATION,

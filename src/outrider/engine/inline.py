@@ -182,6 +182,7 @@ def _load_both(
         revision=config.draft.revision,
         quantization=config.draft.quantization,
         keeps=keeps,
+        narrow_head=True,
     )
     return target, draft
 
@@ -194,6 +195,7 @@ def load_decoder(
     revision: str | None = None,
     quantization: str | None = None,
     keeps: bool = False,
+    narrow_head: bool = False,
 ) -> Decoder:
     return load_model(
         model,
@@ -205,6 +207,7 @@ def load_decoder(
         quantization=quantization,
         keeps=keeps,
         keeps_form=placement.keeps_form,
+        narrow_head=narrow_head,
     )
 
 

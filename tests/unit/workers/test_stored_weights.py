@@ -213,3 +213,39 @@ def test_int8_is_multiplied_with_as_it_is_and_gives_what_rounding_gave(
     expected = RaggedRun(rounded, [prompt]).run(4)[0]
     ours = RaggedRun(bytes_of, [prompt]).run(4)[0]
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", ["llama", "llama-tied"])
+def test_a_narrow_head_is_in_8_bits_and_nothing_else_is(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    random_model(variant, **SIZES).bfloat16().save_pretrained(folder)
+    packed: list[tuple[str, tuple[int, int]]] = []
+    original = CpuStored.pack
+
+    def pack(self: CpuStored, weight: StoredWeight, out: torch.Tensor) -> None:
+        packed.append((weight.kind, weight.shape))
+        original(self, weight, out)
+
+    monkeypatch.setattr(CpuStored, "pack", pack)
+    prompt = random_prompt(20, vocab_size=200)
+    exact = RaggedRun(load(folder), [prompt]).run(4)[0]
+    assert not [kind for kind, _ in packed if kind == "INT8"]
+    packed.clear()
+    narrow = RaggedRun(load(folder, narrow_head=True, keeps=True), [prompt]).run(4)[0]
+    assert [shape for kind, shape in packed if kind == "INT8"] == [(200, 256)]
+    assert not torch.equal(narrow, exact)
+    assert (narrow - exact).norm() < 0.03 * exact.norm()
+    # What was packed for one is not taken for the other.
+    assert torch.equal(RaggedRun(load(folder, keeps=True), [prompt]).run(4)[0], exact)
+
+
+@needs_kernels
+def test_a_head_that_is_stored_in_few_bits_stays_as_it_is(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.gguf", mixed)
+    prompt = random_prompt(20, vocab_size=200)
+    expected = RaggedRun(load(tmp_path / "model.gguf"), [prompt]).run(4)[0]
+    narrow = load(tmp_path / "model.gguf", narrow_head=True)
+    assert torch.equal(RaggedRun(narrow, [prompt]).run(4)[0], expected)
