@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.kernels.noise import gumbel
 from outrider.kernels.quantized import QuantizedWeight, whole
+from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import Linear, Pass, RaggedBatch
 
 # On CPUs F.linear is a fast matrix-vector product at one row, oneDNN with packed weights wins at
@@ -48,6 +49,9 @@ class ReferenceOps:
 
     def repeatable(self, run: Pass) -> Pass:
         return run
+
+    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> None:
+        return None
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         """Weights of 8 bits are made whole."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from outrider.kernels.quantized import QuantizedWeight
-from outrider.kernels.stored import StoredKernels
+from outrider.kernels.stored import StoredKernels, StoredTable
 
 Linear = Callable[[Tensor], Tensor]
 """A packed linear layer: x [T, in_features] -> [T, out_features]."""
@@ -51,6 +51,33 @@ class TileColumn:
 
 Pass = Callable[[Tensor, RaggedBatch], Tensor]
 """A pass of a decoder: hidden states [T, hidden] in and out."""
+
+
+class Guesses(NamedTuple):
+    """Tokens that follow each other, and how likely each was held to be."""
+
+    tokens: list[int]
+    confidences: list[float]
+
+
+class Guesser(Protocol):
+    """Drafts for one row in one call."""
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        blocks: Sequence[int],
+        depth: int,
+        vocab_size: int,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Guesses | None:
+        """The `depth` likeliest tokens of the first `vocab_size` behind `tokens`, each given those
+        before it; `tokens` stand at `start`, and `blocks` has room for all but the last. With a
+        `temperature` they are drawn by the shared noise of `seed`. None if passes over so many
+        tokens, or over one, have not been run yet."""
+        ...
 
 
 class FusedLinear(Protocol):
@@ -165,6 +192,11 @@ class Ops(Protocol):
         `run` takes hidden states [T, hidden] and a batch, and consists of these operations alone,
         always the same for the same T.
         """
+        ...
+
+    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> Guesser | None:
+        """Of a decoder whose pass is `run`, made `repeatable`, between embeddings and a head that
+        are both `table`; None where that gains nothing."""
         ...
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.base import NO_COST
+from outrider.workers.proposers.drafting import guess_at_once
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.rows import RowSampler, Span
@@ -175,10 +176,12 @@ def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
 
 
 def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
-    chunks = _chunks(runner, counts)
+    chunks, samplers = _chunks(runner, counts), _samplers(runner, len(counts))
+    if len(chunks) == 1 and guess_at_once(runner, chunks[0], 1, samplers[0]) is not None:
+        return
     spans = [
         Span(sampler, range(chunk.start + len(chunk.tokens)))
-        for sampler, chunk in zip(_samplers(runner, len(chunks)), chunks, strict=True)
+        for sampler, chunk in zip(samplers, chunks, strict=True)
     ]
     last = [sum(counts[: index + 1]) - 1 for index in range(len(counts))]
     logits = runner.logits(runner.forward(chunks), last)

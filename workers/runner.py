@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.kernels.types import RaggedBatch
+from outrider.kernels.types import Guesses, RaggedBatch
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
@@ -66,6 +66,7 @@ class Runner:
         max_blocks = -(-max_model_len // kv.block_size)
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
         self._recorded: RunnerPasses | None = None
+        self._guesser = decoder.guesser(kv)
         self._layers: tuple[int, ...] | None = None
         self.reader: str | None = None
         self.passed: Passed | None = None
@@ -142,6 +143,19 @@ class Runner:
     def known_ids(self, token_ids: Tensor) -> Tensor:
         """Ids this model has an embedding for."""
         return token_ids.clamp(max=self.vocab_size - 1) if self._lacks_ids else token_ids
+
+    def guess(
+        self, chunk: Chunk, depth: int, temperature: float = 0.0, seed: int = 0
+    ) -> Guesses | None:
+        """So many tokens behind the chunk, each but the last computed as well, in one call; None
+        where that cannot be. See `Guesser`."""
+        if self._guesser is None or self._lacks_ids:
+            return None
+        last = chunk.start + len(chunk.tokens) + depth - 2
+        blocks = self._tables[chunk.row][: last // self._block_size + 1]
+        return self._guesser(
+            chunk.tokens, chunk.start, blocks, depth, self.vocab_size, temperature, seed
+        )
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:

@@ -105,6 +105,35 @@ class CCall(Structure):
     ]
 
 
+class CPass(Structure):
+    """`recorded_pass` of ops.h."""
+
+    _fields_: ClassVar = [
+        ("calls", c_void_p),
+        ("batch", c_void_p),
+        ("hidden", c_void_p),
+        ("result", c_void_p),
+        ("num_calls", c_int64),
+        ("tokens", c_int64),
+    ]
+
+
+class CGuesser(Structure):
+    """`guesser` of guess.c."""
+
+    _fields_: ClassVar = [
+        ("table", c_void_p),
+        ("logits", c_void_p),
+        ("blocks", c_void_p),
+        ("num_blocks", c_int64),
+        ("block_size", c_int64),
+        ("vocab", c_int64),
+        ("seed", c_int64),
+        ("stream", c_int64),
+        ("temperature", c_float),
+    ]
+
+
 LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE = range(7)
 STORED_LINEAR = 7
 
@@ -131,6 +160,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "broadcast": (c_int, [c_void_p, c_void_p, c_int64, c_int64]),
     "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
+    "guess": (c_int, [*[c_void_p] * 4, c_int64, c_int64, c_void_p, c_void_p]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }
 

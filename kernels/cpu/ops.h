@@ -41,6 +41,19 @@ typedef struct {
     int64_t failure;   /* what ended the group, or OK */
 } shared_end;
 
+typedef struct {
+    int64_t operation, arguments[7];
+    double eps;
+} recorded_call; /* CCall in native.py */
+
+/* What a pass over so many tokens did, and where it finds what it works on. */
+typedef struct {
+    const recorded_call *calls;
+    ragged_batch *batch;
+    float *hidden, *result;
+    int64_t num_calls, tokens;
+} recorded_pass; /* CPass in native.py */
+
 void outrider_linear(const layer *l, const float *x, int64_t rows, float *out);
 int outrider_stored_linear(const stored_layer *l, const float *x, int64_t rows, float *out);
 void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps,
@@ -52,5 +65,12 @@ int outrider_rotate_and_store(const rotation *a, const ragged_batch *batch, cons
                               float *q);
 int outrider_attention(const attention *a, const ragged_batch *batch);
 int outrider_all_reduce(shared_end *end, float *x, int64_t count);
+int outrider_replay(const recorded_call *calls, int64_t count);
+int outrider_stored_rows(const stored_layer *l, const int64_t *rows, int64_t count, float *out);
+int outrider_gumbel_max(const float *scores, int64_t rows, int64_t vocab, int64_t first_id,
+                        const int64_t *seeds, const int64_t *streams, const int64_t *positions,
+                        float *best, int64_t *columns);
+int outrider_probability_of(const float *scores, int64_t rows, int64_t vocab, const int64_t *tokens,
+                            float *out);
 
 #endif

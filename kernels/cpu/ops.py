@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cpu.guessing import CpuGuesser
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
-from outrider.kernels.cpu.recording import Recording
-from outrider.kernels.cpu.stored import CpuStored
+from outrider.kernels.cpu.recording import Recording, RepeatedPass, batch_struct
+from outrider.kernels.cpu.stored import CpuStored, CpuTable
 from outrider.kernels.quantized import QuantizedWeight, whole
 from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.types import Linear, Pass, RaggedBatch
+from outrider.kernels.stored import StoredTable
+from outrider.kernels.types import Guesser, Linear, Pass, RaggedBatch
 
 _FLOAT32 = torch.float32
 _PANEL = 16
@@ -31,7 +33,6 @@ _MAX_HEAD_DIM = 256
 # interpreter lock away and getting it back can take longer than the work itself.
 _RELEASE_LOCK_WORK = 1 << 25
 _MAX_MODEL_ROWS = 16
-_MAX_RECORDED_ROWS = 8  # beyond, the operations are long enough to hide Python
 
 
 class CpuOps:
@@ -53,7 +54,7 @@ class CpuOps:
         self._batch: RaggedBatch | None = None
         self._c_struct = CBatch()
         self._models: dict[tuple[int, ...], Tensor] = {}
-        self._recording: Recording | None = None
+        self.recording: Recording | None = None  # under way
         self.stored = CpuStored(self._holding, self._releasing, self._empty, self.record)
 
     @property
@@ -72,50 +73,12 @@ class CpuOps:
         return 0
 
     def repeatable(self, run: Pass) -> Pass:
-        recordings: dict[int, Recording | None] = {}
+        return RepeatedPass(run, self)
 
-        def run_again(hidden: Tensor, batch: RaggedBatch) -> Tensor:
-            num_rows = hidden.shape[0]
-            if num_rows > _MAX_RECORDED_ROWS:
-                return run(hidden, batch)
-            if num_rows not in recordings:
-                recordings[num_rows], result = self._record(run, hidden, batch)
-                return result
-            recording = recordings[num_rows]
-            if recording is None:
-                return run(hidden, batch)
-            return self._replay(recording, hidden, batch)
-
-        return run_again
-
-    def _record(
-        self, run: Pass, hidden: Tensor, batch: RaggedBatch
-    ) -> tuple[Recording | None, Tensor]:
-        """The recording, None if the pass does anything else than these operations, and what the
-        pass gives, whose KV is the last that is written to the cache.
-
-        Found out by trial: what is recorded on one input must give, on another, bit for bit what
-        the pass gives.
-        """
-        expected = run(hidden, batch)
-        recording = self._recording = Recording(1.0 - _dense(hidden))
-        recording.set_batch(_batch_struct(batch))
-        try:
-            recording.result = run(recording.hidden, batch)
-        finally:
-            self._recording = None
-        if recording.is_complete:
-            repeated = self._replay(recording, hidden, batch)
-            if torch.equal(repeated, expected):
-                return recording, repeated
-        return None, run(hidden, batch)
-
-    def _replay(self, recording: Recording, hidden: Tensor, batch: RaggedBatch) -> Tensor:
-        assert recording.result is not None
-        recording.hidden.copy_(hidden)
-        recording.set_batch(_batch_struct(batch))
-        check(self._releasing.replay(*recording.calls))
-        return recording.result.clone()
+    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> Guesser | None:
+        if not (isinstance(run, RepeatedPass) and isinstance(table, CpuTable)):
+            return None
+        return CpuGuesser(run, table, block_size, self._releasing)
 
     @property
     def library(self) -> SimpleNamespace:
@@ -124,13 +87,13 @@ class CpuOps:
 
     def record(self, operation: int, arguments: tuple[int, ...], kept: object) -> None:
         """Such an operation has run; `kept` is the memory it worked on."""
-        if self._recording is not None:
-            self._recording.add(operation, arguments, 0.0, kept)
+        if self.recording is not None:
+            self.recording.add(operation, arguments, 0.0, kept)
 
     def not_recorded(self) -> None:
         """Something has run that cannot be repeated."""
-        if self._recording is not None:
-            self._recording.is_complete = False
+        if self.recording is not None:
+            self.recording.is_complete = False
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         """Weights of 8 bits are made whole."""
@@ -173,8 +136,8 @@ class CpuOps:
             function = releasing if num_rows > heavy_rows else holding
             arguments = (address, x.data_ptr(), num_rows, out.data_ptr())
             function(*arguments)
-            if self._recording is not None:
-                self._recording.add(native.LINEAR, arguments, 0.0, (layer, memory, x, out))
+            if self.recording is not None:
+                self.recording.add(native.LINEAR, arguments, 0.0, (layer, memory, x, out))
             return out
 
         return apply
@@ -189,8 +152,8 @@ class CpuOps:
         num_rows = x.numel() // width
         inputs = (x.data_ptr(), weight.data_ptr(), num_rows, width)
         self._holding.rms_norm(*inputs, eps, out.data_ptr())
-        if self._recording is not None:
-            self._recording.add(native.RMS_NORM, (*inputs, out.data_ptr()), eps, (x, weight, out))
+        if self.recording is not None:
+            self.recording.add(native.RMS_NORM, (*inputs, out.data_ptr()), eps, (x, weight, out))
         return out
 
     def add_rms_norm(
@@ -202,9 +165,9 @@ class CpuOps:
         inputs = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), num_rows, width)
         outputs = (out.data_ptr(), total.data_ptr())
         self._holding.add_rms_norm(*inputs, eps, *outputs)
-        if self._recording is not None:
+        if self.recording is not None:
             kept = (x, residual, weight, out, total)
-            self._recording.add(native.ADD_RMS_NORM, (*inputs, *outputs), eps, kept)
+            self.recording.add(native.ADD_RMS_NORM, (*inputs, *outputs), eps, kept)
         return out, total
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -230,8 +193,8 @@ class CpuOps:
         out = self._empty((num_rows, width))
         arguments = (gate_up.data_ptr(), num_rows, width, out.data_ptr())
         self._holding.silu_mul(*arguments)
-        if self._recording is not None:
-            self._recording.add(native.SILU_MUL, arguments, 0.0, (gate_up, out))
+        if self.recording is not None:
+            self.recording.add(native.SILU_MUL, arguments, 0.0, (gate_up, out))
         return out
 
     def rotate_and_store(
@@ -269,9 +232,9 @@ class CpuOps:
         )
         arguments = (addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr())
         check(self._holding.rotate_and_store(*arguments))
-        if self._recording is not None:
+        if self.recording is not None:
             kept = (rotation, qkv, q, cos, sin, q_norm, k_norm, key_cache, value_cache)
-            self._recording.add(native.ROTATE_AND_STORE, arguments, 0.0, kept)
+            self.recording.add(native.ROTATE_AND_STORE, arguments, 0.0, kept)
         return q
 
     def attention(
@@ -307,9 +270,9 @@ class CpuOps:
         library = self._releasing if heavy else self._holding
         addresses = (addressof(arguments), self._c_batch(batch))
         check(library.attention(*addresses))
-        if self._recording is not None:
+        if self.recording is not None:
             kept = (arguments, q, key_cache, value_cache, out)
-            self._recording.add(native.ATTENTION, addresses, 0.0, kept)
+            self.recording.add(native.ATTENTION, addresses, 0.0, kept)
         return out
 
     def logits(self, head: Linear, hidden: Tensor) -> Tensor:
@@ -356,8 +319,8 @@ class CpuOps:
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
         """`torch.empty`, at half its price for the few rows of decoding, where it shows."""
-        if self._recording is not None:
-            return self._recording.empty(shape)
+        if self.recording is not None:
+            return self.recording.empty(shape)
         if shape[0] > _MAX_MODEL_ROWS:
             return torch.empty(shape, dtype=torch.float32)
         model = self._models.get(shape)
@@ -367,31 +330,12 @@ class CpuOps:
 
     def _c_batch(self, batch: RaggedBatch) -> int:
         """The batch's address in C's layout, made once a pass: every layer gets the same object."""
-        if self._recording is not None:
-            return addressof(self._recording.batch)
+        if self.recording is not None:
+            return addressof(self.recording.batch)
         if batch is not self._batch:
-            self._c_struct = _batch_struct(batch)
+            self._c_struct = batch_struct(batch)
             self._batch = batch
         return addressof(self._c_struct)
-
-
-def _batch_struct(batch: RaggedBatch) -> CBatch:
-    tensors = (
-        (batch.positions, torch.int64),
-        (batch.slots, torch.int64),
-        (batch.cu_query_lens, torch.int32),
-        (batch.context_lens, torch.int32),
-        (batch.block_tables, torch.int32),
-    )
-    for tensor, dtype in tensors:
-        if tensor.dtype != dtype or not tensor.is_contiguous():
-            raise ValueError(f"RaggedBatch tensors must be contiguous {dtype}, not {tensor.dtype}.")
-    return CBatch(
-        *(tensor.data_ptr() for tensor, _ in tensors),
-        batch.positions.shape[0],
-        batch.context_lens.shape[0],
-        batch.block_tables.shape[1],
-    )
 
 
 def _address(tensor: Tensor | None) -> int | None:

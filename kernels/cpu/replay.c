@@ -5,11 +5,6 @@
 
 enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE, STORED_LINEAR };
 
-typedef struct {
-    int64_t operation, arguments[7];
-    double eps;
-} recorded_call; /* CCall in native.py */
-
 EXPORT int outrider_replay(const recorded_call *calls, int64_t count)
 {
     for (const recorded_call *c = calls; c < calls + count; c++) {

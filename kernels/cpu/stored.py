@@ -35,6 +35,11 @@ class CpuTable:
     _library: SimpleNamespace
     _layer: CStoredLayer
 
+    @property
+    def address(self) -> int:
+        """In C's layout, also as that of the linear layer of the same weight."""
+        return addressof(self._layer)
+
     def __call__(self, ids: Tensor) -> Tensor:
         ids = ids.to(torch.int64).contiguous()
         out = torch.empty((*ids.shape, self.packed.shape[1]), dtype=torch.float32)

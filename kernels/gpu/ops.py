@@ -12,6 +12,7 @@ from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.pointwise import check_dtypes
 from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
 from outrider.kernels.quantized import QuantizedWeight
+from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
 
@@ -58,6 +59,9 @@ class GpuOps:
 
     def repeatable(self, run: Pass) -> Pass:
         return run
+
+    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> None:
+        return None
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         check_dtypes(weight, bias)

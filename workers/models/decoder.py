@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider.kernels.types import Ops, Pass, RaggedBatch
+from outrider.kernels.types import Guesser, Ops, Pass, RaggedBatch
 from outrider.workers.models.assembly import Assembly
 from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
@@ -67,6 +67,7 @@ class Decoder:
             and self._project_in is None
             and spec.embedding_multiplier == spec.residual_multiplier == 1.0
         )
+        self._is_plain = is_plain and spec.logits_divisor == 1.0
         self._fused = (
             FusedPass.of(ops, self._embedding, self._first_norm, self._layers)
             if shard.size == 1 and is_plain and isinstance(self._embedding, Tensor)
@@ -121,9 +122,15 @@ class Decoder:
         embedded = self._embed(token_ids, batch)
         if taps.layers:  # what a repeated pass leaves of a stream it goes over again
             return self._run_layers(embedded, batch, kv, taps)
-        if self._run is None or kv is not self._kv:
-            self._kv, self._run = kv, self._pass_over(kv)
-        return self._run(embedded, batch)
+        return self._pass_over(kv)(embedded, batch)
+
+    def guesser(self, kv: KVCache) -> Guesser | None:
+        """Drafts of one row over this cache in one call; None where kernels have no such thing."""
+        table = self._embedding
+        is_simple = self._is_plain and self._is_all_kernels and self.shard.size == 1
+        if isinstance(table, Tensor) or not (is_simple and self.spec.tied):
+            return None
+        return self._ops.guesser(self._pass_over(kv), table, kv.block_size)
 
     def forward_some(
         self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor
@@ -135,11 +142,15 @@ class Decoder:
 
     def _pass_over(self, kv: KVCache) -> Pass:
         """The pass over this cache, repeatable where it consists of kernels alone."""
+        if self._run is not None and kv is self._kv:
+            return self._run
 
         def run(residual: Tensor, batch: RaggedBatch) -> Tensor:
             return self._run_layers(residual, batch, kv, _NO_TAPS)
 
-        return self._ops.repeatable(run) if self._is_all_kernels else run
+        self._kv = kv
+        self._run = self._ops.repeatable(run) if self._is_all_kernels else run
+        return self._run
 
     def _run_layers(self, residual: Tensor, batch: RaggedBatch, kv: KVCache, taps: Taps) -> Tensor:
         reduce, multiplier = self._reduce, self.spec.residual_multiplier

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
@@ -26,6 +25,7 @@ from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.drafting import (
     Drafting,
     RowSamplers,
+    guess_at_once,
     start_drafting,
     take_step,
 )
@@ -69,13 +69,9 @@ class DraftProposer:
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Drafts; what other rows are to catch up on is left to `catch_up`."""
-        drafting, logits = self._begin_round(plan)
-        active = drafting
-        while active:
-            self._draft_one(active, logits)
-            active = [each for each in active if len(each.span.drafts) < each.depth]
-            if active:
-                logits = self._feed_drafts(active)
+        chunks, drafting, last_of = self._begin_round(plan)
+        if chunks and not self._draft_at_once(chunks, drafting):
+            self._draft_step_by_step(chunks, drafting, last_of)
         # Added to: a plan that only catches up may come before the verdict of a round.
         self._drafted |= {each.row: len(each.span.drafts) for each in drafting}
         return {each.row: each.proposal for each in drafting}
@@ -106,9 +102,9 @@ class DraftProposer:
     def take_agreements(self) -> tuple[Agreement, ...]:
         return self._foresight.take()
 
-    def _begin_round(self, plan: StepPlan) -> tuple[list[Drafting], Tensor]:
-        """One ragged pass over what drafting rows have not seen, and its logits where they draft;
-        notes what the others have not seen."""
+    def _begin_round(self, plan: StepPlan) -> tuple[list[Chunk], list[Drafting], list[int]]:
+        """What drafting rows have not seen, who drafts, and the last token of each of these among
+        those of all chunks; notes what the others have not seen."""
         chunks: list[Chunk] = []
         drafting: list[Drafting] = []
         last_of: list[int] = []
@@ -136,10 +132,36 @@ class DraftProposer:
                     span = Span(sampler, tokens, drafts=[])
                     drafting.append(start_drafting(row, planned.depth, planned.generation, span))
                     last_of.append(total - 1)
-        if not chunks:
-            return [], torch.empty(0)
+        return chunks, drafting, last_of
+
+    def _draft_at_once(self, chunks: list[Chunk], drafting: list[Drafting]) -> bool:
+        """Whether all was drafted that is to be: for one row there may be a faster way."""
+        if len(chunks) != 1 or not drafting:
+            return False
+        [each] = drafting
+        sampler = each.span.sampler
+        if not sampler.is_greedy and self._verification != "shared":
+            return False
+        guesses = guess_at_once(self.runner, chunks[0], each.depth, sampler)
+        if guesses is None:
+            return False
+        each.span.drafts = guesses.tokens
+        each.confidences.extend(guesses.confidences)
+        return True
+
+    def _draft_step_by_step(
+        self, chunks: list[Chunk], drafting: list[Drafting], last_of: list[int]
+    ) -> None:
+        """One ragged pass over what rows have not seen, and one for each draft but the last."""
         hidden = self.runner.forward(chunks)
-        return drafting, self.runner.logits(hidden, last_of) if drafting else torch.empty(0)
+        if not drafting:
+            return
+        active, logits = drafting, self.runner.logits(hidden, last_of)
+        while active:
+            self._draft_one(active, logits)
+            active = [each for each in active if len(each.span.drafts) < each.depth]
+            if active:
+                logits = self._feed_drafts(active)
 
     def _put_off(self, chunk: Chunk, generation: int) -> None:
         row, end = self._rows[chunk.row], chunk.start + len(chunk.tokens)

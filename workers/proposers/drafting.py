@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.kernels.types import Guesses
 from outrider.scheduler.types import Proposal
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Runner
+from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import DraftStep
 from outrider.workers.sampling.rows import RowSampler, Span
 
@@ -59,6 +60,15 @@ class RowSamplers:
 
 def start_drafting(row: int, depth: int, generation: int, span: Span) -> Drafting:
     return Drafting(row, depth, generation, span, [], [])
+
+
+def guess_at_once(runner: Runner, chunk: Chunk, depth: int, sampler: RowSampler) -> Guesses | None:
+    """A round of one row in one call, where its tokens are chosen by their scores and shared noise
+    alone; None where they are not, or there is no such call."""
+    if sampler.changes_logits or sampler.has_filters:
+        return None
+    temperature = 0.0 if sampler.is_greedy else sampler.temperature
+    return runner.guess(chunk, depth, temperature, sampler.seed)
 
 
 def take_step(active: Sequence[Drafting], step: DraftStep) -> None:

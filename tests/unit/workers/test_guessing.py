@@ -1,0 +1,169 @@
+"""A round of one row in one call: the drafts, confidences and KV of a round step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import random_model, random_prompt
+
+from outrider.kernels.ops import select_ops
+from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import (
+    Proposal,
+    RowInit,
+    RowPlan,
+    RowVerdict,
+    SampleId,
+    StepPlan,
+    Verdict,
+)
+from outrider.workers.models.kv import KVCache
+from outrider.workers.proposers.base import DRAFT
+from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Chunk, Runner
+from outrider.workers.sampling.verify import VerificationMode
+from outrider.workers.weights.loader import load_model
+
+pytestmark = pytest.mark.model
+
+CPU = torch.device("cpu")
+OPS = select_ops(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(OPS.packing is None, reason="no C compiler")
+BLOCK, VOCAB = 4, 200
+PROMPT = tuple(random_prompt(9, vocab_size=VOCAB))
+GREEDY = SamplingParams(temperature=0)
+DRAWN = SamplingParams(temperature=0.8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("draft")
+    random_model("llama-tied", vocab_size=VOCAB).bfloat16().save_pretrained(folder)
+    return folder
+
+
+def make_draft(
+    folder: Path, mode: VerificationMode = "shared", *, at_once: bool = True
+) -> DraftProposer:
+    decoder = load_model(
+        folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True, narrow_head=True
+    )
+    kv = KVCache(decoder.spec, 32, BLOCK, torch.float32, CPU)
+    runner = Runner(decoder, kv, 4, 64, VOCAB)
+    if not at_once:
+        runner.guess = lambda *_args: None  # type: ignore[method-assign]
+    return DraftProposer(RowTable(4), runner, OPS, mode)
+
+
+def rounds(
+    draft: DraftProposer, params: SamplingParams, depths: Sequence[int], num_rows: int = 1
+) -> list[dict[int, Proposal]]:
+    """Each round all is accepted but its last draft, so that one or two tokens are new."""
+    inits = tuple(
+        RowInit(row, 1, SampleId(0, row), PROMPT[: 6 + row], 3, params, 5 + row)
+        for row in range(num_rows)
+    )
+    texts = [list(init.token_ids) for init in inits]
+    found: list[dict[int, Proposal]] = []
+    for step, depth in enumerate(depths):
+        rows = tuple(
+            RowPlan(row, 1, 1, depth, depth, True, DRAFT, 0, (), 0, blocks(row), 16)
+            for row in range(num_rows)
+        )
+        plan = StepPlan(1, step, rows, inits if step == 0 else ())
+        draft.follow(plan)
+        found.append(dict(draft.propose(plan)))
+        verdicts = []
+        for row, proposal in sorted(found[-1].items()):
+            kept = tuple(proposal.tokens[: depth - 1 if step % 2 else depth])
+            own = (*kept, (7 * step + row) % VOCAB)
+            base = len(texts[row])
+            verdicts.append(RowVerdict(row, 1, base, depth, depth, len(kept), own))
+            texts[row] += own
+        draft.observe(Verdict(1, step, tuple(verdicts)))
+    return found
+
+
+def blocks(row: int) -> tuple[int, ...]:
+    """Not in order, as a pool may give them."""
+    return tuple(range(row * 8 + 7, row * 8 - 1, -1))
+
+
+@needs_kernels
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_drafts_are_those_of_a_round_step_by_step_and_so_is_the_kv(
+    params: SamplingParams, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, by_steps = make_draft(folder), make_draft(folder, at_once=False)
+    depths = (1, 2, 1, 3, 4, 2, 1, 4)
+    expected = rounds(by_steps, params, depths)
+    passes: list[Sequence[Chunk]] = []
+    original = Runner.forward
+
+    def forward(self: Runner, chunks: Sequence[Chunk], **options: Any) -> torch.Tensor:
+        passes.append(chunks)
+        return original(self, chunks, **options)
+
+    monkeypatch.setattr(Runner, "forward", forward)
+    found = rounds(at_once, params, depths)
+    assert len(passes) <= 5  # until passes over one, two and six tokens are recorded
+    for own, wanted in zip(found, expected, strict=True):
+        assert list(own[0].tokens) == list(wanted[0].tokens)
+        assert own[0].confidences == pytest.approx(wanted[0].confidences, rel=1e-4)
+    kv, other = at_once.runner.kv, by_steps.runner.kv
+    for mine, theirs in zip((*kv.keys, *kv.values), (*other.keys, *other.values), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("params", "mode", "num_rows"),
+    [
+        (SamplingParams(temperature=0.8, top_p=0.9), "shared", 1),
+        (SamplingParams(temperature=0, logit_bias={3: 5.0}), "shared", 1),
+        (DRAWN, "rejection", 1),
+        (GREEDY, "shared", 2),
+    ],
+    ids=["filtered", "biased", "rejection", "two rows"],
+)
+def test_what_one_call_cannot_do_is_done_step_by_step(
+    params: SamplingParams, mode: VerificationMode, num_rows: int, folder: Path
+) -> None:
+    at_once, by_steps = make_draft(folder, mode), make_draft(folder, mode, at_once=False)
+    depths = (2, 1, 3, 2)
+    found = rounds(at_once, params, depths, num_rows)
+    for own, wanted in zip(found, rounds(by_steps, params, depths, num_rows), strict=True):
+        assert own.keys() == wanted.keys() == set(range(num_rows))
+        for row, proposal in own.items():
+            assert list(proposal.tokens) == list(wanted[row].tokens)
+            assert (proposal.q is None) == (mode == "shared")
+
+
+@needs_kernels
+def test_a_row_without_a_block_for_what_it_drafts_is_refused(folder: Path) -> None:
+    runner = make_draft(folder).runner
+    runner.extend_table(0, 0, blocks(0))
+    for tokens in ((1,), (1, 2)):
+        runner.forward([Chunk(0, 0, tokens)])
+    guessed = runner.guess(Chunk(0, 0, (1, 2)), 3)
+    assert guessed is not None
+    assert len(guessed.tokens) == len(guessed.confidences) == 3
+    with pytest.raises(IndexError, match="block"):
+        runner.guess(Chunk(0, 62, (1, 2)), 2)
+    with pytest.raises(IndexError, match="row"):
+        runner.guess(Chunk(0, 0, (VOCAB,)), 1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("variant", ["llama", "granite", "opt"])
+def test_a_model_whose_head_is_another_weight_or_that_does_more_has_no_such_call(
+    variant: str, tmp_path: Path
+) -> None:
+    random_model(variant).bfloat16().save_pretrained(tmp_path)
+    decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
+    assert decoder.guesser(KVCache(decoder.spec, 4, BLOCK, torch.float32, CPU)) is None
