@@ -237,7 +237,7 @@ def test_a_narrow_head_is_in_8_bits_and_nothing_else_is(
     narrow = RaggedRun(load(folder, narrow_head=True, keeps=True), [prompt]).run(4)[0]
     assert [shape for kind, shape in packed if kind == "INT8"] == [(200, 256)]
     assert not torch.equal(narrow, exact)
-    assert (narrow - exact).norm() < 0.03 * exact.norm()
+    assert (narrow - exact).norm() < 0.1 * exact.norm()
     # What was packed for one is not taken for the other.
     assert torch.equal(RaggedRun(load(folder, keeps=True), [prompt]).run(4)[0], exact)
 
