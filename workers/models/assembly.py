@@ -50,8 +50,8 @@ class Assembly:
 
     With `quantization` the linears of layers get weights of 8 bits, each rank by the scales of its
     own share. What a `keeper` has is not read again; its kernels must be able to pack, as must
-    those that get what `stored` has in the form it is stored in. With `narrow_head` a head of 16
-    bits and more, and the embedding if that is the same weight, are in 8 bits there as well.
+    those that get what `stored` has in the form it is stored in. With `narrow` what takes 16 bits
+    and more there is in 8, but for an embedding that is not the head as well.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Assembly:
         keeper: WeightKeeper | None = None,
         stored: StoredSource | None = None,
         *,
-        narrow_head: bool = False,
+        narrow: bool = False,
     ) -> None:
         self._keeper = keeper
-        self._narrow_head = narrow_head
+        self._narrow = narrow
         packing = ops.packing
         self._stored = (
             None
@@ -92,7 +92,7 @@ class Assembly:
 
         if self._stored is not None:
             wanted = Wanted(name, shape, rows)
-            if spec.tied and self._narrow_head and self._stored.gains_by_bytes(wanted, own):
+            if spec.tied and self._narrow and self._stored.gains_by_bytes([wanted], own):
                 return self._stored.table_of_bytes(name, own, lambda: quantize(read(), "int8"))
             table = self._stored.table(wanted)
             if table is not None:
@@ -139,7 +139,7 @@ class Assembly:
 
         if self._stored is not None:
             wanted = Wanted(name, shape, self._part.vocab)
-            if self._narrow_head and self._stored.gains_by_bytes(wanted, own):
+            if self._narrow and self._stored.gains_by_bytes([wanted], own):
                 return self._stored.linear_of_bytes(
                     name, own, lambda: quantize(read(), "int8"), None
                 )
@@ -239,6 +239,8 @@ class Assembly:
     ) -> Linear:
         """`wanted` is what is read, as `shape`."""
         kind = self._quantization
+        if kind is None and self._narrow and self._stored is not None:
+            kind = "int8" if self._stored.gains_by_bytes(wanted, shape) else None
         if kind is not None:
             if self._stored is not None and self._stored.takes_bytes(kind, shape):
                 return self._stored.linear_of_bytes(

@@ -35,12 +35,10 @@ class Decoder:
         keeper: WeightKeeper | None = None,
         stored: StoredSource | None = None,
         *,
-        narrow_head: bool = False,
+        narrow: bool = False,
     ) -> None:
         shard = shard or Shard()
-        assembly = Assembly(
-            spec, weights, ops, shard, quantization, keeper, stored, narrow_head=narrow_head
-        )
+        assembly = Assembly(spec, weights, ops, shard, quantization, keeper, stored, narrow=narrow)
         self.spec = spec
         self.shard = shard
         self.quantization = quantization

@@ -57,10 +57,10 @@ class StoredParts:
     def takes_bytes(self, quantization: str, shape: tuple[int, int]) -> bool:
         return quantization == "int8" and can_be_bytes(shape) and self.kernels.gains_by("INT8")
 
-    def gains_by_bytes(self, wanted: Wanted, shape: tuple[int, int]) -> bool:
-        """Whether a weight that is read as `shape` would be smaller in int8 than it is stored."""
-        part = self._find(wanted)
-        is_wide = part is None or KINDS[part.kind].block_len == 1
+    def gains_by_bytes(self, wanted: Sequence[Wanted], shape: tuple[int, int]) -> bool:
+        """Whether what is read as `shape` would be smaller in int8 than it is stored."""
+        parts = [self._find(one) for one in wanted]
+        is_wide = all(part is None or KINDS[part.kind].block_len == 1 for part in parts)
         return is_wide and self.takes_bytes("int8", shape)
 
     def linear_of_bytes(

@@ -34,7 +34,7 @@ def load_model(
     quantization: str | None = None,
     keeps: bool = False,
     keeps_form: bool = False,
-    narrow_head: bool = False,
+    narrow: bool = False,
 ) -> Decoder:
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
@@ -42,8 +42,8 @@ def load_model(
     `quantization`, "fp8" or "int8", is that of the layers' weights. With `keeps`, what kernels of
     CPUs make of them is left for processes that load the same later, and mapped if it is there.
     With `keeps_form`, what such kernels can multiply with as it is stored stays in that form; and
-    with `narrow_head`, meant for models that only guess, the head is rounded to 8 bits there: most
-    of what a small model reads for a token.
+    with `narrow`, meant for models that only guess, weights of more than 8 bits are rounded to 8
+    there: reading them is most of what a small model does.
     """
     folder = checkpoint_folder(source, revision)
     spec = spec_of(folder)
@@ -54,15 +54,13 @@ def load_model(
     stored = StoredFolder(folder, weights) if keeps_form and ops.packing is not None else None
 
     def build(keeper: WeightKeeper | None) -> Decoder:
-        return Decoder(
-            spec, weights, ops, shard, quantization, keeper, stored, narrow_head=narrow_head
-        )
+        return Decoder(spec, weights, ops, shard, quantization, keeper, stored, narrow=narrow)
 
     if not keeps or ops.packing is None:
         return build(None)
     layout = f"{ops.packing.layout}, {'as stored' if keeps_form else 'float32'}"
-    if keeps_form and narrow_head:
-        layout += ", narrow head"
+    if keeps_form and narrow:
+        layout += ", narrow"
     path = kept_path(folder, spec, layout, shard or Shard(), quantization)
     return build(None) if path is None else _with_kept(path, str(source), build)
 

@@ -104,7 +104,7 @@ class DraftConfig(Checked):
     dtype: str = setting(
         "auto",
         _DTYPE,
-        "Type of weights and KV; auto is the target's, and on CPUs a head in 8 bits.",
+        "Type of weights and KV; auto is the target's, and weights in 8 bits on CPUs.",
     )
     quantization: str | None = setting(
         None,

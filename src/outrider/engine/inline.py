@@ -182,7 +182,7 @@ def _load_both(
         revision=config.draft.revision,
         quantization=config.draft.quantization,
         keeps=keeps,
-        narrow_head=True,
+        narrow=True,
     )
     return target, draft
 
@@ -195,7 +195,7 @@ def load_decoder(
     revision: str | None = None,
     quantization: str | None = None,
     keeps: bool = False,
-    narrow_head: bool = False,
+    narrow: bool = False,
 ) -> Decoder:
     return load_model(
         model,
@@ -207,7 +207,7 @@ def load_decoder(
         quantization=quantization,
         keeps=keeps,
         keeps_form=placement.keeps_form,
-        narrow_head=narrow_head,
+        narrow=narrow,
     )
 
 

@@ -51,7 +51,7 @@ def make_draft(
     folder: Path, mode: VerificationMode = "shared", *, at_once: bool = True
 ) -> DraftProposer:
     decoder = load_model(
-        folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True, narrow_head=True
+        folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True, narrow=True
     )
     kv = KVCache(decoder.spec, 32, BLOCK, torch.float32, CPU)
     runner = Runner(decoder, kv, 4, 64, VOCAB)

@@ -217,7 +217,7 @@ def test_int8_is_multiplied_with_as_it_is_and_gives_what_rounding_gave(
 
 @needs_kernels
 @pytest.mark.parametrize("variant", ["llama", "llama-tied"])
-def test_a_narrow_head_is_in_8_bits_and_nothing_else_is(
+def test_a_narrow_model_is_in_8_bits_but_for_an_embedding_that_is_no_head(
     variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "model"
@@ -234,8 +234,10 @@ def test_a_narrow_head_is_in_8_bits_and_nothing_else_is(
     exact = RaggedRun(load(folder), [prompt]).run(4)[0]
     assert not [kind for kind, _ in packed if kind == "INT8"]
     packed.clear()
-    narrow = RaggedRun(load(folder, narrow_head=True, keeps=True), [prompt]).run(4)[0]
-    assert [shape for kind, shape in packed if kind == "INT8"] == [(200, 256)]
+    narrow = RaggedRun(load(folder, narrow=True, keeps=True), [prompt]).run(4)[0]
+    heads = [kind for kind, shape in packed if shape == (200, 256)]
+    assert heads == (["INT8"] if variant == "llama-tied" else ["BF16", "INT8"])
+    assert {kind for kind, shape in packed if shape != (200, 256)} == {"INT8"}
     assert not torch.equal(narrow, exact)
     assert (narrow - exact).norm() < 0.1 * exact.norm()
     # What was packed for one is not taken for the other.
@@ -243,9 +245,9 @@ def test_a_narrow_head_is_in_8_bits_and_nothing_else_is(
 
 
 @needs_kernels
-def test_a_head_that_is_stored_in_few_bits_stays_as_it_is(tmp_path: Path) -> None:
+def test_what_is_stored_in_few_bits_stays_as_it_is_in_a_narrow_model(tmp_path: Path) -> None:
     write_model(tmp_path / "model.gguf", mixed)
     prompt = random_prompt(20, vocab_size=200)
     expected = RaggedRun(load(tmp_path / "model.gguf"), [prompt]).run(4)[0]
-    narrow = load(tmp_path / "model.gguf", narrow_head=True)
+    narrow = load(tmp_path / "model.gguf", narrow=True)
     assert torch.equal(RaggedRun(narrow, [prompt]).run(4)[0], expected)
