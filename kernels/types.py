@@ -70,11 +70,13 @@ class Guesser(Protocol):
         blocks: Sequence[int],
         depth: int,
         vocab_size: int,
+        least_survival: float = 0.0,
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Guesses | None:
         """The `depth` likeliest tokens of the first `vocab_size` behind `tokens`, each given those
-        before it; `tokens` stand at `start`, and `blocks` has room for all but the last. With a
+        before it, or fewer: one that holds with those before it with less than `least_survival` is
+        the last. `tokens` stand at `start`, and `blocks` has room for all but the last. With a
         `temperature` they are drawn by the shared noise of `seed`. None if passes over so many
         tokens, or over one, have not been run yet."""
         ...

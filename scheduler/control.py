@@ -95,6 +95,7 @@ class SpeculationControl:
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
         self._probe_budget_s = 0.0
+        self._can_select = can_select
         self.selection_gain = _FIRST_GAIN if can_select else 0.0
         self._is_turn_of_new = False
         self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)
@@ -219,12 +220,25 @@ class SpeculationControl:
             self.load,
             self.acceptance,
             self.selection_gain if step % _SELECT_ALL_EVERY else 0.0,
+            can_stop=step % _SELECT_ALL_EVERY > 0 and self._can_stop(rows, num_prompt_tokens),
         )
         choice = self._choose(snapshot)
         self._follow(choice)
         if self._is_adaptive and not self._previous_level:
             return self._explore(choice, step, rows)
         return choice
+
+    def _can_stop(self, rows: Candidates, num_prompt_tokens: int) -> bool:
+        """Whether a row's own confidence may end its drafting: where it is the only one that a step
+        is for, and passes are not padded, so that a draft less makes both passes shorter."""
+        return (
+            self._can_select
+            and len(rows.requests) == 1
+            and not num_prompt_tokens
+            and not rows.requests[0].is_depth_fixed
+            and rows.proposers[0] in self._with_kv
+            and not self.costs.now.verify.is_padded
+        )
 
     def _follow(self, choice: Choice) -> None:
         level = max(choice.depths, default=0) if choice.level is None else choice.level
@@ -312,9 +326,10 @@ class SpeculationControl:
             self.acceptance += _SLOWLY * (accepted / verified - self.acceptance)
         if not self.is_measured:
             return
-        self.costs.see_verify(record.num_tokens, record.context, verdict.verify_s)
-        chosen = record.choice.chosen
-        if chosen is None:
+        chosen, may_stop = record.choice.chosen, record.choice.least_survival > 0
+        num_tokens = record.num_rows + verified if may_stop else record.num_tokens
+        self.costs.see_verify(num_tokens, record.context, verdict.verify_s)
+        if chosen is None or may_stop:
             return
         is_as_chosen = record.num_drafts == chosen.num_drafts
         if is_as_chosen and chosen.num_drafts and not record.num_caught_up:

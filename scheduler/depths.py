@@ -58,6 +58,7 @@ class DepthSnapshot:
     load: float = 0.0  # share of the seats that requests would take at the rate they arrive
     acceptance: float = 0.0  # share of drafts that were right of those verified, lately
     selection_gain: float = 0.0  # see `Choice.num_selected`; 0 where nothing can be selected
+    can_stop: bool = False  # see `Choice.least_survival`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Choice:
     chosen: Candidate | None = None
     candidates: Sequence[Candidate] = field(default=())  # plain decoding first, then the best found
     level: int | None = None  # to be drafted once nothing else is to be done; None: as `depths` say
+    least_survival: float = 0.0  # a draft less likely to be right is the last, and is not verified
 
 
 ChooseDepths: TypeAlias = Callable[[DepthSnapshot], Choice]

@@ -23,6 +23,7 @@ _STAY = 1.01
 _SPECULATE = 1.02
 _PAYS_WITHIN = 32  # steps, or catching up is for nothing
 _RISK = 0.05  # what all rows have to promise beyond that, if none of them drafts yet
+_MOST_CERTAIN = 0.9  # survival: a draft of that is worth it whatever is thought of costs
 _TURN = 64  # steps for which the same rows draft, where there is room for some of those alike
 
 
@@ -56,12 +57,22 @@ def goodput(snapshot: DepthSnapshot) -> Choice:
     depths = _depths(snapshot, offers, best)
     if not snapshot.previous_level and not _pays_soon(snapshot, candidates[0], best, depths):
         return _only_fixed(snapshot, candidates)
-    level = best.level
+    level, least = best.level, 0.0
     if snapshot.num_prompt_tokens or any(behind > MOST_BEHIND for behind in snapshot.behind):
         depths, best, candidates = _for_now(snapshot, base, depths, best.tokens_per_s)
+    elif snapshot.can_stop:  # how sure a draft is tells more than averages do
+        depths, least = snapshot.wanted, _worth_verifying(snapshot, best)
     shown = sorted(candidates[1:], key=lambda each: -each.tokens_per_s)[:7]
     selected = best.num_verified if best.num_verified < best.num_drafts else None
-    return Choice(depths, selected, best, (candidates[0], *shown), level)
+    return Choice(depths, selected, best, (candidates[0], *shown), level, least)
+
+
+def _worth_verifying(snapshot: DepthSnapshot, best: Candidate) -> float:
+    """The survival from which on a draft promises more than it costs to verify. What it costs to
+    draft is left out, as drafts are right more often than they are sure of it."""
+    verify = snapshot.costs.verify
+    row_s = (verify.at(1 + best.level) - verify.at(1)) / best.level
+    return min(best.tokens_per_s * row_s, _MOST_CERTAIN)
 
 
 def _pays_soon(

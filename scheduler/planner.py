@@ -54,7 +54,7 @@ class Step:
 
     __slots__ = (
         "admitted", "catch_up", "is_apart", "is_typical", "num_caught_up",
-        "num_drafts", "num_selected", "prompts", "record", "requests",
+        "least_survival", "num_drafts", "num_selected", "prompts", "record", "requests",
         "rows", "short", "tokens",
     )  # fmt: skip
 
@@ -66,6 +66,7 @@ class Step:
         self.num_caught_up = 0
         self.num_drafts = 0
         self.num_selected: int | None = None
+        self.least_survival = 0.0
         self.prompts: list[tuple[Request, int]] = []  # with the tokens of each to compute
         self.rows: list[RowPlan] = []
         self.requests: list[Request] = []  # behind the rows
@@ -156,6 +157,7 @@ class Planner:
             number, step.tokens, num_prompt_tokens, len(self._waiting), decoding
         )
         step.num_selected = choice.num_selected
+        step.least_survival = choice.least_survival
         return choice
 
     def _decode_rows(self, step: Step) -> tuple[Candidates, list[Request]]:

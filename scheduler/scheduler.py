@@ -273,6 +273,7 @@ class Scheduler:
             released=tuple(self._residents.released_rows),
             draft_released=tuple(self._residents.draft_released_rows),
             num_selected=step.num_selected,
+            least_survival=step.least_survival,
         )
         self._residents.released_rows.clear()
         self._residents.draft_released_rows.clear()
@@ -296,7 +297,7 @@ class Scheduler:
         self._in_flight.popleft()
         self.stats.steps += 1
         knows_draft = flight.draft_life == self._draft_life
-        is_fair = flight.plan.num_selected is None
+        is_fair = flight.plan.num_selected is None and not flight.plan.least_survival
         before = dataclasses.replace(self.stats)
         finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
         for request, row_plan, row in zip(

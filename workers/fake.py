@@ -30,7 +30,7 @@ from outrider.workers.fake_kv import FakeKV, require, text_hashes
 from outrider.workers.fake_model import FakeModel, FakeRow
 from outrider.workers.heads.spec import HeadKind
 from outrider.workers.proposers.base import DRAFT, MOST_GUESSED, NGRAM
-from outrider.workers.selection import Offer, select_drafts
+from outrider.workers.selection import Offer, count_likely, select_drafts
 
 HEAD = HeadKind.EAGLE3.value  # one that keeps something beside the target's KV
 
@@ -120,7 +120,10 @@ class FakeWorkers:
         self._begin(plan)
         proposals = [self._proposal(planned, ticket) for planned in plan.rows]
         offers = [
-            Offer(each.confidences, min(planned.num_verified, len(each.tokens)))
+            Offer(
+                each.confidences,
+                min(planned.num_verified, count_likely(each.confidences, plan.least_survival)),
+            )
             for planned, each in zip(plan.rows, proposals, strict=True)
         ]
         num_verified = select_drafts(offers, plan.num_selected)

@@ -145,16 +145,28 @@ class Runner:
         return token_ids.clamp(max=self.vocab_size - 1) if self._lacks_ids else token_ids
 
     def guess(
-        self, chunk: Chunk, depth: int, temperature: float = 0.0, seed: int = 0
+        self,
+        chunk: Chunk,
+        depth: int,
+        least_survival: float = 0.0,
+        temperature: float = 0.0,
+        seed: int = 0,
     ) -> Guesses | None:
-        """So many tokens behind the chunk, each but the last computed as well, in one call; None
-        where that cannot be. See `Guesser`."""
+        """Up to so many tokens behind the chunk, each but the last computed as well, in one call;
+        None where that cannot be. See `Guesser`."""
         if self._guesser is None or self._lacks_ids:
             return None
         last = chunk.start + len(chunk.tokens) + depth - 2
         blocks = self._tables[chunk.row][: last // self._block_size + 1]
         return self._guesser(
-            chunk.tokens, chunk.start, blocks, depth, self.vocab_size, temperature, seed
+            chunk.tokens,
+            chunk.start,
+            blocks,
+            depth,
+            self.vocab_size,
+            least_survival,
+            temperature,
+            seed,
         )
 
     @torch.inference_mode()

@@ -15,6 +15,16 @@ class Offer(NamedTuple):
     most: int
 
 
+def count_likely(confidences: Sequence[float], least_survival: float) -> int:
+    """How many drafts of a row are as likely as that; see `select_drafts`."""
+    survival = 1.0
+    for place, confidence in enumerate(confidences):
+        survival *= confidence
+        if survival < least_survival:
+            return place
+    return len(confidences)
+
+
 def select_drafts(offers: Sequence[Offer], num_selected: int | None) -> list[int]:
     """How many drafts of each offer are verified, `num_selected` in all at most.
 

@@ -16,7 +16,7 @@ typedef struct {
     float *logits;
     const int32_t *blocks; /* [num_blocks]: the row's */
     int64_t num_blocks, block_size, vocab, seed, stream;
-    float temperature;
+    float temperature, least_survival;
 } guesser; /* CGuesser in native.py */
 
 static int run_pass(const guesser *g, const recorded_pass *pass, const int64_t *ids, int64_t start)
@@ -74,20 +74,24 @@ static int choose(const guesser *g, int64_t position, int64_t *token, float *con
     return code ? code : outrider_probability_of(g->logits, 1, g->vocab, token, confidence);
 }
 
-/* Reads the tokens `ids` at `start` by the pass `first`, then drafts `depth` tokens, each but the
- * last of them read by the pass `next`. */
+/* Reads the tokens `ids` at `start` by the pass `first`, then drafts up to `depth` tokens, each but the
+ * last of them read by the pass `next`. One that is right, with all before it, with less than the
+ * least chance is the last. */
 EXPORT int outrider_guess(const guesser *g, const recorded_pass *first, const recorded_pass *next,
                           const int64_t *ids, int64_t start, int64_t depth, int64_t *tokens,
-                          float *confidences)
+                          float *confidences, int64_t *count)
 {
     const recorded_pass *pass = first;
-    for (int64_t i = 0; i < depth; i++, pass = next, ids = tokens + i - 1) {
+    float survival = 1;
+    for (int64_t i = 0; i < depth && survival >= g->least_survival; i++, pass = next, ids = tokens + i - 1) {
         int code = run_pass(g, pass, ids, start);
         start += pass->tokens;
         const float *last = pass->result + (pass->tokens - 1) * g->table->in_features;
         if (!code) code = outrider_stored_linear(g->table, last, 1, g->logits);
         if (!code) code = choose(g, start, tokens + i, confidences + i);
         if (code) return code;
+        survival *= confidences[i];
+        *count = i + 1;
     }
     return OK;
 }

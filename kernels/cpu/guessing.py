@@ -34,6 +34,7 @@ class CpuGuesser:
         blocks: Sequence[int],
         depth: int,
         vocab_size: int,
+        least_survival: float = 0.0,
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Guesses | None:
@@ -51,8 +52,9 @@ class CpuGuesser:
             seed,
             Stream.SHARED,
             temperature,
+            least_survival,
         )
-        drafts, confidences = (c_int64 * depth)(), (c_float * depth)()
+        drafts, confidences, count = (c_int64 * depth)(), (c_float * depth)(), c_int64()
         ids = (c_int64 * len(tokens))(*tokens)
         code = self._library.guess(
             byref(guesser),
@@ -63,6 +65,7 @@ class CpuGuesser:
             depth,
             drafts,
             confidences,
+            byref(count),
         )
         check(code)
-        return Guesses(list(drafts), list(confidences))
+        return Guesses(drafts[: count.value], confidences[: count.value])

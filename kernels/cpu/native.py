@@ -131,6 +131,7 @@ class CGuesser(Structure):
         ("seed", c_int64),
         ("stream", c_int64),
         ("temperature", c_float),
+        ("least_survival", c_float),
     ]
 
 
@@ -160,7 +161,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "broadcast": (c_int, [c_void_p, c_void_p, c_int64, c_int64]),
     "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
-    "guess": (c_int, [*[c_void_p] * 4, c_int64, c_int64, c_void_p, c_void_p]),
+    "guess": (c_int, [*[c_void_p] * 4, c_int64, c_int64, *[c_void_p] * 3]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }
 

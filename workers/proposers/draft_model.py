@@ -70,8 +70,9 @@ class DraftProposer:
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Drafts; what other rows are to catch up on is left to `catch_up`."""
         chunks, drafting, last_of = self._begin_round(plan)
-        if chunks and not self._draft_at_once(chunks, drafting):
-            self._draft_step_by_step(chunks, drafting, last_of)
+        least = plan.least_survival
+        if chunks and not self._draft_at_once(chunks, drafting, least):
+            self._draft_step_by_step(chunks, drafting, last_of, least)
         # Added to: a plan that only catches up may come before the verdict of a round.
         self._drafted |= {each.row: len(each.span.drafts) for each in drafting}
         return {each.row: each.proposal for each in drafting}
@@ -134,7 +135,7 @@ class DraftProposer:
                     last_of.append(total - 1)
         return chunks, drafting, last_of
 
-    def _draft_at_once(self, chunks: list[Chunk], drafting: list[Drafting]) -> bool:
+    def _draft_at_once(self, chunks: list[Chunk], drafting: list[Drafting], least: float) -> bool:
         """Whether all was drafted that is to be: for one row there may be a faster way."""
         if len(chunks) != 1 or not drafting:
             return False
@@ -142,7 +143,7 @@ class DraftProposer:
         sampler = each.span.sampler
         if not sampler.is_greedy and self._verification != "shared":
             return False
-        guesses = guess_at_once(self.runner, chunks[0], each.depth, sampler)
+        guesses = guess_at_once(self.runner, chunks[0], each.depth, sampler, least)
         if guesses is None:
             return False
         each.span.drafts = guesses.tokens
@@ -150,7 +151,7 @@ class DraftProposer:
         return True
 
     def _draft_step_by_step(
-        self, chunks: list[Chunk], drafting: list[Drafting], last_of: list[int]
+        self, chunks: list[Chunk], drafting: list[Drafting], last_of: list[int], least: float
     ) -> None:
         """One ragged pass over what rows have not seen, and one for each draft but the last."""
         hidden = self.runner.forward(chunks)
@@ -159,7 +160,7 @@ class DraftProposer:
         active, logits = drafting, self.runner.logits(hidden, last_of)
         while active:
             self._draft_one(active, logits)
-            active = [each for each in active if len(each.span.drafts) < each.depth]
+            active = [each for each in active if each.goes_on(least)]
             if active:
                 logits = self._feed_drafts(active)
 

@@ -15,6 +15,7 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import DraftStep
 from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.selection import count_likely
 
 
 class Drafting(NamedTuple):
@@ -26,6 +27,10 @@ class Drafting(NamedTuple):
     span: Span
     confidences: list[float]
     q: list[Tensor]
+
+    def goes_on(self, least_survival: float) -> bool:
+        drafted = len(self.span.drafts)
+        return drafted < self.depth and count_likely(self.confidences, least_survival) == drafted
 
     @property
     def proposal(self) -> Proposal:
@@ -62,13 +67,15 @@ def start_drafting(row: int, depth: int, generation: int, span: Span) -> Draftin
     return Drafting(row, depth, generation, span, [], [])
 
 
-def guess_at_once(runner: Runner, chunk: Chunk, depth: int, sampler: RowSampler) -> Guesses | None:
+def guess_at_once(
+    runner: Runner, chunk: Chunk, depth: int, sampler: RowSampler, least_survival: float = 0.0
+) -> Guesses | None:
     """A round of one row in one call, where its tokens are chosen by their scores and shared noise
     alone; None where they are not, or there is no such call."""
     if sampler.changes_logits or sampler.has_filters:
         return None
     temperature = 0.0 if sampler.is_greedy else sampler.temperature
-    return runner.guess(chunk, depth, temperature, sampler.seed)
+    return runner.guess(chunk, depth, least_survival, temperature, sampler.seed)
 
 
 def take_step(active: Sequence[Drafting], step: DraftStep) -> None:

@@ -8,9 +8,11 @@ import pytest
 from scheduler_tools import Simulation, make_request
 
 from outrider.errors import ConfigError
-from outrider.scheduler.control import Candidates, SpeculationControl
+from outrider.scheduler.control import Candidates, SpeculationControl, StepRecord
 from outrider.scheduler.costs import CostTable, LiveCosts, StepCosts
+from outrider.scheduler.depths import Candidate, Choice
 from outrider.scheduler.policies import POLICIES
+from outrider.scheduler.types import Verdict
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.registry import traits
 
@@ -181,3 +183,37 @@ def test_costs_that_are_known_late_let_the_policy_weigh() -> None:
     assert late.choose(1, 64, 0, 0, rows).chosen is None, "nothing was weighed"
     late.know_costs(COSTS)
     assert late.choose(2, 64, 0, 0, rows).chosen is not None
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "fixed", "can_stop"), [(1, False, True), (2, False, False), (1, True, False)]
+)
+def test_a_row_by_itself_stops_drafting_when_it_is_unsure_but_not_where_chances_are_learned(
+    num_rows: int, fixed: bool, can_stop: bool
+) -> None:
+    drafting = CostTable((1,), (1e-4,))
+    unpadded = StepCosts(CostTable((1, 8), (4e-3, 5e-3)), drafting, drafting)
+    made = SpeculationControl("goodput", unpadded, can_select=True)
+    made.know(traits(has_draft_model=True))
+    rows = Candidates()
+    for number in range(num_rows):
+        rows.requests.append(make_request(f"r{number}", [1, 2], 40, proposer=DRAFT, depth=4))
+        rows.requests[-1].is_depth_fixed = fixed
+    rows.proposers, rows.wanted, rows.behind = [DRAFT] * num_rows, [4] * num_rows, [1] * num_rows
+    choices = [made.choose(step, 100, 0, 0, rows) for step in range(1, 9)]
+    assert [choice.least_survival > 0 for choice in choices] == [can_stop] * 7 + [False]
+    assert all(max(choice.depths) > 0 for choice in choices)
+
+
+def test_a_step_that_may_stop_teaches_what_it_verified_and_nothing_of_drafting() -> None:
+    made = control()
+    seen: list[int] = []
+    drafted: list[float] = []
+    made.costs.see_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
+    made.costs.see_draft = lambda *seconds: drafted.extend(seconds)  # type: ignore[method-assign]
+    record = StepRecord(
+        1, 1, 0, 0, Choice([4], None, Candidate(2, 4, 4, 2.0, 1e-4, 4e-3), least_survival=0.2),
+        4, 5, 0, 20,
+    )  # fmt: skip
+    made.see_step(record, Verdict(1, 1, (), 1e-4, 4e-3), 2, 1, 1)
+    assert (seen, drafted) == ([2], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,3 +148,28 @@ def test_with_selection_more_is_drafted_than_verified_where_verifying_is_dear() 
     plain = goodput(snapshot(kinds, GPU))
     assert plain.num_selected is None and plain.chosen is not None and choice.chosen is not None
     assert choice.chosen.tokens_per_s > plain.chosen.tokens_per_s
+
+
+def test_a_row_that_may_stop_goes_as_far_as_its_drafts_promise_more_than_they_cost() -> None:
+    kinds = [survivals(0.6, 5)]
+    usual, stopping = goodput(snapshot(kinds, CPU)), goodput(snapshot(kinds, CPU, can_stop=True))
+    assert usual.chosen is not None and 0 < usual.chosen.level < 5
+    assert not usual.least_survival
+    assert list(stopping.depths) == [5]
+    assert (stopping.chosen, stopping.level) == (usual.chosen, usual.level)
+    level = usual.chosen.level
+    row_s = (CPU.verify.at(1 + level) - CPU.verify.at(1)) / level
+    assert stopping.least_survival == pytest.approx(usual.chosen.tokens_per_s * row_s)
+
+
+def test_a_row_that_may_stop_does_not_begin_where_drafting_does_not_pay() -> None:
+    choice = goodput(snapshot([survivals(0.05, 5)], CPU, can_stop=True))
+    assert list(choice.depths) == [0]
+    assert not choice.least_survival
+
+
+def test_a_row_that_has_to_catch_up_first_does_not_stop() -> None:
+    behind = replace(snapshot([survivals(0.9, 5)], CPU, can_stop=True), behind=[100])
+    choice = goodput(behind)
+    assert choice.level
+    assert not choice.least_survival

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,11 @@ def make_draft(
 
 
 def rounds(
-    draft: DraftProposer, params: SamplingParams, depths: Sequence[int], num_rows: int = 1
+    draft: DraftProposer,
+    params: SamplingParams,
+    depths: Sequence[int],
+    num_rows: int = 1,
+    least: float = 0.0,
 ) -> list[dict[int, Proposal]]:
     """Each round all is accepted but its last draft, so that one or two tokens are new."""
     inits = tuple(
@@ -75,15 +81,16 @@ def rounds(
             RowPlan(row, 1, 1, depth, depth, True, DRAFT, 0, (), 0, blocks(row), 16)
             for row in range(num_rows)
         )
-        plan = StepPlan(1, step, rows, inits if step == 0 else ())
+        plan = StepPlan(1, step, rows, inits if step == 0 else (), least_survival=least)
         draft.follow(plan)
         found.append(dict(draft.propose(plan)))
         verdicts = []
         for row, proposal in sorted(found[-1].items()):
-            kept = tuple(proposal.tokens[: depth - 1 if step % 2 else depth])
+            drafted = len(proposal.tokens)
+            kept = tuple(proposal.tokens[: drafted - 1 if step % 2 else drafted])
             own = (*kept, (7 * step + row) % VOCAB)
             base = len(texts[row])
-            verdicts.append(RowVerdict(row, 1, base, depth, depth, len(kept), own))
+            verdicts.append(RowVerdict(row, 1, base, drafted, drafted, len(kept), own))
             texts[row] += own
         draft.observe(Verdict(1, step, tuple(verdicts)))
     return found
@@ -142,6 +149,21 @@ def test_what_one_call_cannot_do_is_done_step_by_step(
         for row, proposal in own.items():
             assert list(proposal.tokens) == list(wanted[row].tokens)
             assert (proposal.q is None) == (mode == "shared")
+
+
+@needs_kernels
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "step by step"])
+def test_a_draft_that_is_too_unlikely_is_the_last(at_once: bool, folder: Path) -> None:
+    depths = (4, 4, 4, 4)
+    unlimited = rounds(make_draft(folder), GREEDY, depths)[0][0]
+    first, second = unlimited.confidences[:2]
+    draft = make_draft(folder, at_once=at_once)
+    found = rounds(draft, GREEDY, depths, least=first * (1 + second) / 2)
+    assert found[0][0].tokens == unlimited.tokens[:2]
+    for each in found:
+        *before, last = accumulate(each[0].confidences, mul)
+        assert all(survival >= first * (1 + second) / 2 for survival in before)
+        assert last < first * (1 + second) / 2 or len(before) == 3
 
 
 @needs_kernels
