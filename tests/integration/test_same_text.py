@@ -170,6 +170,7 @@ def test_a_draft_equal_to_the_target_is_always_right(
     """A wrong token would betray draft KV that is missing, stale or of another position."""
     llm = engine(
         draft_model=str(pair.target),
+        draft_dtype="float32",  # or it would be rounded to 8 bits
         lag=lag,
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=40,

@@ -182,7 +182,7 @@ def _load_both(
         revision=config.draft.revision,
         quantization=config.draft.quantization,
         keeps=keeps,
-        narrow=True,
+        narrow=config.draft.dtype == "auto",
     )
     return target, draft
 
