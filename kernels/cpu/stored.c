@@ -8,6 +8,7 @@
 #define CHUNK_WORK (64 * 1024) /* weights times rows: about 10 us */
 #define SHARED_INPUTS 8192     /* from so many on, preparing activations is shared, too */
 #define CACHED_BYTES (24 * 1024)
+#define WIDE_BYTES_OF_X (384 * 1024) /* rows that stay in the second-level cache while panels pass */
 
 static const stored_path *const PATHS[] = {
 #if defined(__x86_64__)
@@ -46,7 +47,8 @@ typedef struct {
     const float *x;
     x_block *blocks;
     float *out;
-    int64_t rows, panels_per_chunk;
+    int64_t rows, panels_per_chunk, rows_per_chunk;
+    _Atomic int *failed;
 } product;
 
 /* The rows of a tile that begins with this one. */
@@ -55,48 +57,131 @@ static int tile_rows(const product *a, long first_row)
     return a->rows - first_row < MAX_STORED_ROWS ? a->rows - first_row : MAX_STORED_ROWS;
 }
 
+/* Whether such a tile is one of many that are multiplied by the same undone weights. */
+static int is_wide(const product *a, long first_row)
+{
+    return a->path->wide && a->rows > MAX_STORED_ROWS && tile_rows(a, first_row) == WIDE_ROWS;
+}
+
 static void prepare_row(void *context, int64_t row)
 {
     const product *a = context;
     const stored_layer *l = a->layer;
     long blocks = l->in_features / BLOCK, first = row / MAX_STORED_ROWS * MAX_STORED_ROWS;
-    stored_x(a->x + row * l->in_features, blocks, stored_bits(l->type), a->path->wants,
-             a->blocks + first * blocks + row - first, tile_rows(a, first));
+    stored_x(a->x + row * l->in_features, blocks, stored_bits(l->type),
+             is_wide(a, first) ? WIDE_BYTES : a->path->wants, a->blocks + first * blocks + row - first,
+             tile_rows(a, first));
+}
+
+static const float zeros[PANEL];
+
+static const uint8_t *panel_of(const stored_layer *l, long p)
+{
+    return l->packed + p * panel_bytes(l->type, l->in_features);
+}
+static const float *bias_of(const stored_layer *l, long p)
+{
+    return l->bias ? l->bias + p * PANEL : zeros;
+}
+
+/* Sums of a panel, rows `stride` apart, before anything is added. */
+static void start_sums(const stored_layer *l, long p, int rows, float *sums, long stride)
+{
+    const float *start = l->type == INT8 ? zeros : bias_of(l, p);
+    for (int r = 0; r < rows; r++) memcpy(sums + r * stride, start, sizeof zeros);
+}
+
+static void put_sums(const product *a, long p, long first_row, int rows, float *sums, long stride)
+{
+    const stored_layer *l = a->layer;
+    const float *scale = (const float *)panel_of(l, p), *bias = bias_of(l, p);
+    float *out = a->out + first_row * l->out_stride + p * PANEL;
+    long columns = l->out_features - p * PANEL;
+    for (int r = 0; r < rows; r++, out += l->out_stride, sums += stride) {
+        if (l->type == INT8)
+            for (int j = 0; j < PANEL; j++) sums[j] = fmaf(scale[j], sums[j], bias[j]);
+        if (columns >= PANEL) memcpy(out, sums, sizeof zeros);
+        else memcpy(out, sums, columns * sizeof(float));
+    }
 }
 
 /* At most MAX_STORED_ROWS rows by one panel. Sums are made side by side: rows of the result may be
  * powers of two apart, and of such places caches hold few. */
 static void run_tile(const product *a, long p, long first_row, int rows)
 {
-    static const float zeros[PANEL];
     const stored_layer *l = a->layer;
-    long blocks = l->in_features / BLOCK, columns = l->out_features - p * PANEL;
-    const uint8_t *panel = l->packed + p * panel_bytes(l->type, l->in_features);
-    const float *bias = l->bias ? l->bias + p * PANEL : zeros;
-    float sums[MAX_STORED_ROWS * PANEL], *out = a->out + first_row * l->out_stride + p * PANEL;
-    for (int r = 0; r < rows; r++)
-        memcpy(sums + r * PANEL, l->type == INT8 ? zeros : bias, sizeof zeros);
-    a->path->tiles[l->type](panel, a->blocks + first_row * blocks, blocks, rows, sums);
-    for (int r = 0; r < rows; r++, out += l->out_stride) {
-        float *row = sums + r * PANEL;
-        if (l->type == INT8)
-            for (int j = 0; j < PANEL; j++) row[j] = fmaf(((const float *)panel)[j], row[j], bias[j]);
-        if (columns >= PANEL) memcpy(out, row, sizeof zeros);
-        else memcpy(out, row, columns * sizeof(float));
-    }
+    long blocks = l->in_features / BLOCK;
+    float sums[MAX_STORED_ROWS * PANEL];
+    start_sums(l, p, rows, sums, PANEL);
+    a->path->tiles[l->type](panel_of(l, p), a->blocks + first_row * blocks, blocks, rows, sums);
+    put_sums(a, p, first_row, rows, sums, PANEL);
+}
+
+/* The same for a tile of many and panels [begin, end), undone. */
+static void run_wide_tile(const product *a, const wide_block *undone, long begin, long end,
+                          long first_row)
+{
+    const stored_layer *l = a->layer;
+    const long blocks = l->in_features / BLOCK, stride = WIDE_PANELS * PANEL;
+    float sums[WIDE_ROWS * WIDE_PANELS * PANEL] __attribute__((aligned(64)));
+    for (long p = begin; p < end; p++)
+        start_sums(l, p, WIDE_ROWS, sums + (p - begin) * PANEL, stride);
+    a->path->wide[l->type].tile(undone, a->blocks + first_row * blocks, blocks, sums);
+    for (long p = begin; p < end; p++)
+        put_sums(a, p, first_row, WIDE_ROWS, sums + (p - begin) * PANEL, stride);
 }
 
 INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* A thread's own memory for one purpose, kept from call to call; null if there is none. */
+typedef struct {
+    void *bytes;
+    size_t size;
+} own_memory;
+
+static void *at_least(own_memory *own, size_t size)
+{
+    if (size > own->size) {
+        free(own->bytes);
+        own->bytes = aligned_alloc(64, (size + 63) / 64 * 64);
+        own->size = own->bytes ? size : 0;
+    }
+    return own->bytes;
+}
+
+/* Some panels by the rows of all tiles from `first` to `last`. */
+static void run_panels(const product *a, long begin, long end, long first, long last)
+{
+    static _Thread_local own_memory own;
+    const stored_layer *l = a->layer;
+    const long blocks = l->in_features / BLOCK;
+    wide_block *undone = 0;
+    if (is_wide(a, first)) {
+        undone = at_least(&own, blocks * sizeof(wide_block));
+        if (!undone) {
+            *a->failed = 1;
+            return;
+        }
+        for (long p = begin; p < end; p++)
+            a->path->wide[l->type].undo(panel_of(l, p), blocks, (int)(p - begin), undone);
+    }
+    for (long r = first; r < last; r += MAX_STORED_ROWS)
+        if (is_wide(a, r)) run_wide_tile(a, undone, begin, end, r);
+        else
+            for (long p = begin; p < end; p++) run_tile(a, p, r, tile_rows(a, r));
+}
+
+/* Chunks of the same rows follow each other: they read these again. */
 static void run_chunk(void *context, int64_t chunk)
 {
     const product *a = context;
     long panels = divide_up(a->layer->out_features, PANEL);
-    long begin = chunk * a->panels_per_chunk, end = begin + a->panels_per_chunk;
+    long chunks = divide_up(panels, a->panels_per_chunk);
+    long begin = chunk % chunks * a->panels_per_chunk, end = begin + a->panels_per_chunk;
+    long first = chunk / chunks * a->rows_per_chunk, last = first + a->rows_per_chunk;
     if (end > panels) end = panels;
-    for (long r = 0; r < a->rows; r += MAX_STORED_ROWS)
-        for (long p = begin; p < end; p++)
-            run_tile(a, p, r, tile_rows(a, r));
+    if (last > a->rows) last = a->rows;
+    run_panels(a, begin, end, first, last);
 }
 
 /* At most so many, and at least half of them: such that nobody has much more to do than others. */
@@ -126,34 +211,25 @@ static int64_t panels_per_chunk(const stored_layer *l, int64_t rows)
     return fair_share(panels, count > panels ? panels : count);
 }
 
-/* The caller's own, kept from call to call. */
-static x_block *scratch(size_t count)
-{
-    static _Thread_local struct {
-        x_block *blocks;
-        size_t count;
-    } own;
-    if (count > own.count) {
-        free(own.blocks);
-        own.count = 0;
-        own.blocks = aligned_alloc(64, (count * sizeof(x_block) + 63) / 64 * 64);
-        if (own.blocks) own.count = count;
-    }
-    return own.blocks;
-}
-
 EXPORT int outrider_stored_linear(const stored_layer *l, const float *x, int64_t rows, float *out)
 {
+    static _Thread_local own_memory own;
+    _Atomic int failed = 0;
     if (is_half(l->type)) return halves_linear(l, x, rows, out);
-    product a = {l, path(), x, 0, out, rows, 0};
+    product a = {l, path(), x, 0, out, rows, 0, rows, &failed};
     if (rows <= 0) return OK;
-    a.blocks = scratch((size_t)rows * (size_t)(l->in_features / BLOCK));
+    int64_t blocks = l->in_features / BLOCK, panels = divide_up(l->out_features, PANEL);
+    a.blocks = at_least(&own, (size_t)(rows * blocks) * sizeof(x_block));
     if (!a.blocks) return NO_MEMORY;
     if (rows * l->in_features >= SHARED_INPUTS)
         pool_run(prepare_row, &a, rows);
     else
         for (int64_t r = 0; r < rows; r++) prepare_row(&a, r);
     a.panels_per_chunk = panels_per_chunk(l, rows);
-    pool_run(run_chunk, &a, divide_up(divide_up(l->out_features, PANEL), a.panels_per_chunk));
-    return OK;
+    if (is_wide(&a, 0)) {
+        a.panels_per_chunk = WIDE_PANELS;
+        a.rows_per_chunk = (WIDE_BYTES_OF_X / (blocks * WIDE_ROWS * sizeof(x_block)) + 1) * WIDE_ROWS;
+    }
+    pool_run(run_chunk, &a, divide_up(panels, a.panels_per_chunk) * divide_up(rows, a.rows_per_chunk));
+    return failed ? NO_MEMORY : OK;
 }

@@ -33,7 +33,7 @@
 enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K, INT8, BF16, F16 };
 
 /* What a path wants to know of activations: see x_block. */
-enum { BYTES, BYTES_AND_STARTS, BYTES_AND_SUMS, HALVES };
+enum { BYTES, BYTES_AND_STARTS, BYTES_AND_SUMS, HALVES, WIDE_BYTES };
 
 /* Activations of one row and block. X = high * 256 + low, where low is a byte and high is two. As
  * small as can be: those of 8 rows shall stay in the first-level cache. */
@@ -172,16 +172,32 @@ typedef void stored_tile(const uint8_t *panel, const x_block *x, long blocks, in
     }
 #define NAME_TILE(type) tile_##type,
 
+/* Three panels with their weights undone, for tiles of eight rows; see stored_wide512.c. */
+#define WIDE_ROWS 8
+#define WIDE_PANELS 3
+typedef struct {
+    uint8_t groups[GROUPS][WIDE_PANELS][4 * PANEL];
+    float scale[2][WIDE_PANELS][PANEL], min[WIDE_PANELS][PANEL]; /* scales of halves that have their own */
+    int32_t minus[2][WIDE_PANELS][PANEL];                        /* 128 times the sum of the weights */
+} __attribute__((aligned(64))) wide_block;
+
+typedef struct {
+    void (*undo)(const uint8_t *panel, long blocks, int p, wide_block *out);
+    void (*tile)(const wide_block *w, const x_block *x, long blocks, float *sums);
+} stored_wide;
+
 typedef struct {
     const char *name;
     int (*runs_here)(void);
     stored_tile *const *tiles; /* by type */
     int wants;                 /* of x_block */
+    const stored_wide *wide;   /* by type, or null */
 } stored_path;
 
 /* A row's blocks as a path wants them, `stride` apart, for weights of so many bits. */
 void stored_x(const float *x, long blocks, int bits, int wants, x_block *out, long stride);
 
+extern const stored_wide stored_wide512[];
 extern const stored_path stored_plain, stored_neon, stored_avx2, stored_avx512;
 
 #endif

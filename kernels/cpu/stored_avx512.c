@@ -2,69 +2,13 @@
  * bits get a bias of 128 that is taken off the sums again, like the bias of the others. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512vnni,fma,f16c") /* of this file, which runs only there */
-#include "stored.h"
-
-#include <immintrin.h>
-
 #if defined(__clang__) /* which does not know GCC's pragma */
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vnni,fma,f16c"))), apply_to = function)
 #endif
+#include "stored_avx512.h"
 
 #define UNROLLED _Pragma("GCC unroll 8")
 #define EACH_ROW(r) UNROLLED for (int r = 0; r < rows; r++)
-
-/* Group g of all 16 outputs, 4 inputs each. */
-INLINE __m512i group_of(int type, const uint8_t *low, int g)
-{
-    const uint8_t *high = low + low_bytes(type);
-    const int bits = stored_bits(type);
-    if (bits == 8) return _mm512_xor_si512(_mm512_loadu_si512(low + g * 64), _mm512_set1_epi8(-128));
-    __m512i value = _mm512_loadu_si512(low + g % 4 * 64);
-    if (bits == 4) value = _mm512_xor_si512(value, _mm512_set1_epi8((char)0x88));
-    if (g >= 4) value = _mm512_srli_epi16(value, 4);
-    value = _mm512_and_si512(value, _mm512_set1_epi8(15));
-    if (bits == 5) {
-        __mmask64 fifth = _mm512_test_epi8_mask(_mm512_loadu_si512(high),
-                                                _mm512_set1_epi8((char)(1 << g)));
-        value = _mm512_mask_add_epi8(value, fifth, value, _mm512_set1_epi8(16));
-    }
-    if (bits == 6) {
-        __m512i two = _mm512_loadu_si512(high + g / 4 * 64);
-        two = g % 4 < 2 ? _mm512_slli_epi16(two, 4 - 2 * (g % 4))
-                        : _mm512_srli_epi16(two, 2 * (g % 4) - 4);
-        value = _mm512_or_si512(value, _mm512_and_si512(two, _mm512_set1_epi8(48)));
-    }
-    return value;
-}
-
-INLINE __m512 halves_at(const uint8_t *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-}
-INLINE __m512 bytes_at(const uint8_t *p, int is_signed)
-{
-    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
-    return _mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
-}
-
-INLINE void scales_of(int type, const uint8_t *panel, long b, __m512 scale[2], __m512 *min)
-{
-    const uint8_t *block = panel + block_offset(type, b), *super = panel + super_offset(type, b);
-    if (type == Q4_K || type == Q6_K) {
-        __m512 all = halves_at(super);
-        scale[0] = _mm512_mul_ps(all, bytes_at(block, type == Q6_K));
-        if (type == Q6_K) scale[1] = _mm512_mul_ps(all, bytes_at(block + PANEL, 1));
-        if (type == Q4_K)
-            *min = _mm512_sub_ps(
-                _mm512_set1_ps(-0.0f),
-                _mm512_mul_ps(halves_at(super + 2 * PANEL), bytes_at(block + PANEL, 0)));
-    } else if (type != INT8) {
-        scale[0] = halves_at(block);
-        if (has_min(type)) *min = halves_at(block + 2 * PANEL);
-    }
-    if (has_min(type))
-        *min = _mm512_fmadd_ps(scale[0], _mm512_set1_ps((float)stored_bias(type)), *min);
-}
 
 typedef int32_t four_bytes __attribute__((may_alias));
 
@@ -151,7 +95,7 @@ static int runs_here(void)
            __builtin_cpu_supports("fma");
 }
 
-const stored_path stored_avx512 = {"avx512", runs_here, TILES, BYTES_AND_SUMS};
+const stored_path stored_avx512 = {"avx512", runs_here, TILES, BYTES_AND_SUMS, stored_wide512};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -166,7 +166,7 @@ static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 
 static int has_dot_products(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 
-const stored_path stored_neon = {"neon", has_dot_products, TILES, BYTES_AND_STARTS};
+const stored_path stored_neon = {"neon", has_dot_products, TILES, BYTES_AND_STARTS, 0};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -109,6 +109,30 @@ INLINE __m128i lane_sums(__m512i a, __m512i b, __m512i c, __m512i d)
     return _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
+/* The largest of the lanes of four vectors. */
+INLINE __m128i lane_tops(__m512i a, __m512i b, __m512i c, __m512i d)
+{
+    __m512i ab = _mm512_max_epu32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i cd = _mm512_max_epu32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    __m512i all = _mm512_max_epu32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i half = _mm256_max_epu32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    return _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+}
+
+/* The three bytes of 32 numbers: see stored_wide512.c. */
+INLINE void put_wide(__m512i first, __m512i second, int bits, x_block *out)
+{
+    const __m512i added = _mm512_set1_epi32((1 << 23) + (bits == 4 ? 0 : 128));
+    const __m512i by_byte = _mm512_set4_epi32(0x0f0b0703, 0x0c080400, 0x0d090501, 0x0e0a0602);
+    const __m512i upper_two = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+    const __m512i lower = _mm512_add_epi32(upper_two, _mm512_set1_epi32(2));
+    first = _mm512_shuffle_epi8(_mm512_add_epi32(first, added), by_byte);
+    second = _mm512_shuffle_epi8(_mm512_add_epi32(second, added), by_byte);
+    _mm512_storeu_si512(out->bytes, _mm512_permutex2var_epi32(first, upper_two, second));
+    __m512i last = _mm512_permutex2var_epi32(first, lower, second);
+    _mm256_storeu_si256((__m256i *)out->bytes[2], _mm512_castsi512_si256(last));
+}
+
 INLINE void put_numbers(const float *x, float scale, int bits, int wants, x_block *out)
 {
     __m512i number[2], high[2], low[2];
@@ -121,6 +145,10 @@ INLINE void put_numbers(const float *x, float scale, int bits, int wants, x_bloc
     }
     _mm_storeu_si128((__m128i *)sums, lane_sums(high[0], high[1], low[0], low[1]));
     out->sum = (float)((sums[0] + sums[1]) * 256 + sums[2] + sums[3]) * out->scale;
+    if (wants == WIDE_BYTES) {
+        put_wide(number[0], number[1], bits, out);
+        return;
+    }
     put_sums(sums, sums + 2, bits, out);
     for (int half = 0; half < 2; half++) {
         if (wants == HALVES) {
@@ -161,6 +189,13 @@ INLINE void put_numbers(const float *x, float scale, int bits, int wants, x_bloc
     out->sum = (float)total * out->scale;
 #if defined(__x86_64__)
     put_sums(high_sums, low_sums, bits, out);
+    if (wants == WIDE_BYTES) { /* see stored_wide512.c */
+        const int32_t added = (1 << 23) + (bits == 4 ? 0 : 128);
+        for (int k = 0; k < BLOCK; k++)
+            for (int i = 0; i < 3; i++)
+                out->bytes[i][k] = (int8_t)((number[k] + added) >> (16 - 8 * i));
+        return;
+    }
     if (wants == HALVES) {
         for (int k = 0; k < BLOCK; k++) out->halves[0][k] = (int16_t)high[k];
         for (int k = 0; k < BLOCK; k++) out->halves[1][k] = (int16_t)low[k];
@@ -193,10 +228,53 @@ INLINE void put_starts(int bits, x_block *out)
 #endif
 }
 
+#if defined(__AVX512BW__)
+/* WIDE_BYTES of four blocks at a time, which share the sums over lanes; how many blocks were done. It
+ * stops where something is too large. */
+static long wide_x(const float *x, long blocks, int bits, x_block *out, long stride)
+{
+    const __m512i no_sign = _mm512_set1_epi32(0x7fffffff);
+    long b = 0;
+    for (; b + 4 <= blocks; b += 4, x += 4 * BLOCK, out += 4 * stride) {
+        __m512i top[4], number[8];
+        float scale[4], inverses[4], sums[4];
+        for (int i = 0; i < 4; i++)
+            top[i] = _mm512_max_epu32(
+                _mm512_and_si512(_mm512_loadu_si512(x + i * BLOCK), no_sign),
+                _mm512_and_si512(_mm512_loadu_si512(x + i * BLOCK + 16), no_sign));
+        __m128i largest = lane_tops(top[0], top[1], top[2], top[3]);
+        if (_mm_movemask_epi8(_mm_cmpgt_epi32(largest, _mm_set1_epi32(TOO_LARGE - 1)))) break;
+        __m128 raised = _mm_mul_ps(_mm_castsi128_ps(largest), _mm_set1_ps(1 + 0x1p-7f));
+        __m128i power = _mm_sub_epi32(_mm_srli_epi32(_mm_castps_si128(raised), 23), _mm_set1_epi32(22));
+        power = _mm_slli_epi32(_mm_max_epi32(power, _mm_set1_epi32(127 - 100)), 23);
+        _mm_storeu_ps(scale, _mm_castsi128_ps(power));
+        _mm_storeu_si128((__m128i *)inverses, _mm_sub_epi32(_mm_set1_epi32(254 << 23), power));
+        for (int i = 0; i < 8; i++)
+            number[i] = _mm512_cvtps_epi32(
+                _mm512_mul_ps(_mm512_loadu_ps(x + i * 16), _mm512_set1_ps(inverses[i / 2])));
+        for (int i = 0; i < 4; i++) top[i] = _mm512_add_epi32(number[2 * i], number[2 * i + 1]);
+        __m128i total = lane_sums(top[0], top[1], top[2], top[3]);
+        _mm_storeu_ps(sums, _mm_mul_ps(_mm_cvtepi32_ps(total), _mm_loadu_ps(scale)));
+        for (int i = 0; i < 4; i++) {
+            put_wide(number[2 * i], number[2 * i + 1], bits, out + i * stride);
+            out[i * stride].scale = scale[i];
+            out[i * stride].sum = sums[i];
+        }
+    }
+    return b;
+}
+#endif
+
 /* Scales of all blocks come first: each waits long for the largest value, and side by side they wait
  * together. */
 void stored_x(const float *x, long blocks, int bits, int wants, x_block *out, long stride)
 {
+#if defined(__AVX512BW__)
+    if (wants == WIDE_BYTES) {
+        long done = wide_x(x, blocks, bits, out, stride);
+        x += done * BLOCK, out += done * stride, blocks -= done;
+    }
+#endif
     for (long b = 0; b < blocks; b++) {
         uint32_t largest = largest_of(x + b * BLOCK);
         out[b * stride].scale = largest < TOO_LARGE ? power_of_two(block_exponent(largest)) : NAN;
