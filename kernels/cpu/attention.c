@@ -35,6 +35,14 @@ typedef struct {
 #else
 #define COLUMNS(DO, r) DO(r, 0)
 #endif
+/* A vector of 16 floats leaves registers for more columns, and needs them: sums that wait for each other
+ * would be too few. */
+#define WIDE_COLUMN (VEC_LANES == 16 ? 4 * COLUMN : COLUMN)
+#if VEC_LANES == 16
+#define WIDE_COLUMNS(DO, r) DO(r, 0) DO(r, 1) DO(r, 2) DO(r, 3)
+#else
+#define WIDE_COLUMNS COLUMNS
+#endif
 #define KEYS(DO, r) DO(r, 0) DO(r, 1) DO(r, 2) DO(r, 3)
 #define ROWS1(EACH, DO) EACH(DO, 0)
 #define ROWS2(EACH, DO) ROWS1(EACH, DO) EACH(DO, 1)
@@ -92,10 +100,10 @@ DOTS(4)
 #define MIX_ADD(r, c) sum##r##c = vec_fma_scalar(value##c, weight[r * CHUNK + j], sum##r##c);
 #define MIX_STORE(r, c) vec_store(sum + r * dim + c * VEC_LANES, sum##r##c);
 
-/* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and one column of values. */
-#define MIX(rows)                                                                               \
-    static void mix##rows(const float *weight, const float *const *value, long keys, long d,    \
-                          long dim, float *sum)                                                 \
+/* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and so many columns of values. */
+#define MIX(name, rows, COLUMNS)                                                                \
+    static void name##rows(const float *weight, const float *const *value, long keys, long d,   \
+                           long dim, float *sum)                                                \
     {                                                                                           \
         ROWS##rows(COLUMNS, MIX_LOAD)                                                           \
         for (long j = 0; j < keys; j++) {                                                       \
@@ -104,16 +112,21 @@ DOTS(4)
         }                                                                                       \
         ROWS##rows(COLUMNS, MIX_STORE)                                                          \
     }
-MIX(1)
-MIX(2)
-MIX(3)
-MIX(4)
+MIX(mix, 1, COLUMNS)
+MIX(mix, 2, COLUMNS)
+MIX(mix, 3, COLUMNS)
+MIX(mix, 4, COLUMNS)
+MIX(mix_wide, 1, WIDE_COLUMNS)
+MIX(mix_wide, 2, WIDE_COLUMNS)
+MIX(mix_wide, 3, WIDE_COLUMNS)
+MIX(mix_wide, 4, WIDE_COLUMNS)
 
 typedef void dots_fn(const float *q, const float *const *key, long dim, float *score);
 typedef void mix_fn(const float *weight, const float *const *value, long keys, long d, long dim,
                     float *sum);
 static dots_fn *const DOT[] = {0, dots1, dots2, dots3, dots4};
 static mix_fn *const ADD[] = {0, mix1, mix2, mix3, mix4};
+static mix_fn *const ADD_WIDE[] = {0, mix_wide1, mix_wide2, mix_wide3, mix_wide4};
 
 INLINE int64_t first_visible(const attention *a, int64_t position)
 {
@@ -193,7 +206,10 @@ static void attend_chunk(const attention *a, tile *t, int64_t begin, int keys)
     for (int r = 0; r < t->rows; r++) soften(a, t, r, begin, keys);
     for (int r = 0; r < t->rows; r += 4) {
         int rows = t->rows - r < 4 ? t->rows - r : 4;
-        for (long d = 0; d < dim; d += COLUMN)
+        long d = 0;
+        for (; d + WIDE_COLUMN <= dim; d += WIDE_COLUMN)
+            ADD_WIDE[rows](t->score + r * CHUNK, t->value, keys, d, dim, t->sum + r * dim + d);
+        for (; d < dim; d += COLUMN)
             ADD[rows](t->score + r * CHUNK, t->value, keys, d, dim, t->sum + r * dim + d);
     }
 }

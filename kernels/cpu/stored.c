@@ -8,7 +8,7 @@
 #define CHUNK_WORK (64 * 1024) /* weights times rows: about 10 us */
 #define SHARED_INPUTS 8192     /* from so many on, preparing activations is shared, too */
 #define CACHED_BYTES (24 * 1024)
-#define WIDE_BYTES_OF_X (384 * 1024) /* rows that stay in the second-level cache while panels pass */
+#define WIDE_BYTES_OF_X (640 * 1024) /* rows that stay in the second-level cache while panels pass */
 
 static const stored_path *const PATHS[] = {
 #if defined(__x86_64__)
