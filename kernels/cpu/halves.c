@@ -2,48 +2,13 @@
  *
  * Their values in float32 are exact, and an output is the same chain of fused multiply-adds over
  * k = 0, 1, 2, ...: bit for bit what linear.c gives for the weights in float32. */
-#include "halves.h"
+#include "many.h"
 #include "pool.h"
 
 #include <stdlib.h>
 
 #define MAX_ROWS 6               /* that multiply with weights as they are widened */
 #define CHUNK_WORK (64 * 1024)   /* weights read, or four rows multiplied by them */
-
-INLINE float value_of(int is_brain, uint16_t bits)
-{
-    uint32_t wide = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &wide, 4);
-    return is_brain ? value : half_to_float(bits);
-}
-
-/* What is in a panel: as it is stored, or widened for many rows. */
-enum { FROM_F16, FROM_BF16, FROM_F32 };
-
-/* A vector of weights: of the 16 at `panel` the ones from `first` on. */
-INLINE vec widened(int form, const void *panel, int first)
-{
-    const uint16_t *halves = panel;
-    if (form == FROM_F32) return vec_load((const float *)panel + first);
-#if defined(__aarch64__)
-    if (form == FROM_F16) return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + first)));
-    uint16x8_t eight = vld1q_u16(halves + first / 8 * 8), zero = vdupq_n_u16(0);
-    return vreinterpretq_f32_u16(first % 8 ? vzip2q_u16(zero, eight) : vzip1q_u16(zero, eight));
-#elif defined(__AVX512F__)
-    __m256i own = _mm256_loadu_si256((const __m256i *)(halves + first));
-    if (form == FROM_F16) return _mm512_cvtph_ps(own);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(own), 16));
-#elif defined(__AVX2__) && defined(__F16C__)
-    __m128i own = _mm_loadu_si128((const __m128i *)(halves + first));
-    if (form == FROM_F16) return _mm256_cvtph_ps(own);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(own), 16));
-#else
-    vec out;
-    for (int i = 0; i < VEC_LANES; i++) out[i] = value_of(form == FROM_BF16, halves[first + i]);
-    return out;
-#endif
-}
 
 #include "tile_rows.h"
 
@@ -162,6 +127,12 @@ static void run_chunk(void *context, int64_t chunk)
 int halves_linear(const stored_layer *l, const float *x, int64_t rows, float *out)
 {
     _Atomic int failed = 0;
+    if (suits_many(rows)) {
+        many_product many = {l->packed, l->type == BF16 ? FROM_BF16 : FROM_F16, l->bias, l->out_features,
+                             l->in_features, l->out_stride, x, out, rows};
+        many_linear(&many);
+        return OK;
+    }
     int64_t panel_work = l->in_features * PANEL * (rows < 4 ? 1 : rows / 4);
     int64_t panels = (l->out_features + PANEL - 1) / PANEL;
     product a = {l, x, out, rows, CHUNK_WORK / panel_work > 1 ? CHUNK_WORK / panel_work : 1, &failed};

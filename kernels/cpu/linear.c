@@ -3,13 +3,9 @@
  * An output is one chain of fused multiply-adds over k = 0, 1, 2, ..., whatever the number of rows
  * and wherever its row stands. So a row's result is the same bits alone or among many.
  */
-#include "ops.h"
+#include "many.h"
 #include "pool.h"
-#include "vec.h"
 
-#include <string.h>
-
-#define PANEL 16
 #include "tile_rows.h"
 #define MAX_TILE 6 /* rows: 6 x 16 sums, 16 weights and an input fill 32 registers of 4 floats */
 
@@ -99,6 +95,12 @@ static int64_t panels_per_chunk(const layer *l, int64_t rows)
 
 EXPORT void outrider_linear(const layer *l, const float *x, int64_t rows, float *out)
 {
+    if (suits_many(rows)) {
+        many_product many = {l->packed, FROM_F32, l->bias, l->out_features, l->in_features,
+                             l->out_features, x, out, rows};
+        many_linear(&many);
+        return;
+    }
     product a = {l, x, out, rows, panels_per_chunk(l, rows)};
     int64_t panels = (l->out_features + PANEL - 1) / PANEL;
     pool_run(run_chunk, &a, (panels + a.panels_per_chunk - 1) / a.panels_per_chunk);

@@ -165,10 +165,15 @@ static void run_panels(const product *a, long begin, long end, long first, long 
         for (long p = begin; p < end; p++)
             a->path->wide[l->type].undo(panel_of(l, p), blocks, (int)(p - begin), undone);
     }
+    const uint8_t *next = panel_of(l, end);
+    long share = (panel_of(l, end + end - begin) - next) / divide_up(last - first, MAX_STORED_ROWS);
     for (long r = first; r < last; r += MAX_STORED_ROWS)
-        if (is_wide(a, r)) run_wide_tile(a, undone, begin, end, r);
-        else
+        if (is_wide(a, r)) {
+            for (const uint8_t *stop = next + share; next < stop; next += 64) __builtin_prefetch(next, 0, 2);
+            run_wide_tile(a, undone, begin, end, r);
+        } else {
             for (long p = begin; p < end; p++) run_tile(a, p, r, tile_rows(a, r));
+        }
 }
 
 /* Chunks of the same rows follow each other: they read these again. */
