@@ -102,6 +102,25 @@ def test_a_row_has_the_same_bits_alone_or_among_many(stored: CpuStored, kind: st
     assert torch.equal(linear(x[[149, 5, 5, 0]]), together[[149, 5, 5, 0]])
 
 
+@pytest.mark.parametrize("out_features", [5, 48, 70])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_rows_have_the_bits_of_each_alone(
+    stored: CpuStored, kind: str, out_features: int
+) -> None:
+    """More than are multiplied at a time, by panels and rows that fill no tile, and one row that is
+    too large to be a whole number beside others that are not."""
+    weight, _ = stored_weight(kind, (out_features, 1280))
+    linear = stored.linear([stored.packed(weight)], torch.randn(out_features))
+    x = activations(403, 1280)
+    x[11, 700] = 1e35
+    together = linear(x)
+    alone = torch.cat([linear(x[row : row + 1]) for row in range(len(x))])
+    torch.testing.assert_close(together, alone, rtol=0, atol=0, equal_nan=True)
+    for num_rows in (9, 15, 17, 31, 129):
+        expected = alone[:num_rows]
+        torch.testing.assert_close(linear(x[:num_rows]), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_results_do_not_depend_on_the_number_of_threads(kind: str) -> None:
     weight, _ = stored_weight(kind, (1000, 256))
