@@ -10,7 +10,6 @@ from typing import Any
 from outrider.bench.load.files import json_rows
 from outrider.bench.load.prompts.bundled import MT_BENCH, SPEC_BENCH, group_of
 from outrider.errors import ConfigError
-from outrider.text.rendering import render
 
 GROUPS = (MT_BENCH, "translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -62,5 +61,7 @@ def encode_question(question: Question, tokenizer: Any, *, chat: bool = True) ->
     text = question.turns[0]
     if chat:
         messages = [{"role": "user", "content": text}]
+        from outrider.text.rendering import render  # Jinja, which only conversations need
+
         text = render(tokenizer.get_chat_template(), messages, True, tokenizer.special_tokens_map)
     return list(tokenizer.encode(text, add_special_tokens=not chat))

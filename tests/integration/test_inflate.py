@@ -40,7 +40,7 @@ def test_the_enlarged_draft_writes_the_same_text(
     num_prompts: int, num_tokens: int, engines: tuple[LLM, LLM]
 ) -> None:
     small, large = engines
-    tokenizer = large.get_tokenizer()
+    tokenizer = small.get_tokenizer()  # the same, whose folder is still there
     questions = select_questions(read_questions(), -(-num_prompts // 5))[:num_prompts]
     prompts = [encode_question(question, tokenizer) for question in questions]
     greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

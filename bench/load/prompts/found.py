@@ -10,7 +10,6 @@ from typing import Any
 
 from outrider.bench.load.asks import Prompt
 from outrider.errors import ConfigError
-from outrider.text.rendering import render
 
 # A word and the blank before it, in tokens of the usual vocabularies: what lengths are estimated
 # with where there is no tokenizer.
@@ -68,6 +67,8 @@ def prompt_tokens(prompt: Prompt, tokenizer: Any) -> int:
 def _rendered(said: Iterable[tuple[str, str]], tokenizer: Any, prompt_id: str) -> str:
     messages = [{"role": role, "content": content} for role, content in said]
     try:
+        from outrider.text.rendering import render  # Jinja, which only conversations need
+
         return render(tokenizer.get_chat_template(), messages, True, tokenizer.special_tokens_map)
     except Exception as error:  # a template raises what it likes
         raise ConfigError(

@@ -45,6 +45,7 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
     return tokenizer
 
 
+@lru_cache(maxsize=4)
 def of_transformers(tokenizer: PlainTokenizer) -> Tokenizer:
     """The same, for whoever asks for more than is used here."""
     full = _from_folder(tokenizer.folder)
