@@ -212,7 +212,7 @@ class _Start:
             quantization=settings.quantization,
             keeps=True,
             keeps_form=placement.keeps_form,
-            narrow=self._where.role == Role.DRAFT,
+            narrow=self._where.role == Role.DRAFT,  # if no dtype is set: else no form is kept
         )
         self._head = _load_head(settings, placement, decoder)
         block_bytes = bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard)
