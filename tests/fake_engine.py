@@ -143,6 +143,7 @@ class FakeEngine:
     counters: EngineCounters = EngineCounters()  # as its status has them
 
     speculation: SpeculationDesk = field(default_factory=fake_desk)  # of this life
+    speculation_links: set[int] = field(default_factory=set)  # that have set it, in this life
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     attached: list[tuple[Attach, bool]] = field(default_factory=list)  # and whether it was held
@@ -200,6 +201,7 @@ class FakeEngine:
                 listener.setblocking(False)
                 self.lives += 1
                 self.speculation = fake_desk()
+                self.speculation_links = set()
                 self._held = self._new_held()
                 self._listening.set()
                 while not self._dying.is_set() and not self._stopping.is_set():
@@ -267,6 +269,7 @@ class FakeEngine:
                 channel.send(self._status(query))
             case SetSpeculation() as asked if self.answers_status:
                 channel.send(self.speculation.set(asked))
+                self.speculation_links.add(link)
             case ExplainSpeculation() as asked if self.answers_status:
                 channel.send(self.speculation.explain(asked))
 

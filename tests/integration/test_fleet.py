@@ -70,9 +70,9 @@ def test_a_secret_is_on_no_command_line(fleet: RunningFleet) -> None:
 
 def test_killing_one_of_three_pauses_no_stream_of_the_others(fleet: RunningFleet) -> None:
     with stream_on_each(fleet) as streams:
-        killed = fleet.pid(0)
+        killed, num_killed = fleet.pid(0), fleet.fleet.desk.members[0].num_active
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: any(each.is_over for each in streams.values()))
+        wait_until(lambda: sum(each.is_over for each in streams.values()) == num_killed)
         lost = [each for each in streams.values() if each.is_over]
         others = [each for each in streams.values() if not each.is_over]
         assert all(each.error.code() == grpc.StatusCode.UNAVAILABLE for each in lost if each.error)
@@ -118,8 +118,12 @@ def test_what_is_set_of_speculation_in_one_is_remembered_by_all(fleet: RunningFl
     operator.control.SetSpeculation(control_pb2.SetSpeculationRequest(policy="off"), timeout=20)
     os.kill(fleet.pid(1), signal.SIGKILL)  # maybe the one that was told
     fleet.wait_said("gateway 1 back after")
+    lives = fleet.engine.lives
     fleet.engine.die()
-    wait_until(lambda: fleet.engine.speculation.status().settings.policy == "off")
+    wait_until(lambda: fleet.engine.lives > lives)
+    # Each says so before its link counts as made; what the desk was told of states may be older.
+    wait_until(lambda: len(fleet.engine.speculation_links) == SIZE)
+    assert fleet.engine.speculation.status().settings.policy == "off"
     operator.close()
     fleet.call(fleet.fleet.wait_serving())
 
