@@ -19,8 +19,6 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from outrider.client import Client
-from outrider.errors import OutriderError
-from outrider.gateway.errors import UnavailableError
 
 START_S = 300.0
 STOP_S = 40.0
@@ -76,18 +74,7 @@ class ServeProcess:
     def wait_ready(self) -> Client:
         wait_until(lambda: "Ctrl-C stops it" in self.output or not self.is_running, START_S)
         assert "Ctrl-C stops it" in self.output, f"it did not start:\n{self.output}"
-        client = Client(self.grpc_address)
-        # A connection that is refused once is tried again, as by anybody who has just started it.
-        for _ in range(5):
-            try:
-                client.status()
-            except UnavailableError:
-                time.sleep(0.2)
-            except OutriderError:
-                break  # it answers, if not to everybody
-            else:
-                break
-        return client
+        return Client(self.grpc_address)
 
     @property
     def grpc_address(self) -> str:

@@ -257,6 +257,32 @@ def test_a_request_that_waits_for_an_engine_can_be_ended(tmp_path: Path) -> None
     _asynchronously(tmp_path, body)
 
 
+def test_a_server_that_is_busy_or_far_away_is_waited_for(tmp_path: Path) -> None:
+    """Longer than the pause between attempts to reach one that refuses."""
+
+    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+        async def open_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.5)
+            host, _, port = server.grpc_address.rpartition(":")
+            behind, beyond = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(_pass_on(reader, beyond), _pass_on(behind, writer))
+
+        door = await asyncio.start_server(open_late, "127.0.0.1", 0)
+        port = door.sockets[0].getsockname()[1]
+        async with AsyncClient(f"127.0.0.1:{port}") as far:
+            assert (await far.status()).engine is not None
+        door.close()
+
+    _asynchronously(tmp_path, body)
+
+
+async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(65536):
+        sink.write(data)
+        await sink.drain()
+    sink.close()
+
+
 def test_ipv6_is_served_on_both_ports(tmp_path: Path) -> None:
     with fake_service(tmp_path, server={"host": "::1"}) as service:
         assert service.client.generate([1, 2, 3], max_tokens=4).usage.completion_tokens == 4

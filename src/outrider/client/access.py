@@ -22,7 +22,9 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 2**20),
     # Whoever was cut off looks for the server again soon, and often enough.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # By its name a pause, but what it bounds is how long one attempt to connect may take: a server
+    # that is busy or far away needs more than the pause after the first that fails.
+    ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
 KEY_VARIABLE = "OUTRIDER_API_KEY"
