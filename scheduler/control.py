@@ -327,9 +327,13 @@ class SpeculationControl:
         if not self.is_measured:
             return
         chosen, may_stop = record.choice.chosen, record.choice.least_survival > 0
-        num_tokens = record.num_rows + verified if may_stop else record.num_tokens
-        self.costs.see_verify(num_tokens, record.context, verdict.verify_s)
-        if chosen is None or may_stop:
+        if may_stop:  # how many were drafted is how many were verified
+            self.costs.see_verify(record.num_rows + verified, record.context, verdict.verify_s)
+            if verified and not record.num_caught_up:
+                self.costs.see_draft(self.costs.now.drafting_s(verified), verdict.draft_s)
+            return
+        self.costs.see_verify(record.num_tokens, record.context, verdict.verify_s)
+        if chosen is None:
             return
         is_as_chosen = record.num_drafts == chosen.num_drafts
         if is_as_chosen and chosen.num_drafts and not record.num_caught_up:

@@ -45,6 +45,10 @@ class StepCosts:
     tile_tokens: int = 4  # tokens of a row that share such a tile
     prefill_s: float = 0.0  # a prompt token that the draft computes as well
 
+    def drafting_s(self, depth: int) -> float:
+        """For one row."""
+        return self.first_draft.at(1) + (depth - 1) * self.next_draft.at(1)
+
 
 _FIRST_WEIGHT, _LEAST_WEIGHT = 0.5, 0.05  # of a new observation
 _WILD = 2.5  # so many times off, something else held the step up

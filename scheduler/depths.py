@@ -72,7 +72,7 @@ class Choice:
     chosen: Candidate | None = None
     candidates: Sequence[Candidate] = field(default=())  # plain decoding first, then the best found
     level: int | None = None  # to be drafted once nothing else is to be done; None: as `depths` say
-    least_survival: float = 0.0  # a draft less likely to be right is the last, and is not verified
+    least_survival: float = 0.0  # a draft less likely to be right, with all before it, is the last
 
 
 ChooseDepths: TypeAlias = Callable[[DepthSnapshot], Choice]

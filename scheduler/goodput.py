@@ -61,18 +61,20 @@ def goodput(snapshot: DepthSnapshot) -> Choice:
     if snapshot.num_prompt_tokens or any(behind > MOST_BEHIND for behind in snapshot.behind):
         depths, best, candidates = _for_now(snapshot, base, depths, best.tokens_per_s)
     elif snapshot.can_stop:  # how sure a draft is tells more than averages do
-        depths, least = snapshot.wanted, _worth_verifying(snapshot, best)
+        depths, least = snapshot.wanted, _worth_going_on(snapshot, best)
     shown = sorted(candidates[1:], key=lambda each: -each.tokens_per_s)[:7]
     selected = best.num_verified if best.num_verified < best.num_drafts else None
     return Choice(depths, selected, best, (candidates[0], *shown), level, least)
 
 
-def _worth_verifying(snapshot: DepthSnapshot, best: Candidate) -> float:
-    """The survival from which on a draft promises more than it costs to verify. What it costs to
-    draft is left out, as drafts are right more often than they are sure of it."""
-    verify = snapshot.costs.verify
-    row_s = (verify.at(1 + best.level) - verify.at(1)) / best.level
-    return min(best.tokens_per_s * row_s, _MOST_CERTAIN)
+def _worth_going_on(snapshot: DepthSnapshot, best: Candidate) -> float:
+    """The survival from which on another draft promises more than it costs to make and to verify.
+    That it may be wrong itself is left out, as drafts are right more often than they are sure of
+    it. What verifying one more costs is taken over as many as there may be: the difference of two
+    neighbouring sizes is lost in what disturbs both."""
+    verify, deepest = snapshot.costs.verify, max(snapshot.wanted)
+    row_s = (verify.at(1 + deepest) - verify.at(1)) / deepest
+    return min(best.tokens_per_s * (snapshot.costs.next_draft.at(1) + row_s), _MOST_CERTAIN)
 
 
 def _pays_soon(

@@ -35,6 +35,8 @@ from outrider.scheduler.types import (
 )
 from outrider.scheduler.waiting import Deadlines, WaitingQueue
 
+_ANY = 1 << 30  # more than anybody drafts
+
 
 @dataclass(slots=True)
 class SchedulerStats:
@@ -297,7 +299,7 @@ class Scheduler:
         self._in_flight.popleft()
         self.stats.steps += 1
         knows_draft = flight.draft_life == self._draft_life
-        is_fair = flight.plan.num_selected is None and not flight.plan.least_survival
+        num_fair = _num_fair(flight.plan)
         before = dataclasses.replace(self.stats)
         finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
         for request, row_plan, row in zip(
@@ -311,7 +313,7 @@ class Scheduler:
             if request.state is finished:
                 self._residents.leave(request)
                 continue
-            self._commit(request, row_plan, row, knows_draft, is_fair)
+            self._commit(request, row_plan, row, knows_draft, num_fair)
             if request.state is preempted:
                 self._residents.leave(request)
         self.stats.rounds.update(self._rounds)  # cheaper at once than row by row
@@ -340,9 +342,9 @@ class Scheduler:
         )
 
     def _commit(
-        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, is_fair: bool
+        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, num_fair: int
     ) -> None:
-        """`is_fair`: what was verified was not selected for being likely."""
+        """So many drafts were not verified for being likely."""
         _, generation, base_len, drafted, verified, num_accepted, new, _, told, is_broken = row
         _, _, num_tokens, depth, _, samples, proposer, _, _, _, _, draft_tokens = plan
         if generation != request.generation or base_len != len(request.tokens):
@@ -367,8 +369,8 @@ class Scheduler:
                 draft.computed += draft_tokens
         finish: FinishReason | None = None
         if new:
-            if request.proposer and is_fair:
-                self.control.see_row(request, verified, num_accepted)
+            if request.proposer and num_fair:
+                self.control.see_row(request, min(verified, num_fair), min(num_accepted, num_fair))
             request.upper += len(new) - depth - 1
             new, finish = request.until_end(new[:-1] if is_broken else new)
             request.tokens += new
@@ -450,6 +452,14 @@ class Scheduler:
             for request, row in zip(flight.requests, flight.plan.rows, strict=True):
                 assert request in holders, f"{request.sample_id} is in flight but holds nothing"
                 assert (request.row, request.generation) == (row.row, row.generation)
+
+
+def _num_fair(plan: StepPlan) -> int:
+    """How many drafts of a row tell, when they are verified, what all such drafts are worth: not
+    those that were selected, or made, because the ones before them were likely."""
+    if plan.num_selected is not None:
+        return 0
+    return 1 if plan.least_survival else _ANY
 
 
 def _unsent(request: Request, row: RowVerdict) -> tuple[TokenLogprobs, ...]:

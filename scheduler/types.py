@@ -132,8 +132,8 @@ class StepPlan:
     """Verify only so many drafts in all: the likeliest of those drafted, each with all before it in
     its row. None: every row's `num_verified`."""
     least_survival: float = 0.0
-    """A draft that is right, with all before it, with less than this chance is the last of its row,
-    and is not verified."""
+    """A draft that is right, with all before it, with less than this chance is the last of its
+    row."""
 
 
 class Proposal(NamedTuple):

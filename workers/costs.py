@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ _CONTEXT = 32  # tokens of a row before those of the pass
 _SURE_SIZE = 8
 _MOST_S = 0.6  # for a table, but for those
 _SLOWEST_S = 0.25  # a size that takes longer is the last
+_MOST_PASSES, _SHORT_S = 6, 0.02  # of a size at once: more than two if all are over so soon
 _ALIKE = 1.25  # times as long at most; what a quiet machine measures twice is nearer by far
 
 
@@ -52,7 +54,9 @@ def measure_step(
     """Of all models in one process."""
     table = measure_target(target, ops, head)
     if draft is not None:
-        first, following, prefill_s = measure_draft(draft, ops)
+        # A draft's weights are read from memory again after each pass of the target.
+        before = partial(_verify_once, target, ops, [1])
+        first, following, prefill_s = measure_draft(draft, ops, before=before)
     elif head is not None:
         first, following, prefill_s = measure_head(head, ops)
     else:
@@ -80,12 +84,19 @@ def measure_target(
     return _table(runner, sizes, run, is_padded=bool(recorded))
 
 
-def measure_draft(runner: Runner, ops: Ops, num_sizes: int | None = None) -> DraftCosts:
-    """Passes of a drafting round, guesses included, by their rows, of all sizes or likewise."""
+def measure_draft(
+    runner: Runner,
+    ops: Ops,
+    num_sizes: int | None = None,
+    before: Callable[[], None] | None = None,
+) -> DraftCosts:
+    """Passes of a drafting round, guesses included, by their rows, of all sizes or likewise;
+    `before` the first of them comes what does in a step."""
     rows = [count for count in DRAFT_ROWS if count <= runner.num_rows][:num_sizes]
     tokens = min(_FIRST_DRAFT_TOKENS, runner.max_model_len)
-    first = _table(runner, rows, lambda count: _draft_once(runner, ops, [tokens] * count))
+    # In this order: a round in one call takes both passes, and is possible once both were run.
     following = _table(runner, rows, lambda count: _draft_once(runner, ops, [1] * count))
+    first = _table(runner, rows, lambda count: _draft_once(runner, ops, [tokens] * count), before)
     num_prefilled = min(_PREFILL_TOKENS, runner.max_model_len)
     prefill = _table(runner, [num_prefilled], lambda count: _prefill_once(runner, count))
     return DraftCosts(first, following, prefill.seconds[0] / num_prefilled)
@@ -129,6 +140,7 @@ def _table(
     runner: Runner,
     sizes: Iterable[int],
     run: Callable[[int], None],
+    before: Callable[[], None] | None = None,
     *,
     is_padded: bool = False,
 ) -> CostTable:
@@ -141,15 +153,17 @@ def _table(
             expected_s = 2 * seconds[-1] * size / measured[-1]
             if seconds[-1] > _SLOWEST_S or spent_s + expected_s > _MOST_S:
                 break
-        # The first pass of a size may have more to do than those after it.
-        taken = [_timed(runner, run, size) for _ in range(2)]
+        # The first passes of a size may have more to do than those after them.
+        taken: list[float] = []
+        while len(taken) < 2 or (len(taken) < _MOST_PASSES and sum(taken) < _SHORT_S):
+            taken.append(_timed(runner, run, size, before))
         spent_s += sum(taken)
         measured.append(size)
         seconds.append(min(taken))
     if spent_s < _MOST_S:  # later, since what disturbs a pass disturbs its neighbours as well
         seconds = [
-            min(before, _timed(runner, run, size))
-            for size, before in zip(measured, seconds, strict=True)
+            min(earlier, _timed(runner, run, size, before))
+            for size, earlier in zip(measured, seconds, strict=True)
         ]
     if not is_padded:  # more tokens take no less time: what seems so was disturbed
         for at in range(len(seconds) - 1, 0, -1):
@@ -157,8 +171,12 @@ def _table(
     return CostTable(tuple(measured), tuple(seconds), is_padded)
 
 
-def _timed(runner: Runner, run: Callable[[int], None], size: int) -> float:
+def _timed(
+    runner: Runner, run: Callable[[int], None], size: int, before: Callable[[], None] | None
+) -> float:
     """Seconds as the slowest rank of the group has them: all decide by the same number."""
+    if before is not None:
+        before()
     start_s = time.perf_counter()
     run(size)
     own = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=runner.device)

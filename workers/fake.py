@@ -30,7 +30,7 @@ from outrider.workers.fake_kv import FakeKV, require, text_hashes
 from outrider.workers.fake_model import FakeModel, FakeRow
 from outrider.workers.heads.spec import HeadKind
 from outrider.workers.proposers.base import DRAFT, MOST_GUESSED, NGRAM
-from outrider.workers.selection import Offer, count_likely, select_drafts
+from outrider.workers.selection import Offer, is_likely, select_drafts
 
 HEAD = HeadKind.EAGLE3.value  # one that keeps something beside the target's KV
 
@@ -107,8 +107,8 @@ class FakeWorkers:
             if planned.draft_tokens and not is_lost:
                 self._catch_up(planned, row)
             if planned.depth and not is_lost:
-                drafts = self._drafts(planned, row)
-                confidences = [_confidence(row.hashes[-1], j) for j in range(len(drafts))]
+                confidences = self._confidences(planned, row, plan.least_survival)
+                drafts = self._drafts(planned, row, len(confidences))
                 proposals[planned.row] = Proposal(
                     planned.generation, len(row.tokens), drafts, confidences
                 )
@@ -120,10 +120,7 @@ class FakeWorkers:
         self._begin(plan)
         proposals = [self._proposal(planned, ticket) for planned in plan.rows]
         offers = [
-            Offer(
-                each.confidences,
-                min(planned.num_verified, count_likely(each.confidences, plan.least_survival)),
-            )
+            Offer(each.confidences, min(planned.num_verified, len(each.tokens)))
             for planned, each in zip(plan.rows, proposals, strict=True)
         ]
         num_verified = select_drafts(offers, plan.num_selected)
@@ -268,11 +265,18 @@ class FakeWorkers:
             chance = sum(map(bool, chance)) / len(chance)
         return hash((text, 0, 3)) % 1000 < 1000 * chance
 
-    def _drafts(self, planned: RowPlan, row: FakeRow) -> list[int]:
-        """As many of the target's own tokens as the script says, then wrong ones."""
-        depth = planned.depth
+    def _confidences(self, planned: RowPlan, row: FakeRow, least_survival: float) -> list[float]:
+        """One a draft."""
+        text, depth = row.hashes[-1], planned.depth
         if planned.proposer == NGRAM:
-            depth = hash((row.hashes[-1], 2)) % (depth + 1)
+            depth = hash((text, 2)) % (depth + 1)
+        confidences: list[float] = []
+        while len(confidences) < depth and is_likely(confidences, least_survival):
+            confidences.append(_confidence(text, len(confidences)))
+        return confidences
+
+    def _drafts(self, planned: RowPlan, row: FakeRow, depth: int) -> list[int]:
+        """As many of the target's own tokens as the script says, then wrong ones."""
         drafts = self.model.continuation(row.hashes[-1], row.init.seed, depth)
         for index in range(self._num_agreeing(row.hashes[-1], depth), depth):
             drafts[index] = (drafts[index] + 1) % self.model.vocab_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 _LEAST = 1e-6  # confidence: however unlikely, a draft is likelier than those behind it
@@ -15,14 +16,9 @@ class Offer(NamedTuple):
     most: int
 
 
-def count_likely(confidences: Sequence[float], least_survival: float) -> int:
-    """How many drafts of a row are as likely as that; see `select_drafts`."""
-    survival = 1.0
-    for place, confidence in enumerate(confidences):
-        survival *= confidence
-        if survival < least_survival:
-            return place
-    return len(confidences)
+def is_likely(confidences: Sequence[float], least_survival: float) -> bool:
+    """Whether drafts of a row are all right with that chance, so that more may follow."""
+    return prod(confidences) >= least_survival
 
 
 def select_drafts(offers: Sequence[Offer], num_selected: int | None) -> list[int]:

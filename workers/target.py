@@ -25,7 +25,7 @@ from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.logprobs import token_logprobs
 from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
-from outrider.workers.selection import Offer, count_likely, select_drafts
+from outrider.workers.selection import Offer, select_drafts
 
 # Logits are large, and sampling takes several copies of them: about so many rows at a time.
 LOGIT_ROWS = 256
@@ -193,10 +193,7 @@ def _selected(plan: StepPlan, proposals: Sequence[Proposal | None]) -> list[int]
     offers = [
         Offer((), 0)
         if proposal is None
-        else Offer(
-            proposal.confidences,
-            min(planned.num_verified, count_likely(proposal.confidences, plan.least_survival)),
-        )
+        else Offer(proposal.confidences, min(planned.num_verified, len(proposal.tokens)))
         for planned, proposal in zip(plan.rows, proposals, strict=True)
     ]
     return select_drafts(offers, plan.num_selected)

@@ -71,6 +71,7 @@ def plan_variants(settings: Settings) -> list[Variant]:
             Variant("outrider plain", OUTRIDER, plain),
             Variant("outrider n-gram", OUTRIDER, Mode("ngram", settings.ngram_depth)),
             *(Variant(f"outrider draft {mode.depth}", OUTRIDER, mode) for mode in draft),
+            Variant("outrider draft, as far as it pays", OUTRIDER, Mode("draft")),
             Variant("outrider float32 plain", OUTRIDER_FLOAT32, plain),
         ],
         TRANSFORMERS: [

@@ -15,7 +15,7 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import DraftStep
 from outrider.workers.sampling.rows import RowSampler, Span
-from outrider.workers.selection import count_likely
+from outrider.workers.selection import is_likely
 
 
 class Drafting(NamedTuple):
@@ -29,8 +29,7 @@ class Drafting(NamedTuple):
     q: list[Tensor]
 
     def goes_on(self, least_survival: float) -> bool:
-        drafted = len(self.span.drafts)
-        return drafted < self.depth and count_likely(self.confidences, least_survival) == drafted
+        return len(self.span.drafts) < self.depth and is_likely(self.confidences, least_survival)
 
     @property
     def proposal(self) -> Proposal:

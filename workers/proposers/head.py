@@ -78,7 +78,7 @@ class HeadProposer:
         while True:
             self._draft_one(active, self.runner.logits(state, level))
             level += 1
-            going_on = [i for i, each in enumerate(active) if len(each.span.drafts) < each.depth]
+            going_on = [i for i, each in enumerate(active) if each.goes_on(plan.least_survival)]
             if not going_on:
                 break
             if len(going_on) < len(active):

@@ -51,7 +51,7 @@ def test_the_plan_names_every_mode_of_the_chosen_engines_with_plain_first() -> N
 
     assert names == [
         *["outrider plain", "outrider n-gram", "outrider draft 2", "outrider draft 4"],
-        "outrider float32 plain",
+        *["outrider draft, as far as it pays", "outrider float32 plain"],
         *["vllm plain", "vllm draft 2"],
     ]
 

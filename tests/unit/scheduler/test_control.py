@@ -205,7 +205,7 @@ def test_a_row_by_itself_stops_drafting_when_it_is_unsure_but_not_where_chances_
     assert all(max(choice.depths) > 0 for choice in choices)
 
 
-def test_a_step_that_may_stop_teaches_what_it_verified_and_nothing_of_drafting() -> None:
+def test_a_step_that_may_stop_teaches_what_it_verified_and_drafted() -> None:
     made = control()
     seen: list[int] = []
     drafted: list[float] = []
@@ -216,4 +216,8 @@ def test_a_step_that_may_stop_teaches_what_it_verified_and_nothing_of_drafting()
         4, 5, 0, 20,
     )  # fmt: skip
     made.see_step(record, Verdict(1, 1, (), 1e-4, 4e-3), 2, 1, 1)
-    assert (seen, drafted) == ([2], [])
+    assert seen == [2]
+    assert drafted == [made.costs.now.drafting_s(1), 1e-4]
+    made.see_step(record, Verdict(1, 1, (), 2e-4, 4e-3), 3, 2, 2)
+    assert seen[1:] == [3]
+    assert drafted[2:] == [made.costs.now.drafting_s(2), 2e-4]

@@ -157,9 +157,8 @@ def test_a_row_that_may_stop_goes_as_far_as_its_drafts_promise_more_than_they_co
     assert not usual.least_survival
     assert list(stopping.depths) == [5]
     assert (stopping.chosen, stopping.level) == (usual.chosen, usual.level)
-    level = usual.chosen.level
-    row_s = (CPU.verify.at(1 + level) - CPU.verify.at(1)) / level
-    assert stopping.least_survival == pytest.approx(usual.chosen.tokens_per_s * row_s)
+    another_s = CPU.next_draft.at(1) + (CPU.verify.at(6) - CPU.verify.at(1)) / 5
+    assert stopping.least_survival == pytest.approx(usual.chosen.tokens_per_s * another_s)
 
 
 def test_a_row_that_may_stop_does_not_begin_where_drafting_does_not_pay() -> None:

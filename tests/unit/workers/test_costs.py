@@ -79,7 +79,7 @@ def test_sizes_end_where_they_would_take_too_long_but_small_ones_are_always_ther
     folder: Path, monkeypatch: pytest.MonkeyPatch, pass_s: float, last: int
 ) -> None:
     """Costs of small passes are not in proportion to their size, so none may stand for them."""
-    monkeypatch.setattr(costs, "_timed", lambda runner, run, size: pass_s * size)
+    monkeypatch.setattr(costs, "_timed", lambda runner, run, size, before: pass_s * size)
     table = measure_target(make_runner(folder), OPS)
     assert table.sizes[-1] == last
     assert table.at(2 * last) == pytest.approx(2 * table.at(last))
@@ -88,7 +88,9 @@ def test_sizes_end_where_they_would_take_too_long_but_small_ones_are_always_ther
 def test_a_disturbed_pass_does_not_make_larger_ones_look_cheap(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(costs, "_timed", lambda runner, run, size: 9.0 if size == 4 else 0.001)
+    monkeypatch.setattr(
+        costs, "_timed", lambda runner, run, size, before: 9.0 if size == 4 else 0.001
+    )
     table = measure_target(make_runner(folder), OPS)
     assert table.at(4) == 0.001
 

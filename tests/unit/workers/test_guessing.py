@@ -13,6 +13,7 @@ import torch
 from checkpoints import random_model, random_prompt
 
 from outrider.kernels.ops import select_ops
+from outrider.kernels.types import Guesses
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     Proposal,
@@ -23,9 +24,11 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
+from outrider.workers import costs
 from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.draft_model import DraftProposer
+from outrider.workers.proposers.drafting import guess_at_once
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.verify import VerificationMode
@@ -189,3 +192,22 @@ def test_a_model_whose_head_is_another_weight_or_that_does_more_has_no_such_call
     random_model(variant).bfloat16().save_pretrained(tmp_path)
     decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
     assert decoder.guesser(KVCache(decoder.spec, 4, BLOCK, torch.float32, CPU)) is None
+
+
+@needs_kernels
+def test_rounds_in_one_call_are_what_is_timed_of_drafting_for_one_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[int, list[bool]] = {1: [], 2: []}  # by tokens of the first pass
+
+    def guess(runner: Runner, chunk: Chunk, *rest: Any) -> Guesses | None:
+        guesses = guess_at_once(runner, chunk, *rest)
+        found[len(chunk.tokens)].append(guesses is not None)
+        return guesses
+
+    monkeypatch.setattr(costs, "guess_at_once", guess)
+    order: list[str] = []
+    costs.measure_draft(make_draft(folder).runner, OPS, before=lambda: order.append("before"))
+    for tried in found.values():
+        assert len(tried) > 2 and all(tried[1:])  # but for the first, which records
+    assert order

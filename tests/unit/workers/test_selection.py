@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from outrider.workers.selection import Offer, count_likely, select_drafts
+from outrider.workers.selection import Offer, is_likely, select_drafts
 
 
 def select(*confidences: tuple[float, ...], num_selected: int | None) -> list[int]:
@@ -64,9 +64,8 @@ def test_no_other_choice_would_survive_better(seed: int) -> None:
     assert value(tuple(selected)) == pytest.approx(best)
 
 
-def test_drafts_are_likely_up_to_the_first_whose_survival_is_too_low() -> None:
-    assert count_likely((0.5, 0.5, 1.0), 0.0) == 3
-    assert count_likely((0.5, 0.5, 1.0), 0.25) == 3
-    assert count_likely((0.5, 0.4, 1.0), 0.25) == 1
-    assert count_likely((0.2, 1.0), 0.25) == 0
-    assert count_likely((), 0.25) == 0
+def test_drafts_are_likely_together_or_not() -> None:
+    assert is_likely((), 0.9)
+    assert is_likely((0.5, 0.5), 0.25)
+    assert not is_likely((0.5, 0.4), 0.25)
+    assert is_likely((0.1, 0.1), 0.0)
