@@ -35,6 +35,7 @@ _CONTEXT = 32  # tokens of a row before those of the pass
 # Up to here sizes are measured whatever they take: costs are not in proportion there.
 _SURE_SIZE = 8
 _MOST_S = 0.6  # for a table, but for those
+_CACHE_BYTES = 48 * 2**20  # more than two cores' share of most
 _SLOWEST_S = 0.25  # a size that takes longer is the last
 _MOST_PASSES, _SHORT_S = 6, 0.02  # of a size at once: more than two if all are over so soon
 _ALIKE = 1.25  # times as long at most; what a quiet machine measures twice is nearer by far
@@ -54,9 +55,7 @@ def measure_step(
     """Of all models in one process."""
     table = measure_target(target, ops, head)
     if draft is not None:
-        # A draft's weights are read from memory again after each pass of the target.
-        before = partial(_verify_once, target, ops, [1])
-        first, following, prefill_s = measure_draft(draft, ops, before=before)
+        first, following, prefill_s = measure_draft(draft, ops)
     elif head is not None:
         first, following, prefill_s = measure_head(head, ops)
     else:
@@ -84,18 +83,14 @@ def measure_target(
     return _table(runner, sizes, run, is_padded=bool(recorded))
 
 
-def measure_draft(
-    runner: Runner,
-    ops: Ops,
-    num_sizes: int | None = None,
-    before: Callable[[], None] | None = None,
-) -> DraftCosts:
-    """Passes of a drafting round, guesses included, by their rows, of all sizes or likewise;
-    `before` the first of them comes what does in a step."""
+def measure_draft(runner: Runner, ops: Ops, num_sizes: int | None = None) -> DraftCosts:
+    """Passes of a drafting round, guesses included, by their rows, of all sizes or likewise."""
     rows = [count for count in DRAFT_ROWS if count <= runner.num_rows][:num_sizes]
     tokens = min(_FIRST_DRAFT_TOKENS, runner.max_model_len)
     # In this order: a round in one call takes both passes, and is possible once both were run.
     following = _table(runner, rows, lambda count: _draft_once(runner, ops, [1] * count))
+    # After a pass of the target a CPU reads a draft's weights from memory again.
+    before = _fill_caches() if runner.device.type == "cpu" else None
     first = _table(runner, rows, lambda count: _draft_once(runner, ops, [tokens] * count), before)
     num_prefilled = min(_PREFILL_TOKENS, runner.max_model_len)
     prefill = _table(runner, [num_prefilled], lambda count: _prefill_once(runner, count))
@@ -140,7 +135,7 @@ def _table(
     runner: Runner,
     sizes: Iterable[int],
     run: Callable[[int], None],
-    before: Callable[[], None] | None = None,
+    before: Callable[[], object] | None = None,
     *,
     is_padded: bool = False,
 ) -> CostTable:
@@ -172,7 +167,7 @@ def _table(
 
 
 def _timed(
-    runner: Runner, run: Callable[[int], None], size: int, before: Callable[[], None] | None
+    runner: Runner, run: Callable[[int], None], size: int, before: Callable[[], object] | None
 ) -> float:
     """Seconds as the slowest rank of the group has them: all decide by the same number."""
     if before is not None:
@@ -181,6 +176,11 @@ def _timed(
     run(size)
     own = torch.tensor([time.perf_counter() - start_s], dtype=torch.float64, device=runner.device)
     return float(runner.vocab.group.all_gather(own).max())
+
+
+def _fill_caches() -> Callable[[], object]:
+    """Makes a core's caches hold nothing else, each time it is called."""
+    return partial(torch.empty(_CACHE_BYTES, dtype=torch.uint8).fill_, 1)
 
 
 def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:

@@ -206,8 +206,6 @@ def test_rounds_in_one_call_are_what_is_timed_of_drafting_for_one_row(
         return guesses
 
     monkeypatch.setattr(costs, "guess_at_once", guess)
-    order: list[str] = []
-    costs.measure_draft(make_draft(folder).runner, OPS, before=lambda: order.append("before"))
+    costs.measure_draft(make_draft(folder).runner, OPS)
     for tried in found.values():
         assert len(tried) > 2 and all(tried[1:])  # but for the first, which records
-    assert order
