@@ -92,7 +92,7 @@ def _guarded(method: _Method, wanted: str, on_error: OnError) -> _Method:
 
 async def abort(context: Any, error: OutriderError) -> NoReturn:
     """End the call with the error's status, its sentence shortened to what arrives."""
-    sentence = str(error)
+    sentence = str(error).encode(errors="backslashreplace").decode()  # halves of characters
     if len(sentence) > MAX_SENTENCE_CHARS:
         half = MAX_SENTENCE_CHARS // 2  # the end is the remedy
         sentence = f"{sentence[:half]} ... {sentence[-half:]}"

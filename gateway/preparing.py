@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from outrider.errors import CapacityError
 from outrider.gateway.errors import DeadlineError
@@ -47,6 +47,7 @@ class Preparing:
         work = self._threads.submit(function, *args, **kwargs)
         work.add_done_callback(self._done)
         result = asyncio.wrap_future(work)
+        result.add_done_callback(_nobody_asks)
         left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
         try:
             await asyncio.wait((result,), timeout=left_s)
@@ -65,3 +66,9 @@ class Preparing:
     def _done(self, work: Future[T]) -> None:
         with self._lock:
             self._num_pending -= 1
+
+
+def _nobody_asks(result: asyncio.Future[Any]) -> None:
+    """An error of work that was given up is nobody's, and no news for the log."""
+    if not result.cancelled():
+        result.exception()

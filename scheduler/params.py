@@ -46,7 +46,7 @@ def _check_count(name: str, count: int, most: int) -> None:
 def _strings(name: str, value: Any, most: int, most_chars: int) -> tuple[str, ...]:
     if value is None:
         return ()
-    if not isinstance(value, Iterable):
+    if not isinstance(value, Iterable) or isinstance(value, Mapping):
         raise RequestError(f"{name} must be a string or a list of them, not {value!r}.")
     items = (value,) if isinstance(value, str) else tuple(value)
     _check_count(name, len(items), most)

@@ -283,6 +283,8 @@ def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Pa
             assert "it ran for more than 2 s" in failure.value.details()
         with pytest.raises(grpc.RpcError, match="no users here"):
             list(stub.Generate(_templated("{{ raise_exception('no users here') }}"), timeout=60))
+        with pytest.raises(grpc.RpcError, match="refuses the conversation"):
+            list(stub.Generate(_templated("{{ raise_exception('\\ud800') }}"), timeout=60))
         list(stub.Generate(_templated("<{{ messages[0]['content'] }}>"), timeout=60))
         assert list(service.engine.submitted[-1].spec.prompt_ids) == tokenizer().encode("<a>")
 

@@ -72,7 +72,7 @@ class TargetRank:
             drafted = self._inbox.take(message.plan, message.round)
             transfer_s = time.perf_counter() - start_s
             proposals |= drafted or {}
-        ticket = Ticket(message.plan.step, proposals, message.draft_s)
+        ticket = Ticket(message.plan.step, proposals, message.draft_s + transfer_s)
         verdict = self._worker.verify(message.plan, ticket)
         if self._is_first:
             is_lost = message.round is not None and drafted is None

@@ -214,10 +214,11 @@ class RemoteDraft:
             self._note(Past(None, _without_logprobs(verdict)))
 
     def _await_round(self, num_tokens: int) -> Drafted | None:
-        """The word that the round is there, or None if the draft is lost."""
+        """The word that the round is there, or None if the draft is lost. What it took is what was
+        waited for it: a step pays for waking the draft, too, if not for catching up before."""
         if self.group is None:
             return None
-        start_s = time.monotonic()
+        start_s, caught_up_s = time.monotonic(), self._caught_up_s
         deadline_s = start_s + self._patience.limit_s(num_tokens)
         try:
             while isinstance(answer := self.group.answer(_left_s(deadline_s)), CaughtUp):
@@ -227,8 +228,10 @@ class RemoteDraft:
         except RankError as error:
             self._lose(error)
             return None
-        self._patience.learn(num_tokens, time.monotonic() - start_s)
-        return answer
+        waited_s = time.monotonic() - start_s
+        self._patience.learn(num_tokens, waited_s)
+        waited_s -= self._caught_up_s - caught_up_s
+        return dataclasses.replace(answer, draft_s=max(answer.draft_s, waited_s))
 
     def _listen(self) -> None:
         """Take what it said of catching up, if it has."""

@@ -14,6 +14,8 @@ from outrider.text.tokenizer import Tokenizer
 # What is larger takes a template longer than a moment, so it runs where it can be stopped.
 MAX_INLINE_CHARS, MAX_INLINE_MESSAGES = 64 * 2**10, 256
 MAX_TEMPLATE_BYTES = 2**20
+MAX_REQUEST_TEMPLATE_CHARS = 128 * 2**10  # of one that comes with a request
+_MOST_SAID_CHARS = 300
 
 
 class ChatTemplate:
@@ -50,6 +52,11 @@ class ChatTemplate:
         chosen = self._default if template is None else template
         if self._tokenizer is None or chosen is None:
             raise RequestError("the model has no chat template; give one or use generate().")
+        if self._processes is not None and len(chosen) > MAX_REQUEST_TEMPLATE_CHARS and template:
+            raise RequestError(
+                f"the chat template has {len(chosen)} characters; one that comes with a request "
+                f"may have {MAX_REQUEST_TEMPLATE_CHARS}, so shorten it."
+            )
         read = template_messages(messages, chosen)
         further = checked_kwargs(kwargs)
         special_tokens = self._tokenizer.special_tokens_map
@@ -70,7 +77,7 @@ class ChatTemplate:
         # A template is a program of its author, who may raise or trip over anything.
         except Exception as error:
             raise RequestError(
-                f"the chat template refuses the conversation ({error}); "
+                f"the chat template refuses the conversation ({_said(error)}); "
                 "give messages as {'role': ..., 'content': ...} in an order it accepts."
             ) from error
 
@@ -97,6 +104,12 @@ def read_template(path: str) -> str:
             "leave it out."
         ) from None
     return text
+
+
+def _said(error: Exception) -> str:
+    """In one line of characters that can be shown: what a template says may be anything."""
+    text = str(error)[:_MOST_SAID_CHARS] or type(error).__name__
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def _template_of(tokenizer: Tokenizer) -> str | None:

@@ -24,6 +24,9 @@ from outrider.workers.proposers.registry import traits
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
+_CHARS_A_TOKEN = 4  # a beginning of so many for each token that fits tells of most texts
+_LAST_WORD_TOKENS = 64  # that its last word, cut in two, may be too many
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
@@ -165,6 +168,24 @@ class FrontDoor:
                 f"the prompt holds half a character ({text[error.start]!r}) at {error.start}; "
                 "give whole ones."
             ) from None
+        self._check_beginnings(text, most)
+        return self._ids(text, add_special_tokens=add_special_tokens)
+
+    def _check_beginnings(self, text: str, most: int) -> None:
+        """Refuses what is far too long by its beginning: tokenising all of it may take seconds."""
+        size = _CHARS_A_TOKEN * most
+        while size < len(text):
+            count = len(self._ids(text[:size], add_special_tokens=False))
+            if count > most + _LAST_WORD_TOKENS:
+                raise RequestError(
+                    f"the prompt has {len(text)} characters, the first {size} of which are {count} "
+                    f"tokens; prompt and output together may have {most + 1} (max_model_len), so "
+                    f"shorten it to {most} tokens or fewer."
+                )
+            size *= 2
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert self._tokenizer is not None
         # Not verbose: what is too long is told to whoever asked, not to the log.
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)
         return list(encoded)

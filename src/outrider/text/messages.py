@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from outrider.errors import RequestError
@@ -29,6 +30,8 @@ RESERVED_KWARGS = frozenset(
     }
 )
 _SHOWN_CHARS = 80
+# Ahead of each quote, as a text may have an apostrophe in it; words are short.
+_NAMED = re.compile(r"""(?=['"]([^'"]{1,80})['"])|\.(\w{1,80})\b""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ def template_messages(messages: Any, template: str) -> list[dict[str, Any]]:
     `developer` gets `system`. Raises `RequestError`.
     """
     check_conversation(messages)
-    return [_read(f"messages[{at}]", message, template) for at, message in enumerate(messages)]
+    named = _named_in(template)
+    return [_read(f"messages[{at}]", message, named) for at, message in enumerate(messages)]
 
 
 def check_conversation(messages: Any) -> None:
@@ -131,24 +135,24 @@ def kwargs_from_json(text: str) -> dict[str, Any]:
         ) from None
 
 
-def _read(place: str, message: Any, template: str) -> dict[str, Any]:
+def _read(place: str, message: Any, named: frozenset[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(
             f"{place} is {_shown(message)}; it must be {{'role': ..., 'content': ...}}."
         )
-    role = _role(place, message.get("role"), template)
+    role = _role(place, message.get("role"), named)
     if "content" not in message and role != "assistant":
         raise RequestError(f"{place} has no content; give it text.")
     read = {"role": role, "content": content_text(place, message.get("content"), role)}
     for name, value in message.items():
         if name in read or value is None or value in ([], {}, ""):
             continue
-        if name == "tool_calls" or not (name == "name" or _is_named(str(name), template)):
+        if name == "tool_calls":
+            raise RequestError(f"{place}.tool_calls is not supported; leave it out.")
+        if name != "name" and name not in named:
             raise RequestError(
-                f"{place}.{name} is not supported, as the chat template does nothing with it; "
-                "leave it out."
-                if name != "tool_calls"
-                else f"{place}.tool_calls is not supported; leave it out."
+                f"{place}.{_cut(str(name))} is not supported, as the chat template does nothing "
+                "with it; leave it out."
             )
         if not isinstance(value, str):
             raise RequestError(f"{place}.{name} is {_shown(value)}; it must be text.")
@@ -156,12 +160,12 @@ def _read(place: str, message: Any, template: str) -> dict[str, Any]:
     return read
 
 
-def _role(place: str, role: Any, template: str) -> str:
-    if not isinstance(role, str) or not (role in KNOWN_ROLES or _is_named(role, template)):
+def _role(place: str, role: Any, named: frozenset[str]) -> str:
+    if not isinstance(role, str) or not (role in KNOWN_ROLES or role in named):
         shown = "missing" if role is None else _shown(role)
         known = ", ".join(map(repr, KNOWN_ROLES[:-1])) + f" or {KNOWN_ROLES[-1]!r}"
         raise RequestError(f"{place}.role is {shown}; it must be {known}.")
-    return "system" if role == "developer" and not _is_named(role, template) else role
+    return "system" if role == "developer" and role not in named else role
 
 
 def _part_text(place: str, part: Any) -> str:
@@ -181,11 +185,16 @@ def _part_text(place: str, part: Any) -> str:
     return text
 
 
-def _is_named(word: str, template: str) -> bool:
-    """Whether a template has this word as a text or as an attribute, and so knows it."""
-    return bool(re.search(rf"""['"]{re.escape(word)}['"]|\.{re.escape(word)}\b""", template))
+@lru_cache(maxsize=8)
+def _named_in(template: str) -> frozenset[str]:
+    """The words that a template has as a text or as an attribute, and so knows. Found once for all
+    that a conversation asks about: what clients choose is looked up, never searched for."""
+    return frozenset(text or attribute for text, attribute in _NAMED.findall(template))
 
 
 def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

@@ -24,12 +24,16 @@ def main(fileno: int, timeout_s: float, memory_bytes: int) -> None:
     from outrider.text.rendering import render
 
     _limit_memory(memory_bytes)
+    most_kept = _resident_bytes() + memory_bytes // 4
     with socket.socket(fileno=fileno) as parent, parent.makefile("rwb") as stream:
         _say(stream, {"ready": True})
         while head := stream.read(4):
             question = json.loads(stream.read(int.from_bytes(head, "big")))
             _limit_time(timeout_s)
-            _say(stream, _answer(render, question))
+            answer = _answer(render, question)
+            del question
+            # What a template leaves behind is not to be missed by the next.
+            _say(stream, answer | {"is_spent": _resident_bytes() > most_kept})
 
 
 def _answer(render: Any, question: dict[str, Any]) -> dict[str, Any]:
@@ -56,9 +60,18 @@ def _say(stream: Any, answer: dict[str, Any]) -> None:
     stream.flush()
 
 
+def _resident_bytes() -> int:
+    return _statm()[1]
+
+
+def _statm() -> list[int]:
+    """Bytes that are mapped and that are resident, then others."""
+    page = os.sysconf("SC_PAGESIZE")
+    return [int(pages) * page for pages in Path("/proc/self/statm").read_text().split()]
+
+
 def _limit_memory(more_bytes: int) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGESIZE") + more_bytes
+    limit = _statm()[0] + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 

@@ -69,7 +69,10 @@ class TemplateProcesses:
         except BaseException:
             child.kill()
             raise
-        self._keep(child)
+        if answer["is_spent"]:
+            child.kill()  # what is left of its memory may be too little for the next template
+        else:
+            self._keep(child)
         if "error" in answer:
             raise TemplateRefusedError(answer["error"])
         return str(answer["text"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -209,6 +210,16 @@ def test_a_round_is_found_behind_what_was_caught_up_on_before() -> None:
         ranks.ends[0].send(Drafted(1, 0.25, 1))
         ticket = draft.propose(PLAN)
         assert (ticket.round, ticket.draft_s, ticket.agreements) == (1, 0.75, FOUND)
+
+
+def test_a_round_costs_what_is_waited_for_it() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        later = threading.Timer(0.03, ranks.ends[0].send, (Drafted(1, 0.001, 1),))
+        later.start()
+        ticket = draft.propose(PLAN)
+        later.join()
+        assert ticket.round == 1 and ticket.draft_s > 0.02
 
 
 def test_catching_up_that_nobody_asked_for_is_an_error_of_the_draft() -> None:

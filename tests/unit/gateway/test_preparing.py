@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -95,3 +96,27 @@ def test_an_error_of_the_preparation_is_the_callers() -> None:
 
     with pytest.raises(TimeoutError, match="its own"):
         asyncio.run(run())
+
+
+def test_what_fails_after_it_was_given_up_is_no_news(slow: Slow) -> None:
+    def fail() -> None:
+        slow()
+        raise ValueError("a client's words")
+
+    async def given_up() -> list[str]:
+        told: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(str(context)))
+        preparing = Preparing("test", num_threads=1, max_pending=8)
+        waiting = asyncio.create_task(preparing.run(None, fail))
+        while not slow.runs:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        slow.released.set()
+        await preparing.run(None, lambda: None)
+        del waiting
+        gc.collect()
+        await asyncio.sleep(0)
+        return told
+
+    assert asyncio.run(given_up()) == []

@@ -160,6 +160,8 @@ def test_a_mapping_gives_the_same_parameters_as_keywords() -> None:
 
 def test_a_single_stop_string_is_a_list_of_one() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
+    with pytest.raises(RequestError, match="stop must be a string or a list of them, not"):
+        SamplingParams(stop={"end": 1})  # type: ignore[arg-type]
 
 
 def test_top_k_of_minus_one_is_off() -> None:

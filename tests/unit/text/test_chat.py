@@ -84,3 +84,18 @@ def test_a_file_that_is_no_template_is_one_sentence(
     with pytest.raises(ConfigError, match=re.escape(problem)) as failure:
         read_template(str(path))
     assert str(failure.value).startswith(f"server.chat_template is '{path}', which ")
+
+
+def test_what_a_template_says_is_told_in_one_short_line(processes: TemplateProcesses) -> None:
+    chat = ChatTemplate(tokenizer(), processes=processes)
+    words = "a\\n\\x00b\\ud800" + 400 * "c"
+    with pytest.raises(RequestError, match=r"\(a b c+\); give messages") as refused:
+        chat.render(HELLO, f"{{{{ raise_exception('{words}') }}}}")
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 500
+
+
+def test_a_template_of_a_request_has_a_limit(processes: TemplateProcesses) -> None:
+    large = "{# " + "." * 200_000 + " #}"
+    with pytest.raises(RequestError, match=r"200006 characters; one that comes .* may have 131072"):
+        ChatTemplate(tokenizer(), processes=processes).render(HELLO, large)
+    assert ChatTemplate(tokenizer(), large, processes).render(HELLO) == ""

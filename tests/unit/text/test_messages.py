@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -150,3 +151,28 @@ def test_values_for_a_template_are_taken_as_they_are() -> None:
         "n": [1, None],
     }
     assert kwargs_from_json("") == checked_kwargs(None) == {}
+
+
+@pytest.mark.parametrize("place", ["role", "field"])
+def test_a_word_of_megabytes_is_looked_up_and_not_searched_for(place: str) -> None:
+    """A pattern made of it took minutes, with everybody else waiting."""
+    word = "x" * 4_000_000
+    message = {"role": "user", "content": "a", word: "b"}
+    if place == "role":
+        message = {"role": word, "content": "a"}
+    start_s = time.process_time()
+    with pytest.raises(RequestError) as refused:
+        template_messages([message] * 10, PLAIN)
+    assert len(str(refused.value)) < 300
+    assert time.process_time() - start_s < 5
+
+
+def test_a_template_is_read_once_for_all_messages() -> None:
+    template = PLAIN + "{# don't: " + "'.." * 300_000 + " #}{{ message.thinking }}'tool'"
+    start_s = time.process_time()
+    read = template_messages(
+        [{"role": "developer", "content": "a", "thinking": "b"}] * 300, template
+    )
+    assert {message["role"] for message in read} == {"system"}
+    assert template_messages([{"role": "tool", "content": "a"}], template)[0]["role"] == "tool"
+    assert time.process_time() - start_s < 10

@@ -71,3 +71,16 @@ def test_no_secret_of_ours_is_in_the_childs_environment(monkeypatch: pytest.Monk
     assert b"planted" not in Path(f"/proc/{child}/environ").read_bytes()
     templates.close()
     assert _children() == before, "no process is left behind"
+
+
+def test_a_process_that_keeps_memory_of_a_template_is_not_kept() -> None:
+    """A template that holds nothing large is rendered by the one before."""
+    templates, before = TemplateProcesses(timeout_s=30.0), _children()
+    for _ in range(3):
+        templates.render("{{ 'a' * 1000 }}", MESSAGES, True, {})
+    (child,) = _children() - before
+    large = "{% set x = 'a' * 20000000 %}{{ x[:1] }}"  # worked out once, when it is compiled
+    assert templates.render(large, MESSAGES, True, {}) == "a"
+    assert child not in _children(), "it has memory that the next one may want"
+    templates.close()
+    assert _children() == before

@@ -139,3 +139,13 @@ def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_and_not_to_the_log(
     told = capfd.readouterr()
     assert "sequence length" not in told.out + told.err
     assert not tokenizer.deprecation_warnings
+
+
+def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning() -> None:
+    tokenizer, _ = _bounded("the bundled one, which lacks some bytes")
+    door = FrontDoor(_facts(64), _Unread(tokenizer))
+    with pytest.raises(RequestError, match="1200 characters, the first 252 of which are 25[0-9]"):
+        door.tokenize("2026" * 300)
+    fits = "internationalization " * 15  # more than four letters a token
+    assert len(fits) > 252
+    assert door.tokenize(fits) == tokenizer.encode(fits)
