@@ -192,7 +192,8 @@ def test_times_are_those_of_the_servers_own_books(kind: str) -> None:
     script = Script(
         ttft_s=0.06, gap_s=0.015, updates=6, jitter=Jitter.LOGNORMAL, spread=0.6, seed=5
     )
-    drive = Drive(script, shift_of(open_load(Poisson(60)), measured_s=1.0), kind=kind)
+    patient = shift_of(open_load(Poisson(60)), measured_s=1.0, timeout_s=30.0, drain_s=30.0)
+    drive = Drive(script, patient, kind=kind)
     books = {each.prompt: each for each in drive.served}
     assert drive.outcomes[Outcome.OK] == len(drive.records) == len(books) > 30
     firsts, ends = [], []

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -45,14 +46,21 @@ def test_an_interrupted_call_leaves_a_working_engine_and_frees_its_memory() -> N
     llm = LLM(model="smollm2-135m-draft", draft_model="smollm2-135m-draft", deterministic=True)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     [expected] = llm.generate("The sky is", params)
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    scheduler = llm.engine.built.loop.scheduler
+    before = scheduler.stats.steps
+
+    def interrupt() -> None:
+        """In the midst of the call: whoever is interrupted elsewhere takes the other tests along."""
+        while scheduler.stats.steps < before + 3:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     endless = SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True)
     with pytest.raises(KeyboardInterrupt):
         llm.generate("The sky is", endless)
     [again] = llm.generate("The sky is", params)
     assert again.outputs[0].token_ids == expected.outputs[0].token_ids
-    scheduler = llm.engine.built.loop.scheduler
     scheduler.check_integrity()
     assert scheduler.target_pool.num_free == scheduler.target_pool.num_blocks
 
