@@ -50,7 +50,7 @@ def test_an_interrupted_call_leaves_a_working_engine_and_frees_its_memory() -> N
     before = scheduler.stats.steps
 
     def interrupt() -> None:
-        """In the midst of the call: whoever is interrupted elsewhere takes the other tests along."""
+        """In the midst of the call: elsewhere it would end all tests of this process."""
         while scheduler.stats.steps < before + 3:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
