@@ -106,6 +106,15 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
+def _take_back_signals() -> None:
+    """Ray's core, when it starts, takes SIGTERM for a failure, tells of it and ends the process by
+    it, whatever Python had set before; and Python knows nothing of that."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
+
+
 def _secret(config: EngineConfig) -> str:
     """That every process of the server shares: the environment's, or one made here."""
     given = os.environ.get(SECRET_VARIABLE, "")
@@ -174,6 +183,7 @@ def _ray_launch(
     from outrider.cluster.ray_launch import RayLaunch
 
     def launch(session: RaySession) -> RayLaunch:
+        _take_back_signals()
         say(Event(Kind.STAGE, session.summary))
         return RayLaunch(config, session, secret)
 

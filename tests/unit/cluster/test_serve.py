@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 from typing import Any
 
 import pytest
 
 from outrider.cluster.events import Event
-from outrider.cluster.serve import serve
+from outrider.cluster.serve import _take_back_signals, serve
 from outrider.cluster.watching import Addresses, Watchers
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
@@ -38,3 +41,18 @@ def test_a_server_that_nobody_could_reach_or_trust_is_refused(
     values = {"target.model": "t", "server.port": 0, "server.grpc_port": 0, **settings}
     with pytest.raises(ConfigError, match=sentence):
         serve(EngineConfig.from_settings(values), Watchers(_say, _show), use_ray=False)
+
+
+def test_a_signal_that_a_library_has_taken_is_heard_again() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        # As a library does it: Python is not told.
+        ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_IGN))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == []
+        _take_back_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
