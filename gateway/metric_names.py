@@ -236,7 +236,13 @@ METRICS: tuple[Described, ...] = (
         "Guesses of a proposer that were right; over those compared, its agreement.",
         _ROLE,
     ),
-    Described("draft_time_seconds", _C, _ENGINE, "Time spent drafting.", _REPLICA),
+    Described(
+        "draft_time_seconds",
+        _C,
+        _ENGINE,
+        "Time that steps spent on drafting, waiting for drafts included.",
+        _REPLICA,
+    ),
     Described("verify_time_seconds", _C, _ENGINE, "Time of the target's passes.", _REPLICA),
     Described(
         "transfer_time_seconds",
