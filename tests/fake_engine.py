@@ -473,7 +473,7 @@ def fake_tokenizer_source(source: str, *, revision: str | None = None) -> Any:
     return tokenizer()
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
