@@ -9,7 +9,7 @@ from outrider.engine.doorway import Doorway
 from outrider.workers.groups.link_store import LinkStore
 
 SECRET = "a secret of the tests"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 class OpenBoard:

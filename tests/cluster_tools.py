@@ -160,7 +160,7 @@ class ServeProcess:
         """What is in the folder for passing files."""
         return sorted(os.listdir(self._folder))
 
-    def wait_nothing_left(self, timeout_s: float = 10.0) -> None:
+    def wait_nothing_left(self, timeout_s: float = 60.0) -> None:
         wait_until(lambda: not self.left_pids(), timeout_s, lambda: f"left: {self._left()}")
 
     def _left(self) -> list[str]:

@@ -167,7 +167,7 @@ class FakeEngine:
         self._listening.clear()
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
         self._thread.start()
-        assert self._listening.wait(5)
+        assert self._listening.wait(60)
         return self
 
     def stop(self) -> None:
@@ -175,7 +175,7 @@ class FakeEngine:
         self._stopping.set()
         self._dying.set()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(60)
             assert not self._thread.is_alive()
 
     def die(self) -> None:
@@ -398,7 +398,7 @@ def running_server(
     thread.start()
 
     def call(coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     async def build() -> Front:
         config = ServerConfig(port=0, grpc_port=0, **options)
@@ -413,7 +413,7 @@ def running_server(
     finally:
         call(front.stop(drain_s=0.0))
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 
@@ -427,7 +427,7 @@ def in_loop(server: Front, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run it where a running server's gateway runs."""
     watching = server.gateway._watching
     assert watching is not None
-    return asyncio.run_coroutine_threadsafe(coroutine, watching.get_loop()).result(20)
+    return asyncio.run_coroutine_threadsafe(coroutine, watching.get_loop()).result(60)
 
 
 def only_link(server: Front) -> EngineLink:

@@ -93,7 +93,7 @@ def running_fleet(folder: Path, size: int, **server: Any) -> Iterator[RunningFle
             running.call(end())
             fleet.close()
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.join(60)
             loop.close()
             engine.stop()
 
@@ -136,10 +136,10 @@ class Connection:
     def close(self) -> None:
         self._channel.close()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(60)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"

@@ -48,7 +48,7 @@ SSH_OPTIONS = (
 )
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # users often do without the folder of sshd
 _PREFIX = "outrider-hosts-"
-_LIMIT_S = 10.0
+_LIMIT_S = 60.0
 _RUN_S = 60.0
 _POLL_S = 0.02
 _SSH_PORT = 22

@@ -11,7 +11,7 @@ import openai
 from fake_engine import FakeService
 
 JSON = {"Content-Type": "application/json"}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def openai_client(service: FakeService) -> openai.OpenAI:

@@ -174,4 +174,4 @@ def running_api() -> Iterator[tuple[KubeApi, str]]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)

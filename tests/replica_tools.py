@@ -13,7 +13,7 @@ from outrider.cluster.replica_set import ReplicaSet
 from outrider.config import EngineConfig
 from outrider.links.cluster_view import ProcessView
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class FakeLife:

@@ -110,7 +110,7 @@ class ServedEngines:
         if self._service is None or self._doorway is None or self._thread is None:
             return
         self._service.stop()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self._doorway.close()
         self._service.close()

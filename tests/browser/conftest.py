@@ -12,7 +12,7 @@ from browser_tools import MISSING, OpenPage, StartService, chromium, scripted_te
 from fake_engine import FakeService, fake_service
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-TIMEOUT_MS = 15_000
+TIMEOUT_MS = 60_000
 
 
 @pytest.fixture(scope="module")

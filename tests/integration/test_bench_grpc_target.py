@@ -16,7 +16,7 @@ from outrider.bench.load.fake.grpc_server import FakeGrpcServer
 from outrider.bench.load.records import CountedBy
 from outrider.bench.load.targets import Reply, Target, TargetFault, TargetSpec, make_target
 
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 TEXT = Ask(id="q/0", category="test", text="Once", max_tokens=24)
 CHAT = Ask(id="q/1", category="test", messages=(Message("user", "Grüße, 日本"),), max_tokens=24)
 IDS = Ask(id="q/2", category="test", token_ids=(10, 11, 12), max_tokens=24, ignores_eos=True)

@@ -21,7 +21,7 @@ from outrider.bench.load.servers.watch import ServerWatch
 from outrider.bench.load.targets import Reply, TargetFault, TargetSpec, make_target
 from outrider.bench.load.targets import openai as openai_target
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 NOWHERE = Path("nowhere")  # no log is written
 TEXT = Ask(id="q/0", category="test", text="Once", max_tokens=6)
 DEEP = b"[" * 60_000

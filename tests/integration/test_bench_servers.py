@@ -89,7 +89,7 @@ def _tiny_command() -> str:
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(TINY)} {{port}}"
 
 
-def _wait_until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+def _wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s

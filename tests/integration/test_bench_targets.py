@@ -22,7 +22,7 @@ from outrider.bench.load.fake.http_server import FakeOpenAiServer
 from outrider.bench.load.records import CountedBy
 from outrider.bench.load.targets import Reply, Target, TargetFault, TargetSpec, make_target
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 TEXT = Ask(id="q/0", category="test", text="Once", max_tokens=6)
 CHAT = Ask(id="q/1", category="test", messages=(Message("user", "Grüße, 日本"),), max_tokens=6)
 
@@ -326,7 +326,7 @@ def test_the_fakes_run_by_themselves_and_leave_their_books(tmp_path: Path) -> No
             assert word == "listening"
             asyncio.run(_ask_once(url))
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
     assert '"prompt": "Once"' in books.with_suffix(".http.jsonl").read_text()

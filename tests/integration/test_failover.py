@@ -68,7 +68,7 @@ class Engine:
     def end(self) -> None:
         self.service.stop()
         if self._thread.ident is not None:
-            self._thread.join(10)
+            self._thread.join(60)
             assert not self._thread.is_alive()
         self._doorway.close()
         self.service.close()

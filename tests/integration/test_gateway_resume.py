@@ -145,7 +145,7 @@ def test_a_deadline_runs_on_while_the_engine_is_away(tmp_path: Path) -> None:
         _lose_engine(service)
         with pytest.raises(DeadlineError):
             list(stream)
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < 30
         wait_until(lambda: service.client.status().active_requests == 0)
 
 

@@ -75,7 +75,7 @@ def test_control_is_healthy_without_an_engine(tmp_path: Path) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
     with running_server(engine) as server, grpc.insecure_channel(server.grpc_address) as channel:
         request = health_pb2.HealthCheckRequest(service="outrider.v1.Control")
-        assert health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status == SERVING
+        assert health_pb2_grpc.HealthStub(channel).Check(request, timeout=60).status == SERVING
 
 
 # -- reflection and status --------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_the_gateway_runs_as_a_process_and_ends_on_sigterm(tmp_path: Path) -> No
             client.wait_ready(20)
             assert client.generate("Hello", max_tokens=5).usage.completion_tokens == 5
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -46,7 +46,7 @@ def served(engine: FakeEngine, authority: Authority) -> Iterator[Front]:
 
 
 def _get(address: str, context: ssl.SSLContext) -> int:
-    connection = http.client.HTTPSConnection(address, timeout=5, context=context)
+    connection = http.client.HTTPSConnection(address, timeout=60, context=context)
     try:
         connection.request("GET", "/livez")
         return connection.getresponse().status
@@ -63,7 +63,7 @@ def _trusting(ca: Path, own: Pair | None = None) -> ssl.SSLContext:
 
 def _state(front: Front, **access: Any) -> str:
     with Client(front.grpc_address, **access) as client:
-        return client.status(timeout_s=5).state
+        return client.status(timeout_s=60).state
 
 
 def test_both_protocols_answer_those_who_trust_the_authority(
@@ -104,7 +104,7 @@ def test_strangers_and_plaintext_fail_alone_and_without_a_word_in_the_log(
 def _raw(address: str, data: bytes) -> bytes:
     """What comes back until the server hangs up."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)

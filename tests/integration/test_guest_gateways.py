@@ -357,7 +357,7 @@ def outrider_gateway(*arguments: str, secret: str = SECRET) -> Iterator[Any]:
         yield process, process.stdout.readline()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.thorough
@@ -381,7 +381,7 @@ def test_the_command_serves_answers_probes_and_drains_on_sigterm(tmp_path: Path)
                 process.send_signal(signal.SIGTERM)
                 wait_until(lambda: get(admin, "/readyz")[0] == 503)
                 assert len(stream.result().samples[0].token_ids) == 60
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
         finally:
             engine.stop()
 

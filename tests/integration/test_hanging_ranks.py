@@ -25,7 +25,7 @@ from outrider.links.secret import SECRET_VARIABLE
 pytestmark = pytest.mark.model
 
 STALL_S = 2.5
-LIMIT_S = 40.0
+LIMIT_S = 60.0
 
 
 @contextmanager

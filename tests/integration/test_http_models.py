@@ -136,7 +136,7 @@ def test_a_client_that_leaves_frees_its_memory_within_two_steps(serving: Serving
         )
         next(iter(stream))
         stream.close()
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + 60
         while not (cancelled_at and seen[-1][1]):
             assert time.monotonic() < deadline_s, "the request goes on"
             time.sleep(0.01)

@@ -122,11 +122,11 @@ def test_a_wrong_value_is_an_invalid_argument_in_one_sentence(tmp_path: Path) ->
         ]
         for request in wrong:
             with pytest.raises(grpc.RpcError) as failed:
-                stub.SetSpeculation(request, timeout=5)
+                stub.SetSpeculation(request, timeout=60)
             assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "it must be" in failed.value.details()
         with pytest.raises(grpc.RpcError) as failed:
-            stub.ExplainSpeculation(control_pb2.ExplainSpeculationRequest(last=257), timeout=5)
+            stub.ExplainSpeculation(control_pb2.ExplainSpeculationRequest(last=257), timeout=60)
         assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         for max_depth in (-1, 2**40):
             with pytest.raises(RequestError, match="it must be a whole number from 0 to 32"):

@@ -22,7 +22,7 @@ from outrider.bench.peers.protocol import Mode, Options, PeerError, Tokens
 DEFAULTS = LlamaSettings(threads=2)
 OPTIONS = Options("target.gguf", "draft.gguf", "", threads=2, max_model_len=64)
 DRAFT = Mode("draft", 2)
-GONE_TIMEOUT_S = 10.0
+GONE_TIMEOUT_S = 60.0
 
 
 class Program:

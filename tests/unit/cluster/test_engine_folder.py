@@ -52,7 +52,7 @@ def test_a_listener_that_takes_nobody_in_holds_nobody_up(
             waiting.connect("e.sock")
         making = threading.Thread(target=make_engine_folder, args=(tmp_path,), daemon=True)
         making.start()
-        making.join(5)
+        making.join(60)
         assert not making.is_alive() and folder.exists()
 
 

@@ -37,7 +37,7 @@ from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Hello, Role
 
 SECRET = "a secret of the tests"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 SETTINGS = {"server.port": 1}
 FIRST = (
     ReplicaPlace("0", ("unix:/e.sock", "tcp:0.0.0.0:7001"), ReplicaState.SERVING),

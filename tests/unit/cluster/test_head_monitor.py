@@ -25,7 +25,7 @@ time.sleep(60)
 
 
 def notes_of(path: Path, number: int) -> list[tuple[int, str]]:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while not path.exists() or len(path.read_text().splitlines()) < number:
         assert time.monotonic() < deadline_s, "it did not start"
         time.sleep(0.05)
@@ -45,7 +45,7 @@ def notes(tmp_path: Path) -> Iterator[Path]:
     for pid, _ in notes_of(path, 1):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    started.wait(10)
+    started.wait(60)
 
 
 def test_it_is_begun_anew_with_what_it_was_begun_with(notes: Path) -> None:

@@ -18,7 +18,7 @@ from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 
 PLACE = ReplicaPlace("0", ("unix:/e.sock",), ReplicaState.SERVING)
 VIEW = ClusterView("somebody", "serving", 0, 0, ())
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class Noting:

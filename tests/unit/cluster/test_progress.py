@@ -23,9 +23,9 @@ def test_silence_is_broken_until_the_server_is_ready() -> None:
 
     with Progress(Watchers(say, lambda *_: told.append("ready")), quiet_s=0.05) as progress:
         progress.watchers.say(Event(Kind.STAGE, "models checked"))
-        assert heard.wait(10)
+        assert heard.wait(60)
         progress.watchers.on_ready(ADDRESSES, None)
-        progress._thread.join(10)
+        progress._thread.join(60)
         assert not progress._thread.is_alive()
     assert told[0] == "models checked"
     assert told[1] == "still starting, 0 s since: models checked"

@@ -24,7 +24,7 @@ class Slow:
 
     def __call__(self) -> str:
         self.runs += 1
-        assert self.released.wait(20)
+        assert self.released.wait(60)
         return "slow"
 
 

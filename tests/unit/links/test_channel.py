@@ -64,10 +64,12 @@ def channels(
 
 
 @contextmanager
-def channel_to_socket(silence_s: float = 5.0) -> Iterator[tuple[Channel, socket.socket]]:
+def channel_to_socket(
+    heartbeat_s: float = 0.05, silence_s: float = 20.0
+) -> Iterator[tuple[Channel, socket.socket]]:
     """A channel whose peer is a bare socket, and so sends no heartbeats."""
     near, far = socket.socketpair()
-    with Channel(near, RANK_CODEC, heartbeat_s=0.05, silence_s=silence_s) as channel, far:
+    with Channel(near, RANK_CODEC, heartbeat_s=heartbeat_s, silence_s=silence_s) as channel, far:
         yield channel, far
 
 
@@ -81,7 +83,7 @@ def echo_process(address: str) -> Iterator[tuple[subprocess.Popen[bytes], Channe
         stack.callback(process.kill)
         sock, _ = listener.accept()
         assert receive_greeting(sock, SECRET, timeout_s=20).pid == process.pid
-        channel = Channel(sock, RANK_CODEC, heartbeat_s=0.05, silence_s=0.6, peer="target rank 0")
+        channel = Channel(sock, RANK_CODEC, heartbeat_s=0.05, silence_s=2.0, peer="target rank 0")
         yield process, stack.enter_context(channel)
 
 
@@ -98,7 +100,7 @@ def test_messages_come_in_the_order_they_were_sent() -> None:
     with channels() as (near, far):
         for number in range(20):
             near.send(Load(number))
-        assert [far.receive(5).max_position for _ in range(20)] == list(range(20))
+        assert [far.receive(60).max_position for _ in range(20)] == list(range(20))
 
 
 def test_one_encoded_message_may_be_sent_to_many() -> None:
@@ -106,14 +108,14 @@ def test_one_encoded_message_may_be_sent_to_many() -> None:
     with channels() as (one, end_of_one), channels() as (two, end_of_two):
         for channel in (one, two):
             channel.send_encoded(payload)
-        assert end_of_one.receive(5) == end_of_two.receive(5) == LOAD
+        assert end_of_one.receive(60) == end_of_two.receive(5) == LOAD
 
 
 def test_a_message_larger_than_the_socket_buffer_gets_through() -> None:
     text = "x" * 5_000_000
     with channels() as (near, far):
         sender = in_thread(lambda: near.send(Failed(text)))
-        assert far.receive(10) == Failed(text)
+        assert far.receive(60) == Failed(text)
         sender.join()
 
 
@@ -121,7 +123,7 @@ def test_messages_of_many_threads_do_not_mix() -> None:
     texts = {str(number) * 30_000 for number in range(8)}
     with channels() as (near, far):
         senders = [in_thread(lambda text=text: near.send(Failed(text))) for text in texts]  # type: ignore[misc]
-        assert {far.receive(10).message for _ in texts} == texts
+        assert {far.receive(60).message for _ in texts} == texts
         for sender in senders:
             sender.join()
 
@@ -141,7 +143,7 @@ def test_nothing_in_time_from_a_living_peer_is_a_timeout_and_no_more() -> None:
         with pytest.raises(TimeoutError):
             far.receive(0.05)
         near.send(LOAD)
-        assert far.receive(5) == LOAD
+        assert far.receive(60) == LOAD
 
 
 def test_a_timeout_of_zero_takes_what_is_there() -> None:
@@ -156,20 +158,20 @@ def test_a_timeout_of_zero_takes_what_is_there() -> None:
 
 
 def test_heartbeats_keep_an_idle_link_alive() -> None:
-    with channels(heartbeat_s=0.05, silence_s=0.4) as (near, far):
-        sender = threading.Timer(0.6, near.send, [LOAD])
+    with channels(heartbeat_s=0.05, silence_s=1.5) as (near, far):
+        sender = threading.Timer(1.8, near.send, [LOAD])
         sender.start()
         assert far.receive() == LOAD
         sender.join()
 
 
 def test_heartbeats_are_sent_only_when_nothing_else_is() -> None:
-    with channel_to_socket() as (channel, far):
-        for _ in range(10):
+    with channel_to_socket(heartbeat_s=0.3) as (channel, far):
+        for _ in range(60):
             channel.send(LOAD)
             time.sleep(0.02)
         data = far.recv(2**16)
-    assert len(FrameDecoder().feed(data)) == 10
+    assert len(FrameDecoder().feed(data)) == 60
     assert data.count(HEARTBEAT_FRAME) <= 1
 
 
@@ -178,7 +180,7 @@ def test_a_silent_peer_is_given_up() -> None:
         started_s = time.monotonic()
         with pytest.raises(LinkTimeoutError, match="the peer has been silent for 0.2 s"):
             channel.receive()
-        assert 0.15 < time.monotonic() - started_s < 2
+        assert 0.15 < time.monotonic() - started_s < 30
 
 
 def test_silence_is_found_out_within_a_longer_timeout() -> None:
@@ -190,8 +192,8 @@ def test_silence_is_found_out_within_a_longer_timeout() -> None:
 
 
 def test_an_owner_that_was_busy_for_long_does_not_blame_the_peer() -> None:
-    with channels(heartbeat_s=0.05, silence_s=0.2) as (near, far):
-        time.sleep(0.4)
+    with channels(heartbeat_s=0.05, silence_s=1.0) as (near, far):
+        time.sleep(1.2)
         with pytest.raises(TimeoutError):
             far.receive(0.01)
 
@@ -208,10 +210,10 @@ def test_last_words_are_heard_before_the_end() -> None:
     with channels() as (near, far):
         near.send(Failed("out of memory"))
         near.close()
-        assert far.receive(5) == Failed("out of memory")
+        assert far.receive(60) == Failed("out of memory")
         for _ in range(2):
             with pytest.raises(LinkClosedError, match="the peer has closed the link"):
-                far.receive(5)
+                far.receive(60)
 
 
 def test_last_words_are_heard_even_after_a_send_has_failed() -> None:
@@ -220,7 +222,7 @@ def test_last_words_are_heard_even_after_a_send_has_failed() -> None:
         near.close()
         with pytest.raises(LinkClosedError):
             far.send(LOAD)
-        assert far.receive(5) == Failed("out of memory")
+        assert far.receive(60) == Failed("out of memory")
 
 
 def test_a_stream_that_is_not_ours_ends_the_link() -> None:
@@ -228,15 +230,15 @@ def test_a_stream_that_is_not_ours_ends_the_link() -> None:
         far.sendall(b"HTTP/1.1 400 Bad Request")
         for _ in range(2):
             with pytest.raises(LinkError, match="does not speak the link protocol"):
-                channel.receive(5)
+                channel.receive(60)
 
 
 def test_a_message_nobody_knows_does_not_end_the_link() -> None:
     with channel_to_socket() as (channel, far):
         far.sendall(pack(b"\x91\xa4Sing") + pack(RANK_CODEC.encode(LOAD)))
         with pytest.raises(LinkError, match="unknown message 'Sing'"):
-            channel.receive(5)
-        assert channel.receive(5) == LOAD
+            channel.receive(60)
+        assert channel.receive(60) == LOAD
 
 
 def test_closing_wakes_a_receiver_in_another_thread() -> None:
@@ -252,7 +254,7 @@ def test_closing_wakes_a_receiver_in_another_thread() -> None:
         receiver = in_thread(receive)
         time.sleep(0.05)
         far.close()
-        receiver.join(2)
+        receiver.join(60)
         assert "closed on this side" in str(found[0])
 
 
@@ -269,7 +271,7 @@ def test_closing_wakes_a_sender_in_another_thread() -> None:
         sender = in_thread(send)
         time.sleep(0.05)
         channel.close()
-        sender.join(2)
+        sender.join(60)
         assert "closed on this side" in str(found[0])
 
 
@@ -290,7 +292,7 @@ def test_heartbeats_stop_with_the_channel() -> None:
         beating = set(threading.enumerate()) - before
         assert len(beating) == 2
     for thread in beating:
-        thread.join(2)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -338,7 +340,7 @@ def test_a_silent_channel_is_found_beside_a_living_one() -> None:
 def test_a_channel_closed_on_this_side_is_not_waited_for() -> None:
     with channels() as (_, one), channels() as (_, two):
         two.close()
-        assert wait_any([one, two], 5) == [two]
+        assert wait_any([one, two], 60) == [two]
 
 
 # -- real processes ---------------------------------------------------------------------------
@@ -351,21 +353,21 @@ def test_a_process_on_a_unix_socket_answers_and_leaves(
     with echo_process("unix:link.sock") as (process, channel):
         for message in (LOAD, Ready(), Hello(Role.DRAFT, 0, 1, 1, "there")):
             channel.send(message)
-            assert channel.receive(5) == message
+            assert channel.receive(60) == message
         channel.send(Stop())
         with pytest.raises(LinkClosedError):
-            channel.receive(5)
-        assert process.wait(5) == 0
+            channel.receive(60)
+        assert process.wait(60) == 0
 
 
 def test_a_process_that_is_stopped_is_given_up_for_its_silence() -> None:
     with echo_process("tcp:127.0.0.1:0") as (process, channel):
         channel.send(LOAD)
-        assert channel.receive(5) == LOAD
+        assert channel.receive(60) == LOAD
         os.kill(process.pid, signal.SIGSTOP)
         channel.send(LOAD)  # the kernel takes it; only silence tells
-        with pytest.raises(LinkTimeoutError, match="target rank 0 has been silent for 0.6 s"):
-            channel.receive(10)
+        with pytest.raises(LinkTimeoutError, match="target rank 0 has been silent for 2 s"):
+            channel.receive(60)
 
 
 def test_the_death_of_a_process_is_noticed_at_once() -> None:
@@ -373,6 +375,6 @@ def test_the_death_of_a_process_is_noticed_at_once() -> None:
         killer = threading.Timer(0.1, process.send_signal, [signal.SIGKILL])
         killer.start()
         with pytest.raises(LinkClosedError, match="target rank 0 has closed the link"):
-            channel.receive(10)
+            channel.receive(60)
         killer.join()
-        assert process.wait(5) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL

