@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from c_kernels import with_kernels
+
 MAIN = "main"
 
 
@@ -41,7 +43,7 @@ class FakeHub:
             "HF_HOME": str(cache / "hub"),
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OUTRIDER_CACHE": str(cache / "outrider"),
+            "OUTRIDER_CACHE": with_kernels(cache / "outrider"),
         }
 
     def downloads(self, suffix: str) -> list[str]:

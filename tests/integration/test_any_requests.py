@@ -151,7 +151,7 @@ def colocated(pair: Any) -> EngineFactory:
 @pytest.mark.parametrize(
     ("way", "lag"),
     [
-        pytest.param("in chunks", 0, marks=GPU_MARKS),
+        pytest.param("in chunks", 0, marks=[*GPU_MARKS, pytest.mark.slow]),
         pytest.param("tight", 1, marks=[*GPU_MARKS, pytest.mark.slow]),
     ],
 )

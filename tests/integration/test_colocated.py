@@ -551,7 +551,7 @@ def test_what_cannot_run_as_recorded_has_steps_of_its_own(
         assert len(outputs[1].prompt_logprobs or ()) == len(plain_output.prompt_logprobs or ())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_only_samples_are_rejected_on_the_host(
     colocated: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:

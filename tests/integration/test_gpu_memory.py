@@ -107,7 +107,7 @@ def measured_workers(
 @pytest.mark.parametrize(
     ("has_draft", "verification", "head"),
     [
-        (True, "shared", None),
+        pytest.param(True, "shared", None, marks=pytest.mark.slow),
         (False, "rejection", None),
         pytest.param(False, "shared", "eagle3", marks=pytest.mark.slow),
     ],

@@ -164,7 +164,13 @@ def expected_over_two(folders: dict[str, Path]) -> Iterator[list[Any]]:
         yield contents(llm.generate(PROMPTS, PARAMS))
 
 
-@pytest.mark.parametrize(("ranks", "plain"), [(1, "expected"), (2, "expected_over_two")])
+@pytest.mark.parametrize(
+    ("ranks", "plain"),
+    [
+        pytest.param(1, "expected", marks=pytest.mark.slow),
+        (2, "expected_over_two"),
+    ],
+)
 def test_over_ranks_the_text_is_the_plain_one(
     folders: dict[str, Path], request: pytest.FixtureRequest, ranks: int, plain: str
 ) -> None:

@@ -58,8 +58,16 @@ def test_product(rows: int, depth: int, config: LinearConfig, dtype: torch.dtype
     assert torch.equal(wide, again)
 
 
+def _slow_unless(is_kept: bool) -> tuple[pytest.MarkDecorator, ...]:
+    return () if is_kept else (pytest.mark.slow,)
+
+
 PAIRS = [
-    *((first, second, torch.float32, False) for first in WAYS[:-1] for second in WAYS[:-1]),
+    *(
+        pytest.param(first, second, torch.float32, False, marks=_slow_unless(first is second))
+        for first in WAYS[:-1]
+        for second in WAYS[:-1]
+    ),
     *((OWN[1], second, torch.float16, False) for second in (LIBRARY, TURNED, OWN[1])),
     *((OWN[0], second, torch.float32, True) for second in (LIBRARY, TURNED, OWN[1])),
 ]
@@ -98,7 +106,7 @@ def _normed(x: Tensor, weight: Tensor) -> Tensor:
     return wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight.double()
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_bias", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("config", WAYS)
 def test_queries_keys_and_values(config: Way, has_bias: bool) -> None:
     """As few rows do it, which other tests compare with float64."""

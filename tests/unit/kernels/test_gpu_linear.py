@@ -183,7 +183,9 @@ def test_queries_keys_and_values(
 LARGE = (768, 640, LinearConfig(64, 128, 4, 4, splits=2))  # of which the matrix units take most
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [DTYPES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in DTYPES[1:])]
+)
 @pytest.mark.parametrize(
     ("depth", "features", "config"),
     [(160, 72, LinearConfig(32, 32, 4, 2, splits=2)), *([LARGE] * gpu_tools.HAS_CUDA)],

@@ -55,9 +55,9 @@ def load(folder: Path, ops: Ops) -> Decoder:
 @pytest.mark.parametrize(
     ("variant", "is_fused"),
     [
-        ("llama-biases", False),
+        pytest.param("llama-biases", False, marks=pytest.mark.slow),
         ("llama-wide-heads", True),
-        ("mistral-window", False),
+        pytest.param("mistral-window", False, marks=pytest.mark.slow),
         ("qwen3", False),
         ("opt", False),
     ],

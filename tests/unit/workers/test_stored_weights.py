@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from c_kernels import with_kernels
 from checkpoints import RaggedRun, random_model, random_prompt, reference_logits
 from gguf_files import write_stored
 
@@ -34,7 +35,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OUTRIDER_CACHE", with_kernels(tmp_path / "cache"))
     monkeypatch.setattr(kept_module, "LEAST_BYTES", 0)
     return tmp_path / "cache"
 

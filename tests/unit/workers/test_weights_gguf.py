@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from c_kernels import with_kernels
 from checkpoints import RaggedRun, random_model, random_prompt, reference_logits
 from gguf_files import close, gguf_name, header, interleave
 
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OUTRIDER_CACHE", with_kernels(tmp_path / "cache"))
     yield tmp_path / "cache"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from c_kernels import with_kernels
 from checkpoints import RaggedRun, random_prompt, save_checkpoint
 
 from outrider.kernels.ops import select_ops
@@ -27,7 +28,7 @@ needs_packing = pytest.mark.skipif(OPS.packing is None, reason="no C compiler")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OUTRIDER_CACHE", with_kernels(tmp_path / "cache"))
     monkeypatch.setattr(kept_module, "LEAST_BYTES", 0)
     return tmp_path / "cache" / "packed"
 
