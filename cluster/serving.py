@@ -304,6 +304,6 @@ def _check_models(config: EngineConfig) -> None:
 
 
 def _settings_of(config: EngineConfig) -> dict[str, Any]:
-    """Those that gateways need."""
+    """Those that gateways need, and what they load before there is an engine."""
     values = config.to_settings()
-    return {p: v for p, v in values.items() if p.startswith(("server.", "log_"))}
+    return {p: v for p, v in values.items() if p.startswith(("server.", "log_", "target."))}

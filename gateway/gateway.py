@@ -24,7 +24,7 @@ from outrider.gateway.preparing import Preparing
 from outrider.gateway.replicas import Replicas, model_of
 from outrider.gateway.request_watch import RequestWatch
 from outrider.gateway.resume import ResumeTokens, new_resume_id
-from outrider.gateway.served import Served
+from outrider.gateway.served import Served, Tokenizers
 from outrider.gateway.session import Session
 from outrider.gateway.tls import TlsFiles
 from outrider.gateway.watched import keep_fresh
@@ -89,6 +89,7 @@ class Gateway:
         self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
         self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
         self._templates = TemplateProcesses()
+        self.tokenizers = Tokenizers()
         self.resume_tokens = ResumeTokens(secret)  # as every gateway of this server has them
         self._watching: asyncio.Task[None] | None = None
 
@@ -121,6 +122,7 @@ class Gateway:
         self.preparing.close()
         self._templating.close()
         self._templates.close()
+        self.tokenizers.close()
 
     async def _tell_state(self) -> None:
         for hear in self.on_state:
@@ -153,7 +155,7 @@ class Gateway:
     async def _learn(self, facts: EngineFacts) -> None:
         if self._served is None or self._served.facts != facts:
             self._served = await asyncio.to_thread(
-                Served.learn, facts, self._templates, self._chat_template
+                Served.learn, facts, self.tokenizers, self._templates, self._chat_template
             )
 
     # -- requests -----------------------------------------------------------------------------

@@ -111,6 +111,7 @@ async def serve_for(address: str, index: int) -> None:
     setup_logging(config.log_level, role="gateway", rank=index, json_lines=is_json)
     front = Front(secret, config.server, keeper.view, broadcast=keeper, shares_ports=True)
     front.gateway.replicas.on_speculation = keeper.tell_speculation
+    front.gateway.tokenizers.expect(config)
     signals = _Signals()
     obeying = asyncio.create_task(keeper.obey(front.gateway))
     try:

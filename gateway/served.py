@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from outrider.config import EngineConfig
@@ -29,10 +30,14 @@ class Served:
 
     @classmethod
     def learn(
-        cls, facts: EngineFacts, templates: TemplateProcesses, chat_template: str | None
+        cls,
+        facts: EngineFacts,
+        tokenizers: Tokenizers,
+        templates: TemplateProcesses,
+        chat_template: str | None,
     ) -> Served:
         config = EngineConfig.from_settings(facts.settings)
-        tokenizer = _tokenizer_of(config)
+        tokenizer = tokenizers.load(config)
         front_door = FrontDoor(facts, tokenizer, templates, chat_template)
         return cls(facts, config, tokenizer, front_door)
 
@@ -58,6 +63,28 @@ class Served:
         return self.front_door.chat_prompt(
             chat.messages, chat.template, chat.add_generation_prompt, chat.template_kwargs
         )
+
+
+class Tokenizers:
+    """Loads an engine's tokenizer, which takes a while: the first may be loaded before its engine
+    is there."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "tokenizer")
+        self._ahead: dict[tuple[str, str | None], Future[Tokenizer | None]] = {}
+
+    def expect(self, config: EngineConfig) -> None:
+        """An engine with this configuration is on its way."""
+        loading = self._thread.submit(_tokenizer_of, config)
+        self._ahead = {config.target.tokenizer_source: loading}
+
+    def load(self, config: EngineConfig) -> Tokenizer | None:
+        # Once: by the next time its files may be others.
+        loading = self._ahead.pop(config.target.tokenizer_source, None)
+        return _tokenizer_of(config) if loading is None else loading.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _tokenizer_of(config: EngineConfig) -> Tokenizer | None:

@@ -83,8 +83,18 @@ def measure_target(
     return _table(runner, sizes, run, is_padded=bool(recorded))
 
 
-def measure_draft(runner: Runner, ops: Ops, num_sizes: int | None = None) -> DraftCosts:
-    """Passes of a drafting round, guesses included, by their rows, of all sizes or likewise."""
+def measure_draft(runner: Runner, ops: Ops) -> DraftCosts:
+    first, following = measure_drafting(runner, ops)
+    num_prefilled = min(_PREFILL_TOKENS, runner.max_model_len)
+    prefill = _table(runner, [num_prefilled], lambda count: _prefill_once(runner, count))
+    return DraftCosts(first, following, prefill.seconds[0] / num_prefilled)
+
+
+def measure_drafting(
+    runner: Runner, ops: Ops, num_sizes: int | None = None
+) -> tuple[CostTable, CostTable]:
+    """The first pass of a drafting round and those that follow, guesses included, by their rows, of
+    all sizes or likewise."""
     rows = [count for count in DRAFT_ROWS if count <= runner.num_rows][:num_sizes]
     tokens = min(_FIRST_DRAFT_TOKENS, runner.max_model_len)
     # In this order: a round in one call takes both passes, and is possible once both were run.
@@ -92,9 +102,7 @@ def measure_draft(runner: Runner, ops: Ops, num_sizes: int | None = None) -> Dra
     # After a pass of the target a CPU reads a draft's weights from memory again.
     before = _fill_caches() if runner.device.type == "cpu" else None
     first = _table(runner, rows, lambda count: _draft_once(runner, ops, [tokens] * count), before)
-    num_prefilled = min(_PREFILL_TOKENS, runner.max_model_len)
-    prefill = _table(runner, [num_prefilled], lambda count: _prefill_once(runner, count))
-    return DraftCosts(first, following, prefill.seconds[0] / num_prefilled)
+    return first, following
 
 
 def measure_head(head: HeadRunner, ops: Ops) -> DraftCosts:

@@ -9,13 +9,21 @@ import torch
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, Ready, Role
 from outrider.scheduler.costs import StepCosts
-from outrider.workers.costs import are_alike, measure_draft, measure_head, measure_target
+from outrider.workers.costs import (
+    are_alike,
+    measure_draft,
+    measure_drafting,
+    measure_head,
+    measure_target,
+)
 from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.groups.collective import Collective
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.runner import Runner
 
-_PROBES = 3  # sizes that are timed to see whether a table still holds
+# Sizes that are timed to see whether tables still hold. The start of a server waits for it, and
+# what is wrong all the same is put right by the steps themselves.
+_PROBES, _DRAFT_PROBES = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class RankCosts:
         if self.role == Role.TARGET:
             verify = measure_target(self.runner, self.ops, self.head, num_sizes=_PROBES)
             return self._any(costs is not None and are_alike(verify, costs.verify))
-        first, following, _ = measure_draft(self.runner, self.ops, num_sizes=_PROBES)
+        first, following = measure_drafting(self.runner, self.ops, num_sizes=_DRAFT_PROBES)
         return self._any(
             costs is not None
             and are_alike(first, costs.first_draft)

@@ -46,10 +46,14 @@ class Passes:
         self.timed.append(num_sizes)
         return self.table(self.pass_s, num_sizes)
 
-    def of_draft(self, runner: Any, ops: Any, num_sizes: int | None = None) -> DraftCosts:
+    def of_drafting(
+        self, runner: Any, ops: Any, num_sizes: int | None = None
+    ) -> tuple[CostTable, CostTable]:
         self.timed.append(num_sizes)
-        first = self.table(self.first_pass_s, num_sizes)
-        return DraftCosts(first, self.table(self.pass_s, num_sizes), 0.001)
+        return self.table(self.first_pass_s, num_sizes), self.table(self.pass_s, num_sizes)
+
+    def of_draft(self, runner: Any, ops: Any) -> DraftCosts:
+        return DraftCosts(*self.of_drafting(runner, ops), 0.001)
 
 
 @pytest.fixture
@@ -58,6 +62,7 @@ def passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Passes]:
     passes = Passes()
     monkeypatch.setattr(costs, "measure_target", passes.of_target)
     monkeypatch.setattr(costs, "measure_draft", passes.of_draft)
+    monkeypatch.setattr(costs, "measure_drafting", passes.of_drafting)
     yield passes
 
 
@@ -86,7 +91,7 @@ def test_another_server_makes_sure_with_a_few_passes(passes: Passes) -> None:
     passes.pass_s *= 1.1
     assert _start("another") == first
     assert _start("another") == first, "which makes it its own"
-    assert passes.timed == [None, 3]
+    assert passes.timed == [None, 2]
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -95,7 +100,7 @@ def test_what_does_not_hold_any_more_is_timed_anew(passes: Passes, factor: float
     passes.pass_s *= factor
     assert _start("another") == _target(passes)
     assert _start("another") == _target(passes)
-    assert passes.timed == [None, 3, None]
+    assert passes.timed == [None, 2, None]
 
 
 def test_a_draft_makes_sure_of_both_kinds_of_its_passes(passes: Passes) -> None:
@@ -104,7 +109,7 @@ def test_a_draft_makes_sure_of_both_kinds_of_its_passes(passes: Passes) -> None:
     assert _start("another", Role.DRAFT) == first
     passes.first_pass_s *= 2
     assert _start("a third", Role.DRAFT) != first
-    assert passes.timed == [None, 3, 3, None]
+    assert passes.timed == [None, 1, 1, None]
 
 
 def test_other_sizes_and_the_other_role_are_timed_for_themselves(passes: Passes) -> None:
@@ -123,7 +128,7 @@ def test_all_ranks_run_the_same_passes_and_the_first_tells(passes: Passes) -> No
     assert start("another") == [_target(passes), Ready()]
     passes.pass_s *= 2
     assert start("a third") == [_target(passes), Ready()]
-    assert passes.timed == [None] * 2 + [3] * 2 + [3] * 2 + [None] * 2
+    assert passes.timed == [None] * 2 + [2] * 2 + [2] * 2 + [None] * 2
 
 
 def test_tables_are_alike_within_a_quarter() -> None:
