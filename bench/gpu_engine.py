@@ -15,9 +15,10 @@ from outrider.bench.inflate import load_inflated
 from outrider.bench.inflate_heads import HeadShape, load_inflated_head
 from outrider.bench.inflate_recipes import SHAPES, Shape, fitted
 from outrider.config import EngineConfig
-from outrider.engine.inline import place_models, wire
+from outrider.engine.inline import place_models
 from outrider.engine.sizing import PoolSizes, settle_for_device
 from outrider.engine.step import StepLoop
+from outrider.engine.wiring import wire
 from outrider.kernels.ops import select_ops
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request

@@ -19,6 +19,7 @@ from outrider import SamplingParams
 from outrider.config import EngineConfig
 from outrider.engine import inline
 from outrider.engine.sizing import PoolSizes
+from outrider.engine.wiring import make_workers
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.scheduler.types import (
@@ -80,7 +81,7 @@ class Engine:
         )
         num_blocks = len(ROWS) * NUM_BLOCKS
         pools = PoolSizes(num_blocks, num_blocks, MAX_LEN)
-        workers = inline.make_workers(config, placement, target, draft, pools, Runner)
+        workers = make_workers(config, placement, target, draft, pools, Runner)
         assert isinstance(workers[0], ColocatedWorker)
         self.worker = workers[0]
         self.inits = [_init(row, tokens, params) for row, (tokens, params) in enumerate(ROWS)]

@@ -20,6 +20,7 @@ from outrider import LLM, SamplingParams
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine import inline
 from outrider.engine.sizing import PoolSizes
+from outrider.engine.wiring import make_workers
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
@@ -101,7 +102,7 @@ def measured_workers(
     pools = PoolSizes(1, 1, limits.max_len)
     head = inline.load_own_head(config, placement, target, limits.max_len)
     flat = None if head is None else FlatHead(head)
-    return inline.make_workers(config, placement, target, draft, pools, FlatRunner, flat)
+    return make_workers(config, placement, target, draft, pools, FlatRunner, flat)
 
 
 @pytest.mark.parametrize(

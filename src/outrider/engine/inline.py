@@ -1,4 +1,4 @@
-"""Models in this process: loaded, given KV, and wired to a step loop."""
+"""Models in this process: loaded, and given the memory that is left for KV."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from outrider.engine.preflight import Models, check_models
@@ -25,17 +21,15 @@ from outrider.engine.sizing import (
     Reach,
     depth_of,
     fixed_kv_bytes,
-    make_scheduler,
     settle_for_device,
     size_pools,
     wanted_len,
 )
 from outrider.engine.step import StepLoop
+from outrider.engine.wiring import make_workers, wire
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
 from outrider.links.rank_messages import Role
-from outrider.scheduler.costs import StepCosts
-from outrider.workers.costs import measure_step
 from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, gpu_bytes, place
 from outrider.workers.gpu.memory import (
@@ -50,24 +44,14 @@ from outrider.workers.gpu.memory import (
 from outrider.workers.heads.base import Head
 from outrider.workers.heads.kv import head_bytes_per_block
 from outrider.workers.heads.loader import load_head
-from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.models.kv import KVCache, bytes_per_block
+from outrider.workers.models.kv import bytes_per_block
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.proposers.base import DRAFT, ProposerContext, Proposers, ProposerSettings
-from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.head import HeadProposer
-from outrider.workers.proposers.registry import build_proposers, entries
-from outrider.workers.rows import RowTable
-from outrider.workers.runner import Runner
-from outrider.workers.sampling.verify import verification_mode
-from outrider.workers.target import TargetWorker
 from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model
 
 if TYPE_CHECKING:
     from outrider.engine.server_life import ServerLife
-    from outrider.workers.gpu.colocated import ColocatedWorker
 
 logger = logging.getLogger(__name__)
 
@@ -286,142 +270,3 @@ def _size_pools(
         pools.draft * size,
     )
     return pools
-
-
-def wire(
-    config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    pools: PoolSizes,
-    kept: KeptCosts | None = None,
-    head: Head | None = None,
-) -> StepLoop:
-    """Scheduler and workers of loaded models, for a configuration that is settled; every pass is
-    recorded that can be. Costs that were `kept` are not measured again on CPUs."""
-    workers = make_workers(config, placement, target, draft, pools, Runner, head)
-    proposers, worker = workers
-    if isinstance(worker, TargetWorker):
-        assert isinstance(proposers, Proposers)
-        costs = _costs_of(config, worker, proposers, placement, kept)
-    else:
-        with _progress("recording passes", worker.num_recordings) as advance:
-            worker.record(advance)
-        costs = worker.measure_costs()
-    scheduler = make_scheduler(
-        config,
-        pools,
-        worker.lag,
-        worker.max_depth,
-        costs=costs,
-        head_depth=None if head is None else head.spec.max_depth,
-        apart=worker.apart,
-    )
-    return StepLoop(scheduler, *workers)
-
-
-def _costs_of(
-    config: EngineConfig,
-    target: TargetWorker,
-    proposers: Proposers,
-    placement: Placement,
-    kept: KeptCosts | None,
-) -> StepCosts | None:
-    """Measured where somebody drafts: nothing is to be decided otherwise."""
-    drafter = proposers.of(DRAFT)
-    if drafter is None and config.method is None:
-        return None
-    if kept is not None and (found := kept.read()) is not None and found.is_own:
-        return found.costs
-    draft = drafter.runner if isinstance(drafter, DraftProposer) else None
-    heading = proposers.of(config.head_kind or "")
-    head = heading.runner if isinstance(heading, HeadProposer) else None
-    costs = measure_step(target.runner, draft, placement.ops, head)
-    if kept is not None:
-        kept.write(costs)
-    return costs
-
-
-def make_workers(
-    config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    pools: PoolSizes,
-    runner_type: type[Runner],
-    head: Head | None = None,
-) -> Workers:
-    """Who proposes and who verifies."""
-    block_size, num_rows = config.cache.block_size, config.scheduler.num_seats
-    rows = RowTable(num_rows)
-
-    def runner(decoder: Decoder, num_blocks: int) -> Runner:
-        kv = KVCache(decoder.spec, num_blocks, block_size, placement.dtype, placement.device)
-        return runner_type(decoder, kv, num_rows, pools.max_model_len, target.spec.vocab_size)
-
-    verification = verification_mode(config.speculation.verification)
-    ops = placement.ops
-    target_runner = runner(target, pools.target)
-    context = ProposerContext(
-        rows,
-        _proposer_settings(config),
-        ops,
-        verification,
-        None if draft is None else runner(draft, pools.draft),
-        None if head is None else HeadRunner(head, target_runner),
-    )
-    proposers = build_proposers(context)
-    worker = TargetWorker(rows, target_runner, ops, verification)
-    if ops.fused is None:
-        return proposers, worker
-    colocated = _colocate(config, rows, worker, proposers, pools.max_model_len)
-    return colocated, colocated
-
-
-def _colocate(
-    config: EngineConfig,
-    rows: RowTable,
-    target: TargetWorker,
-    proposers: Proposers,
-    max_model_len: int,
-) -> ColocatedWorker:
-    """All models on one GPU; passes are recorded once the KV is the one they will work on."""
-    # Triton, which these need, is not there on every machine.
-    from outrider.workers.gpu.colocated import ColocatedWorker
-    from outrider.workers.gpu.plan_buffers import StepSizes
-
-    has_draft = DRAFT in proposers
-    found = entries(has_draft_model=has_draft, head=config.head_kind)
-    on_device = [entry for entry in found if entry.build_on_device is not None]
-    draft, head = proposers.of(DRAFT), proposers.of(config.head_kind or "")
-    assert draft is None or isinstance(draft, DraftProposer)
-    assert head is None or isinstance(head, HeadProposer)
-    sizes = StepSizes(
-        rows=config.scheduler.num_seats,
-        tokens=config.scheduler.num_step_tokens,
-        depth=depth_of(config, target.runner.device.type) if on_device else 0,
-        max_len=max_model_len,
-    )
-    is_shared = config.speculation.verification == "shared"
-    settings = _proposer_settings(config)
-    return ColocatedWorker(
-        rows, target, draft, head, proposers, on_device, sizes, settings, is_shared
-    )
-
-
-def _proposer_settings(config: EngineConfig) -> ProposerSettings:
-    return ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max)
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each of `total` parts. The bar is shown on terminals only and goes
-    when all is done; the time it took stays in the log."""
-    start_s = time.perf_counter()
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    shown = console.is_terminal and total > 0
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-    logger.info("%s: %d in %.1f s", what, total, time.perf_counter() - start_s)

@@ -14,6 +14,7 @@ from head_checkpoints import save_head
 from outrider.config import EngineConfig
 from outrider.engine import inline
 from outrider.engine.sizing import BlockBytes, PoolSizes, settle_for_device, size_pools
+from outrider.engine.wiring import make_workers
 from outrider.errors import CapacityError
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.workers.gpu.memory import (
@@ -90,9 +91,7 @@ def test_costly_steps_run_on_a_single_block(tmp_path: Path, has_draft: bool) -> 
     target = inline.load_decoder(str(tmp_path), placement)
     draft = inline.load_decoder(str(tmp_path), placement) if has_draft else None
     length = min(40, load_spec(tmp_path).max_position)
-    workers = inline.make_workers(
-        config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner
-    )
+    workers = make_workers(config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner)
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=length, has_draft=has_draft)
     steps: list[CostlyStep] = costliest_steps(limits)
     for step in steps:
@@ -119,7 +118,7 @@ def test_a_head_drafts_in_a_costly_step_of_its_own(tmp_path: Path, kind: str) ->
     target = inline.load_decoder(config.target.model, placement)
     head = inline.load_own_head(config, placement, target, 40)
     assert head is not None
-    workers = inline.make_workers(
+    workers = make_workers(
         config, placement, target, None, PoolSizes(1, 1, 40), FlatRunner, FlatHead(head)
     )
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=40, has_draft=False, head=kind)
