@@ -7,13 +7,13 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
     pdl_enabled,
     wait_for_inputs,
 )
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn
 
 _ROW = tl.constexpr(EntryColumn.ROW)
 _NUM_TOKENS = tl.constexpr(EntryColumn.NUM_TOKENS)

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from outrider.kernels.gpu.accept import OutcomeColumn, TextTable
 from outrider.kernels.gpu.attention import MAX_DECODE_QUERIES
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
     pdl_enabled,
     wait_for_inputs,
 )
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn, lay_tiles
+from outrider.kernels.gpu.layout import lay_tiles
 
 _ROW = tl.constexpr(EntryColumn.ROW)
 _NUM_TOKENS = tl.constexpr(EntryColumn.NUM_TOKENS)

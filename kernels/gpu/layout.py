@@ -30,32 +30,6 @@ FIRST_TOKENS = 2
 seen neither."""
 
 
-class EntryColumn:
-    """A plan on the device, int32 [8, entries]: each entry is one sequence's share of a pass."""
-
-    ROW = 0  # in the tables of rows
-    NUM_TOKENS = 1
-    START = 2  # position of the first token; negative: the last committed one, then drafts
-    DEPTH = 3  # drafts among the tokens; negative: none of the tokens predicts anything
-    FIRST_TOKEN = 4
-    FIRST_TILE = 5
-    FIRST_LOGIT = 6
-    DRAFTED = 7  # by a model with KV of its own, verified or not
-    SIZE = 8
-
-
-class TotalColumn:
-    """What a pass holds in all, int32 [6]; what is recorded beyond is padding."""
-
-    TOKENS = 0
-    TILES = 1
-    LOGITS = 2
-    ENTRIES = 3
-    SELECTED = 4  # drafts to verify in all; negative: those of every entry's depth
-    TILE_TOKENS = 5  # the most a tile holds
-    SIZE = 6
-
-
 @dataclass(frozen=True, slots=True)
 class PassBuffers:
     """A pass as kernels read it, at fixed addresses."""
@@ -413,96 +387,6 @@ def lay_out_draft(
         TILE=tile_tokens,
         COMMITTED=num_committed if is_told and level == 0 else 0,
         BEFORE=num_before,
-        PDL=pdl,
-        num_warps=1,
-        **launch_options(pdl),
-    )
-
-
-@triton.jit
-def keep_drafts_kernel(
-    rows_ptr,
-    guesses_ptr,
-    chances_ptr,
-    drafts_ptr,
-    confidences_ptr,
-    level_ptr,
-    num_rows,
-    max_drafts,
-    WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program, so that the level goes up when all is kept."""
-    wait_for_inputs(PDL)
-    let_next_start(PDL)
-    level = tl.load(level_ptr)
-    for first in range(0, num_rows, WIDTH):
-        index = first + tl.arange(0, WIDTH)
-        row = tl.load(rows_ptr + index, mask=index < num_rows, other=-1).to(tl.int64)
-        is_real = row >= 0
-        at = row * max_drafts + level
-        guess = tl.load(guesses_ptr + row, mask=is_real, other=0)
-        chance = tl.load(chances_ptr + row, mask=is_real, other=0.0)
-        tl.store(drafts_ptr + at, guess, mask=is_real)
-        tl.store(confidences_ptr + at, chance, mask=is_real)
-    tl.store(level_ptr, level + 1)
-
-
-def keep_drafts(
-    rows: Tensor,
-    guesses: Tensor,
-    chances: Tensor,
-    text: TextTable,
-    confidences: Tensor,
-    level: Tensor,
-) -> None:
-    """Make the guesses each row's draft number `level`, an int32 tensor [1], which then goes up.
-
-    `rows` int32 [R] are those that guessed, negative ones nobody; `guesses` int32 and `chances`
-    float32 are by row number, as are the text's drafts and their `confidences`.
-    """
-    pdl = pdl_enabled(rows.device)
-    keep_drafts_kernel[(1,)](
-        rows,
-        guesses,
-        chances,
-        text.drafts,
-        confidences,
-        level,
-        rows.shape[0],
-        text.drafts.shape[1],
-        WIDTH=128,
-        PDL=pdl,
-        num_warps=1,  # in step, so that all have read the level before one writes it
-        **launch_options(pdl),
-    )
-
-
-@triton.jit
-def update_tables_kernel(
-    updates_ptr, count, target_ptr, draft_ptr, WIDTH: tl.constexpr, PDL: tl.constexpr
-):
-    wait_for_inputs(PDL)
-    let_next_start(PDL)
-    lane = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    inside = lane < count
-    is_draft = tl.load(updates_ptr + lane * 3, mask=inside, other=0)
-    at = tl.load(updates_ptr + lane * 3 + 1, mask=inside, other=0)
-    block = tl.load(updates_ptr + lane * 3 + 2, mask=inside, other=0)
-    tl.store(target_ptr + at, block, mask=inside & (is_draft == 0))
-    tl.store(draft_ptr + at, block, mask=inside & (is_draft == 1))
-
-
-def update_tables(updates: Tensor, target_tables: Tensor, draft_tables: Tensor) -> None:
-    """Write blocks into tables; `updates` int32 [n, 3]: 0 for the target's or 1 for the draft's,
-    the flat index there, the block."""
-    pdl = pdl_enabled(updates.device)
-    update_tables_kernel[(triton.cdiv(updates.shape[0], 128),)](
-        updates,
-        updates.shape[0],
-        target_tables,
-        draft_tables,
-        WIDTH=128,
         PDL=pdl,
         num_warps=1,
         **launch_options(pdl),

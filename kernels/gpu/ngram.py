@@ -15,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import TextTable
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
     pdl_enabled,
     wait_for_inputs,
 )
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn
 
 _ROW = tl.constexpr(EntryColumn.ROW)
 _DEPTH = tl.constexpr(EntryColumn.DEPTH)

@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
     pdl_enabled,
     wait_for_inputs,
 )
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn
 
 LEVEL_BITS = 12
 """Survival is compared in so many bits: finer than anyone's confidence is right."""

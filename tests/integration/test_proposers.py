@@ -13,7 +13,7 @@ from gpu_tools import DEVICE, GPU_MARKS
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError, RequestError
-from outrider.kernels.gpu.layout import EntryColumn
+from outrider.kernels.gpu.columns import EntryColumn
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.proposers import Place, ProposerTraits
 from outrider.scheduler.types import Proposal, StepPlan, Verdict

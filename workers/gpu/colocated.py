@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from outrider.kernels.gpu.accept import OutcomeColumn
-from outrider.kernels.gpu.layout import EntryColumn
+from outrider.kernels.gpu.columns import EntryColumn
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import (

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.gpu.adjust import adjust_logits
-from outrider.kernels.gpu.layout import FIRST_TOKENS, PassBuffers, keep_drafts, lay_out_draft
+from outrider.kernels.gpu.layout import FIRST_TOKENS, PassBuffers, lay_out_draft
 from outrider.kernels.gpu.sampling import choose_tokens
+from outrider.kernels.gpu.tables import keep_drafts
 from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.recorded.recording import RecordedPasses, kernels_of, row_sizes

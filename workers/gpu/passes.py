@@ -13,7 +13,8 @@ from torch import Tensor
 
 from outrider.kernels.gpu.accept import accept_drafts, outcome_width
 from outrider.kernels.gpu.adjust import adjust_logits, count_tokens
-from outrider.kernels.gpu.layout import EntryColumn, PassBuffers, lay_out_target
+from outrider.kernels.gpu.columns import EntryColumn
+from outrider.kernels.gpu.layout import PassBuffers, lay_out_target
 from outrider.kernels.gpu.logprobs import keep_logits, logprob_width, tell_logprobs
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.gpu.select import select_drafts

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 
 
 @dataclass(frozen=True, slots=True)

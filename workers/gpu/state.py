@@ -13,8 +13,8 @@ from torch import Tensor
 
 from outrider.kernels.gpu.accept import TextTable
 from outrider.kernels.gpu.adjust import AdjustTable
-from outrider.kernels.gpu.layout import update_tables
 from outrider.kernels.gpu.sampling import SamplingTable
+from outrider.kernels.gpu.tables import update_tables
 from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.sampling.rows import RowSampler
 

@@ -10,13 +10,8 @@ import torch
 from gpu_tools import DEVICE, GPU_MARKS
 
 from outrider.kernels.gpu.accept import TextTable
-from outrider.kernels.gpu.layout import (
-    PassBuffers,
-    keep_drafts,
-    lay_out_draft,
-    lay_out_target,
-    update_tables,
-)
+from outrider.kernels.gpu.layout import PassBuffers, lay_out_draft, lay_out_target
+from outrider.kernels.gpu.tables import keep_drafts, update_tables
 
 pytestmark = GPU_MARKS
 

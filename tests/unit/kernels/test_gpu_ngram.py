@@ -10,7 +10,7 @@ from gpu_tools import DEVICE, GPU_MARKS
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import TextTable
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.ngram import TrustTable, look_up
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (

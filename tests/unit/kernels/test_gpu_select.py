@@ -11,7 +11,7 @@ import torch
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from torch import Tensor
 
-from outrider.kernels.gpu.layout import EntryColumn, TotalColumn
+from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.select import LEVEL_BITS, select_drafts
 
 pytestmark = GPU_MARKS

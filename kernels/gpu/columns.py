@@ -1,0 +1,27 @@
+"""A plan on the device: what stands where in it."""
+
+
+class EntryColumn:
+    """A plan on the device, int32 [8, entries]: each entry is one sequence's share of a pass."""
+
+    ROW = 0  # in the tables of rows
+    NUM_TOKENS = 1
+    START = 2  # position of the first token; negative: the last committed one, then drafts
+    DEPTH = 3  # drafts among the tokens; negative: none of the tokens predicts anything
+    FIRST_TOKEN = 4
+    FIRST_TILE = 5
+    FIRST_LOGIT = 6
+    DRAFTED = 7  # by a model with KV of its own, verified or not
+    SIZE = 8
+
+
+class TotalColumn:
+    """What a pass holds in all, int32 [6]; what is recorded beyond is padding."""
+
+    TOKENS = 0
+    TILES = 1
+    LOGITS = 2
+    ENTRIES = 3
+    SELECTED = 4  # drafts to verify in all; negative: those of every entry's depth
+    TILE_TOKENS = 5  # the most a tile holds
+    SIZE = 6
