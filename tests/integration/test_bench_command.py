@@ -39,7 +39,7 @@ LOAD = [
     "--max-tokens",
     "4",
 ]
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 
 
 class Command:
