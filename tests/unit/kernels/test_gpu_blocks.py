@@ -58,13 +58,12 @@ def test_product(rows: int, depth: int, config: LinearConfig, dtype: torch.dtype
     assert torch.equal(wide, again)
 
 
-def _slow_unless(is_kept: bool) -> tuple[pytest.MarkDecorator, ...]:
-    return () if is_kept else (pytest.mark.slow,)
-
-
 PAIRS = [
     *(
-        pytest.param(first, second, torch.float32, False, marks=_slow_unless(first is second))
+        pytest.param(
+            *(first, second, torch.float32, False),
+            marks=() if first is second else pytest.mark.slow,
+        )
         for first in WAYS[:-1]
         for second in WAYS[:-1]
     ),

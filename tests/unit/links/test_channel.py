@@ -108,7 +108,7 @@ def test_one_encoded_message_may_be_sent_to_many() -> None:
     with channels() as (one, end_of_one), channels() as (two, end_of_two):
         for channel in (one, two):
             channel.send_encoded(payload)
-        assert end_of_one.receive(60) == end_of_two.receive(5) == LOAD
+        assert end_of_one.receive(60) == end_of_two.receive(60) == LOAD
 
 
 def test_a_message_larger_than_the_socket_buffer_gets_through() -> None:
