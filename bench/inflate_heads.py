@@ -44,7 +44,7 @@ from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
 from outrider.workers.weights.files import read_json
 
 _VOCABULARY = "d2t"
-_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.0)\.")
+_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.")
 _FEATURE_NORM = re.compile(r"fc_norm\.\d+\.weight|aux_norm_(?:low|mid|high)\.weight")
 _MLP_PART = re.compile(r"(?:speculator\.)?(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
 
@@ -164,7 +164,8 @@ def inflate_head(
 
 
 def _inflate_eagle3(config: Eagle3Config, names: Collection[str], shape: HeadShape) -> Eagle3Config:
-    layer = inflate_spec(config.layer, dataclasses.replace(shape.target, num_layers=1))
+    own = dataclasses.replace(shape.target, num_layers=config.layer.num_layers)
+    layer = inflate_spec(config.layer, own)
     layer = dataclasses.replace(layer, windows=config.layer.windows)
     if any(name.endswith(("q_norm.weight", "k_norm.weight")) for name in names):
         raise ModelError(
@@ -213,8 +214,9 @@ def _eagle3_recipes(
     norm = _norm(hidden)
     # Which biases there are is told by the names of the tensors.
     biased = dataclasses.replace(before, qkv_bias=True, out_bias=True, mlp_bias=True)
-    layer = attention_recipes(biased, after, both, hidden) | mlp_recipes(biased, after, hidden)
+    layer = attention_recipes(biased, after, hidden, hidden) | mlp_recipes(biased, after, hidden)
     layer |= dict.fromkeys((f"{name}.weight" for name in (*LLAMA.norms, "hidden_norm")), norm)
+    first = layer | attention_recipes(biased, after, both, hidden)
     outside = {
         "fc.weight": _silent_where_new(hidden, features),
         "input_norm.weight": _norm(features),
@@ -227,7 +229,9 @@ def _eagle3_recipes(
     recipes = {}
     for name in names:
         bare = name.removeprefix("model.")
-        found = layer.get(_LAYER.sub("", name)) if _LAYER.match(name) else outside.get(bare)
+        found = outside.get(bare)
+        if match := _LAYER.match(name):
+            found = (layer if int(match[1] or 0) else first).get(_LAYER.sub("", name))
         if _FEATURE_NORM.fullmatch(bare):
             found = _norm(_first(*width))
         if found is not None:  # others are never read

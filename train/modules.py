@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -118,4 +118,49 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+@dataclass(slots=True)
+class Slots:
+    """Keys and values of one layer of a head that goes on from its own outputs: of the true places
+    first, then of each of its own steps."""
+
+    true: tuple[Tensor, Tensor] | None = None
+    own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The true ones."""
+        if self.true is None:
+            self.true = key, value
+        else:
+            self.own.append((key, value))
+        return self.true
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(sizes.width, sizes.eps)
+        self.self_attn = Attention(sizes)
+        self.post_attention_layernorm = RmsNorm(sizes.width, sizes.eps)
+        self.mlp = Mlp(sizes)
+
+    def forward(
+        self,
+        x: Tensor,
+        read: Tensor,
+        positions: Tensor,
+        rotary: Rotary,
+        documents: Documents,
+        slots: Slots | None = None,
+    ) -> Tensor:
+        """Attention is over `read`, and what it finds is added to `x`."""
+        query, key, value = self.self_attn.keys_of(read, positions, rotary)
+        own: Own = ()
+        if slots is not None:
+            key, value = slots.add(key, value)
+            own = tuple(slots.own)
+        x = x + self.self_attn.mix(query, key, value, documents, own)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

@@ -124,16 +124,18 @@ class DraftSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Sizes:
-    """`unroll` is how many of its own outputs in a row the head is trained on; the loss of each
-    counts `decay` of the one before. `intermediate` of 0 is the target's."""
+    """Most heads have one layer. `unroll` is how many of its own outputs in a row the head is
+    trained on; the loss of each counts `decay` of the one before. `intermediate` of 0 is the
+    target's."""
 
     draft_vocab: int = 16_384
+    layers: int = 1
     intermediate: int = 0
     unroll: int = 5
     decay: float = 0.8
 
     def __post_init__(self) -> None:
-        _at_least(1, draft_vocab=self.draft_vocab, unroll=self.unroll)
+        _at_least(1, draft_vocab=self.draft_vocab, layers=self.layers, unroll=self.unroll)
         _at_least(0, intermediate=self.intermediate)
         _share(decay=self.decay)
 

@@ -51,7 +51,8 @@ class Student(nn.Module, ABC):
         (folder / CONFIG).write_text(text, encoding="utf-8")
 
     def begin_from(self, folder: Path) -> None:
-        """Take the weights of a checkpoint of the same kind and sizes, or of narrower MLPs."""
+        """Take the weights of a checkpoint of the same kind and sizes, or of narrower MLPs or fewer
+        layers where it `may_lack` them."""
         path = folder / self.weights_file
         try:
             theirs = load_file(str(path))
@@ -63,6 +64,8 @@ class Student(nn.Module, ABC):
         self.take_tokens(theirs)
         mine = self.tensors()
         for name, tensor in mine.items():
+            if name not in theirs and self.may_lack(name):
+                continue
             if name not in theirs or not _fits(name, theirs[name], tensor.cpu()):
                 raise ConfigError(
                     f"--begin-from is {str(folder)!r}, whose {name} is not what this student has; "
@@ -70,8 +73,12 @@ class Student(nn.Module, ABC):
                 )
         with torch.no_grad():
             for name, tensor in mine.items():
-                if tensor.is_floating_point():
+                if tensor.is_floating_point() and name in theirs:
                     _take(name, theirs[name], tensor)
+
+    def may_lack(self, name: str) -> bool:
+        """Whether a checkpoint to begin from may be without this."""
+        return False
 
     def take_tokens(self, theirs: Mapping[str, Tensor]) -> None:
         """The choice of tokens that a checkpoint makes, which other texts would make otherwise."""

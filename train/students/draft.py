@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.train.loss import Guesses
-from outrider.train.modules import Attention, LayerSizes, Mlp, RmsNorm, Rotary
-from outrider.train.packing import Batch, Documents, Seen
+from outrider.train.modules import DecoderLayer, LayerSizes, RmsNorm, Rotary
+from outrider.train.packing import Batch, Seen
 from outrider.train.settings import DraftSizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
@@ -20,26 +20,11 @@ from outrider.workers.weights.files import read_json
 _EPS = 1e-5
 
 
-class _Layer(nn.Module):
-    def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__()
-        self.input_layernorm = RmsNorm(sizes.width, sizes.eps)
-        self.self_attn = Attention(sizes)
-        self.post_attention_layernorm = RmsNorm(sizes.width, sizes.eps)
-        self.mlp = Mlp(sizes)
-
-    def forward(self, x: Tensor, documents: Documents, rotary: Rotary) -> Tensor:
-        read = self.self_attn.keys_of(self.input_layernorm(x), documents.positions, rotary)
-        x = x + self.self_attn.mix(*read, documents)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
-
-
 class _Trunk(nn.Module):
     def __init__(self, sizes: LayerSizes, num_layers: int, vocab_size: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(vocab_size, sizes.width)
-        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(sizes) for _ in range(num_layers))
         self.norm = RmsNorm(sizes.width, sizes.eps)
 
 
@@ -67,8 +52,10 @@ class DraftStudent(Student):
 
     def guesses(self, batch: Batch, seen: Seen) -> Guesses:
         x = self.model.embed_tokens(batch.ids)
+        documents = batch.documents
         for layer in self.model.layers:
-            x = layer(x, batch.documents, self._rotary)
+            read = layer.input_layernorm(x)
+            x = layer(x, read, documents.positions, self._rotary, documents)
         state = self.model.norm(x).flatten(0, 1)
         return Guesses([state], [self.model.embed_tokens.weight], [0], [0], [1.0])
 

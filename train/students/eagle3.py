@@ -1,4 +1,4 @@
-"""An EAGLE-3 head: one layer over the target's features and the token behind.
+"""An EAGLE-3 head: a layer over the target's features and the token behind, or some more.
 
 It is trained as it is used: from every place it goes on for some steps from its own outputs. Slot
 i is made of the features of token i and of token i + 1, and guesses token i + 2; a step further it
@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
-from outrider.train.modules import Attention, LayerSizes, Mlp, RmsNorm, Rotary, linear
+from outrider.train.modules import DecoderLayer, LayerSizes, RmsNorm, Rotary, Slots, linear
 from outrider.train.packing import Batch, Seen
 from outrider.train.settings import Eagle3Sizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.weights.files import read_json
+
+_FURTHER = "layers."
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -46,14 +48,22 @@ def chosen_layers(num_layers: int) -> tuple[int, ...]:
     return (1, max(num_layers // 2, 1), num_layers - 1)
 
 
-class _MidLayer(nn.Module):
+class _MidLayer(DecoderLayer):
+    """Attention reads an embedding and a state side by side."""
+
     def __init__(self, sizes: LayerSizes) -> None:
-        super().__init__()
-        self.input_layernorm = RmsNorm(sizes.width, sizes.eps)
+        super().__init__(replace(sizes, input_width=2 * sizes.width))
         self.hidden_norm = RmsNorm(sizes.width, sizes.eps)
-        self.self_attn = Attention(sizes)
-        self.post_attention_layernorm = RmsNorm(sizes.width, sizes.eps)
-        self.mlp = Mlp(sizes)
+
+
+class _FurtherLayer(DecoderLayer):
+    """Adds nothing at first, so that a head begins as what fewer layers compute."""
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__(sizes)
+        with torch.no_grad():
+            for each in (self.self_attn.o_proj, self.mlp.down_proj):
+                each.weight.zero_()
 
 
 class Eagle3Student(Student):
@@ -71,13 +81,10 @@ class Eagle3Student(Student):
         self._target = read_json(teacher.folder / "config.json")
         self.layers = chosen_layers(spec.num_layers)
         self._intermediate = sizes.intermediate or spec.intermediate_size
-        layer = replace(
-            LayerSizes.of(spec),
-            intermediate=self._intermediate,
-            input_width=2 * spec.hidden_size,
-        )
+        layer = replace(LayerSizes.of(spec), intermediate=self._intermediate)
         self.fc = linear(len(self.layers) * spec.hidden_size, layer.width)
         self.midlayer = _MidLayer(layer)
+        self.further = nn.ModuleList(_FurtherLayer(layer) for _ in range(sizes.layers - 1))
         self.norm = RmsNorm(layer.width, layer.eps)
         ids = draft_tokens(counts, sizes.draft_vocab, spec.eos_ids)
         self.lm_head = nn.Linear(layer.width, len(ids), bias=False)
@@ -92,23 +99,18 @@ class Eagle3Student(Student):
     def guesses(self, batch: Batch, seen: Seen) -> Guesses:
         assert seen.features is not None
         shape = batch.ids.shape
-        layer, documents = self.midlayer, batch.documents
+        first, documents = self.midlayer, batch.documents
         hidden = self.fc(seen.features.view(*shape, -1)).float()
-        true: tuple[Tensor, Tensor] | None = None
-        own: list[tuple[Tensor, Tensor]] = []
+        slots = [Slots() for _ in range(self._sizes.layers)]
         states = []
         for step in range(self._sizes.unroll):
             following = batch.ids.roll(-1 - step, 1)
             token = self.embedding[following].float()
-            read = torch.cat([layer.input_layernorm(token), layer.hidden_norm(hidden)], -1)
-            positions = documents.positions + step
-            query, key, value = layer.self_attn.keys_of(read, positions, self._rotary)
-            if true is None:
-                true = key, value
-            else:
-                own.append((key, value))
-            hidden = hidden + layer.self_attn.mix(query, *true, documents, tuple(own))
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+            read = torch.cat([first.input_layernorm(token), first.hidden_norm(hidden)], -1)
+            where = documents.positions + step, self._rotary, documents
+            hidden = first(hidden, read, *where, slots[0])
+            for layer, own in zip(self.further, slots[1:], strict=True):
+                hidden = layer(hidden, layer.input_layernorm(hidden), *where, own)
             states.append(self.norm(hidden).flatten(0, 1))
         levels = range(self._sizes.unroll)
         return Guesses(
@@ -128,8 +130,11 @@ class Eagle3Student(Student):
         if bool(((ids >= 0) & (ids < len(self.embedding))).all()):
             self.vocabulary.copy_(ids)
 
+    def may_lack(self, name: str) -> bool:
+        return name.startswith(_FURTHER)
+
     def tensors(self) -> dict[str, Tensor]:
-        made = dict(self.state_dict())
+        made = {_stored(name): value for name, value in self.state_dict().items()}
         if not self._is_whole:
             ids = self.vocabulary.cpu()
             known = torch.zeros(len(self.embedding), dtype=torch.bool)
@@ -154,7 +159,7 @@ class Eagle3Student(Student):
             "intermediate_size": self._intermediate,
             "max_position_embeddings": spec.max_position,
             "num_attention_heads": spec.num_heads,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self._sizes.layers,
             "num_key_value_heads": spec.num_kv_heads,
             "rms_norm_eps": spec.norm_eps,
             "tie_word_embeddings": False,
@@ -163,6 +168,15 @@ class Eagle3Student(Student):
             **rope_entries(self._target),
             **({} if self.layers == usual else stated),
         }
+
+
+def _stored(name: str) -> str:
+    """Further layers are counted from 1 on: the one they follow is the first, by whatever name."""
+    part, _, rest = name.partition(".")
+    if part != "further":
+        return name
+    number, _, what = rest.partition(".")
+    return f"{_FURTHER}{int(number) + 1}.{what}"
 
 
 def draft_tokens(

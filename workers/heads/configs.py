@@ -21,12 +21,15 @@ _LAYER_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 22016, "vocab_size": 151936, "num_key_value_heads": 32},
 }
 _SHARED_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 32}
+_EAGLE3_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.")
+_MOST_LAYERS = 16  # of an EAGLE-3 head: a draft model has no more
 _MEDUSA_HEAD = re.compile(r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """`layer` has the sizes of the head's only layer; its hidden size is the head's own."""
+    """`layer` has the sizes of the head's layers, of which there is mostly one; its hidden size is
+    the head's own."""
 
     spec: HeadSpec
     layer: ModelSpec
@@ -40,7 +43,7 @@ class Eagle3Config:
     def read(
         cls, config: Mapping[str, Any], names: Collection[str], target: ModelSpec
     ) -> Eagle3Config:
-        layer = _eagle3_layer(config)
+        layer = _eagle3_layer(config, names)
         own = layer.hidden_size
         hidden_size = int(config.get("target_hidden_size") or own)
         layers = _eagle3_layers(config, target)
@@ -59,7 +62,7 @@ class Eagle3Config:
         shares_embedding = bool(bare) and "embed_tokens.weight" not in bare  # the target's
         num_embedded = 0 if shares_embedding else layer.vocab_size
         vocabularies = own * (num_embedded + draft_vocab_size)
-        # Products of queries, keys and values are twice as wide as in a decoder.
+        # Products of queries, keys and values are twice as wide as in a decoder, in one layer.
         wider = own * layer.head_dim * (layer.num_heads + 2 * layer.num_kv_heads)
         spec = HeadSpec(
             kind=HeadKind.EAGLE3,
@@ -69,6 +72,7 @@ class Eagle3Config:
             state_size=own,
             num_kv_heads=layer.num_kv_heads,
             head_dim=layer.head_dim,
+            num_own_layers=layer.num_layers,
             num_params=fc + layer.num_linear_weights + wider + vocabularies,
             made_for=_verifier(config),
         )
@@ -165,7 +169,7 @@ READERS: dict[HeadKind, type[Eagle3Config] | type[MlpConfig] | type[MedusaConfig
 }
 
 
-def _eagle3_layer(config: Mapping[str, Any]) -> ModelSpec:
+def _eagle3_layer(config: Mapping[str, Any], names: Collection[str]) -> ModelSpec:
     nested = config.get("transformer_layer_config")
     if isinstance(nested, Mapping):
         kind = str(nested.get("model_type", "qwen3"))
@@ -173,10 +177,11 @@ def _eagle3_layer(config: Mapping[str, Any]) -> ModelSpec:
     else:
         layer = {"model_type": "llama", **config}
     num_layers = int(layer.get("num_hidden_layers", 1))
-    if num_layers != 1:
+    found = {int(match[1] or 0) for name in names if (match := _EAGLE3_LAYER.match(name))}
+    if not 1 <= num_layers <= _MOST_LAYERS or (names and len(found) != num_layers):
         raise ModelError(
-            f"num_hidden_layers of this eagle3 head is {num_layers}, and heads of one layer are "
-            "supported; take one of them."
+            f"num_hidden_layers of this eagle3 head is {num_layers}, and there are tensors of "
+            f"{len(found)}; state as many as there are, from 1 to {_MOST_LAYERS}."
         )
     if not _section(config, "eagle_config").get("use_aux_hidden_state", True):
         raise ModelError(
@@ -184,10 +189,13 @@ def _eagle3_layer(config: Mapping[str, Any]) -> ModelSpec:
             "the target are not supported; take one that does."
         )
     # The families' own rules for windows are about deeper models.
-    spec = ModelSpec.from_hf({**layer, "num_hidden_layers": 1, "use_sliding_window": False})
-    is_sliding = layer.get("layer_types") == ["sliding_attention"]
-    window = int(layer.get("sliding_window") or 0) if is_sliding else 0
-    return dataclasses.replace(spec, windows=(window,))
+    own = {"num_hidden_layers": num_layers, "layer_types": None, "use_sliding_window": False}
+    spec = ModelSpec.from_hf({**layer, **own})
+    types, window = layer.get("layer_types"), int(layer.get("sliding_window") or 0)
+    if not isinstance(types, list) or len(types) != num_layers:
+        return dataclasses.replace(spec, windows=(0,) * num_layers)
+    windows = tuple(window if each == "sliding_attention" else 0 for each in types)
+    return dataclasses.replace(spec, windows=windows)
 
 
 def _eagle3_layers(config: Mapping[str, Any], target: ModelSpec) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""EAGLE-3: one layer over the target's features and the embedding of the token behind."""
+"""EAGLE-3: a layer over the target's features and the embedding of the token behind.
+
+Most heads end there. Those that `speculators` trains may have further ones, as a decoder has them.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,22 @@ from outrider.kernels.types import Linear, Ops, RaggedBatch
 from outrider.workers.heads.configs import Eagle3Config
 from outrider.workers.heads.weights import HeadWeights
 from outrider.workers.models.kv import KVCache
-from outrider.workers.models.layers import Attention, GatedMlp, RmsNorm, Rotation
+from outrider.workers.models.layers import (
+    Attention,
+    GatedMlp,
+    Layer,
+    NoNorm,
+    Norm,
+    RmsNorm,
+    Rotation,
+)
 from outrider.workers.models.rope import rope_tables
 
 _FC_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # once the names of `fc_norm.i`
 
 
 class Eagle3Head:
-    """See `Head`. A state is what the layer makes of a token, which it takes in place of features
+    """See `Head`. A state is what the layers make of a token, which is taken in place of features
     when it goes on from its own drafts."""
 
     def __init__(
@@ -40,12 +51,10 @@ class Eagle3Head:
         self._fc = parts.fc()
         has_own = parts.has("embed_tokens")
         self._embedding = parts.embedding() if has_own else target_embedding(config, weights)
-        self._embed_norm = parts.norm(f"{parts.layer}.input_layernorm")
-        self._hidden_norm = parts.norm(f"{parts.layer}.hidden_norm")
-        self._attention = parts.attention(max_position)
-        self._after_attention = parts.norm(f"{parts.layer}.post_attention_layernorm")
-        self._mlp = parts.mlp()
+        self._embed_norm = parts.norm(f"{parts.first}.input_layernorm")
+        self._hidden_norm = parts.norm(f"{parts.first}.hidden_norm")
         self._norm = parts.norm("norm")
+        self._layers = parts.layers(self._norm if config.norm_output else NoNorm(), max_position)
         self._target_ids = parts.target_ids()
         self._lm_head = parts.lm_head()
 
@@ -88,13 +97,12 @@ class Eagle3Head:
         embedded = self._embed_norm(self._ops.embed(ids, self._embedding))
         normed = self._hidden_norm(hidden)
         residual = normed if self._config.norm_before_residual else hidden
-        both = torch.cat((embedded, normed), dim=-1)
-        mixed = self._attention(both, batch, kv.keys[0], kv.values[0])
-        x, residual = self._after_attention.add(mixed, residual)
-        out = self._mlp(x)
-        if self._config.norm_output:
-            return self._norm.add(out, residual)[0]
-        return out + residual
+        x = torch.cat((embedded, normed), dim=-1)
+        for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
+            mixed = layer.attention(x, batch, keys, values)
+            x, residual = layer.after_attention.add(mixed, residual)
+            x, residual = layer.after_mlp.add(layer.mlp(x), residual)
+        return x
 
 
 class _Parts:
@@ -107,7 +115,7 @@ class _Parts:
         self._names = frozenset(weights.names)
         self._prefix = "model." if "model.fc.weight" in self._names else ""
         is_original = f"{self._prefix}midlayer.hidden_norm.weight" in self._names
-        self.layer = "midlayer" if is_original else "layers.0"
+        self.first = "midlayer" if is_original else "layers.0"
 
     def has(self, name: str, what: str = "weight") -> bool:
         return self._stored(f"{name}.{what}") in self._names
@@ -140,8 +148,27 @@ class _Parts:
         spec = self._config.layer
         return self._read("embed_tokens.weight", spec.vocab_size, spec.hidden_size)
 
-    def attention(self, max_position: int) -> Attention:
-        spec, name = self._config.layer, f"{self.layer}.self_attn"
+    def layers(self, last: Norm, max_position: int) -> list[Layer]:
+        """The first reads an embedding and a state side by side. Behind each but the `last` is the
+        norm of the next one's input."""
+        spec, made = self._config.layer, list[Layer]()
+        assert spec.rope is not None  # only OPT has none, and no key of an OPT fits a head
+        tables = rope_tables(spec.rope, spec.head_dim, max_position, self._weights.device)
+        for number, window in enumerate(spec.windows):
+            name, width = f"layers.{number}", spec.hidden_size
+            if number == 0:
+                name, width = self.first, 2 * spec.hidden_size
+            is_last = number + 1 == spec.num_layers
+            attention = self._attention(f"{name}.self_attn", width, window, tables)
+            after = last if is_last else self.norm(f"layers.{number + 1}.input_layernorm")
+            norm = self.norm(f"{name}.post_attention_layernorm")
+            made.append(Layer(attention, norm, self._mlp(f"{name}.mlp"), after))
+        return made
+
+    def _attention(
+        self, name: str, width: int, window: int, tables: tuple[Tensor, Tensor]
+    ) -> Attention:
+        spec = self._config.layer
         query, key_value = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         rows = [(f"{name}.q_proj", query), (f"{name}.k_proj", key_value)]
         rows.append((f"{name}.v_proj", key_value))
@@ -150,18 +177,18 @@ class _Parts:
         has_bias = spec.out_bias or self.has(rows[0][0], "bias")
         return Attention(
             ops=self._ops,
-            qkv=self._stacked(rows, 2 * spec.hidden_size, has_bias),
+            qkv=self._stacked(rows, width, has_bias),
             out=self._linear(f"{name}.o_proj", spec.hidden_size, query),
-            rotation=self._rotation(name, max_position),
+            rotation=self._rotation(name, *tables),
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             scale=spec.attention_scale,
-            window=spec.windows[0],
+            window=window,
         )
 
-    def mlp(self) -> GatedMlp:
-        spec, name = self._config.layer, f"{self.layer}.mlp"
+    def _mlp(self, name: str) -> GatedMlp:
+        spec = self._config.layer
         wide = spec.intermediate_size
         rows = [(f"{name}.gate_proj", wide), (f"{name}.up_proj", wide)]
         gate_up = self._stacked(rows, spec.hidden_size, self.has(rows[0][0], "bias"))
@@ -192,10 +219,8 @@ class _Parts:
         shape = (self._config.draft_vocab_size, self._config.layer.hidden_size)
         return self._ops.linear(self._weights.read("lm_head.weight", shape), None)
 
-    def _rotation(self, name: str, max_position: int) -> Rotation:
+    def _rotation(self, name: str, cos: Tensor, sin: Tensor) -> Rotation:
         spec = self._config.layer
-        assert spec.rope is not None  # only OPT has none, and no key of an OPT fits a head
-        cos, sin = rope_tables(spec.rope, spec.head_dim, max_position, self._weights.device)
         if not self.has(f"{name}.q_norm"):
             return Rotation(cos, sin)
         query_norm = self._read(f"{name}.q_norm.weight", spec.head_dim)

@@ -15,14 +15,14 @@ def head_kv(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> KVCache | None:
-    """Of one layer and whole on every rank, as the head is; None for a head that attends to
-    nothing."""
+    """Whole on every rank, as the head is; None for a head that attends to nothing."""
     if not spec.keeps_kv:
         return None
-    sizes = (1, spec.num_kv_heads, spec.head_dim)
+    sizes = (spec.num_own_layers, spec.num_kv_heads, spec.head_dim)
     return KVCache.sized(*sizes, num_blocks, block_size, dtype, device)
 
 
 def head_bytes_per_block(spec: HeadSpec, block_size: int, dtype: torch.dtype) -> int:
     """Memory of one block, keys and values together."""
-    return 2 * spec.num_kv_heads * block_size * spec.head_dim * dtype.itemsize
+    size = spec.num_own_layers * spec.num_kv_heads * spec.head_dim
+    return 2 * size * block_size * dtype.itemsize

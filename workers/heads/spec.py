@@ -37,6 +37,7 @@ class HeadSpec:
     max_depth: int | None = None  # None: it goes on for ever
     num_kv_heads: int = 0
     head_dim: int = 0
+    num_own_layers: int = 1  # with KV each, where it keeps any
     num_params: int = 0
     made_for: str = ""  # the target's name, where the checkpoint tells
 

@@ -150,7 +150,12 @@ def distill(
     compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
     layers: Annotated[
         int | None,
-        _size_help("Layers.", draft=DraftSizes().layers, medusa=MedusaSizes().layers),
+        _size_help(
+            "Layers.",
+            draft=DraftSizes().layers,
+            eagle3=Eagle3Sizes().layers,
+            medusa=MedusaSizes().layers,
+        ),
     ] = None,
     width: Annotated[int | None, _size_help("Hidden size.", draft=DraftSizes().width)] = None,
     heads: Annotated[

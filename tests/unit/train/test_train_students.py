@@ -70,6 +70,9 @@ def make(name: str, target: Path) -> tuple[Student, Teacher]:
         "eagle3-whole": lambda: Eagle3Student(
             Eagle3Sizes(draft_vocab=VOCAB_SIZE, unroll=DEPTH), teacher, CONTEXT, COUNTS
         ),
+        "eagle3-deep": lambda: Eagle3Student(
+            Eagle3Sizes(draft_vocab=25, layers=3, unroll=DEPTH), teacher, CONTEXT, COUNTS
+        ),
         "medusa": lambda: MedusaStudent(MedusaSizes(heads=DEPTH, layers=2), teacher, "toy"),
         "mlp": lambda: MlpStudent(MlpSizes(predict=DEPTH, inner=24, tied=False), teacher),
         "mlp-tied": lambda: MlpStudent(MlpSizes(predict=DEPTH, scale_input=False), teacher),
@@ -94,6 +97,9 @@ PUBLIC_NAMES = {
     | {f"model.layers.{layer}.{part}.weight" for layer in range(2) for part in PARTS},
     "eagle3": EAGLE3 | {"d2t", "t2d"},
     "eagle3-whole": EAGLE3,
+    "eagle3-deep": EAGLE3
+    | {"d2t", "t2d"}
+    | {f"layers.{layer}.{part}.weight" for layer in (1, 2) for part in PARTS},
     "medusa": {
         f"{head}.{layer}.linear.{kind}"
         for head in range(DEPTH)
@@ -137,7 +143,9 @@ def guessed(student: Student, teacher: Teacher, ids: list[int], place: int) -> T
     return whole
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3-whole", "medusa", "mlp", "mlp-tied"])
+@pytest.mark.parametrize(
+    "name", ["eagle3", "eagle3-whole", "eagle3-deep", "medusa", "mlp", "mlp-tied"]
+)
 def test_a_head_guesses_in_training_what_it_proposes_when_it_is_served(
     name: str, target: Path, tmp_path: Path
 ) -> None:

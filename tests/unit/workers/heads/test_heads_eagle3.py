@@ -26,11 +26,13 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.workers.heads.base import Head
+from outrider.workers.heads.kv import head_bytes_per_block, head_kv
 from outrider.workers.weights.checkpoint import load_spec
 
 pytestmark = pytest.mark.model
 HIDDEN, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, DIM, WIDE = 32, 96, 40, 4, 2, 8, 48
 LENGTHS, DEPTH = (1, 6, 13), 4
+QKV = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -66,6 +68,14 @@ def weights_of(config: dict[str, Any], tensors: tuple[str, ...] = ()) -> dict[st
         "norm.weight": (hidden,),
         "lm_head.weight": (config["draft_vocab_size"], hidden),
     }
+    for number in range(1, config["num_hidden_layers"]):  # as decoders have them
+        shapes |= {
+            name.replace("midlayer", f"layers.{number}"): (
+                (size[0], hidden) if name.endswith(QKV) else size
+            )
+            for name, size in shapes.items()
+            if name.startswith("midlayer") and "hidden_norm" not in name
+        }
     later: dict[str, tuple[int, ...]] = {
         "midlayer.self_attn.q_proj.bias": (query,),
         "midlayer.self_attn.k_proj.bias": (key_value,),
@@ -95,18 +105,21 @@ class PlainEagle3:
             name: value.double() if value.is_floating_point() else value
             for name, value in weights.items()
         }
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._layers = ["midlayer"] + [
+            f"layers.{number}" for number in range(1, config["num_hidden_layers"])
+        ]
+        self._keys: dict[str, list[Tensor]] = {layer: [] for layer in self._layers}
+        self._values: dict[str, list[Tensor]] = {layer: [] for layer in self._layers}
 
     def draft(self, features: Tensor, ids: Tensor) -> Drafted:
         states = []
         for feature, token in zip(features.double(), ids, strict=True):
-            states.append(self._layer(self._fc(feature), int(token)))
+            states.append(self._run(self._fc(feature), int(token)))
         drafted, logits = [states[-1]], []
         for _ in range(DEPTH):
             logits.append(self._logits(drafted[-1]))
             if len(drafted) < DEPTH:
-                drafted.append(self._layer(drafted[-1], int(logits[-1].argmax())))
+                drafted.append(self._run(drafted[-1], int(logits[-1].argmax())))
         return Drafted(torch.stack(states), torch.stack(drafted[1:]), torch.stack(logits))
 
     def _fc(self, feature: Tensor) -> Tensor:
@@ -117,34 +130,44 @@ class PlainEagle3:
             feature = torch.cat([self._norm(f"fc_norm.{i}", part) for i, part in enumerate(parts)])
         return F.linear(feature, self._weights["fc.weight"])
 
-    def _layer(self, hidden: Tensor, token: int) -> Tensor:
+    def _run(self, hidden: Tensor, token: int) -> Tensor:
         embedded = self._weights["embed_tokens.weight"][token]
         normed = self._norm("midlayer.hidden_norm", hidden)
         both = torch.cat((self._norm("midlayer.input_layernorm", embedded), normed))
-        residual = normed if self._config.get("norm_before_residual") else hidden
-        residual = residual + self._attend(both)
-        x = self._norm("midlayer.post_attention_layernorm", residual)
-        gate, up = self._linear("mlp.gate_proj", x), self._linear("mlp.up_proj", x)
-        out = residual + self._linear("mlp.down_proj", F.silu(gate) * up)
+        out = normed if self._config.get("norm_before_residual") else hidden
+        out = self._layer("midlayer", out, both)
+        for layer in self._layers[1:]:
+            out = self._layer(layer, out, self._norm(f"{layer}.input_layernorm", out))
         return self._norm("norm", out) if self._config.get("norm_output") else out
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _layer(self, layer: str, residual: Tensor, x: Tensor) -> Tensor:
+        residual = residual + self._attend(layer, x)
+        x = self._norm(f"{layer}.post_attention_layernorm", residual)
+        gate = self._linear(f"{layer}.mlp.gate_proj", x)
+        up = self._linear(f"{layer}.mlp.up_proj", x)
+        return residual + self._linear(f"{layer}.mlp.down_proj", F.silu(gate) * up)
+
+    def _attend(self, layer: str, x: Tensor) -> Tensor:
         query, key, value = (
-            self._linear(f"self_attn.{name}_proj", x).view(-1, DIM) for name in "qkv"
+            self._linear(f"{layer}.self_attn.{name}_proj", x).view(-1, DIM) for name in "qkv"
         )
-        if "midlayer.self_attn.q_norm.weight" in self._weights:
-            query = self._norm("midlayer.self_attn.q_norm", query)
-            key = self._norm("midlayer.self_attn.k_norm", key)
-        position = len(self._keys)
-        self._keys.append(self._rotated(key, position))
-        self._values.append(value)
-        window = self._config.get("sliding_window") or len(self._keys)
+        if f"{layer}.self_attn.q_norm.weight" in self._weights:
+            query = self._norm(f"{layer}.self_attn.q_norm", query)
+            key = self._norm(f"{layer}.self_attn.k_norm", key)
+        seen_keys, seen_values = self._keys[layer], self._values[layer]
+        position = len(seen_keys)
+        seen_keys.append(self._rotated(key, position))
+        seen_values.append(value)
+        types = self._config.get("layer_types", ["full_attention"] * len(self._layers))
+        is_sliding = types[self._layers.index(layer)] == "sliding_attention"
+        window = self._config["sliding_window"] if is_sliding else len(seen_keys)
         keys, values = (
             torch.stack(each[-window:], 1).repeat_interleave(HEADS // KV_HEADS, 0)
-            for each in (self._keys, self._values)
+            for each in (seen_keys, seen_values)
         )
         scores = self._rotated(query, position)[:, None] @ keys.mT / math.sqrt(DIM)
-        return self._linear("self_attn.o_proj", (scores.softmax(-1) @ values).flatten())
+        mixed = (scores.softmax(-1) @ values).flatten()
+        return self._linear(f"{layer}.self_attn.o_proj", mixed)
 
     def _rotated(self, heads: Tensor, position: int) -> Tensor:
         theta = self._config.get("rope_theta", 10_000.0)
@@ -167,8 +190,8 @@ class PlainEagle3:
         return F.rms_norm(x, weight.shape, weight, self._config["rms_norm_eps"])
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        bias = self._weights.get(f"midlayer.{name}.bias")
-        return F.linear(x, self._weights[f"midlayer.{name}.weight"], bias)
+        bias = self._weights.get(f"{name}.bias")
+        return F.linear(x, self._weights[f"{name}.weight"], bias)
 
 
 def inputs(width: int = 3 * HIDDEN) -> tuple[list[Tensor], list[Tensor]]:
@@ -215,6 +238,16 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "a copied configuration's biases": ({"model_type": "qwen2"}, ()),
     "a wider target": ({"target_hidden_size": 48}, ()),
+    "two layers": ({"num_hidden_layers": 2}, ()),
+    "three layers, normed output": ({"num_hidden_layers": 3, "norm_output": True}, ()),
+    "a window in the second layer": (
+        {
+            "num_hidden_layers": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 3,
+        },
+        (),
+    ),
     "a window": ({"layer_types": ["sliding_attention"], "sliding_window": 3}, ()),
 }
 
@@ -277,14 +310,16 @@ def test_old_names_of_the_feature_norms_are_known(tmp_path: Path) -> None:
     compare(load(write(tmp_path, CONFIG, renamed), target_spec()), CONFIG, weights)
 
 
-def test_names_of_speculators_and_a_prefix_are_known(tmp_path: Path) -> None:
-    weights = weights_of(CONFIG)
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_names_of_speculators_and_a_prefix_are_known(num_layers: int, tmp_path: Path) -> None:
+    config = CONFIG | {"num_hidden_layers": num_layers}
+    weights = weights_of(config)
     apart = ("lm_head", "d2t", "t2d")
     renamed = {
         name if name.startswith(apart) else "model." + name.replace("midlayer", "layers.0"): value
         for name, value in weights.items()
     }
-    compare(load(write(tmp_path, CONFIG, renamed), target_spec()), CONFIG, weights)
+    compare(load(write(tmp_path, config, renamed), target_spec()), config, weights)
 
 
 def test_without_an_embedding_of_its_own_a_head_uses_the_targets(tmp_path: Path) -> None:
@@ -345,3 +380,21 @@ def test_positions_are_rotated_up_to_the_longest_sequence_of_the_target(tmp_path
     config = CONFIG | {"max_position_embeddings": 4}
     weights = weights_of(config)
     compare(load(write(tmp_path, config, weights), target_spec()), config, weights)
+
+
+@pytest.mark.parametrize("stated", [0, 1, 3, 10**9])
+def test_another_number_of_layers_than_there_are_is_refused(stated: int, tmp_path: Path) -> None:
+    weights = weights_of(CONFIG | {"num_hidden_layers": 2})
+    folder = write(tmp_path, CONFIG | {"num_hidden_layers": stated}, weights)
+    with pytest.raises(ModelError, match=f"head is {stated}, and there are tensors of 2"):
+        load(folder, target_spec())
+
+
+def test_every_layer_keeps_keys_and_values(tmp_path: Path) -> None:
+    config = CONFIG | {"num_hidden_layers": 2}
+    spec = load(write(tmp_path, config, weights_of(config)), target_spec()).spec
+    kv = head_kv(spec, 3, 4, torch.float32, CPU)
+    assert kv is not None
+    held = sum(each.nbytes for each in (*kv.keys, *kv.values))
+    assert held == 3 * head_bytes_per_block(spec, 4, torch.float32)
+    assert held == 3 * 4 * 2 * 2 * KV_HEADS * DIM * 4

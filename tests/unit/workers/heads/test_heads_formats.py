@@ -126,8 +126,8 @@ def test_the_first_eagle_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     [
         ({"speculators_model_type": "dflash"}, "speculators_model_type is 'dflash'"),
         (
-            {"transformer_layer_config": LAYER | {"num_hidden_layers": 2}},
-            "num_hidden_layers of this eagle3 head is 2",
+            {"transformer_layer_config": LAYER | {"num_hidden_layers": 17}},
+            "num_hidden_layers of this eagle3 head is 17",
         ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
         (
