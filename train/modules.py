@@ -149,13 +149,15 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        read: Tensor,
         positions: Tensor,
         rotary: Rotary,
         documents: Documents,
         slots: Slots | None = None,
+        read: Tensor | None = None,
     ) -> Tensor:
-        """Attention is over `read`, and what it finds is added to `x`."""
+        """Attention is over `read`, by itself the norm of `x`, and what it finds is added to
+        `x`."""
+        read = self.input_layernorm(x) if read is None else read
         query, key, value = self.self_attn.keys_of(read, positions, rotary)
         own: Own = ()
         if slots is not None:

@@ -63,6 +63,11 @@ class Student(nn.Module, ABC):
             ) from None
         self.take_tokens(theirs)
         mine = self.tensors()
+        if unknown := sorted(theirs.keys() - mine.keys()):
+            raise ConfigError(
+                f"--begin-from is {str(folder)!r}, whose {unknown[0]} this student has not; give "
+                "the sizes it was made with."
+            )
         for name, tensor in mine.items():
             if name not in theirs and self.may_lack(name):
                 continue

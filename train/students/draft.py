@@ -54,8 +54,7 @@ class DraftStudent(Student):
         x = self.model.embed_tokens(batch.ids)
         documents = batch.documents
         for layer in self.model.layers:
-            read = layer.input_layernorm(x)
-            x = layer(x, read, documents.positions, self._rotary, documents)
+            x = layer(x, documents.positions, self._rotary, documents)
         state = self.model.norm(x).flatten(0, 1)
         return Guesses([state], [self.model.embed_tokens.weight], [0], [0], [1.0])
 

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from outrider.errors import ConfigError
 from outrider.train.loss import Guesses
-from outrider.train.modules import DecoderLayer, LayerSizes, RmsNorm, Rotary, Slots, linear
+from outrider.train.modules import (
+    INITIAL_STD,
+    DecoderLayer,
+    LayerSizes,
+    RmsNorm,
+    Rotary,
+    Slots,
+    linear,
+)
 from outrider.train.packing import Batch, Seen
 from outrider.train.settings import Eagle3Sizes
 from outrider.train.students.base import Student, rope_entries
@@ -28,6 +36,7 @@ from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.weights.files import read_json
 
 _FURTHER = "layers."
+_SILENT = ("o_proj.weight", "down_proj.weight")  # of a layer that adds nothing yet
 
 
 def feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -57,13 +66,16 @@ class _MidLayer(DecoderLayer):
 
 
 class _FurtherLayer(DecoderLayer):
-    """Adds nothing at first, so that a head begins as what fewer layers compute."""
+    """Adds nothing at first, so that a head begins as what fewer layers compute. What it adds has
+    to become as large as a target's residual stream is, hence weights larger than usual."""
 
     def __init__(self, sizes: LayerSizes) -> None:
         super().__init__(sizes)
-        with torch.no_grad():
-            for each in (self.self_attn.o_proj, self.mlp.down_proj):
-                each.weight.zero_()
+        for name, parameter in self.named_parameters():
+            if name.endswith(_SILENT):
+                nn.init.zeros_(parameter)
+            elif parameter.ndim > 1:
+                nn.init.normal_(parameter, std=3 * INITIAL_STD)
 
 
 class Eagle3Student(Student):
@@ -108,9 +120,9 @@ class Eagle3Student(Student):
             token = self.embedding[following].float()
             read = torch.cat([first.input_layernorm(token), first.hidden_norm(hidden)], -1)
             where = documents.positions + step, self._rotary, documents
-            hidden = first(hidden, read, *where, slots[0])
+            hidden = first(hidden, *where, slots[0], read)
             for layer, own in zip(self.further, slots[1:], strict=True):
-                hidden = layer(hidden, layer.input_layernorm(hidden), *where, own)
+                hidden = layer(hidden, *where, own)
             states.append(self.norm(hidden).flatten(0, 1))
         levels = range(self._sizes.unroll)
         return Guesses(

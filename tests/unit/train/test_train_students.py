@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,6 +163,23 @@ def test_a_head_guesses_in_training_what_it_proposes_when_it_is_served(
     text = PROMPT + served.drafts[: DEPTH - 1]
     trained = guessed(student, teacher, text, slots - 1)
     torch.testing.assert_close(trained, served.logits, atol=2e-3, rtol=1e-3)
+
+
+def test_a_head_with_further_layers_begins_as_one_without(target: Path, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    teacher = Teacher(str(target), CPU, chosen_layers(NUM_LAYERS))
+    sizes = Eagle3Sizes(draft_vocab=25, unroll=DEPTH)
+    before = Eagle3Student(sizes, teacher, CONTEXT, COUNTS)
+    before.save(tmp_path)
+    before.begin_from(tmp_path)  # as it is saved
+    after = Eagle3Student(replace(sizes, layers=3), teacher, CONTEXT, COUNTS)
+    after.begin_from(tmp_path)
+    place = len(PROMPT) - 1
+    known = guessed(before, teacher, PROMPT, place)
+    torch.testing.assert_close(guessed(after, teacher, PROMPT, place), known)
+    after.save(tmp_path)
+    with pytest.raises(ConfigError, match="layers"):
+        before.begin_from(tmp_path)
 
 
 def test_a_draft_is_an_ordinary_llama(target: Path, tmp_path: Path) -> None:
