@@ -33,6 +33,7 @@ from outrider.workers.heads.base import Head
 from outrider.workers.heads.configs import Eagle3Config, ReadConfig
 from outrider.workers.heads.formats import head_config
 from outrider.workers.heads.spec import HeadKind
+from outrider.workers.models.names import LLAMA
 from outrider.workers.heads.weights import open_weights
 from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.files import read_json
@@ -129,6 +130,19 @@ EAGLE3_VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {
     "states that are normed": ({"norm_output": True}, {}),
     "an embedding of its own": ({}, {"embed_tokens.weight": random(VOCAB_SIZE, HIDDEN)}),
     "a large epsilon": ({"rms_norm_eps": 0.1}, {}),
+    "two layers": (
+        {"num_hidden_layers": 2},
+        {
+            **{f"layers.1.{name}.weight": norm(HIDDEN) for name in LLAMA.norms},
+            "layers.1.self_attn.q_proj.weight": random(64, HIDDEN),
+            "layers.1.self_attn.k_proj.weight": random(32, HIDDEN),
+            "layers.1.self_attn.v_proj.weight": random(32, HIDDEN),
+            "layers.1.self_attn.o_proj.weight": random(HIDDEN, 64),
+            "layers.1.mlp.gate_proj.weight": random(48, HIDDEN),
+            "layers.1.mlp.up_proj.weight": random(48, HIDDEN),
+            "layers.1.mlp.down_proj.weight": random(HIDDEN, 48),
+        },
+    ),
     "biases": (
         {},
         {
