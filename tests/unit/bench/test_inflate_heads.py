@@ -33,8 +33,8 @@ from outrider.workers.heads.base import Head
 from outrider.workers.heads.configs import Eagle3Config, ReadConfig
 from outrider.workers.heads.formats import head_config
 from outrider.workers.heads.spec import HeadKind
-from outrider.workers.models.names import LLAMA
 from outrider.workers.heads.weights import open_weights
+from outrider.workers.models.names import LLAMA
 from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.files import read_json
 
