@@ -12,9 +12,11 @@ from letters import letter_tokenizer
 from safetensors.torch import save_file
 from torch import Tensor
 
+DEEP = "eagle3 of two layers"
+
 
 def save_head(kind: str, folder: Path, target: Any, seed: int = 0) -> Path:
-    """A head for this `transformers` model, in a folder of its own."""
+    """A head for this `transformers` model, in a folder of its own; of a kind, or `DEEP`."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
@@ -83,6 +85,17 @@ def _eagle3(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[s
     return values, tensors
 
 
+def _deep_eagle3(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    values, tensors = _eagle3(config, random, norm)
+    for name, first in list(tensors.items()):
+        if name.startswith("midlayer.") and "hidden_norm" not in name:
+            is_qkv = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            shape = (len(first), config.hidden_size) if is_qkv else first.shape
+            own = norm(*shape) if len(shape) == 1 else random(*shape)
+            tensors[name.replace("midlayer", "layers.1")] = own
+    return values | {"num_hidden_layers": 2}, tensors
+
+
 def _medusa(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
     hidden, count = config.hidden_size, 3
     tensors = {}
@@ -118,4 +131,4 @@ def _mlp(config: Any, random: Any, norm: Any) -> tuple[dict[str, Any], dict[str,
     return values, tensors
 
 
-_WRITERS = {"eagle3": _eagle3, "medusa": _medusa, "mlp_speculator": _mlp}
+_WRITERS = {"eagle3": _eagle3, DEEP: _deep_eagle3, "medusa": _medusa, "mlp_speculator": _mlp}

@@ -141,7 +141,7 @@ def _measure_enlarged(
         temperatures=settings.temperatures,
     )
     book.add_about(
-        shapes={"target": TARGET_SHAPE, "draft": DRAFT_SHAPE, "head": "one layer of the target's"}
+        shapes={"target": TARGET_SHAPE, "draft": DRAFT_SHAPE, "head": "layers of the target's"}
     )
     wanted = [f"enlarged_{part}" for part in parts]
     lists = {part: own for part, own in by_length(asks).items() if part in wanted}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from checkpoints import random_model
 from gpu_tools import DEVICE, GPU_MARKS
-from head_checkpoints import save_head
+from head_checkpoints import DEEP, save_head
 from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
@@ -36,6 +36,7 @@ from outrider.workers.target import TargetWorker
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
 SELECT_OPS = select_ops
+KINDS = (*HeadKind, DEEP)
 VOCAB_SIZE = 8  # so few that a head without sense is right now and then
 NUM_TOKENS = 6
 SEEDS = {"target": 3, "head": 2}  # some of whose drafts are right, of each kind of request
@@ -90,7 +91,7 @@ class Models:
         self.target = folder / "target"
         self.reference.save_pretrained(self.target)
         self.heads: dict[str, Path] = {
-            kind: save_head(kind, folder / kind, self.reference, SEEDS["head"]) for kind in HeadKind
+            kind: save_head(kind, folder / kind, self.reference, SEEDS["head"]) for kind in KINDS
         }
 
 
@@ -178,12 +179,12 @@ def _on_the_host(models: Models, kind: str) -> LLM:
 
 SLOW_KINDS = [
     kind if kind == HeadKind.EAGLE3 else pytest.param(kind, marks=pytest.mark.slow)
-    for kind in HeadKind
+    for kind in KINDS
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_the_plain_ones_and_drafts_those_of_the_head_on_the_host(
     colocated: Callable[..., LLM],
     models: Models,

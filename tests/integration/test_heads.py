@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import save_checkpoint
-from head_checkpoints import save_head
+from head_checkpoints import DEEP, save_head
 from same_text import acceptance_rate, contents
 
 from outrider import LLM, SamplingParams
@@ -27,6 +27,7 @@ from outrider.workers.target import TargetWorker
 
 pytestmark = pytest.mark.model
 
+KINDS = (*HeadKind, DEEP)
 VOCAB_SIZE = 12  # so few that a head without sense is right now and then
 BLOCK_SIZE = 8
 NUM_TOKENS = 40
@@ -75,7 +76,7 @@ PROMPTS = [_prompt(length, length) for length in (1, 9, 17, 40, 23)]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("heads")
     target = save_checkpoint(folder / "target", vocab_size=VOCAB_SIZE, num_hidden_layers=6)
-    heads = {kind: save_head(kind, folder / kind, target) for kind in HeadKind}
+    heads = {kind: save_head(kind, folder / kind, target) for kind in KINDS}
     return heads | {"target": folder / "target"}
 
 
@@ -98,7 +99,7 @@ def expected(folders: dict[str, Path]) -> Iterator[list[Any]]:
         yield contents(llm.generate(PROMPTS, PARAMS))
 
 
-@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_head_writes_the_plain_text(
     folders: dict[str, Path], expected: list[Any], kind: str
 ) -> None:
@@ -111,7 +112,7 @@ def test_every_head_writes_the_plain_text(
         assert sum(each.metrics.num_cached_tokens for each in again) > 0
 
 
-@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("kind", KINDS)
 def test_chunks_of_prompts_and_preemption_change_nothing(
     folders: dict[str, Path], expected: list[Any], kind: str
 ) -> None:
