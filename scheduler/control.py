@@ -32,6 +32,7 @@ _EXPLORE_EVERY = 128  # steps, where a proposer can only be tried in earnest
 _LEAST_PROMPT_TOKENS = 16  # prompts go on whatever a step may take
 # What is selected is not a fair sample of what was drafted, so chances are learned in other steps.
 _SELECT_ALL_EVERY = 8
+_TRUST_IF_SURE = 0.5  # in a row's luck, where drafts end as soon as they are not sure
 _FIRST_GAIN, _MOST_GAIN = 0.2, 0.6
 
 
@@ -198,6 +199,9 @@ class SpeculationControl:
             each if name in with_kv else 0
             for each, name in zip(rows.behind, rows.proposers, strict=True)
         ]
+        can_stop = step % _SELECT_ALL_EVERY > 0 and self._can_stop(rows, num_prompt_tokens)
+        # How sure a draft is tells of the text as it is now, which otherwise luck has to.
+        trust = _TRUST_IF_SURE if can_stop else 1.0
         snapshot = DepthSnapshot(
             step,
             room,
@@ -208,7 +212,7 @@ class SpeculationControl:
             behind,
             is_fixed if any(is_fixed) else (),
             [
-                hazards[name].survivals(request.luck, depth) if depth else ()
+                hazards[name].survivals(request.luck, depth, trust) if depth else ()
                 for request, name, depth in zip(
                     rows.requests, rows.proposers, rows.wanted, strict=True
                 )
@@ -220,7 +224,7 @@ class SpeculationControl:
             self.load,
             self.acceptance,
             self.selection_gain if step % _SELECT_ALL_EVERY else 0.0,
-            can_stop=step % _SELECT_ALL_EVERY > 0 and self._can_stop(rows, num_prompt_tokens),
+            can_stop=can_stop,
         )
         choice = self._choose(snapshot)
         self._follow(choice)

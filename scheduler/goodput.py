@@ -21,6 +21,7 @@ from outrider.scheduler.proposers import MOST_BEHIND
 # flap, and where nothing is to be gained nothing is risked.
 _STAY = 1.01
 _SPECULATE = 1.02
+_SPECULATE_SURELY = 0.98  # where drafts end as soon as they are not sure: they give more than told
 _PAYS_WITHIN = 32  # steps, or catching up is for nothing
 _RISK = 0.05  # what all rows have to promise beyond that, if none of them drafts yet
 _MOST_CERTAIN = 0.9  # survival: a draft of that is worth it whatever is thought of costs
@@ -126,7 +127,7 @@ def _for_now(
 def _rate(candidate: Candidate, snapshot: DepthSnapshot) -> float:
     rate = candidate.tokens_per_s
     if not candidate.level:
-        rate *= _SPECULATE
+        rate *= _SPECULATE_SURELY if snapshot.can_stop else _SPECULATE
     return rate * _STAY if candidate.level == snapshot.previous_level else rate
 
 

@@ -156,12 +156,16 @@ class Hazards:
                 found.append(total)
         return found
 
-    def survivals(self, row: RowLuck, depth: int) -> tuple[float, ...]:
-        """Rows alike get the same object."""
-        key = (row.bucket, depth)
+    def survivals(self, row: RowLuck, depth: int, trust: float = 1.0) -> tuple[float, ...]:
+        """Rows alike get the same object. With less `trust` a row's luck counts for less."""
+        bucket = row.bucket
+        if bucket != _NEW:
+            usual = _BUCKETS // 2
+            bucket = round(usual + trust * (bucket - usual))
+        key = (bucket, depth)
         found = self._survivals.get(key)
         if found is None:
-            found = self._survivals[key] = self._of_bucket(row.bucket, depth)
+            found = self._survivals[key] = self._of_bucket(bucket, depth)
         return found
 
     def refresh(self) -> None:

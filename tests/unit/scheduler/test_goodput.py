@@ -167,6 +167,20 @@ def test_a_row_that_may_stop_does_not_begin_where_drafting_does_not_pay() -> Non
     assert not choice.least_survival
 
 
+def test_a_row_that_may_stop_drafts_where_averages_promise_nothing() -> None:
+    """Its drafts end where they are not sure, which averages know nothing of."""
+    choices = {
+        survival: [
+            max(goodput(snapshot([survivals(survival, 5)], CPU, can_stop=can_stop)).depths)
+            for can_stop in (False, True)
+        ]
+        for survival in (0.05, 0.28, 0.9)  # 0.275 is worth what it costs
+    }
+    assert choices[0.05] == [0, 0]
+    assert choices[0.28] == [0, 5]
+    assert choices[0.9][0] > 0 and choices[0.9][1] == 5
+
+
 def test_a_row_that_has_to_catch_up_first_does_not_stop() -> None:
     behind = replace(snapshot([survivals(0.9, 5)], CPU, can_stop=True), behind=[100])
     choice = goodput(behind)

@@ -50,6 +50,17 @@ def test_a_row_that_is_always_right_and_one_that_never_is_are_told_apart_soon() 
     assert hazards.survivals(bad, 4)[0] < 0.3
 
 
+def test_with_less_trust_luck_counts_for_less_and_new_rows_stay_what_they_are() -> None:
+    hazards, good, bad = Hazards(), RowLuck(), RowLuck()
+    for _ in range(10):
+        hazards.see_round(good, 4, 4)
+        hazards.see_round(bad, 4, 0)
+        hazards.refresh()
+    firsts = [[hazards.survivals(row, 4, trust)[0] for row in (bad, good)] for trust in (1, 0.5, 0)]
+    assert firsts[0][0] < firsts[1][0] < firsts[2][0] == firsts[2][1] < firsts[1][1] < firsts[0][1]
+    assert hazards.survivals(RowLuck(), 4, 0.5) is hazards.survivals(RowLuck(), 4)
+
+
 def test_a_row_without_history_is_what_its_proposer_is() -> None:
     hazards, old = Hazards(), RowLuck()
     rounds(hazards, old, [0.8] * 4, 500, 4)
