@@ -202,16 +202,22 @@ def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
 
 
 def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
-    chunks, samplers = _chunks(runner, counts), _samplers(runner, len(counts))
-    if len(chunks) == 1 and guess_at_once(runner, chunks[0], 1, samplers[0]) is not None:
-        return
+    chunks = _chunks(runner, counts)
     spans = [
-        Span(sampler, range(chunk.start + len(chunk.tokens)))
-        for sampler, chunk in zip(samplers, chunks, strict=True)
+        Span(sampler, _any_text(runner, chunk.start + len(chunk.tokens)))
+        for sampler, chunk in zip(_samplers(runner, len(counts)), chunks, strict=True)
     ]
+    if len(chunks) == 1 and guess_at_once(runner, chunks[0], 1, spans[0]) is not None:
+        return
     last = [sum(counts[: index + 1]) - 1 for index in range(len(counts))]
     logits = runner.logits(runner.forward(chunks), last)
     draft_sample(logits, spans, ops, "shared", runner.vocab).tokens.tolist()
+
+
+def _any_text(runner: Runner, length: int) -> range:
+    """Of all kinds of tokens, so that drafts are guessed among all."""
+    step = max(runner.vocab_size // max(length, 1), 1)
+    return range(0, length * step, step)
 
 
 def _prefill_once(runner: Runner, count: int) -> None:

@@ -148,12 +148,13 @@ class Runner:
         self,
         chunk: Chunk,
         depth: int,
+        num_ids: int,
         least_survival: float = 0.0,
         temperature: float = 0.0,
         seed: int = 0,
     ) -> Guesses | None:
-        """Up to so many tokens behind the chunk, each but the last computed as well, in one call;
-        None where that cannot be. See `Guesser`."""
+        """Up to so many of the first `num_ids` tokens behind the chunk, each but the last computed
+        as well, in one call; None where that cannot be. See `Guesser`."""
         if self._guesser is None or self._lacks_ids:
             return None
         last = chunk.start + len(chunk.tokens) + depth - 2
@@ -163,7 +164,7 @@ class Runner:
             chunk.start,
             blocks,
             depth,
-            self.vocab_size,
+            num_ids,
             least_survival,
             temperature,
             seed,

@@ -9,7 +9,8 @@
 #define MAX_TOKENS 8 /* of a recorded pass: _MAX_ROWS in recording.py */
 #define PART_TOKENS 1024
 
-/* `table` are the embeddings and the head alike; `logits` has room for a row. Where `temperature` is
+/* `table` are the embeddings and the head alike, of which the first `vocab` tokens are guessed among;
+ * `logits` has room for a row. Where `temperature` is
  * not 0 tokens are drawn by the noise of `seed` and `stream`. */
 typedef struct {
     const stored_layer *table;
@@ -82,12 +83,14 @@ EXPORT int outrider_guess(const guesser *g, const recorded_pass *first, const re
                           float *confidences, int64_t *count)
 {
     const recorded_pass *pass = first;
+    stored_layer head = *g->table;
     float survival = 1;
+    if (g->vocab < head.out_features) head.out_features = g->vocab;
     for (int64_t i = 0; i < depth && survival >= g->least_survival; i++, pass = next, ids = tokens + i - 1) {
         int code = run_pass(g, pass, ids, start);
         start += pass->tokens;
         const float *last = pass->result + (pass->tokens - 1) * g->table->in_features;
-        if (!code) code = outrider_stored_linear(g->table, last, 1, g->logits);
+        if (!code) code = outrider_stored_linear(&head, last, 1, g->logits);
         if (!code) code = choose(g, start, tokens + i, confidences + i);
         if (code) return code;
         survival *= confidences[i];

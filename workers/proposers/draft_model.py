@@ -140,10 +140,9 @@ class DraftProposer:
         if len(chunks) != 1 or not drafting:
             return False
         [each] = drafting
-        sampler = each.span.sampler
-        if not sampler.is_greedy and self._verification != "shared":
+        if not each.span.sampler.is_greedy and self._verification != "shared":
             return False
-        guesses = guess_at_once(self.runner, chunks[0], each.depth, sampler, least)
+        guesses = guess_at_once(self.runner, chunks[0], each.depth, each.span, least)
         if guesses is None:
             return False
         each.span.drafts = guesses.tokens

@@ -17,6 +17,10 @@ from outrider.workers.sampling.draft import DraftStep
 from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.selection import is_likely
 
+_LEAST_TEXT, _TEXT_SEEN = 32, 256  # tokens from which ids are taken as likely
+_SHARE_OF_TEXT = 0.94  # that likely ids have to make up
+_IDS_AT_ONCE = 4096
+
 
 class Drafting(NamedTuple):
     """A row that drafts in this round."""
@@ -66,15 +70,28 @@ def start_drafting(row: int, depth: int, generation: int, span: Span) -> Draftin
     return Drafting(row, depth, generation, span, [], [])
 
 
+def likely_ids(tokens: Sequence[int], vocab_size: int) -> int:
+    """How many ids a text draws its tokens from, counted from the first on and but for the rarest:
+    most tokenizers number tokens by how frequent they are. To guess among the others costs more
+    than they are worth."""
+    if len(tokens) < _LEAST_TEXT or vocab_size <= _IDS_AT_ONCE:
+        return vocab_size
+    seen = sorted(tokens[-_TEXT_SEEN:])
+    last = seen[int(_SHARE_OF_TEXT * len(seen))]
+    return min((last // _IDS_AT_ONCE + 1) * _IDS_AT_ONCE, vocab_size)
+
+
 def guess_at_once(
-    runner: Runner, chunk: Chunk, depth: int, sampler: RowSampler, least_survival: float = 0.0
+    runner: Runner, chunk: Chunk, depth: int, span: Span, least_survival: float = 0.0
 ) -> Guesses | None:
     """A round of one row in one call, where its tokens are chosen by their scores and shared noise
     alone; None where they are not, or there is no such call."""
+    sampler = span.sampler
     if sampler.changes_logits or sampler.has_filters:
         return None
     temperature = 0.0 if sampler.is_greedy else sampler.temperature
-    return runner.guess(chunk, depth, least_survival, temperature, sampler.seed)
+    num_ids = likely_ids(span.tokens, runner.vocab_size)
+    return runner.guess(chunk, depth, num_ids, least_survival, temperature, sampler.seed)
 
 
 def take_step(active: Sequence[Drafting], step: DraftStep) -> None:

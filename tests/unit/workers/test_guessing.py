@@ -28,7 +28,7 @@ from outrider.workers import costs
 from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.drafting import guess_at_once
+from outrider.workers.proposers.drafting import guess_at_once, likely_ids
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.verify import VerificationMode
@@ -175,13 +175,54 @@ def test_a_row_without_a_block_for_what_it_drafts_is_refused(folder: Path) -> No
     runner.extend_table(0, 0, blocks(0))
     for tokens in ((1,), (1, 2)):
         runner.forward([Chunk(0, 0, tokens)])
-    guessed = runner.guess(Chunk(0, 0, (1, 2)), 3)
+    guessed = runner.guess(Chunk(0, 0, (1, 2)), 3, VOCAB)
     assert guessed is not None
     assert len(guessed.tokens) == len(guessed.confidences) == 3
     with pytest.raises(IndexError, match="block"):
-        runner.guess(Chunk(0, 62, (1, 2)), 2)
+        runner.guess(Chunk(0, 62, (1, 2)), 2, VOCAB)
     with pytest.raises(IndexError, match="row"):
-        runner.guess(Chunk(0, 0, (VOCAB,)), 1)
+        runner.guess(Chunk(0, 0, (VOCAB,)), 1, VOCAB)
+
+
+@needs_kernels
+@pytest.mark.parametrize("num_ids", [1, 50, VOCAB])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafts_are_guessed_among_the_first_ids_alone(
+    num_ids: int, temperature: float, folder: Path
+) -> None:
+    runner = make_draft(folder).runner
+    runner.extend_table(0, 0, blocks(0))
+    runner.forward([Chunk(0, 0, (5,))])
+    found = runner.guess(Chunk(0, 0, (5,)), 6, num_ids, 0.0, temperature, 3)
+    assert found is not None and len(found.tokens) == 6
+    assert max(found.tokens) < num_ids
+    text = [5]
+    for token, confidence in zip(found.tokens, found.confidences, strict=True):
+        hidden = runner.forward([Chunk(0, len(text) - 1, (text[-1],))])
+        scores = runner.logits(hidden, [0])[0, :num_ids] / (temperature or 1.0)
+        assert confidence == pytest.approx(float(scores.softmax(-1)[token]), rel=1e-4)
+        assert temperature or token == int(scores.argmax())
+        text.append(token)
+
+
+ENGLISH = [3, 20, 700, 4000, 90, 4100] * 40
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (ENGLISH, 8192),
+        ([*ENGLISH, *[40_000] * 15], 8192),  # 6 %
+        ([*ENGLISH, *[40_000] * 20], 40_960),
+        ([40_000] * 400 + ENGLISH + ENGLISH, 8192),  # what is long past
+        ([3] * 31, 49_152),  # too little to tell
+        ([3] * 32, 4096),
+        ([49_151] * 32, 49_152),
+    ],
+)
+def test_ids_are_likely_that_most_of_the_text_has(tokens: list[int], expected: int) -> None:
+    assert likely_ids(tokens, 49_152) == expected
+    assert likely_ids(tokens, 4000) == 4000
 
 
 @needs_kernels
