@@ -33,7 +33,13 @@ from outrider.bench.inflate_recipes import (
 from outrider.errors import ModelError
 from outrider.kernels.types import Ops
 from outrider.workers.heads.base import Head
-from outrider.workers.heads.configs import Eagle3Config, MedusaConfig, MlpConfig, ReadConfig
+from outrider.workers.heads.configs import (
+    EAGLE3_LAYER,
+    Eagle3Config,
+    MedusaConfig,
+    MlpConfig,
+    ReadConfig,
+)
 from outrider.workers.heads.eagle3 import Eagle3Head
 from outrider.workers.heads.formats import head_config, not_a_head
 from outrider.workers.heads.medusa import MedusaHead
@@ -44,7 +50,6 @@ from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
 from outrider.workers.weights.files import read_json
 
 _VOCABULARY = "d2t"
-_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.")
 _FEATURE_NORM = re.compile(r"fc_norm\.\d+\.weight|aux_norm_(?:low|mid|high)\.weight")
 _MLP_PART = re.compile(r"(?:speculator\.)?(emb|proj|head|ln)\.(\d+)\.(weight|bias)")
 
@@ -230,8 +235,8 @@ def _eagle3_recipes(
     for name in names:
         bare = name.removeprefix("model.")
         found = outside.get(bare)
-        if match := _LAYER.match(name):
-            found = (layer if int(match[1] or 0) else first).get(_LAYER.sub("", name))
+        if match := EAGLE3_LAYER.match(name):
+            found = (layer if int(match[1] or 0) else first).get(EAGLE3_LAYER.sub("", name))
         if _FEATURE_NORM.fullmatch(bare):
             found = _norm(_first(*width))
         if found is not None:  # others are never read

@@ -10,8 +10,8 @@
 #define PART_TOKENS 1024
 
 /* `table` are the embeddings and the head alike, of which the first `vocab` tokens are guessed among;
- * `logits` has room for a row. Where `temperature` is
- * not 0 tokens are drawn by the noise of `seed` and `stream`. */
+ * `logits` has room for a row. Where `temperature` is not 0 tokens are drawn by the noise of `seed` and
+ * `stream`. */
 typedef struct {
     const stored_layer *table;
     float *logits;

@@ -21,7 +21,8 @@ _LAYER_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {"intermediate_size": 22016, "vocab_size": 151936, "num_key_value_heads": 32},
 }
 _SHARED_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 32}
-_EAGLE3_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.")
+# Whose number is in the group, none meaning the first.
+EAGLE3_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.")
 _MOST_LAYERS = 16  # of an EAGLE-3 head: a draft model has no more
 _MEDUSA_HEAD = re.compile(r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.")
 
@@ -177,7 +178,7 @@ def _eagle3_layer(config: Mapping[str, Any], names: Collection[str]) -> ModelSpe
     else:
         layer = {"model_type": "llama", **config}
     num_layers = int(layer.get("num_hidden_layers", 1))
-    found = {int(match[1] or 0) for name in names if (match := _EAGLE3_LAYER.match(name))}
+    found = {int(match[1] or 0) for name in names if (match := EAGLE3_LAYER.match(name))}
     if not 1 <= num_layers <= _MOST_LAYERS or (names and len(found) != num_layers):
         raise ModelError(
             f"num_hidden_layers of this eagle3 head is {num_layers}, and there are tensors of "
