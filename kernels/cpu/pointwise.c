@@ -106,21 +106,30 @@ EXPORT void outrider_layer_norm(const float *x, const float *weight, const float
     run_rows(layer_norm_rows, a, CHUNK_FLOATS);
 }
 
-INLINE vec silu(vec gate) { return gate / (1.0f + vec_exp(-gate)); }
+/* out = silu(gate) * up for AT_ONCE vectors. */
+INLINE void silu_mul(const float *gate, const float *up, float *out)
+{
+    vec e[AT_ONCE];
+    EACH(i) e[i] = -vec_load(gate + i * VEC_LANES);
+    vec_exps(e);
+    EACH(i) {
+        const vec g = vec_load(gate + i * VEC_LANES), u = vec_load(up + i * VEC_LANES);
+        vec_store(out + i * VEC_LANES, g / (1.0f + e[i]) * u);
+    }
+}
 
 INLINE void silu_mul_one(const rowwise *a, int64_t r)
 {
     long n = a->width, i = 0;
     const float *gate = a->x + 2 * r * n, *up = gate + n;
     float *out = a->out + r * n;
-    for (; i + VEC_LANES <= n; i += VEC_LANES)
-        vec_store(out + i, silu(vec_load(gate + i)) * vec_load(up + i));
+    for (; i + AT_ONCE * VEC_LANES <= n; i += AT_ONCE * VEC_LANES) silu_mul(gate + i, up + i, out + i);
     if (i == n) return;
-    float edge[2][VEC_LANES] = {{0}};
+    float edge[3][AT_ONCE * VEC_LANES] = {{0}};
     memcpy(edge[0], gate + i, (n - i) * sizeof(float));
     memcpy(edge[1], up + i, (n - i) * sizeof(float));
-    vec last = silu(vec_load(edge[0])) * vec_load(edge[1]);
-    memcpy(out + i, &last, (n - i) * sizeof(float));
+    silu_mul(edge[0], edge[1], edge[2]);
+    memcpy(out + i, edge[2], (n - i) * sizeof(float));
 }
 EACH_ROW(silu_mul_rows, silu_mul_one)
 

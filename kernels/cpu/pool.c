@@ -41,22 +41,27 @@ static struct {
 
 static int has_work(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
-static void empty_lane(lane *l)
+/* Returns how many chunks were done. */
+static int64_t empty_lane(lane *l)
 {
+    int64_t done = 0;
     uint64_t ticket = atomic_load(&l->ticket);
     while (has_work(ticket)) {
         if (!atomic_compare_exchange_weak(&l->ticket, &ticket, ticket + 1)) continue;
         pool.task(pool.context, (uint32_t)ticket);
-        atomic_fetch_sub(&pool.unfinished, 1);
+        done++;
         ticket = atomic_load(&l->ticket);
     }
+    return done;
 }
 
-/* The own lane first: consecutive chunks are consecutive memory. Then what others left. */
+/* The own lane first: consecutive chunks are consecutive memory. Then what others left. Told of at the
+ * end only: threads would wait for each other's counting. */
 static void take_chunks(int64_t own)
 {
-    int64_t lanes = atomic_load(&pool.lanes_in_use);
-    for (int64_t i = 0; i < lanes; i++) empty_lane(&pool.lanes[(own + i) % lanes]);
+    int64_t lanes = atomic_load(&pool.lanes_in_use), done = 0;
+    for (int64_t i = 0; i < lanes; i++) done += empty_lane(&pool.lanes[(own + i) % lanes]);
+    if (done) atomic_fetch_sub(&pool.unfinished, done);
 }
 
 static int may_help(int64_t own) { return has_work(atomic_load(&pool.lanes[own].ticket)); }

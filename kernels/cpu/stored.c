@@ -1,9 +1,9 @@
 /* Products with stored weights: which path runs, who takes which panels, and rows by number. */
 #include "halves.h"
+#include "own_memory.h"
 #include "pool.h"
 
 #include <stdatomic.h>
-#include <stdlib.h>
 
 #define CHUNK_WORK (64 * 1024) /* weights times rows: about 10 us */
 #define SHARED_INPUTS 8192     /* from so many on, preparing activations is shared, too */
@@ -132,22 +132,6 @@ static void run_wide_tile(const product *a, const wide_block *undone, long begin
 }
 
 INLINE int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-/* A thread's own memory for one purpose, kept from call to call; null if there is none. */
-typedef struct {
-    void *bytes;
-    size_t size;
-} own_memory;
-
-static void *at_least(own_memory *own, size_t size)
-{
-    if (size > own->size) {
-        free(own->bytes);
-        own->bytes = aligned_alloc(64, (size + 63) / 64 * 64);
-        own->size = own->bytes ? size : 0;
-    }
-    return own->bytes;
-}
 
 /* Some panels by the rows of all tiles from `first` to `last`. */
 static void run_panels(const product *a, long begin, long end, long first, long last)

@@ -29,6 +29,14 @@
 #define BLOCKS_PER_SUPER 8
 #define MAX_X 8355711.0f /* 127 * (65536 + 256 + 1): three signed bytes hold it */
 
+/* Bytes of a block's scale: as stored, or, where undoing half floats takes longer than reading more, as
+ * float32. */
+#if defined(__aarch64__)
+#define SCALE 4
+#else
+#define SCALE 2
+#endif
+
 /* KINDS in stored.py has the same numbers. */
 enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q6_K, INT8, BF16, F16 };
 
@@ -66,7 +74,8 @@ INLINE int stored_bias(int type)
 INLINE int has_min(int type) { return type == Q4_1 || type == Q5_1 || type == Q4_K; }
 INLINE long scale_bytes(int type)
 {
-    return type == INT8 ? 0 : type == Q4_1 || type == Q5_1 ? 4 * PANEL : 2 * PANEL;
+    if (type == Q4_K || type == Q6_K) return 2 * PANEL;
+    return type == INT8 ? 0 : (has_min(type) ? 2 : 1) * SCALE * PANEL;
 }
 INLINE long low_bytes(int type) { return PANEL * BLOCK / (stored_bits(type) == 8 ? 1 : 2); }
 INLINE long block_bytes(int type)
@@ -117,6 +126,14 @@ INLINE float load_half(const uint8_t *p, long i)
     return half_to_float(half);
 }
 
+INLINE float load_scale(const uint8_t *p, long i)
+{
+    float value;
+    if (SCALE == 2) return load_half(p, i);
+    memcpy(&value, p + 4 * i, 4);
+    return value;
+}
+
 /* Scale, and what is added, of output j of a panel in block b, half `half` of it; before any bias. */
 INLINE float scale_of(int type, const uint8_t *panel, long b, int j, int half)
 {
@@ -124,13 +141,13 @@ INLINE float scale_of(int type, const uint8_t *panel, long b, int j, int half)
     if (type == INT8) return ((const float *)panel)[j];
     if (type == Q4_K) return load_half(super, j) * block[j];
     if (type == Q6_K) return load_half(super, j) * (int8_t)block[half * PANEL + j];
-    return load_half(block, j);
+    return load_scale(block, j);
 }
 INLINE float min_of(int type, const uint8_t *panel, long b, int j)
 {
     const uint8_t *block = panel + block_offset(type, b), *super = panel + super_offset(type, b);
     if (type == Q4_K) return -(load_half(super, PANEL + j) * block[PANEL + j]);
-    return has_min(type) ? load_half(block, PANEL + j) : 0;
+    return has_min(type) ? load_scale(block, PANEL + j) : 0;
 }
 
 /* The bits of a weight less its bias. `low` follows the scales. */

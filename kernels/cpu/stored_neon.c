@@ -91,8 +91,8 @@ INLINE void quad_scales(int type, const uint8_t *panel, long b, int quad, float3
             *min = vnegq_f32(
                 vmulq_f32(halves_at(super + 2 * PANEL, quad), bytes_at(block + PANEL, quad, 0)));
     } else if (type != INT8) {
-        scale[0] = halves_at(block, quad);
-        if (has_min(type)) *min = halves_at(block + 2 * PANEL, quad);
+        scale[0] = vld1q_f32((const float *)block + quad * 4);
+        if (has_min(type)) *min = vld1q_f32((const float *)block + PANEL + quad * 4);
     }
     if (type == INT8) scale[0] = vdupq_n_f32(1);
     if (!has_min(type)) *min = scale[0];

@@ -41,6 +41,12 @@ INLINE void k_scales(const uint8_t *packed, int part, uint8_t *scale, uint8_t *m
     *min = packed[part + 4] >> 4 | (packed[part] >> 6) << 4;
 }
 
+INLINE void put_scale(const uint8_t *file, uint8_t *scales, long i)
+{
+    float value = load_half(file, 0);
+    memcpy(scales + SCALE * i, SCALE == 2 ? (const void *)file : &value, SCALE);
+}
+
 INLINE void put_scales(int type, const uint8_t *file, uint8_t *panel, long b, int j)
 {
     uint8_t *block = panel + block_offset(type, b), *super = panel + super_offset(type, b);
@@ -55,8 +61,8 @@ INLINE void put_scales(int type, const uint8_t *file, uint8_t *panel, long b, in
         block[j] = file[192 + 2 * part];
         block[PANEL + j] = file[192 + 2 * part + 1];
     } else {
-        memcpy(block + 2 * j, file, 2);
-        if (has_min(type)) memcpy(block + 2 * (PANEL + j), file + 2, 2);
+        put_scale(file, block, j);
+        if (has_min(type)) put_scale(file + 2, block, PANEL + j);
     }
 }
 

@@ -29,25 +29,42 @@ INLINE vec vec_min(vec a, vec b) { return vec_select(a < b, a, b); }
 
 INLINE vec vec_to_float(ivec v) { return __builtin_convertvector(v, vec); }
 
-/* Below -87 the result is zero, which is what a softmax makes of it anyway. */
-INLINE vec vec_exp(vec x)
+/* So many vectors at a time, step by step: each step waits for the one before, those of other vectors
+ * do not. */
+#if VEC_LANES == 4
+#define AT_ONCE 4
+#elif VEC_LANES == 8
+#define AT_ONCE 2
+#else
+#define AT_ONCE 1
+#endif
+#define EACH(i) _Pragma("GCC unroll 4") for (int i = 0; i < AT_ONCE; i++)
+
+/* Of each its exp. Below -87 the result is zero, which is what a softmax makes of it anyway. */
+INLINE void vec_exps(vec x[AT_ONCE])
 {
     /* Adding `shift` leaves the nearest integer n in the low bits of the mantissa. */
     const float shift = 12582912.0f;
-    vec y = vec_max(vec_min(x, vec_set(88.0f)), vec_set(-87.0f));
-    vec shifted = y * 1.44269504f + shift;
-    vec n = shifted - shift;
-    vec r = y - n * LN2_HIGH;
-    r = r - n * LN2_LOW;
-    vec p = vec_set(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    vec e = (p * r) * r + r + 1.0f;
-    ivec scale = ((ivec)shifted << 23) + (127 << 23);
-    return (vec)((ivec)(e * (vec)scale) & (x >= -87.0f));
+    vec shifted[AT_ONCE], r[AT_ONCE], p[AT_ONCE];
+    EACH(i) r[i] = vec_max(vec_min(x[i], vec_set(88.0f)), vec_set(-87.0f));
+    EACH(i) shifted[i] = vec_fma(r[i], vec_set(1.44269504f), vec_set(shift));
+    EACH(i) r[i] = vec_fma(shifted[i] - shift, vec_set(-LN2_HIGH), r[i]);
+    EACH(i) r[i] = vec_fma(shifted[i] - shift, vec_set(-LN2_LOW), r[i]);
+    EACH(i) p[i] = vec_fma(vec_set(1.9875691500e-4f), r[i], vec_set(1.3981999507e-3f));
+    EACH(i) p[i] = vec_fma(p[i], r[i], vec_set(8.3334519073e-3f));
+    EACH(i) p[i] = vec_fma(p[i], r[i], vec_set(4.1665795894e-2f));
+    EACH(i) p[i] = vec_fma(p[i], r[i], vec_set(1.6666665459e-1f));
+    EACH(i) p[i] = vec_fma(p[i], r[i], vec_set(5.0000001201e-1f));
+    EACH(i) p[i] = vec_fma(p[i] * r[i], r[i], r[i]) + 1.0f;
+    EACH(i) p[i] *= (vec)(((ivec)shifted[i] << 23) + (127 << 23));
+    EACH(i) x[i] = (vec)((ivec)p[i] & (x[i] >= -87.0f));
+}
+
+INLINE vec vec_exp(vec x)
+{
+    vec all[AT_ONCE] = {x};
+    vec_exps(all);
+    return all[0];
 }
 
 /* 2 atanh(s) for |s| < 0.172, so that log((1 + s) / (1 - s)) needs no table. */

@@ -29,7 +29,7 @@ from outrider.workers.weights.cache import boot_id, cache_folder
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = "2"  # part of the name: raise it when what is written changes
+FORMAT_VERSION = "3"  # part of the name: raise it when what is written changes
 LEAST_BYTES = 64 << 20  # less is packed sooner than anybody waits for it
 UNUSED_S = 7 * 24 * 3600.0
 _FREE_SHARE = 2  # of the file's size, so much must be free for it to be written

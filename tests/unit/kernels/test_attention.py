@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.kernels.ops import Ops, RaggedBatch
 
-MAX_POSITION = 512
+MAX_POSITION = 1024
 
 
 @dataclass
@@ -163,6 +163,32 @@ def test_a_token_has_the_same_bits_however_it_was_batched(kind: str, window: int
     one_by_one = run(ops, heads, qkv, [[1] * 140, [0] * 107 + [1] * 33], window, shuffle=3)
     for a, b, c in zip(at_once, together, one_by_one, strict=True):
         assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def ops_of(num_threads: int) -> Ops:
+    """Torch itself keeps its threads: sines and cosines depend on how many there are."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        return make_ops("c")
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("heads", HEADS[:4], ids=str)
+def test_chunks_shared_out_among_threads_change_no_bit(heads: Heads) -> None:
+    """One row alone is shared out by its keys, one of many is not."""
+    lengths = [700, *range(2, 40, 2)]
+    qkv = [torch.randn(n, heads.width) for n in lengths]
+    alone = [[699, 1]]
+    among_others = [[699, 1], *([n - 1, 1] for n in lengths[1:])]
+    outputs = []
+    for num_threads in (1, 2, 3):
+        ops = ops_of(num_threads)
+        outputs.append(run(ops, heads, qkv[:1], alone, window=0, shuffle=num_threads)[0])
+        outputs.append(run(ops, heads, qkv, among_others, window=0, shuffle=num_threads)[0])
+    make_ops("c")  # with as many threads as before
+    assert all(torch.equal(outputs[0], output) for output in outputs[1:])
 
 
 @pytest.mark.parametrize("kind", ["c", "torch"])

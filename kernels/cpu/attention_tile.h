@@ -1,0 +1,55 @@
+/* Rows of a sequence against a chunk of its keys; see attention.c.
+ *
+ * A row is one query head of one token. A tile is the rows of one or more KV heads, as many of each. */
+#ifndef OUTRIDER_ATTENTION_TILE_H
+#define OUTRIDER_ATTENTION_TILE_H
+
+#include "ops.h"
+#include "vec.h"
+
+#define CHUNK 32
+#define TILE_ROWS 24
+#define MAX_DIM 256
+
+/* What a row has seen: weights are relative to the highest score, of which there is none at first. */
+typedef struct {
+    float highest, total;
+    float sum[]; /* head_dim values, weighted */
+} seen;
+
+INLINE long seen_bytes(const attention *a) { return sizeof(seen) + a->head_dim * sizeof(float); }
+INLINE seen *seen_at(const attention *a, const void *first, long i)
+{
+    return (seen *)((char *)first + i * seen_bytes(a));
+}
+
+typedef struct {
+    int heads, rows; /* KV heads, and rows of each */
+    int64_t sequence, first_head, position[TILE_ROWS];
+    const float *q[TILE_ROWS];
+    float *out[TILE_ROWS];
+    float score[TILE_ROWS * CHUNK];
+    /* Of the first KV head, of the chunk at hand and of the next, as far as they reach. */
+    const float *key[2 * CHUNK], *value[2 * CHUNK];
+    int located;
+} tile;
+
+/* Rows [first, first + rows) of each of `heads` KV heads; row = query * group + head in group. */
+void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t sequence, int64_t first_head,
+                int heads, int64_t first, int rows);
+
+/* All that the tile's rows see of keys [begin, begin + CHUNK). */
+void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_t begin, void *out);
+
+/* The first chunk of which any row sees something, and the end of the last. */
+int64_t first_chunk(const attention *a, const tile *t);
+INLINE int64_t end_of(const tile *t) { return t->position[t->heads * t->rows - 1] + 1; }
+
+void forget(const attention *a, seen *all);
+/* Chunks are added in their order: one to what each row of a tile has seen, or so many to one row. */
+#define FOLD 16
+void add_chunk(const attention *a, void *all, const void *chunk, int rows);
+void add_row(const attention *a, seen *all, const seen *const *chunks, int count);
+void write_out(const attention *a, const seen *all, float *out);
+
+#endif
