@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -215,12 +216,26 @@ class Runner:
         )
 
     def tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
-        host = torch.tensor(values, dtype=dtype)
+        host = _host_tensor(values, dtype)
         if self.device.type == "cpu":
             return host
         # From ordinary memory the copy would wait for everything under way.
         pinned = host.pin_memory() if self.device.type == "cuda" else host
         return pinned.to(self.device, non_blocking=True)
+
+
+_ARRAY_CODES = {torch.int32: "i", torch.int64: "q"}
+
+
+def _host_tensor(values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
+    """By way of an array: right after a pass, when nothing else is in the caches, torch takes three
+    times as long to read lists."""
+    rows = [row for row in values if isinstance(row, list)]
+    flat = [each for row in rows for each in row] if rows else values
+    if not flat:
+        return torch.tensor(values, dtype=dtype)
+    host = torch.frombuffer(array(_ARRAY_CODES[dtype], flat), dtype=dtype)
+    return host.view(len(rows), -1) if rows else host
 
 
 def _tiles(

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #define CHUNK_WORK (64 * 1024) /* weights times rows: about 10 us */
-#define SHARED_INPUTS 8192     /* from so many on, preparing activations is shared, too */
+#define SHARED_INPUTS 4096     /* from so many on, preparing activations is shared, too */
 #define CACHED_BYTES (24 * 1024)
 #define WIDE_BYTES_OF_X (640 * 1024) /* rows that stay in the second-level cache while panels pass */
 
@@ -47,7 +47,7 @@ typedef struct {
     const float *x;
     x_block *blocks;
     float *out;
-    int64_t rows, panels_per_chunk, rows_per_chunk;
+    int64_t rows, panel_size, panels_per_chunk, rows_per_chunk;
     _Atomic int *failed;
 } product;
 
@@ -75,10 +75,7 @@ static void prepare_row(void *context, int64_t row)
 
 static const float zeros[PANEL];
 
-static const uint8_t *panel_of(const stored_layer *l, long p)
-{
-    return l->packed + p * panel_bytes(l->type, l->in_features);
-}
+static const uint8_t *panel_of(const product *a, long p) { return a->layer->packed + p * a->panel_size; }
 static const float *bias_of(const stored_layer *l, long p)
 {
     return l->bias ? l->bias + p * PANEL : zeros;
@@ -94,7 +91,7 @@ static void start_sums(const stored_layer *l, long p, int rows, float *sums, lon
 static void put_sums(const product *a, long p, long first_row, int rows, float *sums, long stride)
 {
     const stored_layer *l = a->layer;
-    const float *scale = (const float *)panel_of(l, p), *bias = bias_of(l, p);
+    const float *scale = (const float *)panel_of(a, p), *bias = bias_of(l, p);
     float *out = a->out + first_row * l->out_stride + p * PANEL;
     long columns = l->out_features - p * PANEL;
     for (int r = 0; r < rows; r++, out += l->out_stride, sums += stride) {
@@ -113,7 +110,7 @@ static void run_tile(const product *a, long p, long first_row, int rows)
     long blocks = l->in_features / BLOCK;
     float sums[MAX_STORED_ROWS * PANEL];
     start_sums(l, p, rows, sums, PANEL);
-    a->path->tiles[l->type](panel_of(l, p), a->blocks + first_row * blocks, blocks, rows, sums);
+    a->path->tiles[l->type](panel_of(a, p), a->blocks + first_row * blocks, blocks, rows, sums);
     put_sums(a, p, first_row, rows, sums, PANEL);
 }
 
@@ -147,10 +144,10 @@ static void run_panels(const product *a, long begin, long end, long first, long 
             return;
         }
         for (long p = begin; p < end; p++)
-            a->path->wide[l->type].undo(panel_of(l, p), blocks, (int)(p - begin), undone);
+            a->path->wide[l->type].undo(panel_of(a, p), blocks, (int)(p - begin), undone);
     }
-    const uint8_t *next = panel_of(l, end);
-    long share = (panel_of(l, end + end - begin) - next) / divide_up(last - first, MAX_STORED_ROWS);
+    const uint8_t *next = panel_of(a, end);
+    long share = (end - begin) * a->panel_size / divide_up(last - first, MAX_STORED_ROWS);
     for (long r = first; r < last; r += MAX_STORED_ROWS)
         if (is_wide(a, r)) {
             for (const uint8_t *stop = next + share; next < stop; next += 64) __builtin_prefetch(next, 0, 2);
@@ -205,7 +202,7 @@ EXPORT int outrider_stored_linear(const stored_layer *l, const float *x, int64_t
     static _Thread_local own_memory own;
     _Atomic int failed = 0;
     if (is_half(l->type)) return halves_linear(l, x, rows, out);
-    product a = {l, path(), x, 0, out, rows, 0, rows, &failed};
+    product a = {l, path(), x, 0, out, rows, panel_bytes(l->type, l->in_features), 0, rows, &failed};
     if (rows <= 0) return OK;
     int64_t blocks = l->in_features / BLOCK, panels = divide_up(l->out_features, PANEL);
     a.blocks = at_least(&own, (size_t)(rows * blocks) * sizeof(x_block));

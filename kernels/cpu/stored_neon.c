@@ -12,7 +12,7 @@
 /* So many blocks at a time: weights and the activations of 8 rows stay in the first-level cache while
  * the quads take turns. */
 #define RUN 24
-#define AHEAD 8192 /* bytes; less is asked for too late when one row passes */
+#define AHEAD 12288 /* bytes; less is asked for too late when one row passes */
 
 /* The 8 groups of a quad's weights; those of 4 bits times 16, which takes the fewest instructions. */
 INLINE void unpack(int type, const uint8_t *low, int quad, int8x16_t w[GROUPS])
