@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log
+from typing import NamedTuple
 
 from outrider.errors import ConfigError
 from outrider.scheduler.costs import LiveCosts, StepCosts
@@ -25,13 +26,14 @@ _REMEMBERED_STEPS = 256
 _ARRIVALS = 64
 _REFRESH_EVERY = 4  # steps until what verdicts taught is read again
 # While nothing is drafted, so much of the time goes into finding out what it would be worth.
-_PROBE_SHARE = 0.006
+_PROBE_SHARE = 0.012
 _PROBE_TOKENS = 32
 _LARGEST_PROBE_BUDGET_S = 1.0
 _EXPLORE_EVERY = 128  # steps, where a proposer can only be tried in earnest
 _LEAST_PROMPT_TOKENS = 16  # prompts go on whatever a step may take
 # What is selected is not a fair sample of what was drafted, so chances are learned in other steps.
 _SELECT_ALL_EVERY = 8
+_KEPT_STEPS = 8  # for which a lone row is not weighed anew, unless something new is known
 _TRUST_IF_SURE = 0.5  # in a row's luck, where drafts end as soon as they are not sure
 _FIRST_GAIN, _MOST_GAIN = 0.2, 0.6
 
@@ -53,6 +55,15 @@ class StepRecord:
     committed: int | None = None  # by decode rows; None until the verdict is there
     draft_s: float = 0.0
     verify_s: float = 0.0
+
+
+class _Refusal(NamedTuple):
+    """That a row which is alone is not worth drafting for: when it was found, and by what costs."""
+
+    request: Request
+    choice: Choice
+    costs: StepCosts
+    step: int
 
 
 @dataclass(slots=True)
@@ -99,6 +110,7 @@ class SpeculationControl:
         self._can_select = can_select
         self.selection_gain = _FIRST_GAIN if can_select else 0.0
         self._is_turn_of_new = False
+        self._refusal: _Refusal | None = None
         self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)
         self._residence_s = 0.0
         self.now_s = 0.0
@@ -117,6 +129,7 @@ class SpeculationControl:
             self.policy_name, self._choose = getattr(policy, "__name__", "custom"), policy
         if self.policy_name in (GOODPUT, TRIM) and not self.is_measured:
             self._choose = POLICIES[FIXED]  # nothing can be weighed against anything
+        self._refusal = None
         self._is_adaptive = self.policy_name not in (*FIXED_DEPTH_POLICIES, OFF)
         self._previous_level = int(self.policy_name != OFF)
 
@@ -193,6 +206,10 @@ class SpeculationControl:
         self._prompt_tokens += _SLOWLY * (num_prompt_tokens - self._prompt_tokens)
         self._prompt_share += _SLOWLY * ((num_prompt_tokens > 0) - self._prompt_share)
         costs = self.costs.now
+        if num_prompt_tokens == 0 and self._stands(self._refusal, step, rows):
+            assert self._refusal is not None
+            self.steps_without += 1
+            return self._refusal.choice
         is_fixed = [request.is_depth_fixed for request in rows.requests]
         with_kv = self._with_kv
         behind = [
@@ -228,9 +245,23 @@ class SpeculationControl:
         )
         choice = self._choose(snapshot)
         self._follow(choice)
+        self._refusal = None
         if self._is_adaptive and not self._previous_level:
+            if len(rows.requests) == 1 and not num_prompt_tokens:
+                self._refusal = _Refusal(rows.requests[0], choice, costs, step)
             return self._explore(choice, step, rows)
         return choice
+
+    def _stands(self, refusal: _Refusal | None, step: int, rows: Candidates) -> bool:
+        """Weighing takes a fiftieth of a small model's pass, and its end would be the same."""
+        return (
+            refusal is not None
+            and len(rows.requests) == 1
+            and rows.requests[0] is refusal.request
+            and self.costs.now is refusal.costs
+            and step < refusal.step + _KEPT_STEPS
+            and step % _EXPLORE_EVERY > 0
+        )
 
     def _can_stop(self, rows: Candidates, num_prompt_tokens: int) -> bool:
         """Whether a row's own confidence may end its drafting: where it is the only one that a step
@@ -288,12 +319,13 @@ class SpeculationControl:
         if followed < 0 and new < 0:
             return ()
         costs = self.costs.now
-        cost_s = _PROBE_TOKENS * costs.prefill_s + costs.first_draft.at(1)
+        cost_s = costs.next_draft.at(_PROBE_TOKENS)  # guesses included, which are most of it
         chosen = followed
         if new >= 0 and (followed < 0 or self._is_turn_of_new):
             chosen, request = new, rows.requests[new]
             missing = request.prompt_len - request.draft.planned
-            cost_s = missing * costs.prefill_s + costs.first_draft.at(1)
+            num_guessed = min(len(request.tokens) - request.prompt_len + 1, _PROBE_TOKENS)
+            cost_s = missing * costs.prefill_s + costs.next_draft.at(num_guessed)
         if cost_s > self._probe_budget_s:
             return ()
         self._probe_budget_s = min(self._probe_budget_s, 2 * cost_s) - cost_s
@@ -304,6 +336,8 @@ class SpeculationControl:
 
     def see_row(self, request: Request, num_verified: int, num_accepted: int) -> None:
         hazards = self._hazards.get(request.proposer)
+        if num_verified:
+            self._refusal = None
         if hazards is not None:
             hazards.see_round(request.luck, num_verified, num_accepted)
 
@@ -312,6 +346,7 @@ class SpeculationControl:
         hazards = self._hazards.get(request.proposer)
         if hazards is None or not hits:
             return
+        self._refusal = None
         hazards.see_agreement(request.luck, hits)
         share = sum(hits) / len(hits)
         known = share if self.agreement is None else self.agreement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from scheduler_tools import Simulation, make_request
@@ -10,9 +11,9 @@ from scheduler_tools import Simulation, make_request
 from outrider.errors import ConfigError
 from outrider.scheduler.control import Candidates, SpeculationControl, StepRecord
 from outrider.scheduler.costs import CostTable, LiveCosts, StepCosts
-from outrider.scheduler.depths import Candidate, Choice
+from outrider.scheduler.depths import Candidate, Choice, DepthSnapshot
 from outrider.scheduler.policies import POLICIES
-from outrider.scheduler.types import Verdict
+from outrider.scheduler.types import Agreement, Verdict
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.registry import traits
 
@@ -156,6 +157,51 @@ def test_while_nothing_is_drafted_a_draft_is_asked_now_and_then_what_it_would_gu
     assert list(made.probes(rows)) == [0]
     asked = [made.probes(rows) for _ in range(4)]
     assert not asked[-1], "and soon that is spent"
+
+
+def test_asking_a_draft_costs_what_its_guesses_do() -> None:
+    request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
+    request.tokens += [4] * 40
+    request.draft.planned = 3
+    rows = Candidates([request], [DRAFT], [4], [30], 40)
+    dear = replace(COSTS, next_draft=CostTable((1, 16), (1e-3, 8e-3)))
+    made = SpeculationControl("goodput", dear, seats=64)
+    made.know(traits(has_draft_model=True))
+    made._previous_level = 0
+    made._probe_budget_s = 15e-3
+    assert not made.probes(rows), "32 guesses take about 15.5 ms"
+    made._probe_budget_s = 16e-3
+    assert list(made.probes(rows)) == [0]
+
+
+def test_a_lone_row_that_was_refused_is_weighed_again_once_something_is_learned() -> None:
+    weighed = []
+
+    def refuse(snapshot: DepthSnapshot) -> Choice:
+        weighed.append(snapshot.step)
+        return Choice([0] * len(snapshot.wanted))
+
+    made = SpeculationControl(refuse, COSTS, seats=64)
+    made.know(traits(has_draft_model=True))
+    request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
+    rows = Candidates([request], [DRAFT], [4], [30], 40)
+
+    def choose(*steps: int) -> list[int]:
+        weighed.clear()
+        for step in steps:
+            assert made.choose(step, 8, 0, 0, rows).depths == [0]
+        return list(weighed)
+
+    assert choose(*range(1, 13)) == [1, 9], "now and then in any case"
+    assert made.steps_without == 12
+    made.see_agreement(request, Agreement(0, 0, (True, False)))
+    assert choose(13, 14) == [13]
+    made.see_row(request, 2, 1)
+    assert choose(15, 16) == [15]
+    made.know_costs(COSTS)
+    assert choose(17, 18) == [17]
+    rows.requests[0] = make_request("s", [1, 2, 3], 100, proposer=DRAFT, depth=4)
+    assert choose(19, 20) == [19]
 
 
 def test_rows_that_accept_nothing_stop_drafting_and_the_others_go_on() -> None:
