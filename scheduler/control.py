@@ -26,7 +26,7 @@ _REMEMBERED_STEPS = 256
 _ARRIVALS = 64
 _REFRESH_EVERY = 4  # steps until what verdicts taught is read again
 # While nothing is drafted, so much of the time goes into finding out what it would be worth.
-_PROBE_SHARE = 0.012
+_PROBE_SHARE = 0.006
 _PROBE_TOKENS = 32
 _LARGEST_PROBE_BUDGET_S = 1.0
 _EXPLORE_EVERY = 128  # steps, where a proposer can only be tried in earnest
@@ -319,13 +319,12 @@ class SpeculationControl:
         if followed < 0 and new < 0:
             return ()
         costs = self.costs.now
-        cost_s = costs.next_draft.at(_PROBE_TOKENS)  # guesses included, which are most of it
+        cost_s = _PROBE_TOKENS * costs.prefill_s + costs.first_draft.at(1)
         chosen = followed
         if new >= 0 and (followed < 0 or self._is_turn_of_new):
             chosen, request = new, rows.requests[new]
             missing = request.prompt_len - request.draft.planned
-            num_guessed = min(len(request.tokens) - request.prompt_len + 1, _PROBE_TOKENS)
-            cost_s = missing * costs.prefill_s + costs.next_draft.at(num_guessed)
+            cost_s = missing * costs.prefill_s + costs.first_draft.at(1)
         if cost_s > self._probe_budget_s:
             return ()
         self._probe_budget_s = min(self._probe_budget_s, 2 * cost_s) - cost_s

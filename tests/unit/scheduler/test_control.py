@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from scheduler_tools import Simulation, make_request
@@ -157,21 +156,6 @@ def test_while_nothing_is_drafted_a_draft_is_asked_now_and_then_what_it_would_gu
     assert list(made.probes(rows)) == [0]
     asked = [made.probes(rows) for _ in range(4)]
     assert not asked[-1], "and soon that is spent"
-
-
-def test_asking_a_draft_costs_what_its_guesses_do() -> None:
-    request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
-    request.tokens += [4] * 40
-    request.draft.planned = 3
-    rows = Candidates([request], [DRAFT], [4], [30], 40)
-    dear = replace(COSTS, next_draft=CostTable((1, 16), (1e-3, 8e-3)))
-    made = SpeculationControl("goodput", dear, seats=64)
-    made.know(traits(has_draft_model=True))
-    made._previous_level = 0
-    made._probe_budget_s = 15e-3
-    assert not made.probes(rows), "32 guesses take about 15.5 ms"
-    made._probe_budget_s = 16e-3
-    assert list(made.probes(rows)) == [0]
 
 
 def test_a_lone_row_that_was_refused_is_weighed_again_once_something_is_learned() -> None:
