@@ -77,7 +77,11 @@ def test_two_streams_at_once_give_the_texts_of_each_alone(engine: Engine) -> Non
 
 
 def test_an_id_is_free_as_soon_as_a_stop_string_has_ended_its_request(engine: Engine) -> None:
-    stopping = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop=[" "])
+    plain = engine.add("plain", PROMPTS[0], GREEDY)
+    while not plain.finished:
+        engine.step()
+    its_own = plain.outputs[0].text[2:5]
+    stopping = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop=[its_own])
     before = engine.add("same", PROMPTS[0], stopping)
     while not before.finished:
         engine.step()
