@@ -65,7 +65,7 @@ def test_a_stream_tells_proxies_to_pass_it_on_at_once(service: FakeService) -> N
     assert reply.headers["Content-Type"].startswith("text/event-stream")
     assert reply.headers["Cache-Control"] == "no-cache"
     assert reply.headers["X-Accel-Buffering"] == "no"
-    assert len(reply.events) == 2 or len(reply.events) == 3
+    assert 1 <= len(reply.events) <= 3, "what comes while others are sent goes with the next"
 
 
 def test_no_chunk_is_empty(service: FakeService) -> None:
