@@ -206,10 +206,10 @@ class SpeculationControl:
         self._prompt_tokens += _SLOWLY * (num_prompt_tokens - self._prompt_tokens)
         self._prompt_share += _SLOWLY * ((num_prompt_tokens > 0) - self._prompt_share)
         costs = self.costs.now
-        if num_prompt_tokens == 0 and self._stands(self._refusal, step, rows):
-            assert self._refusal is not None
+        refusal = self._refusal
+        if refusal is not None and not num_prompt_tokens and self._stands(refusal, step, rows):
             self.steps_without += 1
-            return self._refusal.choice
+            return refusal.choice
         is_fixed = [request.is_depth_fixed for request in rows.requests]
         with_kv = self._with_kv
         behind = [
@@ -247,16 +247,16 @@ class SpeculationControl:
         self._follow(choice)
         self._refusal = None
         if self._is_adaptive and not self._previous_level:
-            if len(rows.requests) == 1 and not num_prompt_tokens:
+            is_alone = len(rows.requests) == 1 and not num_prompt_tokens
+            if is_alone and not is_fixed[0]:  # whose depth is not the policy's to refuse
                 self._refusal = _Refusal(rows.requests[0], choice, costs, step)
             return self._explore(choice, step, rows)
         return choice
 
-    def _stands(self, refusal: _Refusal | None, step: int, rows: Candidates) -> bool:
-        """Weighing takes a fiftieth of a small model's pass, and its end would be the same."""
+    def _stands(self, refusal: _Refusal, step: int, rows: Candidates) -> bool:
+        """Weighing takes a fortieth of a small model's pass, and its end would be the same."""
         return (
-            refusal is not None
-            and len(rows.requests) == 1
+            len(rows.requests) == 1
             and rows.requests[0] is refusal.request
             and self.costs.now is refusal.costs
             and step < refusal.step + _KEPT_STEPS
