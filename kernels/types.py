@@ -60,10 +60,42 @@ class Guesses(NamedTuple):
     confidences: list[float]
 
 
-class Guesser(Protocol):
-    """Drafts for one row in one call."""
+class Scores(NamedTuple):
+    """Of what follows some tokens of a pass."""
 
-    def __call__(
+    logits: Tensor  # float32 [n, vocab], valid until the next pass
+    # The best token of each, if known: the lowest among equals, and `NO_TOKEN` where a score is NaN
+    # or the best infinite.
+    best: list[int] | None = None
+
+
+class Places(NamedTuple):
+    """`RaggedBatch` as lists, for passes over so few tokens that tensors would take longer."""
+
+    positions: list[int]
+    slots: list[int]
+    cu_query_lens: list[int]
+    context_lens: list[int]
+    block_tables: list[list[int]]
+
+
+class WholePasses(Protocol):
+    """From tokens to tokens in one call: passes between embeddings and a head. None where passes
+    over so many tokens, or over one for what is guessed, have not been run yet."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Of a pass."""
+        ...
+
+    def score(
+        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+    ) -> Scores | None:
+        """What follows those of the tokens at the indices `wanted`, in order, of which there is at
+        least one."""
+        ...
+
+    def guess(
         self,
         tokens: Sequence[int],
         start: int,
@@ -76,9 +108,8 @@ class Guesser(Protocol):
     ) -> Guesses | None:
         """The `depth` likeliest tokens of the first `vocab_size` behind `tokens`, each given those
         before it, or fewer: one that holds with those before it with less than `least_survival` is
-        the last. `tokens` stand at `start`, and `blocks` has room for all but the last. With a
-        `temperature` they are drawn by the shared noise of `seed`. None if passes over so many
-        tokens, or over one, have not been run yet."""
+        the last. `tokens` are one row's and stand at `start`, and `blocks` has room for all but the
+        last. With a `temperature` they are drawn by the shared noise of `seed`."""
         ...
 
 
@@ -196,7 +227,7 @@ class Ops(Protocol):
         """
         ...
 
-    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> Guesser | None:
+    def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> WholePasses | None:
         """Of a decoder whose pass is `run`, made `repeatable`, between embeddings and a head that
         are both `table`; None where that gains nothing."""
         ...

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
+from outrider.kernels.types import Scores
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.heads.runner import HeadRunner
@@ -76,7 +77,7 @@ def measure_target(
     sizes = [size for size in recorded or VERIFY_SIZES if size <= most][:num_sizes]
 
     def run(size: int) -> None:
-        _verify_once(runner, ops, _share(size, runner, _SPAN_TOKENS))
+        _verify_once(runner, ops, _share(size, runner, _SPAN_TOKENS), is_read=head is not None)
         if head is not None and runner.passed is not None:
             head.extend(runner.passed.chunks, runner.passed.features)[-1, 0].item()
 
@@ -191,14 +192,17 @@ def _fill_caches() -> Callable[[], object]:
     return partial(torch.empty(_CACHE_BYTES, dtype=torch.uint8).fill_, 1)
 
 
-def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
+def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int], *, is_read: bool) -> None:
     chunks = _chunks(runner, counts)
     spans = [
         Span(sampler, range(chunk.start + 1), chunk.tokens[1:])
         for sampler, chunk in zip(_samplers(runner, len(chunks)), chunks, strict=True)
     ]
-    logits = runner.logits(runner.forward(chunks), range(sum(counts)))
-    verify(logits, spans, ops, "shared", runner.vocab)
+    wanted = range(sum(counts))
+    scores = None if is_read else runner.score(chunks, wanted)
+    if scores is None:
+        scores = Scores(runner.logits(runner.forward(chunks), wanted))
+    verify(scores.logits, spans, ops, "shared", runner.vocab, scores.best)
 
 
 def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:

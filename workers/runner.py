@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.kernels.types import Guesses, RaggedBatch
+from outrider.kernels.types import Guesses, Places, RaggedBatch, Scores
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
@@ -67,7 +67,7 @@ class Runner:
         max_blocks = -(-max_model_len // kv.block_size)
         self._tables = [[0] * max_blocks for _ in range(num_rows)]
         self._recorded: RunnerPasses | None = None
-        self._guesser = decoder.guesser(kv)
+        self._whole = decoder.whole_passes(kv)
         self._layers: tuple[int, ...] | None = None
         self.reader: str | None = None
         self.passed: Passed | None = None
@@ -155,12 +155,12 @@ class Runner:
         seed: int = 0,
     ) -> Guesses | None:
         """Up to so many of the first `num_ids` tokens behind the chunk, each but the last computed
-        as well, in one call; None where that cannot be. See `Guesser`."""
-        if self._guesser is None or self._lacks_ids:
+        as well, in one call; None where that cannot be. See `WholePasses`."""
+        if self._whole is None or self._lacks_ids:
             return None
         last = chunk.start + len(chunk.tokens) + depth - 2
         blocks = self._tables[chunk.row][: last // self._block_size + 1]
-        return self._guesser(
+        return self._whole.guess(
             chunk.tokens,
             chunk.start,
             blocks,
@@ -178,6 +178,17 @@ class Runner:
             hidden = hidden[torch.tensor(indices, dtype=torch.int64, device=self.device)]
         return self.decoder.logits(hidden)[:, : len(self.vocab.held)]
 
+    def score(self, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Scores | None:
+        """What follows the tokens of the chunks at the indices `wanted`, in one call: `forward` and
+        `logits`, which is left to them where this is None. Nobody reads the pass."""
+        if self._whole is None or self._lacks_ids or not wanted:
+            return None
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        if len(tokens) > self._whole.max_tokens:
+            return None
+        self.passed = None
+        return self._whole.score(tokens, self._layout(chunks), wanted, self.vocab_size)
+
     def _places(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
         """Positions and slots of all tokens. Plain loops: a decode pass has a handful of tokens,
         where array operations cost more to call than to run."""
@@ -193,27 +204,32 @@ class Runner:
 
     def batch_of(self, chunks: Sequence[Chunk], tile_tokens: Callable[[int], int]) -> RaggedBatch:
         """Where the tokens of these chunks stand, in tiles as somebody wants them."""
-        positions, slots = self._places(chunks)
+        places = self._layout(chunks)
         lengths = [len(chunk.tokens) for chunk in chunks]
-        contexts = [chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]
-        max_query_len, max_context = max(lengths), max(contexts)
-        max_blocks = -(-max_context // self._block_size)
-        tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
+        max_query_len = max(lengths)
         few, many = (tile_tokens(n) for n in (min(lengths), max_query_len))
-        places = many // few if many > few else 0
-        sizes = [few if tile_tokens(n) == few else places * few for n in lengths]
+        num_places = many // few if many > few else 0
+        sizes = [few if tile_tokens(n) == few else num_places * few for n in lengths]
         tiles = _tiles(chunks, sizes, few, range(len(chunks))) if few else None
         return RaggedBatch(
-            positions=self.tensor(positions, torch.int64),
-            slots=self.tensor(slots, torch.int64),
-            cu_query_lens=self.tensor([0, *accumulate(lengths)], torch.int32),
-            context_lens=self.tensor(contexts, torch.int32),
-            block_tables=self.tensor(tables, torch.int32),
+            positions=self.tensor(places.positions, torch.int64),
+            slots=self.tensor(places.slots, torch.int64),
+            cu_query_lens=self.tensor(places.cu_query_lens, torch.int32),
+            context_lens=self.tensor(places.context_lens, torch.int32),
+            block_tables=self.tensor(places.block_tables, torch.int32),
             max_query_len=max_query_len,
-            max_context_len=max_context,
+            max_context_len=max(places.context_lens),
             tiles=None if tiles is None else self.tensor(tiles, torch.int32),
-            places_of_long_tile=places,
+            places_of_long_tile=num_places,
         )
+
+    def _layout(self, chunks: Sequence[Chunk]) -> Places:
+        positions, slots = self._places(chunks)
+        contexts = [chunk.start + len(chunk.tokens) for chunk in chunks]
+        ends = [0, *accumulate(len(chunk.tokens) for chunk in chunks)]
+        max_blocks = -(-max(contexts) // self._block_size)
+        tables = [self._tables[chunk.row][:max_blocks] for chunk in chunks]
+        return Places(positions, slots, ends, contexts, tables)
 
     def tensor(self, values: list[int] | list[list[int]], dtype: torch.dtype) -> Tensor:
         host = _host_tensor(values, dtype)

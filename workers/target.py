@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
+from outrider.kernels.types import Scores
 from outrider.scheduler.types import (
     NO_TOKEN,
     Proposal,
@@ -69,8 +69,7 @@ class TargetWorker:
         is_read = reader is not None and any(
             self._rows[row.row].init.proposer == reader for row in plan.rows
         )
-        hidden = self.runner.forward([work.chunk for work in works], is_read=is_read)
-        rows = tuple(row for part in _parts(works) for row in self._judge(part, hidden))
+        rows = self._pass_over(works, is_read=is_read)
         verify_s = time.perf_counter() - start_s
         verdict = Verdict(plan.epoch, plan.step, rows, ticket.draft_s, verify_s, ticket.agreements)
         self._rows.commit(verdict)
@@ -129,29 +128,49 @@ class TargetWorker:
         base_len = len(self._rows[planned.row].tokens)
         return ticket.drafts_for(planned.row, planned.generation, base_len)
 
-    def _judge(self, works: list[_Work], hidden: Tensor) -> list[RowVerdict]:
+    def _pass_over(self, works: list[_Work], *, is_read: bool) -> tuple[RowVerdict, ...]:
+        """What the pass decides for every row: in one call where its hidden states are nobody's
+        business."""
+        chunks = [work.chunk for work in works]
+        if not is_read and not any(work.prompt_tokens for work in works):
+            scores = self.runner.score(chunks, _sampled(works))
+            if scores is not None:
+                return tuple(self._judge(works, None, scores))
+        hidden = self.runner.forward(chunks, is_read=is_read)
+        rows: list[RowVerdict] = []
+        for part in _parts(works):
+            sampled = _sampled(part)
+            own = Scores(self.runner.logits(hidden, sampled)) if sampled else None
+            rows += self._judge(part, hidden, own)
+        return tuple(rows)
+
+    def _judge(
+        self, works: list[_Work], hidden: Tensor | None, scores: Scores | None
+    ) -> Iterator[RowVerdict]:
         """What is decided for some of the rows."""
         spans = [work.span for work in works if work.span is not None]
-        if not spans:
-            return [self._settle(work, None, hidden, None) for work in works]
-        logits = self.runner.logits(hidden, [at for work in works for at in work.sample_tokens])
-        judged = iter(verify(logits, spans, self._ops, self._verification, self.runner.vocab))
-        sizes = [span.num_rows for span in spans]
-        own_logits = iter(torch.split(logits, sizes))
-        return [
-            self._settle(work, None, hidden, None)
-            if work.span is None
-            else self._settle(work, next(judged), hidden, next(own_logits))
-            for work in works
-        ]
+        judged: Iterator[SpanVerdict] = iter(())
+        if scores is not None:
+            mode, vocab = self._verification, self.runner.vocab
+            judged = iter(verify(scores.logits, spans, self._ops, mode, vocab, scores.best))
+        first = 0
+        for work in works:
+            if work.span is None or scores is None:
+                yield self._settle(work, None, hidden, None)
+                continue
+            end = first + work.span.num_rows
+            wants_logits = work.span.sampler.params.logprobs is not None
+            own = scores.logits[first:end] if wants_logits else None
+            yield self._settle(work, next(judged), hidden, own)
+            first = end
 
     def _settle(
-        self, work: _Work, judged: SpanVerdict | None, hidden: Tensor, logits: Tensor | None
+        self, work: _Work, judged: SpanVerdict | None, hidden: Tensor | None, logits: Tensor | None
     ) -> RowVerdict:
         """Advance the row's KV (the scheduler applies the same rule) and say what was decided."""
         planned = work.planned
         row, generation = planned.row, planned.generation
-        prompt_logprobs = tuple(self._prompt_logprobs(work, hidden))
+        prompt_logprobs = () if hidden is None else tuple(self._prompt_logprobs(work, hidden))
         if judged is None or work.span is None:
             self.computed[row] += planned.num_tokens
             return RowVerdict(row, generation, work.base_len, 0, 0, 0, (), (), prompt_logprobs)
@@ -207,6 +226,11 @@ def _span(
         return Span(sampler, tokens)
     q = None if proposal.q is None else proposal.q[:num_verified]
     return Span(sampler, tokens, proposal.tokens[:num_verified], q)
+
+
+def _sampled(works: list[_Work]) -> list[int]:
+    """The tokens of the pass behind which something is sampled."""
+    return [at for work in works for at in work.sample_tokens]
 
 
 def _parts(works: list[_Work]) -> Iterator[list[_Work]]:

@@ -119,7 +119,7 @@ class CPass(Structure):
 
 
 class CGuesser(Structure):
-    """`guesser` of guess.c."""
+    """`guesser` of whole_passes.c."""
 
     _fields_: ClassVar = [
         ("table", c_void_p),
@@ -162,6 +162,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
     "guess": (c_int, [*[c_void_p] * 4, c_int64, c_int64, *[c_void_p] * 3]),
+    "score": (c_int, [*[c_void_p] * 5, c_int64, c_int64, *[c_void_p] * 2]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }
 

@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.cpu import native
-from outrider.kernels.cpu.guessing import CpuGuesser
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
 from outrider.kernels.cpu.recording import Recording, RepeatedPass, batch_struct
 from outrider.kernels.cpu.stored import CpuStored, CpuTable
+from outrider.kernels.cpu.whole_passes import CpuWholePasses
 from outrider.kernels.quantized import QuantizedWeight, whole
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.stored import StoredTable
-from outrider.kernels.types import Guesser, Linear, Pass, RaggedBatch
+from outrider.kernels.types import Linear, Pass, RaggedBatch, WholePasses
 
 _FLOAT32 = torch.float32
 _PANEL = 16
@@ -75,10 +75,10 @@ class CpuOps:
     def repeatable(self, run: Pass) -> Pass:
         return RepeatedPass(run, self)
 
-    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> Guesser | None:
+    def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> WholePasses | None:
         if not (isinstance(run, RepeatedPass) and isinstance(table, CpuTable)):
             return None
-        return CpuGuesser(run, table, block_size, self._releasing)
+        return CpuWholePasses(run, table, block_size, self._releasing)
 
     @property
     def library(self) -> SimpleNamespace:

@@ -19,7 +19,7 @@ from outrider.kernels.types import Pass, RaggedBatch
 
 # Tensors of one shape take turns; a pass holds on to none of them for longer than this.
 _TURNS = 8
-_MAX_ROWS = 8  # beyond, the operations are long enough to hide Python
+MAX_ROWS = 8  # beyond, the operations are long enough to hide Python
 
 
 class Recording:
@@ -98,7 +98,7 @@ class RepeatedPass:
 
     def __call__(self, hidden: Tensor, batch: RaggedBatch) -> Tensor:
         num_rows = hidden.shape[0]
-        if num_rows > _MAX_ROWS:
+        if num_rows > MAX_ROWS:
             return self._run(hidden, batch)
         if num_rows not in self._recordings:
             self._recordings[num_rows], result = self._record(hidden, batch)

@@ -60,7 +60,7 @@ class GpuOps:
     def repeatable(self, run: Pass) -> Pass:
         return run
 
-    def guesser(self, run: Pass, table: StoredTable, block_size: int) -> None:
+    def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> None:
         return None
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:

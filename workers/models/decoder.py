@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider.kernels.types import Guesser, Ops, Pass, RaggedBatch
+from outrider.kernels.types import Ops, Pass, RaggedBatch, WholePasses
 from outrider.workers.models.assembly import Assembly
 from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
@@ -122,13 +122,13 @@ class Decoder:
             return self._run_layers(embedded, batch, kv, taps)
         return self._pass_over(kv)(embedded, batch)
 
-    def guesser(self, kv: KVCache) -> Guesser | None:
-        """Drafts of one row over this cache in one call; None where kernels have no such thing."""
+    def whole_passes(self, kv: KVCache) -> WholePasses | None:
+        """Over this cache, untapped; None where kernels have no such thing."""
         table = self._embedding
         is_simple = self._is_plain and self._is_all_kernels and self.shard.size == 1
         if isinstance(table, Tensor) or not (is_simple and self.spec.tied):
             return None
-        return self._ops.guesser(self._pass_over(kv), table, kv.block_size)
+        return self._ops.whole_passes(self._pass_over(kv), table, kv.block_size)
 
     def forward_some(
         self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, index: Tensor

@@ -232,7 +232,7 @@ def test_a_model_whose_head_is_another_weight_or_that_does_more_has_no_such_call
 ) -> None:
     random_model(variant).bfloat16().save_pretrained(tmp_path)
     decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
-    assert decoder.guesser(KVCache(decoder.spec, 4, BLOCK, torch.float32, CPU)) is None
+    assert decoder.whole_passes(KVCache(decoder.spec, 4, BLOCK, torch.float32, CPU)) is None
 
 
 @needs_kernels

@@ -1,0 +1,202 @@
+"""A pass and the scores behind it in one call: what the pass and the head give one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import random_model, random_prompt
+from torch import Tensor
+
+import outrider
+from outrider.kernels.ops import select_ops
+from outrider.kernels.types import Scores
+from outrider.scheduler.types import NO_TOKEN
+from outrider.workers.models.kv import KVCache
+from outrider.workers.runner import Chunk, Runner
+from outrider.workers.weights.loader import load_model
+
+pytestmark = pytest.mark.model
+
+CPU = torch.device("cpu")
+OPS = select_ops(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(OPS.packing is None, reason="no C compiler")
+BLOCK, VOCAB, ROWS = 4, 5000, 4  # more tokens than are searched at once
+NOT_A_NUMBER, INFINITE, FIRST_TWIN, SECOND_TWIN = 7, 8, 100, 4500
+
+
+def saved(folder: Path, change: Any = None) -> Path:
+    model = random_model("llama-tied", vocab_size=VOCAB).bfloat16()
+    if change is not None:
+        with torch.no_grad():
+            change(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_runner(folder: Path, vocab_size: int = VOCAB) -> Runner:
+    decoder = load_model(folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
+    runner = Runner(
+        decoder, KVCache(decoder.spec, 64, BLOCK, torch.float32, CPU), ROWS, 64, vocab_size
+    )
+    for row in range(ROWS):
+        runner.extend_table(row, 0, range(row * 16 + 15, row * 16 - 1, -1))
+    return runner
+
+
+def by_steps(runner: Runner, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Tensor:
+    return runner.logits(runner.forward(chunks), wanted)
+
+
+def known(runner: Runner, *counts: int) -> Runner:
+    """Which has run passes over so many tokens."""
+    for count in counts:
+        runner.forward([Chunk(0, 0, list(range(count)))])
+    return runner
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("lengths", "wanted"),
+    [
+        ([1], [0]),
+        ([4], [0, 1, 2, 3]),
+        ([8], [7]),
+        ([1, 1, 1, 1], [0, 1, 2, 3]),
+        ([3, 1, 4], [1, 2, 3, 7]),  # a prompt's chunk among them, drafts of which some count
+        ([2, 2, 2], [1, 3, 5]),
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [VOCAB, 4097])
+def test_scores_are_those_of_the_pass_and_the_head_bit_for_bit(
+    lengths: list[int], wanted: list[int], vocab_size: int, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path)
+    at_once, stepwise = (known(make_runner(folder), sum(lengths)) for _ in range(2))
+    at_once.vocab_size = vocab_size
+    prompt = random_prompt(40, vocab_size=4000)
+    starts = [11, 5, 9, 0]
+    for row, start in enumerate(starts):
+        for runner in (at_once, stepwise):
+            runner.forward([Chunk(row, 0, prompt[: start + 1])])
+    for offset in range(3):
+        chunks = [
+            Chunk(row, starts[row], prompt[row + offset : row + offset + length])
+            for row, length in enumerate(lengths)
+        ]
+        scores = at_once.score(chunks, wanted)
+        expected = by_steps(stepwise, chunks, wanted)[:, :vocab_size]
+        assert scores is not None
+        assert torch.equal(scores.logits, expected)
+        assert scores.best == expected.argmax(-1).tolist()
+        for ours, theirs in zip(at_once.kv.keys, stepwise.kv.keys, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@needs_kernels
+def test_what_cannot_be_chosen_from_is_said_for_its_row_alone(tmp_path: Path) -> None:
+    def spoil(table: Tensor) -> None:
+        table[NOT_A_NUMBER] = torch.nan
+
+    folder = saved(tmp_path, spoil)
+    runner = known(make_runner(folder), 3)
+    chunks = [Chunk(row, 0, [token]) for row, token in enumerate((20, NOT_A_NUMBER, 30))]
+    scores = runner.score(chunks, [0, 1, 2])
+    # The table is the head, too: everybody's score of that token is NaN.
+    assert scores is not None and scores.best == [NO_TOKEN] * 3
+    runner.vocab_size = NOT_A_NUMBER
+    scores = runner.score(chunks, [0, 1, 2])
+    assert scores is not None and scores.best is not None
+    assert scores.best[1] == NO_TOKEN
+    assert all(0 <= scores.best[row] < NOT_A_NUMBER for row in (0, 2))
+
+
+@needs_kernels
+def test_an_infinite_score_is_no_choice_unless_it_is_the_least(tmp_path: Path) -> None:
+    def spoil(table: Tensor) -> None:
+        table[INFINITE] = 3e38
+
+    runner = known(make_runner(saved(tmp_path, spoil)), 1)
+    seen = set()
+    for token in range(20, 60):
+        chunk = [Chunk(0, 0, [token])]
+        scores = runner.score(chunk, [0])
+        assert scores is not None and scores.best is not None
+        score = scores.logits[0, INFINITE].item()
+        seen.add(score)
+        assert (scores.best[0] == NO_TOKEN) == (score == torch.inf)
+    assert {torch.inf, -torch.inf} <= seen
+
+
+@needs_kernels
+def test_of_equals_the_lowest_is_chosen(tmp_path: Path) -> None:
+    def repeat(table: Tensor) -> None:
+        table *= 0.01
+        table[FIRST_TWIN] *= 1000
+        table[SECOND_TWIN] = table[FIRST_TWIN]
+
+    runner = known(make_runner(saved(tmp_path, repeat)), 1)
+    found = []
+    for token in range(20, 60):
+        scores = runner.score([Chunk(0, 0, [token])], [0])
+        assert scores is not None and scores.best is not None
+        found += scores.best
+    assert FIRST_TWIN in found and SECOND_TWIN not in found
+
+
+@needs_kernels
+def test_it_is_left_to_others_before_such_a_pass_was_run_and_for_long_ones(tmp_path: Path) -> None:
+    runner = make_runner(saved(tmp_path))
+    assert runner.score([Chunk(0, 0, [1, 2])], [1]) is None
+    known(runner, 2, 9)
+    assert runner.score([Chunk(0, 0, [1, 2])], [1]) is not None
+    assert runner.score([Chunk(0, 0, [1, 2])], []) is None
+    assert runner.score([Chunk(0, 0, list(range(9)))], [8]) is None
+
+
+REQUESTS = (
+    outrider.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
+    outrider.SamplingParams(temperature=0.8, seed=3, max_tokens=9, ignore_eos=True),
+    outrider.SamplingParams(temperature=0, logprobs=2, max_tokens=12, ignore_eos=True),
+    outrider.SamplingParams(
+        temperature=0, repetition_penalty=1.3, prompt_logprobs=1, max_tokens=6, ignore_eos=True
+    ),
+)
+
+
+@needs_kernels
+@pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])
+def test_texts_and_logprobs_are_the_same_whether_or_not_it_is_used(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[bool] = []
+    original = Runner.score
+
+    def score(self: Runner, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Scores | None:
+        scores = original(self, chunks, wanted)
+        used.append(scores is not None)
+        return scores
+
+    def answers() -> list[Any]:
+        llm = outrider.LLM(model="smollm2-135m-instruct", device="cpu", max_model_len=64)
+        prompts = [{"prompt_token_ids": random_prompt(5 + i, vocab_size=4000)} for i in range(4)]
+        if together:
+            results = llm.generate(prompts, list(REQUESTS))
+        else:
+            results = [
+                llm.generate([prompt], params)[0]
+                for prompt, params in zip(prompts, REQUESTS, strict=True)
+            ]
+        return [
+            (result.outputs[0].token_ids, result.outputs[0].logprobs, result.prompt_logprobs)
+            for result in results
+        ]
+
+    monkeypatch.setattr(Runner, "score", score)
+    expected = answers()
+    assert sum(used) > 10
+    monkeypatch.setattr(Runner, "score", lambda *_args: None)
+    assert answers() == expected
