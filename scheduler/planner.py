@@ -271,6 +271,8 @@ class Planner:
     def _take_prompts(self, step: Step, prompts: list[Request], decoding: Candidates) -> None:
         """Prompts under way, then new ones, up to what the step has time for, and what drafts want
         of its room leaves; at least half of that is theirs."""
+        if not prompts and not self._waiting:
+            return
         share = max(step.tokens - sum(decoding.wanted), step.tokens // 2)
         room = self._control.prompt_room(len(decoding.requests), share)
         left, step.tokens = step.tokens - room, room

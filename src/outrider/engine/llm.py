@@ -127,7 +127,8 @@ class LLM:
     def _step_until_done(self, num_requests: int, use_progress: bool) -> None:
         console = Console(stderr=True, quiet=not use_progress)
         lines = Lines(lambda line: console.print(line, highlight=False))
-        shown = use_progress and num_requests >= _MANY and console.is_terminal
+        is_terminal = console.is_terminal  # asked once: it takes longer than much of a step
+        shown = use_progress and num_requests >= _MANY and is_terminal
         columns = (
             TextColumn("generating"),
             BarColumn(),
@@ -147,8 +148,9 @@ class LLM:
                 num_tokens += sum(len(delta.token_ids) for delta in deltas)
                 ended = {d.request_id for d in deltas if d.finish_reason and d.output.finished}
                 num_ended += len(ended)
-                progress.update(task, completed=num_ended, tokens=num_tokens)
-                if not console.is_terminal:
+                if shown:
+                    progress.update(task, completed=num_ended, tokens=num_tokens)
+                if not is_terminal:
                     lines.tell(
                         f"generating: {num_ended} of {num_requests} done, {num_tokens} tokens"
                     )
