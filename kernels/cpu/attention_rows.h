@@ -6,6 +6,7 @@
 #include "attention_tile.h"
 
 #define COLUMN 16 /* head_dim is a multiple of it */
+#define LINE 16   /* floats that memory hands over together */
 
 /* So many keys at once, and columns of values: what there are registers for. */
 #define KEYS4(EACH, ROWS, DO) EACH(ROWS, DO, 0) EACH(ROWS, DO, 1) EACH(ROWS, DO, 2) EACH(ROWS, DO, 3)
@@ -68,17 +69,25 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 #define DOT_STORE8(r, _) \
     DOT_STORE4(r, _) store_sums(score + r * CHUNK + 4, dot##r##4, dot##r##5, dot##r##6, dot##r##7);
 
-/* score[row][key] for a few rows and keys. */
+#define DOT_ASK(ROWS, DO, k) __builtin_prefetch(ahead[k] + offset + line, 0, 2);
+
+/* score[row][key] for a few rows and keys. What is at `ahead`, if anything, is read later and asked for
+ * meanwhile: a cache of keys and values is read once in a pass, so nothing else keeps it near. */
 #define DOTS(rows, keys)                                                                             \
     static void dots##rows(const float *const *q, const float *const *key, long offset, long dim,    \
-                           float *score)                                                             \
+                           float *score, const float *const *ahead)                                  \
     {                                                                                                \
         ROWS##rows(DOT_ROW, _)                                                                       \
         KEYS##keys(DOT_KEY, _, _)                                                                    \
         KEYS##keys(OF_ROWS, ROWS##rows, DOT_START)                                                   \
-        for (long d = 0; d < dim; d += VEC_LANES) {                                                  \
-            ROWS##rows(DOT_QUERY, _)                                                                 \
-            KEYS##keys(DOT_ADDS, ROWS##rows, DOT_ADD)                                                \
+        for (long line = 0; line < dim; line += LINE) {                                              \
+            if (ahead) {                                                                             \
+                KEYS##keys(DOT_ASK, _, _)                                                            \
+            }                                                                                        \
+            for (long d = line; d < line + LINE; d += VEC_LANES) {                                   \
+                ROWS##rows(DOT_QUERY, _)                                                             \
+                KEYS##keys(DOT_ADDS, ROWS##rows, DOT_ADD)                                            \
+            }                                                                                        \
         }                                                                                            \
         ROWS##rows(DOT_STORE##keys, _)                                                               \
     }
@@ -105,13 +114,16 @@ DOTS(4, 4)
         const vec one = vec_load(from + c * VEC_LANES);   \
         ROWS(DO, c)                                       \
     }
+#define MIX_ASK(ROWS, DO, c) \
+    if (c * VEC_LANES % LINE == 0) __builtin_prefetch(ahead[j] + offset + d + c * VEC_LANES, 0, 2);
 #define MIX_STORE(r, c) vec_store(sum##r + c * VEC_LANES, sum##r##_##c);
 
 /* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and so many columns of values; the
  * first keys find no sums. */
 #define MIX(name, rows, COLUMNS)                                                                    \
     static void name##rows(const attention *a, const float *weight, const float *const *value,      \
-                           long offset, long keys, long d, void *out, int is_first)                 \
+                           long offset, long keys, long d, void *out, int is_first,                 \
+                           const float *const *ahead)                                               \
     {                                                                                               \
         ROWS##rows(MIX_ROW, _)                                                                      \
         COLUMNS(OF_ROWS, ROWS##rows, MIX_START)                                                     \
@@ -120,6 +132,9 @@ DOTS(4, 4)
         }                                                                                           \
         for (long j = 0; j < keys; j++) {                                                           \
             const float *from = value[j] + offset + d;                                              \
+            if (ahead) {                                                                            \
+                COLUMNS(MIX_ASK, _, _)                                                              \
+            }                                                                                       \
             ROWS##rows(MIX_WEIGHT, _)                                                               \
             COLUMNS(MIX_ADDS, ROWS##rows, MIX_ADD)                                                  \
         }                                                                                           \
@@ -140,9 +155,10 @@ MIX(wide, 4, WIDE)
 #define WIDE_COLUMN(rows) (VEC_LANES == 16 ? 4 * COLUMN : COLUMN)
 #endif
 
-typedef void dots_fn(const float *const *q, const float *const *key, long offset, long dim, float *score);
+typedef void dots_fn(const float *const *q, const float *const *key, long offset, long dim, float *score,
+                     const float *const *ahead);
 typedef void mix_fn(const attention *a, const float *weight, const float *const *value, long offset,
-                    long keys, long d, void *out, int is_first);
+                    long keys, long d, void *out, int is_first, const float *const *ahead);
 static dots_fn *const DOT[] = {0, dots1, dots2, dots3, dots4};
 static mix_fn *const ADD[] = {0, narrow1, narrow2, narrow3, narrow4};
 static mix_fn *const ADD_WIDE[] = {0, wide1, wide2, wide3, wide4};

@@ -14,38 +14,33 @@ INLINE int rows_at_once(int left)
     return at_most(left, MOST_KEYS == 8 && (left % 4 || left % 3 == 0) ? 3 : 4);
 }
 
-/* Asks for what is read later: the cache of a pass is read once, so nothing but this keeps it near. */
-INLINE void ask_for(const float *const *vectors, int begin, int end, long offset, long dim)
-{
-    for (int j = begin; j < end; j++)
-        for (long d = 0; d < dim; d += 16) __builtin_prefetch(vectors[j] + offset + d, 0, 2);
-}
-
 static void score_run(const attention *a, tile *t, int head, int begin, int end)
 {
     long offset = head * a->block_size * a->head_dim;
-    ask_for(t->value, begin, end, offset, a->head_dim);
     for (int r = 0, rows; r < t->rows; r += rows) {
         rows = rows_at_once(t->rows - r);
         int step = rows == 4 ? 4 : MOST_KEYS, row = head * t->rows + r;
         for (int j = begin; j < end; j += step)
-            DOT[rows](t->q + row, t->key + j, offset, a->head_dim, t->score + row * CHUNK + j);
+            DOT[rows](t->q + row, t->key + j, offset, a->head_dim, t->score + row * CHUNK + j,
+                      r ? 0 : t->value + j);
     }
 }
 
 static void mix_run(const attention *a, const tile *t, int head, int begin, int end, void *out)
 {
     long offset = head * a->block_size * a->head_dim, dim = a->head_dim;
-    ask_for(t->key, CHUNK + begin, at_most(t->located, CHUNK + end), offset, dim);
     for (int r = 0, rows; r < t->rows; r += rows) {
         rows = rows_at_once(t->rows - r);
         int row = head * t->rows + r;
         const float *weight = t->score + row * CHUNK + begin;
+        const float *const *ahead = r ? 0 : t->key + CHUNK + begin;
         long d = 0, wide = WIDE_COLUMN(rows);
         for (; d + wide <= dim; d += wide)
-            ADD_WIDE[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin);
+            ADD_WIDE[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin,
+                           ahead);
         for (; d < dim; d += COLUMN)
-            ADD[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin);
+            ADD[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin,
+                           ahead);
     }
 }
 
@@ -112,7 +107,7 @@ static float soften(const attention *a, tile *t, int r, float highest, int keys)
  * for those that are missing. */
 static void locate_keys(const attention *a, const ragged_batch *batch, tile *t, int64_t begin)
 {
-    const int keys = t->located = at_most(end_of(t) - begin, 2 * CHUNK);
+    const int keys = at_most(end_of(t) - begin, 2 * CHUNK);
     const int32_t *blocks = batch->block_tables + t->sequence * batch->max_blocks + begin / a->block_size;
     int64_t offset = begin % a->block_size;
     for (int j = 0; j < keys; offset = 0, blocks++) {
@@ -122,7 +117,10 @@ static void locate_keys(const attention *a, const ragged_batch *batch, tile *t, 
             t->value[j] = a->value_cache + (row + offset) * a->head_dim;
         }
     }
-    for (int j = keys; j % MOST_KEYS; j++) t->key[j] = t->key[keys - 1];
+    for (int j = keys; j < 2 * CHUNK; j++) {
+        t->key[j] = t->key[keys - 1];
+        t->value[j] = t->value[keys - 1];
+    }
 }
 
 void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_t begin, void *out)

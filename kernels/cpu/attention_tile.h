@@ -31,7 +31,6 @@ typedef struct {
     float score[TILE_ROWS * CHUNK];
     /* Of the first KV head, of the chunk at hand and of the next, as far as they reach. */
     const float *key[2 * CHUNK], *value[2 * CHUNK];
-    int located;
 } tile;
 
 /* Rows [first, first + rows) of each of `heads` KV heads; row = query * group + head in group. */

@@ -7,8 +7,8 @@
 #include <string.h>
 
 /* Floats of a chunk of rows: less is not worth handing to another thread. */
-#define CHUNK_FLOATS 16384
-#define CHUNK_FLOATS_EXP 4096
+#define CHUNK_FLOATS 1536
+#define CHUNK_FLOATS_EXP (192 * VEC_LANES) /* a multiple of AT_ONCE vectors */
 
 typedef struct {
     const float *x, *residual, *weight, *bias;
@@ -118,11 +118,11 @@ INLINE void silu_mul(const float *gate, const float *up, float *out)
     }
 }
 
-INLINE void silu_mul_one(const rowwise *a, int64_t r)
+/* `n` columns of a row of so many. */
+static void silu_mul_part(const float *gate, long width, long n, float *out)
 {
-    long n = a->width, i = 0;
-    const float *gate = a->x + 2 * r * n, *up = gate + n;
-    float *out = a->out + r * n;
+    const float *up = gate + width;
+    long i = 0;
     for (; i + AT_ONCE * VEC_LANES <= n; i += AT_ONCE * VEC_LANES) silu_mul(gate + i, up + i, out + i);
     if (i == n) return;
     float edge[3][AT_ONCE * VEC_LANES] = {{0}};
@@ -131,12 +131,21 @@ INLINE void silu_mul_one(const rowwise *a, int64_t r)
     silu_mul(edge[0], edge[1], edge[2]);
     memcpy(out + i, edge[2], (n - i) * sizeof(float));
 }
-EACH_ROW(silu_mul_rows, silu_mul_one)
+
+static int64_t silu_parts(const rowwise *a) { return (a->width + CHUNK_FLOATS_EXP - 1) / CHUNK_FLOATS_EXP; }
+
+static void silu_mul_chunk(void *context, int64_t chunk)
+{
+    const rowwise *a = context;
+    const int64_t r = chunk / silu_parts(a), first = chunk % silu_parts(a) * CHUNK_FLOATS_EXP;
+    const int64_t left = a->width - first, n = left < CHUNK_FLOATS_EXP ? left : CHUNK_FLOATS_EXP;
+    silu_mul_part(a->x + 2 * r * a->width + first, a->width, n, a->out + r * a->width + first);
+}
 
 EXPORT void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out)
 {
     rowwise a = {.x = gate_up, .out = out, .rows = rows, .width = width};
-    run_rows(silu_mul_rows, a, CHUNK_FLOATS_EXP);
+    pool_run(silu_mul_chunk, &a, rows * silu_parts(&a));
 }
 
 static void rotate_head(const rotation *a, const float *x, const float *norm, int64_t position,

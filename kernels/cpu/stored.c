@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #define CHUNK_WORK (64 * 1024) /* weights times rows: about 10 us */
-#define SHARED_INPUTS 4096     /* from so many on, preparing activations is shared, too */
+#define SHARED_INPUTS 2048     /* from so many on, preparing activations is shared, too */
 #define CACHED_BYTES (24 * 1024)
 #define WIDE_BYTES_OF_X (640 * 1024) /* rows that stay in the second-level cache while panels pass */
 
