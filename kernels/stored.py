@@ -76,6 +76,11 @@ class StoredTable(Protocol):
 
     def __call__(self, ids: Tensor) -> Tensor: ...
 
+    def head(self, num_rows: int) -> Callable[[Tensor], Tensor]:
+        """The product with its first rows, as `StoredKernels.linear` has it with all of them; of so
+        many, or more where they are packed together."""
+        ...
+
 
 class StoredKernels(Protocol):
     """Products with stored weights. A weight's value is, bit for bit, the float32 that undoing its

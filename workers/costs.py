@@ -199,9 +199,10 @@ def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int], *, is_read: bo
         for sampler, chunk in zip(_samplers(runner, len(chunks)), chunks, strict=True)
     ]
     wanted = range(sum(counts))
-    scores = None if is_read else runner.score(chunks, wanted)
-    if scores is None:
+    if is_read:
         scores = Scores(runner.logits(runner.forward(chunks), wanted))
+    else:
+        scores = runner.scores(chunks, wanted)
     verify(scores.logits, spans, ops, "shared", runner.vocab, scores.best)
 
 
@@ -214,7 +215,7 @@ def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
     if len(chunks) == 1 and guess_at_once(runner, chunks[0], 1, spans[0]) is not None:
         return
     last = [sum(counts[: index + 1]) - 1 for index in range(len(counts))]
-    logits = runner.logits(runner.forward(chunks), last)
+    logits = runner.scores(chunks, last).logits
     draft_sample(logits, spans, ops, "shared", runner.vocab).tokens.tolist()
 
 

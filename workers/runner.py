@@ -172,13 +172,16 @@ class Runner:
         )
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:
-        """float32 [len(indices), len(vocab.held)] of the hidden states at `indices`."""
+    def logits(self, hidden: Tensor, indices: Sequence[int], num_ids: int | None = None) -> Tensor:
+        """float32 [len(indices), len(vocab.held)] of the hidden states at `indices`; with
+        `num_ids`, perhaps of so many of the first ids only."""
         if len(indices) != hidden.shape[0]:
             hidden = hidden[torch.tensor(indices, dtype=torch.int64, device=self.device)]
-        return self.decoder.logits(hidden)[:, : len(self.vocab.held)]
+        return self.decoder.logits(hidden, num_ids)[:, : len(self.vocab.held)]
 
-    def score(self, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Scores | None:
+    def score(
+        self, chunks: Sequence[Chunk], wanted: Sequence[int], num_ids: int | None = None
+    ) -> Scores | None:
         """What follows the tokens of the chunks at the indices `wanted`, in one call: `forward` and
         `logits`, which is left to them where this is None. Nobody reads the pass."""
         if self._whole is None or self._lacks_ids or not wanted:
@@ -187,7 +190,17 @@ class Runner:
         if len(tokens) > self._whole.max_tokens:
             return None
         self.passed = None
-        return self._whole.score(tokens, self._layout(chunks), wanted, self.vocab_size)
+        num_ids = self.vocab_size if num_ids is None else min(num_ids, self.vocab_size)
+        return self._whole.score(tokens, self._layout(chunks), wanted, num_ids)
+
+    def scores(
+        self, chunks: Sequence[Chunk], wanted: Sequence[int], num_ids: int | None = None
+    ) -> Scores:
+        """The same in one way or another."""
+        scores = self.score(chunks, wanted, num_ids)
+        if scores is not None:
+            return scores
+        return Scores(self.logits(self.forward(chunks), wanted, num_ids))
 
     def _places(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
         """Positions and slots of all tokens. Plain loops: a decode pass has a handful of tokens,

@@ -32,7 +32,7 @@ class CpuTable:
     """See `StoredTable`."""
 
     packed: Packed
-    _library: SimpleNamespace
+    _kernels: CpuStored
     _layer: CStoredLayer
 
     @property
@@ -44,8 +44,14 @@ class CpuTable:
         ids = ids.to(torch.int64).contiguous()
         out = torch.empty((*ids.shape, self.packed.shape[1]), dtype=torch.float32)
         rows = (addressof(self._layer), ids.data_ptr(), ids.numel(), out.data_ptr())
-        check(self._library.stored_rows(*rows))
+        check(self._kernels.releasing.stored_rows(*rows))
         return out
+
+    def head(self, num_rows: int) -> Callable[[Tensor], Tensor]:
+        kind, (all_rows, in_features) = self.packed.kind, self.packed.shape
+        shape = min(num_rows + -num_rows % _PANEL, all_rows), in_features
+        memory = self.packed.memory[: self._kernels.packed_len(kind, shape)]
+        return self._kernels.linear([Packed(kind, memory, shape)], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ class CpuStored:
         return Packed(weight.kind, memory, weight.shape)
 
     def table(self, packed: Packed) -> CpuTable:
-        return CpuTable(packed, self.releasing, _layer(packed, None, packed.shape[0]))
+        return CpuTable(packed, self, _layer(packed, None, packed.shape[0]))
 
     def linear(self, parts: Sequence[Packed], bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         in_features = parts[0].shape[1]

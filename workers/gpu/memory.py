@@ -114,8 +114,8 @@ class FlatRunner(Runner):
     filter is settled but by sorting."""
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, indices: Sequence[int]) -> Tensor:
-        return super().logits(hidden, indices).zero_()
+    def logits(self, hidden: Tensor, indices: Sequence[int], num_ids: int | None = None) -> Tensor:
+        return super().logits(hidden, indices, num_ids).zero_()
 
 
 class FlatHead:

@@ -130,8 +130,7 @@ class Assembly:
         if self._spec.tied:
             if isinstance(embedding, Tensor):
                 return self._linear("head", own, lambda: embedding, None)
-            assert self._stored is not None
-            return self._stored.kernels.linear([embedding.packed], None)
+            return embedding.head(own[0])
         name, shape = f"{self._names.head}.weight", (self._spec.vocab_size, self._spec.embed_size)
 
         def read() -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outrider.kernels.types import Ops, Pass, RaggedBatch, WholePasses
+from outrider.kernels.types import Linear, Ops, Pass, RaggedBatch, WholePasses
 from outrider.workers.models.assembly import Assembly
 from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
@@ -54,6 +54,7 @@ class Decoder:
         self._first_norm = assembly.first_norm()
         self._layers = assembly.layers()
         self._head = assembly.head(self._embedding)
+        self._heads: dict[int, Linear] = {}  # of the first ids only
         parts = [part for layer in self._layers for part in (layer.after_attention, layer.mlp)]
         self._is_all_kernels = (
             (shard.size == 1 or shard.is_repeatable)
@@ -167,12 +168,22 @@ class Decoder:
         taps.pass_by(len(self._layers), residual)
         return x
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [n, hidden_size] to float32 [n, local vocabulary], see `vocab_range`."""
+    def logits(self, hidden: Tensor, num_ids: int | None = None) -> Tensor:
+        """Hidden states [n, hidden_size] to float32 [n, local vocabulary], see `vocab_range`; with
+        `num_ids`, perhaps of so many of the first ids only."""
         if self._project_out is not None:
             hidden = self._project_out(hidden)
-        logits = self._ops.logits(self._head, hidden)
+        logits = self._ops.logits(self._head_of(num_ids), hidden)
         return logits if self.spec.logits_divisor == 1.0 else logits / self.spec.logits_divisor
+
+    def _head_of(self, num_ids: int | None) -> Linear:
+        table, size = self._embedding, self.spec.vocab_size
+        is_whole = self.spec.tied and len(self.vocab_range) == size
+        if num_ids is None or num_ids >= size or not is_whole or isinstance(table, Tensor):
+            return self._head
+        if num_ids not in self._heads:
+            self._heads[num_ids] = table.head(num_ids)
+        return self._heads[num_ids]
 
     def _embed(self, token_ids: Tensor, batch: RaggedBatch) -> Tensor:
         x = self._lookup(token_ids)

@@ -14,6 +14,7 @@ from torch import Tensor
 from outrider.kernels.ops import Ops
 from outrider.scheduler.types import Agreement
 from outrider.workers.proposers.base import MOST_GUESSED
+from outrider.workers.proposers.drafting import ids_to_guess
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.rows import RowSampler, Span
@@ -73,7 +74,8 @@ class Foresight:
         """`hidden` are the states of all chunks, one after the other."""
         for part, indices in _parts(caught_up):
             spans = [each.span for each in part if each.span is not None]
-            logits = self._runner.logits(hidden, indices)
+            num_ids = ids_to_guess(spans, self._runner.vocab_size, "shared")
+            logits = self._runner.logits(hidden, indices, num_ids)
             guesses = sample(logits, spans, self._ops, vocab=self._runner.vocab).tolist()
             first = 0
             for each, span in zip(part, spans, strict=True):

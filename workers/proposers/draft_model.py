@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
-
 from outrider.kernels.ops import Ops
 from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import (
@@ -26,6 +24,7 @@ from outrider.workers.proposers.drafting import (
     Drafting,
     RowSamplers,
     guess_at_once,
+    ids_to_guess,
     start_drafting,
     take_step,
 )
@@ -153,15 +152,18 @@ class DraftProposer:
         self, chunks: list[Chunk], drafting: list[Drafting], last_of: list[int], least: float
     ) -> None:
         """One ragged pass over what rows have not seen, and one for each draft but the last."""
-        hidden = self.runner.forward(chunks)
         if not drafting:
+            self.runner.forward(chunks)
             return
-        active, logits = drafting, self.runner.logits(hidden, last_of)
+        active, wanted = drafting, last_of
         while active:
-            self._draft_one(active, logits)
+            spans = [each.span for each in active]
+            num_ids = ids_to_guess(spans, self.runner.vocab_size, self._verification)
+            logits = self.runner.scores(chunks, wanted, num_ids).logits
+            step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
+            take_step(active, step)
             active = [each for each in active if each.goes_on(least)]
-            if active:
-                logits = self._feed_drafts(active)
+            chunks, wanted = _last_drafts(active), list(range(len(active)))
 
     def _put_off(self, chunk: Chunk, generation: int) -> None:
         row, end = self._rows[chunk.row], chunk.start + len(chunk.tokens)
@@ -171,14 +173,9 @@ class DraftProposer:
             span = output_span(sampler, row.tokens, chunk.start, end, self._verification)
         self._behind.append(Behind(chunk, generation, span))
 
-    def _draft_one(self, active: list[Drafting], logits: Tensor) -> None:
-        spans = [each.span for each in active]
-        step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
-        take_step(active, step)
 
-    def _feed_drafts(self, active: list[Drafting]) -> Tensor:
-        chunks = [
-            Chunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
-            for each in active
-        ]
-        return self.runner.logits(self.runner.forward(chunks), range(len(chunks)))
+def _last_drafts(active: list[Drafting]) -> list[Chunk]:
+    return [
+        Chunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
+        for each in active
+    ]

@@ -15,6 +15,7 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import DraftStep
 from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.selection import is_likely
 
 _LEAST_TEXT, _TEXT_SEEN = 32, 256  # tokens from which ids are taken as likely
@@ -79,6 +80,17 @@ def likely_ids(tokens: Sequence[int], vocab_size: int) -> int:
     seen = sorted(tokens[-_TEXT_SEEN:])
     last = seen[int(_SHARE_OF_TEXT * len(seen))]
     return min((last // _IDS_AT_ONCE + 1) * _IDS_AT_ONCE, vocab_size)
+
+
+def ids_to_guess(spans: Sequence[Span], vocab_size: int, mode: VerificationMode) -> int:
+    """The likely ids of all these texts; all ids where a choice depends on others, too."""
+    for span in spans:
+        sampler = span.sampler
+        if sampler.changes_logits or sampler.has_filters:
+            return vocab_size
+        if mode == "rejection" and not sampler.is_greedy:
+            return vocab_size
+    return max(likely_ids(span.tokens, vocab_size) for span in spans)
 
 
 def guess_at_once(

@@ -28,9 +28,10 @@ from outrider.workers import costs
 from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.drafting import guess_at_once, likely_ids
+from outrider.workers.proposers.drafting import guess_at_once, ids_to_guess, likely_ids
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
+from outrider.workers.sampling.rows import RowSampler, Span
 from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.weights.loader import load_model
 
@@ -223,6 +224,70 @@ ENGLISH = [3, 20, 700, 4000, 90, 4100] * 40
 def test_ids_are_likely_that_most_of_the_text_has(tokens: list[int], expected: int) -> None:
     assert likely_ids(tokens, 49_152) == expected
     assert likely_ids(tokens, 4000) == 4000
+
+
+@pytest.mark.parametrize(
+    ("params", "mode", "expected"),
+    [
+        (GREEDY, "shared", 8192),
+        (GREEDY, "rejection", 8192),
+        (DRAWN, "shared", 8192),
+        (DRAWN, "rejection", 49_152),
+        (SamplingParams(temperature=0.8, top_k=3), "shared", 49_152),
+        (SamplingParams(temperature=0, repetition_penalty=1.2), "shared", 49_152),
+    ],
+)
+def test_rows_are_guessed_for_among_the_likely_ids_of_all(
+    params: SamplingParams, mode: VerificationMode, expected: int
+) -> None:
+    usual = RowSampler(GREEDY, 0, 3, (), (), 49_152, CPU)
+    own = RowSampler(params, 0, 3, (), (), 49_152, CPU)
+    spans = [Span(usual, [3] * 40), Span(own, ENGLISH)]
+    assert ids_to_guess(spans, 49_152, mode) == expected
+
+
+WIDE_VOCAB, LIKELY = 9000, 4096
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["stored", "float32"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_drafts_of_rows_with_likely_ids_are_the_best_of_these(
+    num_rows: int, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = random_model("llama-tied", vocab_size=WIDE_VOCAB)
+    model.to(dtype).save_pretrained(tmp_path)
+    decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
+    runners = [
+        Runner(decoder, KVCache(decoder.spec, 64, BLOCK, torch.float32, CPU), 4, 64, WIDE_VOCAB)
+        for _ in range(2)
+    ]
+    prompts = [random_prompt(40 + row, vocab_size=LIKELY) for row in range(num_rows)]
+    params = SamplingParams(temperature=0)
+    draft = DraftProposer(RowTable(4), runners[0], OPS, "shared")
+    inits = tuple(
+        RowInit(row, 1, SampleId(0, row), tuple(prompt), 3, params, 5)
+        for row, prompt in enumerate(prompts)
+    )
+    table = tuple(range(16))
+    rows = tuple(
+        RowPlan(row, 1, 1, 2, 2, True, DRAFT, 0, (), 0, tuple(16 * row + at for at in table), 64)
+        for row in range(num_rows)
+    )
+    plan = StepPlan(1, 0, rows, inits)
+    draft.follow(plan)
+    proposals = draft.propose(plan)
+    is_stored = dtype is torch.bfloat16
+    for row, prompt in enumerate(prompts):
+        runners[1].extend_table(row, 0, table)
+        first, second = proposals[row].tokens
+        hidden = runners[1].forward([Chunk(row, 0, [*prompt, first])])
+        scores = runners[1].logits(hidden, [len(prompt) - 1, len(prompt)])
+        among = scores[:, :LIKELY] if is_stored else scores
+        assert [first, second] == among.argmax(-1).tolist()
+        few = runners[1].logits(hidden, [0], LIKELY)
+        assert torch.equal(few, runners[1].logits(hidden, [0])[:, : few.shape[1]])
+        assert few.shape[1] == (LIKELY if is_stored else WIDE_VOCAB)
 
 
 @needs_kernels
