@@ -40,7 +40,7 @@ static void mix_run(const attention *a, const tile *t, int head, int begin, int 
                            ahead);
         for (; d < dim; d += COLUMN)
             ADD[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin,
-                           ahead);
+                      ahead);
     }
 }
 

@@ -29,7 +29,7 @@ typedef struct {
     const float *q[TILE_ROWS];
     float *out[TILE_ROWS];
     float score[TILE_ROWS * CHUNK];
-    /* Of the first KV head, of the chunk at hand and of the next, as far as they reach. */
+    /* Of the first KV head, of the chunk at hand and of the next; the last is repeated. */
     const float *key[2 * CHUNK], *value[2 * CHUNK];
 } tile;
 

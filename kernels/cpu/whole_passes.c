@@ -63,10 +63,13 @@ static float highest_of(const float *scores, int64_t count)
         most = vec_max(most, some);
     }
     float highest = -INFINITY;
-    for (int64_t i = whole; i < count; i++) highest = scores[i] <= highest ? highest : scores[i];
     for (int lane = 0; lane < VEC_LANES; lane++) {
         if (!is_number[lane]) return NAN;
-        highest = most[lane] > highest ? most[lane] : highest;
+        highest = fmaxf(highest, most[lane]);
+    }
+    for (int64_t i = whole; i < count; i++) {
+        if (isnan(scores[i])) return NAN;
+        highest = fmaxf(highest, scores[i]);
     }
     return highest;
 }

@@ -115,6 +115,22 @@ def test_what_cannot_be_chosen_from_is_said_for_its_row_alone(tmp_path: Path) ->
 
 
 @needs_kernels
+def test_a_score_that_is_no_number_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    for spoiled in (1, 4095, 4096, 4997, 4998, 4999):
+        folder = tmp_path / str(spoiled)
+
+        def spoil(table: Tensor, at: int = spoiled) -> None:
+            table[at] = torch.nan
+
+        runner = known(make_runner(saved(folder, spoil)), 1)
+        for vocab_size in (4999, 5000):
+            runner.vocab_size = vocab_size
+            scores = runner.score([Chunk(0, 0, [20])], [0])
+            assert scores is not None and scores.best is not None
+            assert (scores.best == [NO_TOKEN]) == (spoiled < vocab_size)
+
+
+@needs_kernels
 def test_an_infinite_score_is_no_choice_unless_it_is_the_least(tmp_path: Path) -> None:
     def spoil(table: Tensor) -> None:
         table[INFINITE] = 3e38
@@ -175,8 +191,8 @@ def test_texts_and_logprobs_are_the_same_whether_or_not_it_is_used(
     used: list[bool] = []
     original = Runner.score
 
-    def score(self: Runner, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Scores | None:
-        scores = original(self, chunks, wanted)
+    def score(self: Runner, *given: Any) -> Scores | None:
+        scores = original(self, *given)
         used.append(scores is not None)
         return scores
 
