@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -158,6 +159,8 @@ class Fleet:
             reason = await self._run(index)
             if self._stopping.is_set():
                 return
+            if reason is None:
+                continue
             if restarts.is_first:
                 raise ClusterError(f"{self._name(index)} cannot serve: {reason}")
             pause_s = restarts.lost()
@@ -167,8 +170,9 @@ class Fleet:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
-    async def _run(self, index: int) -> str:
-        """One life of a gateway; why it ended."""
+    async def _run(self, index: int) -> str | None:
+        """One life of a gateway; why it ended, or None where a Ctrl-C met it before it had left the
+        terminal: the server has heard the same one, and says what is to be done."""
         command = [sys.executable, "-m", "outrider.gateway", "--keeper", self._address]
         process = self._processes[index] = subprocess.Popen(
             [*command, "--index", str(index)],
@@ -189,6 +193,8 @@ class Fleet:
             if self.metrics_folder is not None:
                 forget_process(self.metrics_folder, process.pid)
             self._listening.discard(index)
+        if code == -signal.SIGINT:  # those that run answer it
+            return None
         return self.desk.failures.pop(index, f"its process ended with exit code {code}")
 
     def _kill_unless_there(self, index: int) -> None:
