@@ -67,6 +67,7 @@ def serve(
         models = check_models(config, has_weights=has_weights)
         config = models.config
         checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
+        heard = _noted_signals()
         watchers.say(Event(Kind.STAGE, f"{checked} checked"))
         deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
         engine = config.without_secrets()  # of clients, whom no engine meets
@@ -77,9 +78,22 @@ def serve(
             launch = _local_launch(engine, secret)
         log_level = gateway_log_level or config.log_level
         try:
-            asyncio.run(Serving(config, launch, watchers, deadline, doors, log_level).run())
+            asyncio.run(Serving(config, launch, watchers, deadline, doors, log_level).run(heard))
         finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             hear_signals()
+
+
+def _noted_signals() -> list[int]:
+    """Those that come from now on, until the loop hears them: raised within an import they could
+    leave its lock held, for which the thread that starts Ray would wait for ever."""
+    heard: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, lambda number, _frame: heard.append(number))
+    return heard
 
 
 @contextlib.contextmanager

@@ -91,8 +91,11 @@ class Serving:
             app = build_admin_app(self._state, self._metrics)
             self._admin = admin_server(app, server, doors.ports.admin)
 
-    async def run(self) -> None:
+    async def run(self, heard: Sequence[int] = ()) -> None:
+        """`heard` are signals that came before it could hear them."""
         self._catch_signals()
+        if heard:
+            self._signalled.set()
         keeping = asyncio.create_task(self._launch.keep(self._orders.say))
         gateways = asyncio.create_task(self._fleet.keep())
         signalled = asyncio.create_task(self._signalled.wait())
