@@ -68,16 +68,16 @@ def serve(
         config = models.config
         checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
         heard = _noted_signals()
-        watchers.say(Event(Kind.STAGE, f"{checked} checked"))
-        deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
-        engine = config.without_secrets()  # of clients, whom no engine meets
-        launch: Launch
-        if ray is not None:
-            launch = _ray_launch(engine, secret, watchers.say, ray)
-        else:
-            launch = _local_launch(engine, secret)
-        log_level = gateway_log_level or config.log_level
         try:
+            watchers.say(Event(Kind.STAGE, f"{checked} checked"))
+            deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
+            engine = config.without_secrets()  # of clients, whom no engine meets
+            launch: Launch
+            if ray is not None:
+                launch = _ray_launch(engine, secret, watchers.say, ray)
+            else:
+                launch = _local_launch(engine, secret)
+            log_level = gateway_log_level or config.log_level
             asyncio.run(Serving(config, launch, watchers, deadline, doors, log_level).run(heard))
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
