@@ -21,6 +21,7 @@ from outrider.cluster.deadline import END_S, Deadline
 from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.launch import Launch
 from outrider.cluster.progress import Progress
+from outrider.cluster.signals import ended_by_signals, noted_signals, take_back_signals
 from outrider.cluster.watching import Watchers
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
@@ -48,7 +49,7 @@ def serve(
     if warning is not None:
         watchers.say(Event(Kind.TROUBLE, warning))
     with contextlib.ExitStack() as stack:
-        hear_signals = stack.enter_context(_ended_by_signals())
+        hear_signals = stack.enter_context(ended_by_signals())
         progress = stack.enter_context(Progress(watchers))
         watchers = progress.watchers
         ports = stack.enter_context(ReservedPorts(config.server))
@@ -67,7 +68,7 @@ def serve(
         models = check_models(config, has_weights=has_weights)
         config = models.config
         checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
-        heard = _noted_signals()
+        heard = noted_signals()
         try:
             watchers.say(Event(Kind.STAGE, f"{checked} checked"))
             deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
@@ -82,51 +83,6 @@ def serve(
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             hear_signals()
-
-
-def _noted_signals() -> list[int]:
-    """Those that come from now on, until the loop hears them: raised within an import they could
-    leave its lock held, for which the thread that starts Ray would wait for ever."""
-    heard: list[int] = []
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    for number in numbers:
-        signal.signal(number, lambda number, _frame: heard.append(number))
-    return heard
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Where there is no event loop to hear them, signals end the process as an error would: what
-    was begun is undone. To be called again when a loop has let go of them."""
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)  # as shells report it
-
-    def hear() -> None:
-        for number in numbers:
-            signal.signal(number, end)
-
-    before = {number: signal.getsignal(number) for number in numbers}
-    hear()
-    try:
-        yield hear
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _take_back_signals() -> None:
-    """Ray's core, when it starts, takes SIGTERM for a failure, tells of it and ends the process by
-    it, whatever Python had set before; and Python knows nothing of that."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        handler = signal.getsignal(number)
-        if handler is not None:
-            signal.signal(number, handler)
 
 
 def _secret(config: EngineConfig) -> str:
@@ -197,7 +153,7 @@ def _ray_launch(
     from outrider.cluster.ray_launch import RayLaunch
 
     def launch(session: RaySession) -> RayLaunch:
-        _take_back_signals()
+        take_back_signals()
         say(Event(Kind.STAGE, session.summary))
         return RayLaunch(config, session, secret)
 

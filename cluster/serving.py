@@ -19,6 +19,7 @@ from outrider.cluster.fleet import Fleet
 from outrider.cluster.fleet_desk import Answers
 from outrider.cluster.launch import Launch
 from outrider.cluster.orders import Orders
+from outrider.cluster.signals import others_that_end
 from outrider.cluster.watching import Addresses, Watchers, kv_sentence, listening_sentence
 from outrider.config import EngineConfig
 from outrider.gateway.engine_link import EngineLink
@@ -256,10 +257,8 @@ class Serving:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, *others_that_end()):
             loop.add_signal_handler(number, self._on_signal, number)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            loop.add_signal_handler(signal.SIGHUP, self._on_signal, signal.SIGHUP)
 
     def _on_signal(self, number: int) -> None:
         if self._signalled.is_set():

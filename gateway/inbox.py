@@ -93,3 +93,13 @@ def _size_of(update: RequestUpdate) -> int:
         return len(update.token_ids)
     tops = (len(found.top) for found in (*update.logprobs, *update.prompt_logprobs))
     return len(update.token_ids) + sum(tops)
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Until any of them is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()

@@ -26,8 +26,10 @@ from outrider.gateway.inbox import (
     Inbox,
     OtherEvent,
     WaitedTooLong,
+    first_of,
     is_well,
 )
+from outrider.gateway.losses import Losses
 from outrider.gateway.replicas import Replicas
 from outrider.gateway.resume import Resumption
 from outrider.links.gateway_messages import EngineFacts, Refused, Submit, SubmittedSample
@@ -47,11 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Tokens, each as often as it has log-probabilities, that may wait for a reader who lags behind.
 MAX_UNREAD = 65_536
-# A request that takes every engine down with it must not do so for ever.
-MAX_FRUITLESS_LOSSES = 3
-# Likewise with hardly a token: what ends an engine at its second step gets one of each before.
-MAX_EARLY_LOSSES = 8
-EARLY_TOKENS = 16
 
 
 class Watch(Protocol):
@@ -113,8 +110,7 @@ class Session:
         self._running: dict[int, TextBuilder] = {}  # by the handles the engine knows samples by
         self._over: list[int] = []  # handles the engine keeps although the samples have ended
         self._connection = 0  # on which they were submitted
-        self._num_before = 0  # tokens, when the engine was last lost or at first
-        self._fruitless_losses = self._early_losses = 0  # in a row
+        self._losses = Losses()
         self._inbox = Inbox()
         self._is_held_up = False  # nothing runs until the reader has caught up
         self._ended = asyncio.Event()
@@ -151,7 +147,7 @@ class Session:
         with self._deadline_timer():
             try:
                 self._replicas.remember(self._route)
-                self._num_before = self.num_generated()
+                self._losses.begin(self.num_generated())
                 await self._submit_unfinished(is_resumed=False)
                 while not self.output.finished:
                     if self._is_held_up and self._inbox.is_empty:
@@ -255,20 +251,7 @@ class Session:
     async def _resume(self) -> None:
         self._running.clear()
         self._is_held_up = False
-        num_tokens = self.num_generated()
-        num_new, self._num_before = num_tokens - self._num_before, num_tokens
-        self._fruitless_losses = 0 if num_new else self._fruitless_losses + 1
-        self._early_losses = 0 if num_new >= EARLY_TOKENS else self._early_losses + 1
-        if self._fruitless_losses >= MAX_FRUITLESS_LOSSES:
-            raise UnavailableError(
-                f"the engine was lost {self._fruitless_losses} times in a row without a token for "
-                "this request; try again later."
-            )
-        if self._early_losses >= MAX_EARLY_LOSSES:
-            raise UnavailableError(
-                f"the engine was lost {self._early_losses} times in a row, each time within "
-                f"{EARLY_TOKENS} tokens of this request; try again later."
-            )
+        self._losses.see(self.num_generated())
         await self._submit_unfinished(is_resumed=True)
         self.resubmissions += 1
         logger.info("resubmitted after the loss of the engine")
@@ -384,15 +367,7 @@ class Session:
                     "the engine came back with another model, which cannot go on with this text; "
                     "send the request again."
                 )
-            await self._either(changed, self._ended)
-
-    async def _either(self, *events: asyncio.Event) -> None:
-        waiting = [asyncio.ensure_future(event.wait()) for event in events]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
+            await first_of(changed, self._ended)
 
     def _sample(self, handle: int, text: TextBuilder) -> SubmittedSample:
         output = text.output

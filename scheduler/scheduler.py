@@ -8,13 +8,13 @@ request that ends meanwhile keeps its blocks and its row until the last plan nam
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from operator import sub
 
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.control import SpeculationControl
+from outrider.scheduler.outcomes import Outcomes, SchedulerStats, num_fair, unsent
 from outrider.scheduler.planner import Planner, SchedulerLimits, Step
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.proposers import ProposerTraits
@@ -30,29 +30,9 @@ from outrider.scheduler.types import (
     RowVerdict,
     SampleId,
     StepPlan,
-    TokenLogprobs,
     Verdict,
 )
 from outrider.scheduler.waiting import Deadlines, WaitingQueue
-
-_ANY = 1 << 30  # more than anybody drafts
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Counters since the start; gauges are properties of the scheduler."""
-
-    steps: int = 0
-    committed_tokens: int = 0
-    drafted_tokens: int = 0
-    verified_tokens: int = 0
-    accepted_tokens: int = 0
-    finished: int = 0
-    # Rounds that added to a text, by who drafted and how many were drafted, verified and accepted.
-    rounds: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
-    # By who would have drafted: tokens of a text it was asked for, and those it had guessed.
-    asked: Counter[str] = field(default_factory=Counter)
-    guessed: Counter[str] = field(default_factory=Counter)
 
 
 class _InFlight:
@@ -86,7 +66,6 @@ class Scheduler:
         self.limits = limits
         self.target_pool = target_pool
         self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
-        self.stats = SchedulerStats()
         self.epoch = epoch
         self._draft_life = 0  # counts drafts lost: what an earlier one computed is gone
         self._next_draft_blocks: int | None = None  # of the draft that is to come, if others
@@ -115,10 +94,13 @@ class Scheduler:
         )
         self._apart = apart
         self._in_flight: deque[_InFlight] = deque()
-        self._updates: list[RequestUpdate] = []
-        self._rounds: list[tuple[str, int, int, int]] = []  # of the verdict being applied
+        self._outcomes = Outcomes()
 
     # -- requests ---------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._outcomes.stats
 
     @property
     def num_waiting(self) -> int:
@@ -176,9 +158,7 @@ class Scheduler:
             raise OutriderError(f"handle {handle} of link {link} is in use; choose another.")
         if len(request.tokens) >= request.max_len:  # resumed when all but its end had been told
             self.stats.finished += 1
-            self._updates.append(
-                RequestUpdate(request.sample_id, finish_reason=FinishReason.LENGTH)
-            )
+            self._outcomes.end(request.sample_id, FinishReason.LENGTH)
             return
         self._refuse_what_cannot_fit(request)
         limit = self.limits.max_waiting
@@ -215,7 +195,7 @@ class Scheduler:
         """End a request at any moment; an unknown or finished id is no error (it may race)."""
         request = self._requests.get(sample_id)
         if request is not None:
-            self._updates.append(RequestUpdate(sample_id, finish_reason=reason))
+            self._outcomes.end(sample_id, reason)
             self._finish(request)
 
     # -- a draft that goes and comes back -----------------------------------------------------
@@ -251,8 +231,7 @@ class Scheduler:
 
     def take_updates(self) -> list[RequestUpdate]:
         """What happened to requests since the last call, in order."""
-        updates, self._updates = self._updates, []
-        return updates
+        return self._outcomes.take_updates()
 
     # -- planning ---------------------------------------------------------------------------
 
@@ -299,8 +278,8 @@ class Scheduler:
         self._in_flight.popleft()
         self.stats.steps += 1
         knows_draft = flight.draft_life == self._draft_life
-        num_fair = _num_fair(flight.plan)
-        before = dataclasses.replace(self.stats)
+        fair = num_fair(flight.plan)
+        before = self.stats.tokens
         finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
         for request, row_plan, row in zip(
             flight.requests, flight.plan.rows, verdict.rows, strict=True
@@ -313,14 +292,13 @@ class Scheduler:
             if request.state is finished:
                 self._residents.leave(request)
                 continue
-            self._commit(request, row_plan, row, knows_draft, num_fair)
+            self._commit(request, row_plan, row, knows_draft, fair)
             if request.state is preempted:
                 self._residents.leave(request)
-        self.stats.rounds.update(self._rounds)  # cheaper at once than row by row
-        self._rounds.clear()
+        self._outcomes.count_rounds()
         self._learn(flight, verdict, before)
 
-    def _learn(self, flight: _InFlight, verdict: Verdict, before: SchedulerStats) -> None:
+    def _learn(self, flight: _InFlight, verdict: Verdict, before: tuple[int, int, int]) -> None:
         if verdict.agreements:
             holders = {request.row: request for request in self._residents.running}
             for agreement in verdict.agreements:
@@ -329,22 +307,17 @@ class Scheduler:
                     self.control.see_agreement(request, agreement)
                     self.stats.asked[request.proposer] += len(agreement.hits)
                     self.stats.guessed[request.proposer] += sum(agreement.hits)
-        stats, step = self.stats, flight.step
+        step = flight.step
         self._planner.turns.end(step.is_apart, verdict.draft_s + verdict.verify_s)
         if step.record is None or not step.is_typical:
             return
-        self.control.see_step(
-            step.record,
-            verdict,
-            stats.committed_tokens - before.committed_tokens,
-            stats.verified_tokens - before.verified_tokens,
-            stats.accepted_tokens - before.accepted_tokens,
-        )
+        committed, verified, accepted = map(sub, self.stats.tokens, before)
+        self.control.see_step(step.record, verdict, committed, verified, accepted)
 
     def _commit(
-        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, num_fair: int
+        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, fair: int
     ) -> None:
-        """So many drafts were not verified for being likely."""
+        """`fair`: see `num_fair`."""
         _, generation, base_len, drafted, verified, num_accepted, new, _, told, is_broken = row
         _, _, num_tokens, depth, _, samples, proposer, _, _, _, _, draft_tokens = plan
         if generation != request.generation or base_len != len(request.tokens):
@@ -352,7 +325,7 @@ class Scheduler:
                 f"{request.sample_id}: verdict for generation {generation} at "
                 f"{base_len}, expected {request.generation} at {len(request.tokens)}"
             )
-        prompt_logprobs = _unsent(request, row) if told else told
+        prompt_logprobs = unsent(request, row) if told else told
         # KV that is true now. The workers apply the same rules to the same numbers.
         if samples:
             request.target.computed = base_len + num_accepted
@@ -369,8 +342,8 @@ class Scheduler:
                 draft.computed += draft_tokens
         finish: FinishReason | None = None
         if new:
-            if request.proposer and num_fair:
-                self.control.see_row(request, min(verified, num_fair), min(num_accepted, num_fair))
+            if request.proposer and fair:
+                self.control.see_row(request, min(verified, fair), min(num_accepted, fair))
             request.upper += len(new) - depth - 1
             new, finish = request.until_end(new[:-1] if is_broken else new)
             request.tokens += new
@@ -379,48 +352,13 @@ class Scheduler:
         else:
             self._residents.publish(request)
         if new or prompt_logprobs or finish is not None:
-            self._report(request, row, new, prompt_logprobs, finish)
+            self._outcomes.report(request, row, new, prompt_logprobs, finish)
         if finish is not None:
             self._finish(request)
             return
         if new and request.followers:
             self._release_followers(request)
         self._residents.return_lookahead(request)
-
-    def _report(
-        self,
-        request: Request,
-        row: RowVerdict,
-        new: tuple[int, ...],
-        prompt_logprobs: tuple[TokenLogprobs, ...],
-        finish: FinishReason | None,
-    ) -> None:
-        _, _, _, num_drafted, num_verified, num_accepted, _, logprobs, _, _ = row
-        num_new = len(new)
-        if num_accepted > num_new:
-            num_accepted = num_new
-        stats = self.stats
-        stats.committed_tokens += num_new
-        stats.drafted_tokens += num_drafted
-        stats.verified_tokens += num_verified
-        stats.accepted_tokens += num_accepted
-        if num_new:
-            self._rounds.append((request.proposer, num_drafted, num_verified, num_accepted))
-        self._updates.append(
-            RequestUpdate(
-                request.sample_id,
-                new,
-                num_accepted,
-                num_drafted,
-                num_verified,
-                logprobs[:num_new],
-                prompt_logprobs,
-                finish,
-                new[-1] if finish is not None and finish is FinishReason.STOP else None,
-                request.num_cached,
-                request.queued_s or 0.0,
-            )
-        )
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.sample_id]
@@ -452,20 +390,3 @@ class Scheduler:
             for request, row in zip(flight.requests, flight.plan.rows, strict=True):
                 assert request in holders, f"{request.sample_id} is in flight but holds nothing"
                 assert (request.row, request.generation) == (row.row, row.generation)
-
-
-def _num_fair(plan: StepPlan) -> int:
-    """How many drafts of a row tell, when they are verified, what all such drafts are worth: not
-    those that were selected, or made, because the ones before them were likely."""
-    if plan.num_selected is not None:
-        return 0
-    return 1 if plan.least_survival else _ANY
-
-
-def _unsent(request: Request, row: RowVerdict) -> tuple[TokenLogprobs, ...]:
-    """Prompt logprobs not reported yet: after a preemption the prompt is computed again."""
-    start = request.target.computed
-    fresh = row.prompt_logprobs[max(0, request.prompt_logprobs_sent - start) :]
-    end = start + len(row.prompt_logprobs)
-    request.prompt_logprobs_sent = max(request.prompt_logprobs_sent, end)
-    return fresh

@@ -54,7 +54,7 @@ from outrider.links.gateway_messages import (
 )
 from outrider.links.handshake import receive_greeting
 from outrider.scheduler.control import SpeculationControl
-from outrider.scheduler.scheduler import SchedulerStats
+from outrider.scheduler.outcomes import SchedulerStats
 from outrider.scheduler.types import (
     FinishReason,
     RequestSpec,

@@ -16,8 +16,8 @@ from outrider.engine.service import EngineService
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.secret import secret_from_environment
 from outrider.scheduler.control import SpeculationControl
+from outrider.scheduler.outcomes import SchedulerStats
 from outrider.scheduler.request import Request
-from outrider.scheduler.scheduler import SchedulerStats
 from outrider.scheduler.types import FinishReason, RequestUpdate, SampleId
 
 CONFIG = EngineConfig.from_kwargs(model="smollm2-135m-instruct", draft_model="none")

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
-from outrider.kernels.gpu.linear_kernels import store_gated, store_heads, store_linear
+from outrider.kernels.gpu.storing import store_gated, store_heads, store_linear
 from outrider.kernels.gpu.stream import inverse_norm
 
 

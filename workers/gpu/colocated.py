@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 from outrider.kernels.gpu.accept import OutcomeColumn
-from outrider.kernels.gpu.columns import EntryColumn
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.proposers import own_guesses_kept
 from outrider.scheduler.types import (
@@ -37,7 +35,12 @@ from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.heading import Extension, HeadPasses, head_passes, with_extensions
 from outrider.workers.gpu.logprobs import ToldLogprobs
 from outrider.workers.gpu.passes import TargetPasses
-from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes
+from outrider.workers.gpu.plan_buffers import (
+    StepPlanBuffers,
+    StepSizes,
+    drafts_dropped,
+    order_by_depth,
+)
 from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.rare import apart
 from outrider.workers.gpu.readback import Readback
@@ -291,7 +294,7 @@ class ColocatedWorker:
     ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
         """The plan as the device reads it; how many rows want which draft of each proposer, and
         what `TargetPasses.run` is to be told of the pass."""
-        num_dropped = _num_dropped(plan)
+        num_dropped = drafts_dropped(plan)
         total = sum(row.pass_tokens for row in plan.rows) - num_dropped
         tile_tokens = self._passes.tile_tokens
         computed = self._target.computed
@@ -312,7 +315,7 @@ class ColocatedWorker:
             first += count
             tile += -(-count // tile_tokens)
             logit += verified + 1
-        counts = [_order_by_depth(rows) for rows in drafting.values()]
+        counts = [order_by_depth(rows) for rows in drafting.values()]
         num_selected = -1 if plan.num_selected is None else plan.num_selected
         planned, own = (first, tile, logit), list(drafting.values())
         self._plan.fill(entries, own, planned, num_selected, tile_tokens, behind.share)
@@ -391,17 +394,3 @@ def _without_catching_up(plan: StepPlan) -> StepPlan:
     """Rows that are not drafted for catch up behind the step."""
     rows = (row if row.depth else row._replace(draft_tokens=0) for row in plan.rows)
     return replace(plan, rows=tuple(rows))
-
-
-def _num_dropped(plan: StepPlan) -> int:
-    """Of the drafts that rows may verify, how many are more than the step does."""
-    if plan.num_selected is None:
-        return 0
-    return max(sum(row.num_verified for row in plan.rows) - plan.num_selected, 0)
-
-
-def _order_by_depth(entries: list[tuple[int, ...]]) -> list[int]:
-    """Puts the deepest first; how many want the first draft, the second and so on."""
-    entries.sort(key=itemgetter(EntryColumn.DEPTH), reverse=True)
-    depths = [entry[EntryColumn.DEPTH] for entry in entries]
-    return [sum(depth > level for depth in depths) for level in range(depths[0] if depths else 0)]

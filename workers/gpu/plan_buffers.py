@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
+from outrider.scheduler.types import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +107,17 @@ class StepPlanBuffers:
         host = torch.from_numpy(values)
         # From ordinary memory the copy would wait for everything under way.
         self._whole.copy_(host.pin_memory() if self._is_cuda else host, non_blocking=True)
+
+
+def drafts_dropped(plan: StepPlan) -> int:
+    """Of the drafts that rows may verify, how many are more than the step does."""
+    if plan.num_selected is None:
+        return 0
+    return max(sum(row.num_verified for row in plan.rows) - plan.num_selected, 0)
+
+
+def order_by_depth(entries: list[tuple[int, ...]]) -> list[int]:
+    """Puts the deepest first; how many want the first draft, the second and so on."""
+    entries.sort(key=itemgetter(EntryColumn.DEPTH), reverse=True)
+    depths = [entry[EntryColumn.DEPTH] for entry in entries]
+    return [sum(depth > level for depth in depths) for level in range(depths[0] if depths else 0)]

@@ -6,7 +6,7 @@ from collections import Counter
 
 from outrider.engine.step import StepLoop
 from outrider.links.gateway_messages import EngineCounters, ProposerCounters
-from outrider.scheduler.scheduler import SchedulerStats
+from outrider.scheduler.outcomes import SchedulerStats
 
 
 def counters_of(loop: StepLoop) -> EngineCounters:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from outrider.cluster.events import Event
-from outrider.cluster.serve import _take_back_signals, serve
+from outrider.cluster.serve import serve
+from outrider.cluster.signals import take_back_signals
 from outrider.cluster.watching import Addresses, Watchers
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
@@ -51,7 +52,7 @@ def test_a_signal_that_a_library_has_taken_is_heard_again() -> None:
         ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_IGN))
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == []
-        _take_back_signals()
+        take_back_signals()
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM]
     finally:

@@ -19,7 +19,7 @@ from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import Cancel, EngineFacts, Refused, StatusQuery, Updates
 from outrider.scheduler.control import SpeculationControl
-from outrider.scheduler.scheduler import SchedulerStats
+from outrider.scheduler.outcomes import SchedulerStats
 from outrider.scheduler.types import SampleId
 
 FACTS = EngineFacts({}, 10, (0,), 100, depth=2, has_draft=True, kernels="c", num_blocks=8)

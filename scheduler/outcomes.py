@@ -1,0 +1,115 @@
+"""What came of steps, as it is counted and as requests are told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from outrider.scheduler.request import Request
+from outrider.scheduler.types import (
+    FinishReason,
+    RequestUpdate,
+    RowVerdict,
+    SampleId,
+    StepPlan,
+    TokenLogprobs,
+)
+
+_ANY = 1 << 30  # more than anybody drafts
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Counters since the start; gauges are properties of the scheduler."""
+
+    steps: int = 0
+    committed_tokens: int = 0
+    drafted_tokens: int = 0
+    verified_tokens: int = 0
+    accepted_tokens: int = 0
+    finished: int = 0
+    # Rounds that added to a text, by who drafted and how many were drafted, verified and accepted.
+    rounds: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
+    # By who would have drafted: tokens of a text it was asked for, and those it had guessed.
+    asked: Counter[str] = field(default_factory=Counter)
+    guessed: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        """Committed, verified, accepted."""
+        return self.committed_tokens, self.verified_tokens, self.accepted_tokens
+
+
+class Outcomes:
+    """Counts what steps committed, and keeps what happened to requests until somebody asks."""
+
+    def __init__(self) -> None:
+        self.stats = SchedulerStats()
+        self._updates: list[RequestUpdate] = []
+        self._rounds: list[tuple[str, int, int, int]] = []  # of the verdict being applied
+
+    def take_updates(self) -> list[RequestUpdate]:
+        """What happened to requests since the last call, in order."""
+        updates, self._updates = self._updates, []
+        return updates
+
+    def end(self, sample_id: SampleId, reason: FinishReason) -> None:
+        """A request ended that no verdict ended."""
+        self._updates.append(RequestUpdate(sample_id, finish_reason=reason))
+
+    def report(
+        self,
+        request: Request,
+        row: RowVerdict,
+        new: tuple[int, ...],
+        prompt_logprobs: tuple[TokenLogprobs, ...],
+        finish: FinishReason | None,
+    ) -> None:
+        _, _, _, num_drafted, num_verified, num_accepted, _, logprobs, _, _ = row
+        num_new = len(new)
+        if num_accepted > num_new:
+            num_accepted = num_new
+        stats = self.stats
+        stats.committed_tokens += num_new
+        stats.drafted_tokens += num_drafted
+        stats.verified_tokens += num_verified
+        stats.accepted_tokens += num_accepted
+        if num_new:
+            self._rounds.append((request.proposer, num_drafted, num_verified, num_accepted))
+        self._updates.append(
+            RequestUpdate(
+                request.sample_id,
+                new,
+                num_accepted,
+                num_drafted,
+                num_verified,
+                logprobs[:num_new],
+                prompt_logprobs,
+                finish,
+                new[-1] if finish is not None and finish is FinishReason.STOP else None,
+                request.num_cached,
+                request.queued_s or 0.0,
+            )
+        )
+
+    def count_rounds(self) -> None:
+        """Of the verdict that was applied: cheaper at once than row by row."""
+        self.stats.rounds.update(self._rounds)
+        self._rounds.clear()
+
+
+def num_fair(plan: StepPlan) -> int:
+    """How many drafts of a row tell, when they are verified, what all such drafts are worth: not
+    those that were selected, or made, because the ones before them were likely."""
+    if plan.num_selected is not None:
+        return 0
+    return 1 if plan.least_survival else _ANY
+
+
+def unsent(request: Request, row: RowVerdict) -> tuple[TokenLogprobs, ...]:
+    """Prompt logprobs not reported yet: after a preemption the prompt is computed again."""
+    start = request.target.computed
+    fresh = row.prompt_logprobs[max(0, request.prompt_logprobs_sent - start) :]
+    end = start + len(row.prompt_logprobs)
+    request.prompt_logprobs_sent = max(request.prompt_logprobs_sent, end)
+    return fresh
