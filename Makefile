@@ -32,7 +32,7 @@ APT := apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::ht
 HOST_PACKAGES := openssh-server openssh-client iproute2 rsync
 
 .DEFAULT_GOAL := help
-.PHONY: help serve wheel test test-fast test-slow test-gpu test-rayup test-aarch64 browser hosts lint
+.PHONY: help serve wheel test test-fast test-slow test-gpu test-rayup test-emulated browser hosts lint
 .PHONY: format
 .PHONY: proto freeze-proto bench bench-serve clean helm-golden helm-docs docs-reference
 .PHONY: docker-requirements
@@ -66,8 +66,8 @@ test-slow: $(INSTALLED) ## The long ones: a million simulated steps, large sampl
 test-rayup: $(INSTALLED) hosts ## Deploy with `ray up` to hosts made of namespaces; needs root.
 	TRANSCRIPT=$(TRANSCRIPT) $(PYTEST) -v tests/integration/test_hosts.py tests/integration/test_rayup.py
 
-test-aarch64: $(INSTALLED) ## The C kernels as an aarch64 machine runs them, by Debian's qemu-user.
-	tests/aarch64.sh
+test-emulated: $(INSTALLED) ## The C kernels as a machine of the other kind runs them, by Debian's qemu-user.
+	tests/emulated.sh
 
 test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
 	$(PYTEST) -m gpu

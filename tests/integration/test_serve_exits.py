@@ -21,6 +21,7 @@ MODEL = "smollm2-135m-draft"
 DRAIN_S = ServerConfig().drain_s
 ONE_PROCESS = ["--no-ray", "--model", MODEL, "--set", "cluster.colocate=true"]
 QUICK: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True, "timeout_s": 60}
+LONG: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True, "timeout_s": 60}
 ENDLESS: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "timeout_s": 60}
 
 
@@ -43,9 +44,11 @@ def test_nobody_needs_to_read_what_a_server_prints_until_its_terminal_closes() -
         server.stop_reading()
         with Client(f"127.0.0.1:{port}") as client:
             client.wait_ready(60)
-            assert client.generate("Once", **QUICK).usage.completion_tokens == 4
-            os.kill(_engine_pid(client), signal.SIGKILL)  # which is told, to nobody
-            assert client.generate("Once", **QUICK).usage.completion_tokens == 4
+            pid = _engine_pid(client)
+            with client.stream("Once", **LONG) as stream:
+                next(iter(stream))
+                os.kill(pid, signal.SIGKILL)  # which is told, to nobody
+                assert stream.result().usage.completion_tokens == LONG["max_tokens"]
         server.hang_up()
         assert server.wait(DRAIN_S) == 0
         server.wait_nothing_left()
