@@ -60,15 +60,6 @@ class Guesses(NamedTuple):
     confidences: list[float]
 
 
-class Scores(NamedTuple):
-    """Of what follows some tokens of a pass."""
-
-    logits: Tensor  # float32 [n, vocab], valid until the next pass
-    # The best token of each, if known: the lowest among equals, and `NO_TOKEN` where a score is NaN
-    # or the best infinite.
-    best: list[int] | None = None
-
-
 class Places(NamedTuple):
     """`RaggedBatch` as lists, for passes over so few tokens that tensors would take longer."""
 
@@ -90,9 +81,16 @@ class WholePasses(Protocol):
 
     def score(
         self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
-    ) -> Scores | None:
+    ) -> Tensor | None:
         """What follows those of the tokens at the indices `wanted`, in order, of which there is at
-        least one."""
+        least one: float32 [n, vocab], valid until the next pass."""
+        ...
+
+    def best(
+        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+    ) -> list[int] | None:
+        """Of each of these scores, which need not be computed, the best token: the lowest among
+        equals, and `NO_TOKEN` where a score is NaN or the best infinite."""
         ...
 
     def guess(

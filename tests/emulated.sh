@@ -87,7 +87,7 @@ run=(qemu-$machine -cpu $cpu -L "$root"
     -E LD_LIBRARY_PATH="$libraries/blas:$libraries/lapack" "$root/usr/bin/python3")
 # Before the tests, and again if need be: a process that an emulated one starts may hang.
 for attempt in 1 2 3; do
-    timeout -k 5 300 "${run[@]}" -c "from outrider.kernels.cpu.build import library_path; library_path()" && break
+    timeout -k 5 900 "${run[@]}" -c "from outrider.kernels.cpu.build import library_path; library_path()" && break
     [ $attempt -lt 3 ]
 done
 exec "${run[@]}" -m pytest -q -p no:cacheprovider --timeout 3000 "${tests[@]}"

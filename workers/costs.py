@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
-from outrider.kernels.types import Scores
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.heads.runner import HeadRunner
@@ -24,7 +23,7 @@ from outrider.workers.proposers.drafting import guess_at_once
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.rows import RowSampler, Span
-from outrider.workers.sampling.verify import verify
+from outrider.workers.sampling.verify import stand, verify
 
 VERIFY_SIZES = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512)
 DRAFT_ROWS = (1, 2, 4, 8, 16)
@@ -199,11 +198,12 @@ def _verify_once(runner: Runner, ops: Ops, counts: Sequence[int], *, is_read: bo
         for sampler, chunk in zip(_samplers(runner, len(chunks)), chunks, strict=True)
     ]
     wanted = range(sum(counts))
-    if is_read:
-        scores = Scores(runner.logits(runner.forward(chunks), wanted))
-    else:
-        scores = runner.scores(chunks, wanted)
-    verify(scores.logits, spans, ops, "shared", runner.vocab, scores.best)
+    best = None if is_read else runner.best(chunks, wanted)
+    if best is not None:
+        stand(best, spans)
+        return
+    logits = runner.logits(runner.forward(chunks), wanted)
+    verify(logits, spans, ops, "shared", runner.vocab)
 
 
 def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
@@ -215,7 +215,7 @@ def _draft_once(runner: Runner, ops: Ops, counts: Sequence[int]) -> None:
     if len(chunks) == 1 and guess_at_once(runner, chunks[0], 1, spans[0]) is not None:
         return
     last = [sum(counts[: index + 1]) - 1 for index in range(len(counts))]
-    logits = runner.scores(chunks, last).logits
+    logits = runner.scores(chunks, last)
     draft_sample(logits, spans, ops, "shared", runner.vocab).tokens.tolist()
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.kernels.types import Guesses, Places, RaggedBatch, Scores
+from outrider.kernels.types import Guesses, Places, RaggedBatch
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
@@ -181,26 +181,40 @@ class Runner:
 
     def score(
         self, chunks: Sequence[Chunk], wanted: Sequence[int], num_ids: int | None = None
-    ) -> Scores | None:
+    ) -> Tensor | None:
         """What follows the tokens of the chunks at the indices `wanted`, in one call: `forward` and
         `logits`, which is left to them where this is None. Nobody reads the pass."""
+        whole, tokens = self._whole, self._few_tokens(chunks, wanted)
+        if whole is None or tokens is None:
+            return None
+        num_ids = self.vocab_size if num_ids is None else min(num_ids, self.vocab_size)
+        return whole.score(tokens, self._layout(chunks), wanted, num_ids)
+
+    def best(self, chunks: Sequence[Chunk], wanted: Sequence[int]) -> list[int] | None:
+        """Likewise, but only the best token of each, or `NO_TOKEN`, where nobody asks for more."""
+        whole, tokens = self._whole, self._few_tokens(chunks, wanted)
+        if whole is None or tokens is None:
+            return None
+        return whole.best(tokens, self._layout(chunks), wanted, self.vocab_size)
+
+    def _few_tokens(self, chunks: Sequence[Chunk], wanted: Sequence[int]) -> list[int] | None:
+        """Those of a pass that can be one call."""
         if self._whole is None or self._lacks_ids or not wanted:
             return None
         tokens = [token for chunk in chunks for token in chunk.tokens]
         if len(tokens) > self._whole.max_tokens:
             return None
         self.passed = None
-        num_ids = self.vocab_size if num_ids is None else min(num_ids, self.vocab_size)
-        return self._whole.score(tokens, self._layout(chunks), wanted, num_ids)
+        return tokens
 
     def scores(
         self, chunks: Sequence[Chunk], wanted: Sequence[int], num_ids: int | None = None
-    ) -> Scores:
-        """The same in one way or another."""
+    ) -> Tensor:
+        """`score` in one way or another."""
         scores = self.score(chunks, wanted, num_ids)
         if scores is not None:
             return scores
-        return Scores(self.logits(self.forward(chunks), wanted, num_ids))
+        return self.logits(self.forward(chunks), wanted, num_ids)
 
     def _places(self, chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
         """Positions and slots of all tokens. Plain loops: a decode pass has a handful of tokens,

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
-from outrider.kernels.types import Scores
 from outrider.scheduler.types import (
     NO_TOKEN,
     Proposal,
@@ -24,7 +23,7 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Chunk, Runner
 from outrider.workers.sampling.logprobs import token_logprobs
 from outrider.workers.sampling.rows import RowSampler, Span
-from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
+from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, stand, verify
 from outrider.workers.selection import Offer, select_drafts
 
 # Logits are large, and sampling takes several copies of them: about so many rows at a time.
@@ -133,35 +132,49 @@ class TargetWorker:
         business."""
         chunks = [work.chunk for work in works]
         if not is_read and not any(work.prompt_tokens for work in works):
-            scores = self.runner.score(chunks, _sampled(works))
-            if scores is not None:
-                return tuple(self._judge(works, None, scores))
+            sampled, spans = _sampled(works), _spans(works)
+            if all(span.sampler.wants_best_only for span in spans):
+                best = self.runner.best(chunks, sampled)
+                if best is not None:
+                    return tuple(self._settle_all(works, stand(best, spans)))
+            logits = self.runner.score(chunks, sampled)
+            if logits is not None:
+                return tuple(self._judge(works, None, logits))
         hidden = self.runner.forward(chunks, is_read=is_read)
         rows: list[RowVerdict] = []
         for part in _parts(works):
             sampled = _sampled(part)
-            own = Scores(self.runner.logits(hidden, sampled)) if sampled else None
+            own = self.runner.logits(hidden, sampled) if sampled else None
             rows += self._judge(part, hidden, own)
         return tuple(rows)
 
     def _judge(
-        self, works: list[_Work], hidden: Tensor | None, scores: Scores | None
+        self, works: list[_Work], hidden: Tensor | None, logits: Tensor | None
     ) -> Iterator[RowVerdict]:
-        """What is decided for some of the rows."""
-        spans = [work.span for work in works if work.span is not None]
-        judged: Iterator[SpanVerdict] = iter(())
-        if scores is not None:
+        """What is decided for some of the rows by their logits, if they have any."""
+        judged: Sequence[SpanVerdict] = ()
+        if logits is not None:
             mode, vocab = self._verification, self.runner.vocab
-            judged = iter(verify(scores.logits, spans, self._ops, mode, vocab, scores.best))
-        first = 0
+            judged = verify(logits, _spans(works), self._ops, mode, vocab)
+        return self._settle_all(works, judged, hidden, logits)
+
+    def _settle_all(
+        self,
+        works: list[_Work],
+        judged: Sequence[SpanVerdict],
+        hidden: Tensor | None = None,
+        logits: Tensor | None = None,
+    ) -> Iterator[RowVerdict]:
+        """`judged` are those that sample, in their order."""
+        verdicts, first = iter(judged), 0
         for work in works:
-            if work.span is None or scores is None:
+            if work.span is None:
                 yield self._settle(work, None, hidden, None)
                 continue
             end = first + work.span.num_rows
             wants_logits = work.span.sampler.params.logprobs is not None
-            own = scores.logits[first:end] if wants_logits else None
-            yield self._settle(work, next(judged), hidden, own)
+            own = logits[first:end] if logits is not None and wants_logits else None
+            yield self._settle(work, next(verdicts), hidden, own)
             first = end
 
     def _settle(
@@ -226,6 +239,10 @@ def _span(
         return Span(sampler, tokens)
     q = None if proposal.q is None else proposal.q[:num_verified]
     return Span(sampler, tokens, proposal.tokens[:num_verified], q)
+
+
+def _spans(works: list[_Work]) -> list[Span]:
+    return [work.span for work in works if work.span is not None]
 
 
 def _sampled(works: list[_Work]) -> list[int]:

@@ -146,6 +146,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "stored_bytes": (c_int64, [c_int64, c_int64, c_int64]),
     "stored_pack": (None, [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
     "stored_linear": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "stored_best": (c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+    "stored_has_first": (c_int, [c_void_p]),
     "stored_rows": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "add_rms_norm": (
@@ -162,7 +164,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
     "guess": (c_int, [*[c_void_p] * 4, c_int64, c_int64, *[c_void_p] * 3]),
-    "score": (c_int, [*[c_void_p] * 5, c_int64, c_int64, *[c_void_p] * 2]),
+    "score": (c_int, [*[c_void_p] * 5, c_int64, c_int64, *[c_void_p] * 3]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }
 

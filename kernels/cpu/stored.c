@@ -44,6 +44,7 @@ EXPORT const char *outrider_stored_path(int64_t index)
 typedef struct {
     const stored_layer *layer;
     const stored_path *path;
+    stored_tile *const *tiles;
     const float *x;
     x_block *blocks;
     float *out;
@@ -110,7 +111,7 @@ static void run_tile(const product *a, long p, long first_row, int rows)
     long blocks = l->in_features / BLOCK;
     float sums[MAX_STORED_ROWS * PANEL];
     start_sums(l, p, rows, sums, PANEL);
-    a->path->tiles[l->type](panel_of(a, p), a->blocks + first_row * blocks, blocks, rows, sums);
+    a->tiles[l->type](panel_of(a, p), a->blocks + first_row * blocks, blocks, rows, sums);
     put_sums(a, p, first_row, rows, sums, PANEL);
 }
 
@@ -197,12 +198,12 @@ static int64_t panels_per_chunk(const stored_layer *l, int64_t rows)
     return fair_share(panels, count > panels ? panels : count);
 }
 
-EXPORT int outrider_stored_linear(const stored_layer *l, const float *x, int64_t rows, float *out)
+static int multiply(const stored_layer *l, stored_tile *const *tiles, const float *x, int64_t rows,
+                    float *out)
 {
     static _Thread_local own_memory own;
     _Atomic int failed = 0;
-    if (is_half(l->type)) return halves_linear(l, x, rows, out);
-    product a = {l, path(), x, 0, out, rows, panel_bytes(l->type, l->in_features), 0, rows, &failed};
+    product a = {l, path(), tiles, x, 0, out, rows, panel_bytes(l->type, l->in_features), 0, rows, &failed};
     if (rows <= 0) return OK;
     int64_t blocks = l->in_features / BLOCK, panels = divide_up(l->out_features, PANEL);
     a.blocks = at_least(&own, (size_t)(rows * blocks) * sizeof(x_block));
@@ -218,4 +219,20 @@ EXPORT int outrider_stored_linear(const stored_layer *l, const float *x, int64_t
     }
     pool_run(run_chunk, &a, divide_up(panels, a.panels_per_chunk) * divide_up(rows, a.rows_per_chunk));
     return failed ? NO_MEMORY : OK;
+}
+
+EXPORT int outrider_stored_linear(const stored_layer *l, const float *x, int64_t rows, float *out)
+{
+    if (is_half(l->type)) return halves_linear(l, x, rows, out);
+    return multiply(l, path()->tiles, x, rows, out);
+}
+
+EXPORT int outrider_stored_has_first(const stored_layer *l)
+{
+    return path()->first_tiles && path()->first_tiles[l->type];
+}
+
+int stored_first(const stored_layer *l, const float *x, int64_t rows, float *out)
+{
+    return multiply(l, path()->first_tiles, x, rows, out);
 }

@@ -175,6 +175,7 @@ INLINE void ask_ahead(int type, const uint8_t *block)
 
 /* Every type as a constant. */
 #define EVERY_TYPE(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q6_K) DO(INT8)
+#define EVERY_TYPE_WITHOUT_MIN(DO) DO(Q4_0) DO(Q5_0) DO(Q8_0) DO(Q6_K) DO(INT8)
 
 /* Adds up to MAX_STORED_ROWS rows, x[block * rows + row], by a panel to 16 sums each. */
 #define MAX_STORED_ROWS 8
@@ -207,12 +208,19 @@ typedef struct {
     const char *name;
     int (*runs_here)(void);
     stored_tile *const *tiles; /* by type */
+    stored_tile *const *first_tiles; /* by the first byte of X alone, for types without a minimum; or null */
     int wants;                 /* of x_block */
     const stored_wide *wide;   /* by type, or null */
 } stored_path;
 
 /* A row's blocks as a path wants them, `stride` apart, for weights of so many bits. */
 void stored_x(const float *x, long blocks, int bits, int wants, x_block *out, long stride);
+
+/* Whether products by the first byte of X can be had, and these: outputs are further from what
+ * outrider_stored_linear says by at most stored_reach of the row times the norm of their weights. */
+int outrider_stored_has_first(const stored_layer *l);
+int stored_first(const stored_layer *l, const float *x, int64_t rows, float *out);
+float stored_reach(const float *x, long blocks);
 
 extern const stored_wide stored_wide512[];
 extern const stored_path stored_plain, stored_neon, stored_avx2, stored_avx512;

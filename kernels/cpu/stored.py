@@ -23,6 +23,7 @@ from outrider.kernels.stored import KINDS, Packed, StoredWeight
 
 _PANEL = 16
 _PLAIN_PATH = "plain"  # right, but slower than float32 in the instructions of the CPU
+_NORMED_ROWS = 4096
 # As for float32 (`ops.py`): from so much work on other Python threads may run meanwhile.
 _RELEASE_LOCK_WORK = 1 << 25
 
@@ -46,6 +47,15 @@ class CpuTable:
         rows = (addressof(self._layer), ids.data_ptr(), ids.numel(), out.data_ptr())
         check(self._kernels.releasing.stored_rows(*rows))
         return out
+
+    def norms(self) -> Tensor | None:
+        """Of the rows, where they help to find the best of the products with them: see best.c."""
+        if not self._kernels.holding.stored_has_first(self.address):
+            return None
+        ids = torch.arange(self.packed.shape[0])
+        parts = [ids[i : i + _NORMED_ROWS] for i in range(0, len(ids), _NORMED_ROWS)]
+        norms = torch.cat([self(part).norm(dim=-1, dtype=torch.float64) for part in parts])
+        return (norms * (1 + 1e-6)).float()
 
     def head(self, num_rows: int) -> Callable[[Tensor], Tensor]:
         kind, (all_rows, in_features) = self.packed.kind, self.packed.shape

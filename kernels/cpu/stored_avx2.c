@@ -128,7 +128,7 @@ static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 /* Every CPU with AVX2 converts half floats, too, which not every compiler lets one ask. */
 static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-const stored_path stored_avx2 = {"avx2", runs_here, TILES, HALVES, 0};
+const stored_path stored_avx2 = {"avx2", runs_here, TILES, 0, HALVES, 0};
 
 #if defined(__clang__)
 #pragma clang attribute pop

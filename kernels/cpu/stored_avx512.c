@@ -95,7 +95,7 @@ static int runs_here(void)
            __builtin_cpu_supports("fma");
 }
 
-const stored_path stored_avx512 = {"avx512", runs_here, TILES, BYTES_AND_SUMS, stored_wide512};
+const stored_path stored_avx512 = {"avx512", runs_here, TILES, 0, BYTES_AND_SUMS, stored_wide512};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -99,6 +99,16 @@ INLINE void quad_scales(int type, const uint8_t *panel, long b, int quad, float3
     else *min = vfmaq_f32(*min, scale[0], vdupq_n_f32((float)stored_bias(type)));
 }
 
+/* The lane has to be a constant. */
+INLINE int32x4_t dotted(int32x4_t sum, int8x16_t w, int8x16_t x, int lane)
+{
+    if (lane == 0) __asm__("sdot %0.4s, %1.16b, %2.4b[0]" : "+w"(sum) : "w"(w), "w"(x));
+    else if (lane == 1) __asm__("sdot %0.4s, %1.16b, %2.4b[1]" : "+w"(sum) : "w"(w), "w"(x));
+    else if (lane == 2) __asm__("sdot %0.4s, %1.16b, %2.4b[2]" : "+w"(sum) : "w"(w), "w"(x));
+    else __asm__("sdot %0.4s, %1.16b, %2.4b[3]" : "+w"(sum) : "w"(w), "w"(x));
+    return sum;
+}
+
 /* Blocks [begin, end) of `quads` quads, whose sums stay in registers. */
 INLINE void quad_run(int type, const uint8_t *panel, const x_block *x, long blocks, long begin,
                      long end, int rows, int first, int quads, float *sums)
@@ -164,9 +174,78 @@ INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, 
 EVERY_TYPE(DEFINE_TILE)
 static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 
+/* Of so many quads, by the first bytes of X. */
+INLINE void first_run(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
+                      int first, int quads, float *sums)
+{
+    const int halves = type == Q6_K ? 2 : 1, groups = GROUPS / halves;
+    const int lines = (block_bytes(type) + 64 * 4 / quads - 1) / (64 * 4 / quads);
+    const long ahead = quads == 4 ? AHEAD : panel_bytes(type, blocks * BLOCK);
+    float32x4_t totals[4][MAX_STORED_ROWS];
+    UNROLL for (int q = 0; q < quads; q++)
+        UNROLL for (int r = 0; r < rows; r++)
+            totals[q][r] = vld1q_f32(sums + r * PANEL + (first + q) * 4);
+    for (long b = 0; b < blocks; b++) {
+        const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
+        const x_block *own = x + b * rows;
+        for (int i = 0; i < lines; i++)
+            __builtin_prefetch(low + ahead + (first / quads * lines + i) * 64);
+        UNROLL for (int q = 0; q < quads; q++) {
+            int8x16_t w[GROUPS];
+            float32x4_t scale[2], min;
+            unpack(type, low, first + q, w);
+            quad_scales(type, panel, b, first + q, scale, &min);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const float32x4_t start = vld1q_f32(own[r].starts[0]);
+                UNROLL for (int h = 0; h < halves; h++) {
+                    int32x4_t sum = vreinterpretq_s32_f32(start);
+                    UNROLL for (int g = h * groups; g < (h + 1) * groups; g++)
+                        sum = dotted(sum, w[g], vld1q_s8(own[r].bytes[0] + g / 4 * 16), g % 4);
+                    const float32x4_t found = vsubq_f32(vreinterpretq_f32_s32(sum), start);
+                    totals[q][r] = vfmaq_f32(totals[q][r], scale[h], found);
+                }
+            }
+        }
+    }
+    UNROLL for (int q = 0; q < quads; q++)
+        UNROLL for (int r = 0; r < rows; r++)
+            vst1q_f32(sums + r * PANEL + (first + q) * 4, totals[q][r]);
+}
+
+INLINE void first_tile_of(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
+                          float *sums)
+{
+    const int quads = rows <= 2 ? 4 : rows <= 4 ? 2 : 1;
+    for (int first = 0; first < 4; first += quads)
+        first_run(type, panel, x, blocks, rows, first, quads, sums);
+}
+
+#undef CASE
+#define CASE(rows)                                          \
+    case rows:                                              \
+        first_tile_of(type, panel, x, blocks, rows, sums); \
+        break;
+INLINE void first_tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
+                       float *sums)
+{
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+    }
+}
+
+#define DEFINE_FIRST_TILE(type)                                                                  \
+    static void first_tile_##type(const uint8_t *panel, const x_block *x, long blocks, int rows, \
+                                  float *sums)                                                   \
+    {                                                                                            \
+        first_tile(type, panel, x, blocks, rows, sums);                                          \
+    }
+#define NAME_FIRST_TILE(type) [type] = first_tile_##type,
+EVERY_TYPE_WITHOUT_MIN(DEFINE_FIRST_TILE)
+static stored_tile *const FIRST_TILES[F16 + 1] = {EVERY_TYPE_WITHOUT_MIN(NAME_FIRST_TILE)};
+
 static int has_dot_products(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
 
-const stored_path stored_neon = {"neon", has_dot_products, TILES, BYTES_AND_STARTS, 0};
+const stored_path stored_neon = {"neon", has_dot_products, TILES, FIRST_TILES, BYTES_AND_STARTS, 0};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -45,4 +45,4 @@ static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 
 static int always(void) { return 1; }
 
-const stored_path stored_plain = {"plain", always, TILES, BYTES, 0};
+const stored_path stored_plain = {"plain", always, TILES, 0, BYTES, 0};

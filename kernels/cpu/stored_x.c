@@ -289,3 +289,29 @@ void stored_x(const float *x, long blocks, int bits, int wants, x_block *out, lo
         put_starts(bits, out);
     }
 }
+
+/* How far products by first bytes are off: by what these bytes leave of the row, and by what is rounded
+ * in such a product and in a whole one. Norms bound both, and the last places are for their own
+ * rounding. */
+float stored_reach(const float *x, long blocks)
+{
+    const double rounding = (2 * blocks + 32) * 0x1p-23;
+    double rest = 0, whole = 0;
+    for (long b = 0; b < blocks; b++, x += BLOCK) {
+        const uint32_t largest = largest_of(x);
+        if (largest >= TOO_LARGE) return NAN;
+        const float scale = power_of_two(block_exponent(largest)), inverted = inverse(scale);
+        float own_rest[4] = {0}, own_whole[4] = {0};
+        for (int k = 0; k < BLOCK; k += 4)
+            for (int lane = 0; lane < 4; lane++) {
+                const int32_t number = (int32_t)rintf(x[k + lane] * inverted);
+                const float left = (float)(number - ((number + 0x8080) >> 16) * 65536);
+                own_rest[lane] += left * left;
+                own_whole[lane] += (float)number * (float)number;
+            }
+        const double square = (double)scale * scale;
+        for (int lane = 0; lane < 4; lane++) rest += square * own_rest[lane];
+        for (int lane = 0; lane < 4; lane++) whole += square * own_whole[lane];
+    }
+    return (float)(1.001 * (sqrt(rest) + rounding * sqrt(whole)));
+}

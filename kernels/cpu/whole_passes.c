@@ -1,16 +1,10 @@
 /* From tokens to tokens in one call: recorded passes between embeddings and a head that are the same
  * table. Between them nothing is left for Python, whose code would come from memory again after each
  * pass. */
-#include "ops.h"
-#include "own_memory.h"
-#include "pool.h"
-#include "vecmath.h"
-
-#include <math.h>
+#include "best.h"
+#include "vec.h"
 
 #define MAX_TOKENS 8 /* of a recorded pass: MAX_ROWS in recording.py */
-#define PART_TOKENS 4096
-#define NO_TOKEN (-1)
 
 /* The first `vocab` tokens are guessed among; `logits` has room for a row. Where `temperature` is not 0
  * tokens are drawn by the noise of `seed` and `stream`. */
@@ -51,81 +45,11 @@ static int run_row(const guesser *g, const recorded_pass *pass, const int64_t *i
     return run_pass(pass, g->table, ids, &batch);
 }
 
-/* NaN if any is. */
-static float highest_of(const float *scores, int64_t count)
-{
-    const int64_t whole = count / VEC_LANES * VEC_LANES;
-    vec most = vec_set(-INFINITY);
-    ivec is_number = most == most;
-    for (int64_t i = 0; i < whole; i += VEC_LANES) {
-        const vec some = vec_load(scores + i);
-        is_number &= some == some;
-        most = vec_max(most, some);
-    }
-    float highest = -INFINITY;
-    for (int lane = 0; lane < VEC_LANES; lane++) {
-        if (!is_number[lane]) return NAN;
-        highest = fmaxf(highest, most[lane]);
-    }
-    for (int64_t i = whole; i < count; i++) {
-        if (isnan(scores[i])) return NAN;
-        highest = fmaxf(highest, scores[i]);
-    }
-    return highest;
-}
-
-typedef struct {
-    const float *scores; /* rows of `vocab`, `stride` apart */
-    int64_t vocab, stride, parts;
-    float *highest; /* [rows][parts] */
-} search;
-
-static int64_t part_len(const search *s, int64_t part)
-{
-    const int64_t left = s->vocab - part * PART_TOKENS;
-    return left < PART_TOKENS ? left : PART_TOKENS;
-}
-
-static void search_part(void *context, int64_t chunk)
-{
-    const search *s = context;
-    const int64_t row = chunk / s->parts, part = chunk % s->parts;
-    s->highest[chunk] = highest_of(s->scores + row * s->stride + part * PART_TOKENS, part_len(s, part));
-}
-
-/* The lowest among equals; none where any score is NaN, or the highest not finite. */
-static int64_t best_of(const search *s, int64_t row)
-{
-    const float *highest = s->highest + row * s->parts;
-    int64_t found = 0;
-    for (int64_t part = 0; part < s->parts; part++) {
-        if (isnan(highest[part])) return NO_TOKEN;
-        if (highest[part] > highest[found]) found = part;
-    }
-    if (isinf(highest[found])) return NO_TOKEN;
-    const float *scores = s->scores + row * s->stride;
-    int64_t token = found * PART_TOKENS;
-    while (scores[token] != highest[found]) token++;
-    return token;
-}
-
-/* Parts are searched by whom they were computed by, if all goes well. */
-static int find_best(const float *scores, int64_t rows, int64_t vocab, int64_t stride, int64_t *best)
-{
-    static _Thread_local own_memory own;
-    search s = {scores, vocab, stride, (vocab + PART_TOKENS - 1) / PART_TOKENS, 0};
-    s.highest = at_least(&own, rows * s.parts * sizeof(float));
-    if (!s.highest) return NO_MEMORY;
-    pool_run(search_part, &s, rows * s.parts);
-    for (int64_t r = 0; r < rows; r++) best[r] = best_of(&s, r);
-    return OK;
-}
-
 static int choose(const guesser *g, int64_t position, int64_t *token, float *confidence)
 {
     int code = OK;
     if (g->temperature == 0) {
-        code = find_best(g->logits, 1, g->vocab, g->vocab, token);
+        code = best_of_scores(g->logits, 1, g->vocab, g->vocab, token);
         if (!code && *token == NO_TOKEN) *token = 0; /* its confidence is NaN */
     } else {
         float best, inverse = 1 / g->temperature;
@@ -159,18 +83,21 @@ EXPORT int outrider_guess(const guesser *g, const recorded_pass *first, const re
     return OK;
 }
 
-/* Runs a pass over tokens `ids`, which stand as `batch` says, and scores what follows the `count` of them
- * at `wanted`: into rows of `logits`, and of each the best token. */
+/* Runs a pass over tokens `ids`, which stand as `batch` says, and looks at what follows the `count` of
+ * them at `wanted`: the scores go into rows of `logits`; with `best` they need not, and of each row it
+ * gets the best token. `norms`: see outrider_stored_best. */
 EXPORT int outrider_score(const stored_layer *table, const recorded_pass *pass, const ragged_batch *batch,
                           const int64_t *ids, const int64_t *wanted, int64_t count, int64_t vocab,
-                          float *logits, int64_t *best)
+                          float *logits, const float *norms, int64_t *best)
 {
     const stored_layer head = head_of(table, vocab);
     int code = run_pass(pass, table, ids, batch);
     for (int64_t i = 0, next; i < count && !code; i = next) {
         for (next = i + 1; next < count && wanted[next] == wanted[next - 1] + 1;) next++;
-        code = outrider_stored_linear(&head, pass->result + wanted[i] * head.in_features, next - i,
-                                      logits + i * head.out_stride);
+        const float *hidden = pass->result + wanted[i] * head.in_features;
+        float *scores = logits + i * head.out_stride;
+        if (best) code = outrider_stored_best(&head, norms, hidden, next - i, scores, best + i);
+        else code = outrider_stored_linear(&head, hidden, next - i, scores);
     }
-    return code ? code : find_best(logits, count, head.out_features, head.out_stride, best);
+    return code;
 }

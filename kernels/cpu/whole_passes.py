@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import addressof, byref, c_float, c_int32, c_int64
+from functools import cached_property
 from itertools import chain
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from outrider.kernels.cpu.native import CBatch, CGuesser, check
 from outrider.kernels.cpu.recording import MAX_ROWS, RepeatedPass
 from outrider.kernels.cpu.stored import CpuTable
 from outrider.kernels.noise import Stream
-from outrider.kernels.types import Guesses, Places, Scores
+from outrider.kernels.types import Guesses, Places
 
 
 class CpuWholePasses:
@@ -33,12 +35,39 @@ class CpuWholePasses:
         self._logits = torch.empty((MAX_ROWS, table.packed.shape[0]), dtype=torch.float32)
         self._parts: dict[tuple[int, int], Tensor] = {}  # of the logits: slicing takes a while
 
+    @cached_property
+    def _norms(self) -> Tensor | None:
+        return self._table.norms()
+
     def score(
         self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
-    ) -> Scores | None:
+    ) -> Tensor | None:
+        if not self._pass(tokens, places, wanted, vocab_size, None, None):
+            return None
+        return self._part(len(wanted), vocab_size)
+
+    def best(
+        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+    ) -> list[int] | None:
+        norms, best = self._norms, (c_int64 * len(wanted))()
+        address = None if norms is None else norms.data_ptr()
+        if not self._pass(tokens, places, wanted, vocab_size, address, best):
+            return None
+        return best[:]
+
+    def _pass(
+        self,
+        tokens: list[int],
+        places: Places,
+        wanted: Sequence[int],
+        vocab_size: int,
+        norms: int | None,
+        best: Any,
+    ) -> bool:
+        """`outrider_score`; False where there is no such pass."""
         recording = self._run.recording(len(tokens))
         if recording is None:
-            return None
+            return False
         count, num_sequences = len(wanted), len(places.context_lens)
         max_blocks = len(places.block_tables[0])
         wide = array("q", chain(tokens, places.positions, places.slots, wanted))
@@ -57,7 +86,6 @@ class CpuWholePasses:
             num_sequences,
             max_blocks,
         )
-        best = (c_int64 * count)()
         code = self._library.score(
             self._table.address,
             recording.as_pass,
@@ -67,10 +95,11 @@ class CpuWholePasses:
             count,
             vocab_size,
             self._logits.data_ptr(),
+            norms,
             best,
         )
         check(code)
-        return Scores(self._part(count, vocab_size), best[:])
+        return True
 
     def _part(self, num_rows: int, vocab_size: int) -> Tensor:
         shape = num_rows, vocab_size

@@ -159,7 +159,7 @@ class DraftProposer:
         while active:
             spans = [each.span for each in active]
             num_ids = ids_to_guess(spans, self.runner.vocab_size, self._verification)
-            logits = self.runner.scores(chunks, wanted, num_ids).logits
+            logits = self.runner.scores(chunks, wanted, num_ids)
             step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
             take_step(active, step)
             active = [each for each in active if each.goes_on(least)]

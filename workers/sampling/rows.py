@@ -77,6 +77,7 @@ class RowSampler:
             self.has_bias or self.has_penalties or self.has_allowed or self.has_bans
         )
         self.is_plain_greedy = self.is_greedy and not self.changes_logits
+        self.wants_best_only = self.is_plain_greedy and params.logprobs is None
 
     @classmethod
     def from_init(

@@ -46,15 +46,11 @@ def verify(
     ops: SamplingOps,
     mode: VerificationMode,
     vocab: VocabPart | None = None,
-    best: Sequence[int] | None = None,
 ) -> list[SpanVerdict]:
     """One verdict per span; `logits` [N, vocab] holds the rows of all spans in order.
 
     With `vocab` they are this rank's part of those rows, and every rank gets the same verdicts.
-    `best` is the choice of rows that nothing is asked of but the highest, where it is known.
     """
-    if best is not None and all(span.sampler.is_plain_greedy for span in spans):
-        return _stand(best, spans)
     if mode == "shared" or all(span.sampler.is_greedy for span in spans):
         return _verify_choices(logits, spans, ops, vocab)
     if not any(span.sampler.is_greedy for span in spans):
@@ -91,10 +87,10 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def _verify_choices(
     logits: Tensor, spans: Sequence[Span], ops: SamplingOps, vocab: VocabPart | None
 ) -> list[SpanVerdict]:
-    return _stand(sample(logits, spans, ops, vocab=vocab).tolist(), spans)
+    return stand(sample(logits, spans, ops, vocab=vocab).tolist(), spans)
 
 
-def _stand(chosen: Sequence[int], spans: Sequence[Span]) -> list[SpanVerdict]:
+def stand(chosen: Sequence[int], spans: Sequence[Span]) -> list[SpanVerdict]:
     """Drafts stand as far as they are what is chosen."""
     verdicts, first = [], 0
     for span in spans:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import outrider
 from outrider.kernels.ops import select_ops
-from outrider.kernels.types import Scores
 from outrider.scheduler.types import NO_TOKEN
 from outrider.workers.models.kv import KVCache
 from outrider.workers.runner import Chunk, Runner
@@ -90,8 +89,8 @@ def test_scores_are_those_of_the_pass_and_the_head_bit_for_bit(
         scores = at_once.score(chunks, wanted)
         expected = by_steps(stepwise, chunks, wanted)[:, :vocab_size]
         assert scores is not None
-        assert torch.equal(scores.logits, expected)
-        assert scores.best == expected.argmax(-1).tolist()
+        assert torch.equal(scores, expected)
+        assert at_once.best(chunks, wanted) == expected.argmax(-1).tolist()
         for ours, theirs in zip(at_once.kv.keys, stepwise.kv.keys, strict=True):
             assert torch.equal(ours, theirs)
 
@@ -104,14 +103,12 @@ def test_what_cannot_be_chosen_from_is_said_for_its_row_alone(tmp_path: Path) ->
     folder = saved(tmp_path, spoil)
     runner = known(make_runner(folder), 3)
     chunks = [Chunk(row, 0, [token]) for row, token in enumerate((20, NOT_A_NUMBER, 30))]
-    scores = runner.score(chunks, [0, 1, 2])
     # The table is the head, too: everybody's score of that token is NaN.
-    assert scores is not None and scores.best == [NO_TOKEN] * 3
+    assert runner.best(chunks, [0, 1, 2]) == [NO_TOKEN] * 3
     runner.vocab_size = NOT_A_NUMBER
-    scores = runner.score(chunks, [0, 1, 2])
-    assert scores is not None and scores.best is not None
-    assert scores.best[1] == NO_TOKEN
-    assert all(0 <= scores.best[row] < NOT_A_NUMBER for row in (0, 2))
+    best = runner.best(chunks, [0, 1, 2])
+    assert best is not None and best[1] == NO_TOKEN
+    assert all(0 <= best[row] < NOT_A_NUMBER for row in (0, 2))
 
 
 @needs_kernels
@@ -125,9 +122,8 @@ def test_a_score_that_is_no_number_is_found_wherever_it_stands(tmp_path: Path) -
         runner = known(make_runner(saved(folder, spoil)), 1)
         for vocab_size in (4999, 5000):
             runner.vocab_size = vocab_size
-            scores = runner.score([Chunk(0, 0, [20])], [0])
-            assert scores is not None and scores.best is not None
-            assert (scores.best == [NO_TOKEN]) == (spoiled < vocab_size)
+            best = runner.best([Chunk(0, 0, [20])], [0])
+            assert (best == [NO_TOKEN]) == (spoiled < vocab_size)
 
 
 @needs_kernels
@@ -139,11 +135,11 @@ def test_an_infinite_score_is_no_choice_unless_it_is_the_least(tmp_path: Path) -
     seen = set()
     for token in range(20, 60):
         chunk = [Chunk(0, 0, [token])]
-        scores = runner.score(chunk, [0])
-        assert scores is not None and scores.best is not None
-        score = scores.logits[0, INFINITE].item()
+        scores, best = runner.score(chunk, [0]), runner.best(chunk, [0])
+        assert scores is not None
+        score = scores[0, INFINITE].item()
         seen.add(score)
-        assert (scores.best[0] == NO_TOKEN) == (score == torch.inf)
+        assert (best == [NO_TOKEN]) == (score == torch.inf)
     assert {torch.inf, -torch.inf} <= seen
 
 
@@ -157,20 +153,22 @@ def test_of_equals_the_lowest_is_chosen(tmp_path: Path) -> None:
     runner = known(make_runner(saved(tmp_path, repeat)), 1)
     found = []
     for token in range(20, 60):
-        scores = runner.score([Chunk(0, 0, [token])], [0])
-        assert scores is not None and scores.best is not None
-        found += scores.best
+        best = runner.best([Chunk(0, 0, [token])], [0])
+        assert best is not None
+        found += best
     assert FIRST_TWIN in found and SECOND_TWIN not in found
 
 
 @needs_kernels
 def test_it_is_left_to_others_before_such_a_pass_was_run_and_for_long_ones(tmp_path: Path) -> None:
     runner = make_runner(saved(tmp_path))
-    assert runner.score([Chunk(0, 0, [1, 2])], [1]) is None
+    for ask in (runner.score, runner.best):
+        assert ask([Chunk(0, 0, [1, 2])], [1]) is None
     known(runner, 2, 9)
-    assert runner.score([Chunk(0, 0, [1, 2])], [1]) is not None
-    assert runner.score([Chunk(0, 0, [1, 2])], []) is None
-    assert runner.score([Chunk(0, 0, list(range(9)))], [8]) is None
+    for ask in (runner.score, runner.best):
+        assert ask([Chunk(0, 0, [1, 2])], [1]) is not None
+        assert ask([Chunk(0, 0, [1, 2])], []) is None
+        assert ask([Chunk(0, 0, list(range(9)))], [8]) is None
 
 
 REQUESTS = (
@@ -188,13 +186,17 @@ REQUESTS = (
 def test_texts_and_logprobs_are_the_same_whether_or_not_it_is_used(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used: list[bool] = []
-    original = Runner.score
+    used = {"score": 0, "best": 0}
 
-    def score(self: Runner, *given: Any) -> Scores | None:
-        scores = original(self, *given)
-        used.append(scores is not None)
-        return scores
+    def counted(name: str) -> Any:
+        original = getattr(Runner, name)
+
+        def ask(self: Runner, *given: Any) -> Any:
+            found = original(self, *given)
+            used[name] += found is not None
+            return found
+
+        return ask
 
     def answers() -> list[Any]:
         llm = outrider.LLM(model="smollm2-135m-instruct", device="cpu", max_model_len=64)
@@ -211,8 +213,10 @@ def test_texts_and_logprobs_are_the_same_whether_or_not_it_is_used(
             for result in results
         ]
 
-    monkeypatch.setattr(Runner, "score", score)
+    for name in used:
+        monkeypatch.setattr(Runner, name, counted(name))
     expected = answers()
-    assert sum(used) > 10
-    monkeypatch.setattr(Runner, "score", lambda *_args: None)
+    assert used["score"] > 10 and (together or used["best"] > 10)
+    for name in used:
+        monkeypatch.setattr(Runner, name, lambda *_args: None)
     assert answers() == expected
