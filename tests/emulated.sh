@@ -15,7 +15,7 @@ folder=$PWD/build/$machine
 root=$folder/root site=$folder/site libraries=$folder/root/usr/lib/$machine-linux-gnu
 tests=("$@")
 if [ $# = 0 ]; then
-    for name in stored linear recording softmax pointwise attention noise; do
+    for name in stored best linear recording softmax pointwise attention noise; do
         tests+=("tests/unit/kernels/test_$name.py")
     done
     tests+=(tests/unit/workers/test_guessing.py tests/unit/workers/test_scoring.py)
