@@ -109,9 +109,21 @@ INLINE int32x4_t dotted(int32x4_t sum, int8x16_t w, int8x16_t x, int lane)
     return sum;
 }
 
-/* Blocks [begin, end) of `quads` quads, whose sums stay in registers. */
-INLINE void quad_run(int type, const uint8_t *panel, const x_block *x, long blocks, long begin,
-                     long end, int rows, int first, int quads, float *sums)
+/* A row's part of a block of one quad, or of its half with Q6_K, by the first byte of X alone. */
+INLINE void add_first(int type, const int8x16_t *w, const x_block *x, const int8_t *bytes,
+                      float32x4_t scale, float32x4_t *total)
+{
+    const int groups = type == Q6_K ? 4 : GROUPS;
+    const float32x4_t start = vld1q_f32(x->starts[0]);
+    int32x4_t sum = vreinterpretq_s32_f32(start);
+    UNROLL for (int g = 0; g < groups; g++)
+        sum = dotted(sum, w[g], vld1q_s8(bytes + g / 4 * 16), g % 4);
+    *total = vfmaq_f32(*total, scale, vsubq_f32(vreinterpretq_f32_s32(sum), start));
+}
+
+/* Blocks [begin, end) of `quads` quads, whose sums stay in registers, by so many of the bytes of X. */
+INLINE void quad_run(int type, int bytes_of_x, const uint8_t *panel, const x_block *x, long blocks,
+                     long begin, long end, int rows, int first, int quads, float *sums)
 {
     const int halves = type == Q6_K ? 2 : 1, passes = 4 / quads;
     const int lines = (block_bytes(type) + 64 * passes - 1) / (64 * passes);
@@ -134,12 +146,16 @@ INLINE void quad_run(int type, const uint8_t *panel, const x_block *x, long bloc
             UNROLL for (int i = 0; i < halves * rows; i++) {
                 const x_block *now = own + i % rows;
                 const int8_t *bytes = now->bytes[0] + i / rows * 16;
+                if (bytes_of_x == 1) {
+                    add_first(type, w + i / rows * 4, now, bytes, scale[i / rows], &totals[q][i % rows]);
+                    continue;
+                }
                 digit_sums sums = q + i ? next_sums(type, w + i / rows * 4, now, bytes, &last)
                                         : begin_sums(type, w, now, bytes);
                 last = (unfinished){sums, scale[i / rows], min, now, &totals[q][i % rows]};
             }
         }
-        finish(type, &last);
+        if (bytes_of_x == 3) finish(type, &last);
     }
     UNROLL for (int q = 0; q < quads; q++)
         UNROLL for (int r = 0; r < rows; r++)
@@ -147,97 +163,44 @@ INLINE void quad_run(int type, const uint8_t *panel, const x_block *x, long bloc
 }
 
 /* With few rows all quads have room in the registers at once, and weights are read straight through. */
-INLINE void tile_of(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
-                    float *sums)
+INLINE void tile_of(int type, int bytes_of_x, const uint8_t *panel, const x_block *x, long blocks,
+                    int rows, float *sums)
 {
     const int quads = rows <= 2 ? 4 : rows <= 4 ? 2 : 1;
     const long run = quads == 4 ? blocks : RUN;
     for (long begin = 0; begin < blocks; begin += run) {
         long end = begin + run < blocks ? begin + run : blocks;
         for (int first = 0; first < 4; first += quads)
-            quad_run(type, panel, x, blocks, begin, end, rows, first, quads, sums);
+            quad_run(type, bytes_of_x, panel, x, blocks, begin, end, rows, first, quads, sums);
     }
 }
 
-#define CASE(rows)                                    \
-    case rows:                                        \
-        tile_of(type, panel, x, blocks, rows, sums); \
+#define CASE(rows)                                                \
+    case rows:                                                    \
+        tile_of(type, bytes_of_x, panel, x, blocks, rows, sums); \
         break;
-INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
-                 float *sums)
+INLINE void any_tile(int type, int bytes_of_x, const uint8_t *panel, const x_block *x, long blocks,
+                     int rows, float *sums)
 {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
     }
+}
+
+INLINE void tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
+                 float *sums)
+{
+    any_tile(type, 3, panel, x, blocks, rows, sums);
 }
 
 EVERY_TYPE(DEFINE_TILE)
 static stored_tile *const TILES[] = {EVERY_TYPE(NAME_TILE)};
 
-/* Of so many quads, by the first bytes of X. */
-INLINE void first_run(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
-                      int first, int quads, float *sums)
-{
-    const int halves = type == Q6_K ? 2 : 1, groups = GROUPS / halves;
-    const int lines = (block_bytes(type) + 64 * 4 / quads - 1) / (64 * 4 / quads);
-    const long ahead = quads == 4 ? AHEAD : panel_bytes(type, blocks * BLOCK);
-    float32x4_t totals[4][MAX_STORED_ROWS];
-    UNROLL for (int q = 0; q < quads; q++)
-        UNROLL for (int r = 0; r < rows; r++)
-            totals[q][r] = vld1q_f32(sums + r * PANEL + (first + q) * 4);
-    for (long b = 0; b < blocks; b++) {
-        const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
-        const x_block *own = x + b * rows;
-        for (int i = 0; i < lines; i++)
-            __builtin_prefetch(low + ahead + (first / quads * lines + i) * 64);
-        UNROLL for (int q = 0; q < quads; q++) {
-            int8x16_t w[GROUPS];
-            float32x4_t scale[2], min;
-            unpack(type, low, first + q, w);
-            quad_scales(type, panel, b, first + q, scale, &min);
-            UNROLL for (int r = 0; r < rows; r++) {
-                const float32x4_t start = vld1q_f32(own[r].starts[0]);
-                UNROLL for (int h = 0; h < halves; h++) {
-                    int32x4_t sum = vreinterpretq_s32_f32(start);
-                    UNROLL for (int g = h * groups; g < (h + 1) * groups; g++)
-                        sum = dotted(sum, w[g], vld1q_s8(own[r].bytes[0] + g / 4 * 16), g % 4);
-                    const float32x4_t found = vsubq_f32(vreinterpretq_f32_s32(sum), start);
-                    totals[q][r] = vfmaq_f32(totals[q][r], scale[h], found);
-                }
-            }
-        }
-    }
-    UNROLL for (int q = 0; q < quads; q++)
-        UNROLL for (int r = 0; r < rows; r++)
-            vst1q_f32(sums + r * PANEL + (first + q) * 4, totals[q][r]);
-}
-
-INLINE void first_tile_of(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
-                          float *sums)
-{
-    const int quads = rows <= 2 ? 4 : rows <= 4 ? 2 : 1;
-    for (int first = 0; first < 4; first += quads)
-        first_run(type, panel, x, blocks, rows, first, quads, sums);
-}
-
-#undef CASE
-#define CASE(rows)                                          \
-    case rows:                                              \
-        first_tile_of(type, panel, x, blocks, rows, sums); \
-        break;
-INLINE void first_tile(int type, const uint8_t *panel, const x_block *x, long blocks, int rows,
-                       float *sums)
-{
-    switch (rows) {
-        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
-    }
-}
-
 #define DEFINE_FIRST_TILE(type)                                                                  \
     static void first_tile_##type(const uint8_t *panel, const x_block *x, long blocks, int rows, \
                                   float *sums)                                                   \
     {                                                                                            \
-        first_tile(type, panel, x, blocks, rows, sums);                                          \
+        any_tile(type, 1, panel, x, blocks, rows, sums);                                         \
     }
 #define NAME_FIRST_TILE(type) [type] = first_tile_##type,
 EVERY_TYPE_WITHOUT_MIN(DEFINE_FIRST_TILE)
