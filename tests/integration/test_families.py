@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -205,8 +206,11 @@ def test_the_bundled_target_writes_what_transformers_writes_alone(
     prompts = [random_prompt(length, vocab_size=49_000) for length in lengths]
     prompts.append(llm.get_tokenizer()("The capital of France is").input_ids)
     outputs = llm.generate(prompts, greedy, use_tqdm=False)
-    for output in outputs:
+    telling = dataclasses.replace(greedy, logprobs=0)  # or not all logits are computed
+    told = llm.generate(prompts, telling, use_tqdm=False)
+    for output, other in zip(outputs, told, strict=True):
         ids = output.outputs[0].token_ids
+        assert ids == other.outputs[0].token_ids
         theirs = reference_logits(bundled_reference, [*output.prompt_token_ids, *ids[:-1]])
         assert ids == theirs[len(output.prompt_token_ids) - 1 :].argmax(-1).tolist()
         seen_logits.assert_equal_to(bundled_reference, output.prompt_token_ids, ids)
