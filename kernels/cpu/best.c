@@ -12,7 +12,7 @@
 
 #define PART_TOKENS 4096
 #define SOME_TOKENS 256
-#define MOST_PANELS 16     /* of a part; if more can be the best, all scores are computed */
+#define MOST_PANELS 64     /* of a part; if more can be the best, all scores are computed */
 #define LARGEST_REACH 1e25 /* sums of so large numbers may not be finite */
 
 typedef struct {
