@@ -79,24 +79,23 @@ INLINE float32x4_t bytes_at(const uint8_t *p, int quad, int is_signed)
 }
 
 /* What a type has none of is something that is not used. */
-INLINE void quad_scales(int type, const uint8_t *panel, long b, int quad, float32x4_t scale[2],
-                        float32x4_t *min)
+INLINE float32x4_t quad_scale(int type, const uint8_t *panel, long b, int quad, int half)
 {
     const uint8_t *block = panel + block_offset(type, b), *super = panel + super_offset(type, b);
-    if (type == Q4_K || type == Q6_K) {
-        float32x4_t all = halves_at(super, quad);
-        scale[0] = vmulq_f32(all, bytes_at(block, quad, type == Q6_K));
-        if (type == Q6_K) scale[1] = vmulq_f32(all, bytes_at(block + PANEL, quad, 1));
-        if (type == Q4_K)
-            *min = vnegq_f32(
-                vmulq_f32(halves_at(super + 2 * PANEL, quad), bytes_at(block + PANEL, quad, 0)));
-    } else if (type != INT8) {
-        scale[0] = vld1q_f32((const float *)block + quad * 4);
-        if (has_min(type)) *min = vld1q_f32((const float *)block + PANEL + quad * 4);
-    }
-    if (type == INT8) scale[0] = vdupq_n_f32(1);
-    if (!has_min(type)) *min = scale[0];
-    else *min = vfmaq_f32(*min, scale[0], vdupq_n_f32((float)stored_bias(type)));
+    if (type == INT8) return vdupq_n_f32(1);
+    if (type == Q4_K || type == Q6_K)
+        return vmulq_f32(halves_at(super, quad), bytes_at(block + half * PANEL, quad, type == Q6_K));
+    return vld1q_f32((const float *)block + quad * 4);
+}
+INLINE float32x4_t quad_min(int type, const uint8_t *panel, long b, int quad, float32x4_t scale)
+{
+    const uint8_t *block = panel + block_offset(type, b), *super = panel + super_offset(type, b);
+    float32x4_t min = scale;
+    if (type == Q4_K)
+        min = vnegq_f32(
+            vmulq_f32(halves_at(super + 2 * PANEL, quad), bytes_at(block + PANEL, quad, 0)));
+    else if (has_min(type)) min = vld1q_f32((const float *)block + PANEL + quad * 4);
+    return vfmaq_f32(min, scale, vdupq_n_f32((float)stored_bias(type)));
 }
 
 /* The lane has to be a constant. */
@@ -109,23 +108,76 @@ INLINE int32x4_t dotted(int32x4_t sum, int8x16_t w, int8x16_t x, int lane)
     return sum;
 }
 
-/* A row's part of a block of one quad, or of its half with Q6_K, by the first byte of X alone. */
-INLINE void add_first(int type, const int8x16_t *w, const x_block *x, const int8_t *bytes,
-                      float32x4_t scale, float32x4_t *total)
+/* Finished sums of some quads to their totals. All of them at once: a fused multiplication just before
+ * or after products costs double. */
+INLINE void add_sums(int type, const uint8_t *panel, long b, int half, int quad, int quads, int rows,
+                     const x_block *x, const float32x4_t *sums, float32x4_t totals[][MAX_STORED_ROWS])
+{
+    float32x4_t scale[4], min[4];
+    UNROLL for (int q = 0; q < quads; q++) {
+        scale[q] = quad_scale(type, panel, b, quad + q, half);
+        min[q] = quad_min(type, panel, b, quad + q, scale[q]);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const float32x4_t sum = sums[q * rows + r];
+            totals[q][r] = type == INT8 ? vaddq_f32(totals[q][r], sum)
+                                        : vfmaq_f32(totals[q][r], scale[q], sum);
+        }
+    }
+    if (!has_min(type)) return;
+    UNROLL for (int q = 0; q < quads; q++)
+        UNROLL for (int r = 0; r < rows; r++)
+            totals[q][r] = vfmaq_n_f32(totals[q][r], min[q], x[r].sum);
+}
+
+/* Of how many quads sums are added to totals at once: of as many as there are registers for. */
+INLINE int quads_at_once(int type, int rows) { return type == Q6_K || rows > 3 ? 1 : rows > 1 ? 2 : 4; }
+
+/* A block of quads [first, first + quads), which are added at once, by all of X. */
+INLINE void add_block(int type, const uint8_t *panel, long b, const x_block *x, int rows, int first,
+                      int quads, float32x4_t totals[][MAX_STORED_ROWS])
+{
+    const int halves = type == Q6_K ? 2 : 1;
+    const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
+    digit_sums last;
+    float32x4_t found[MAX_STORED_ROWS];
+    int8x16_t w[GROUPS];
+    UNROLL for (int half = 0; half < halves; half++) {
+        UNROLL for (int i = 0; i < quads * rows; i++) {
+            const x_block *now = x + i % rows, *before = x + (i + rows - 1) % rows;
+            const int8_t *bytes = now->bytes[0] + half * 16;
+            if (i % rows == 0 && half == 0) unpack(type, low, first + i / rows, w);
+            last = i ? next_sums(type, w + half * 4, now, bytes, last, before, &found[i - 1])
+                     : begin_sums(type, w + half * 4, now, bytes);
+        }
+        found[quads * rows - 1] = finish(type, last, x + rows - 1);
+        add_sums(type, panel, b, half, first, quads, rows, x, found, totals);
+    }
+}
+
+/* The same of one quad by the first byte of X. */
+INLINE void add_first_block(int type, const uint8_t *panel, long b, const x_block *x, int rows,
+                            int quad, float32x4_t *totals)
 {
     const int groups = type == Q6_K ? 4 : GROUPS;
-    const float32x4_t start = vld1q_f32(x->starts[0]);
-    int32x4_t sum = vreinterpretq_s32_f32(start);
-    UNROLL for (int g = 0; g < groups; g++)
-        sum = dotted(sum, w[g], vld1q_s8(bytes + g / 4 * 16), g % 4);
-    *total = vfmaq_f32(*total, scale, vsubq_f32(vreinterpretq_f32_s32(sum), start));
+    int8x16_t w[GROUPS];
+    unpack(type, panel + block_offset(type, b) + scale_bytes(type), quad, w);
+    UNROLL for (int half = 0; half < GROUPS / groups; half++) {
+        const float32x4_t scale = quad_scale(type, panel, b, quad, half);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const float32x4_t start = vld1q_f32(x[r].starts[0]);
+            int32x4_t sum = vreinterpretq_s32_f32(start);
+            UNROLL for (int g = 0; g < groups; g++)
+                sum = dotted(sum, w[half * 4 + g], vld1q_s8(x[r].bytes[0] + (half + g / 4) * 16), g % 4);
+            totals[r] = vfmaq_f32(totals[r], scale, vsubq_f32(vreinterpretq_f32_s32(sum), start));
+        }
+    }
 }
 
 /* Blocks [begin, end) of `quads` quads, whose sums stay in registers, by so many of the bytes of X. */
 INLINE void quad_run(int type, int bytes_of_x, const uint8_t *panel, const x_block *x, long blocks,
                      long begin, long end, int rows, int first, int quads, float *sums)
 {
-    const int halves = type == Q6_K ? 2 : 1, passes = 4 / quads;
+    const int passes = 4 / quads, at_once = bytes_of_x == 1 ? 1 : quads_at_once(type, rows);
     const int lines = (block_bytes(type) + 64 * passes - 1) / (64 * passes);
     const long ahead = quads == 4 ? AHEAD : panel_bytes(type, blocks * BLOCK); /* the next panel */
     float32x4_t totals[4][MAX_STORED_ROWS];
@@ -134,28 +186,11 @@ INLINE void quad_run(int type, int bytes_of_x, const uint8_t *panel, const x_blo
             totals[q][r] = vld1q_f32(sums + r * PANEL + (first + q) * 4);
     for (long b = begin; b < end; b++) {
         const uint8_t *low = panel + block_offset(type, b) + scale_bytes(type);
-        const x_block *own = x + b * rows;
-        unfinished last;
         for (int i = 0; i < lines; i++)
             __builtin_prefetch(low + ahead + (first / quads * lines + i) * 64);
-        UNROLL for (int q = 0; q < quads; q++) {
-            int8x16_t w[GROUPS];
-            float32x4_t scale[2], min;
-            unpack(type, low, first + q, w);
-            quad_scales(type, panel, b, first + q, scale, &min);
-            UNROLL for (int i = 0; i < halves * rows; i++) {
-                const x_block *now = own + i % rows;
-                const int8_t *bytes = now->bytes[0] + i / rows * 16;
-                if (bytes_of_x == 1) {
-                    add_first(type, w + i / rows * 4, now, bytes, scale[i / rows], &totals[q][i % rows]);
-                    continue;
-                }
-                digit_sums sums = q + i ? next_sums(type, w + i / rows * 4, now, bytes, &last)
-                                        : begin_sums(type, w, now, bytes);
-                last = (unfinished){sums, scale[i / rows], min, now, &totals[q][i % rows]};
-            }
-        }
-        if (bytes_of_x == 3) finish(type, &last);
+        UNROLL for (int q = 0; q < quads; q += at_once)
+            if (bytes_of_x == 1) add_first_block(type, panel, b, x + b * rows, rows, first + q, totals[q]);
+            else add_block(type, panel, b, x + b * rows, rows, first + q, at_once, totals + q);
     }
     UNROLL for (int q = 0; q < quads; q++)
         UNROLL for (int r = 0; r < rows; r++)

@@ -9,8 +9,7 @@
  * paths do).
  *
  * Instructions, because compilers copy registers from one intrinsic to the next, and every copy takes
- * the place of a product. A row's sums are added up while the products of the next run: fused
- * multiplications just before and after products cost double, additions do not. */
+ * the place of a product. A row's sums are added up while the products of the next run. */
 #ifndef OUTRIDER_STORED_NEON_H
 #define OUTRIDER_STORED_NEON_H
 
@@ -29,14 +28,6 @@ typedef struct {
     float32x4_t first, second, third; /* by the bytes of X */
 } digit_sums;
 
-/* Sums to be finished, and what with. */
-typedef struct {
-    digit_sums sums;
-    float32x4_t scale, min;
-    const x_block *x;
-    float32x4_t *total;
-} unfinished;
-
 #define LOAD(to, from, at) "ldr %" #to ", [%[" #from "], #" #at "]\n"
 #define STARTS LOAD(q[first], x, 96) LOAD(q[second], x, 112) LOAD(q[third], x, 128)
 _Static_assert(offsetof(x_block, starts) == 96, "STARTS");
@@ -51,34 +42,24 @@ _Static_assert(offsetof(x_block, minus_starts) == 144, "LESS_STARTS");
 #define LESS_LAST LOAD(q[rest], before, 128) "fsub %[old_third].4s, %[old_third].4s, %[rest].4s\n"
 #define PLUS_SECOND ADD(old_first, old_second)
 #define PLUS_THIRD ADD(old_first, old_third)
-#define TO_TOTAL "fmla %[total].4s, %[scale].4s, %[old_first].4s\n"
-#define MIN_TO_TOTAL LOAD(s[rest], before, 164) TO_TOTAL "fmla %[total].4s, %[min].4s, %[rest].s[0]\n"
-_Static_assert(offsetof(x_block, sum) == 164, "MIN_TO_TOTAL");
 
-/* Five steps that finish what is unfinished. */
-#define FINISH(type, DO)                                                                     \
-    if (type == INT8) DO(LESS_STARTS, LESS_LAST, PLUS_SECOND, PLUS_THIRD, ADD(total, old_first)); \
-    else if (type == Q8_0) DO(LESS_STARTS, LESS_LAST, PLUS_SECOND, PLUS_THIRD, TO_TOTAL);    \
-    else if (has_min(type)) DO(LESS_STARTS, PLUS_SECOND, PLUS_THIRD, "", MIN_TO_TOTAL);      \
-    else DO(LESS_STARTS, PLUS_SECOND, PLUS_THIRD, "", TO_TOTAL)
+/* Four steps that add up the sums of the row before. */
+#define FINISH(type, DO)                                                                   \
+    if (stored_bits(type) == 8) DO(LESS_STARTS, LESS_LAST, PLUS_SECOND, PLUS_THIRD); \
+    else DO(LESS_STARTS, PLUS_SECOND, PLUS_THIRD, "")
 
-#define ALONE(a, b, c, d, e) __asm__(a b c d e : OLD_OUT : OLD_IN)
-#define BESIDE_BLOCK(a, b, c, d, e)                                                             \
+#define BESIDE_BLOCK(a, b, c, d)                                                                 \
     __asm__(STARTS X_0 DOTS(0, 0) DOTS(1, 1) DOTS(2, 2) a DOTS(3, 3) b X_1 DOTS(4, 0) c DOTS(5, 1) d \
-                DOTS(6, 2) DOTS(7, 3) e                                                         \
-            : NEW_OUT, OLD_OUT                                                                  \
+                DOTS(6, 2) DOTS(7, 3)                                                            \
+            : NEW_OUT, OLD_OUT                                                                   \
             : NEW_IN, REST_IN, OLD_IN)
-#define BESIDE_HALF(a, b, c, d, e)                                                \
-    __asm__(STARTS X_0 DOTS(0, 0) DOTS(1, 1) a DOTS(2, 2) b c d DOTS(3, 3) e \
-            : NEW_OUT, OLD_OUT                                                    \
+#define BESIDE_HALF(a, b, c, d)                                           \
+    __asm__(STARTS X_0 DOTS(0, 0) DOTS(1, 1) a DOTS(2, 2) b c d DOTS(3, 3) \
+            : NEW_OUT, OLD_OUT                                            \
             : NEW_IN, OLD_IN)
 
-#define OLD_OUT                                                                            \
-    [total] "+&w"(*old->total), [old_first] "+&w"(old->sums.first), [old_third] "+&w"(old->sums.third), \
-        [rest] "=&w"(rest)
-#define OLD_IN                                                                                   \
-    [old_second] "w"(old->sums.second), [scale] "w"(old->scale), [min] "w"(old->min), [before] "r"(old->x), \
-        "m"(*old->x)
+#define OLD_OUT [old_first] "+&w"(old.first), [old_third] "+&w"(old.third), [rest] "=&w"(rest)
+#define OLD_IN [old_second] "w"(old.second), [before] "r"(before), "m"(*before)
 #define NEW_OUT                                                                                 \
     [first] "=&w"(new.first), [second] "=&w"(new.second), [third] "=&w"(new.third), [x0] "=&w"(x0), \
         [x1] "=&w"(x1), [x2] "=&w"(x2)
@@ -87,13 +68,15 @@ _Static_assert(offsetof(x_block, sum) == 164, "MIN_TO_TOTAL");
         "m"(*x)
 #define REST_IN [w4] "w"(w[4]), [w5] "w"(w[5]), [w6] "w"(w[6]), [w7] "w"(w[7])
 
-INLINE void finish(int type, unfinished *old)
+/* The same steps with no products beside them. */
+INLINE float32x4_t finish(int type, digit_sums old, const x_block *before)
 {
-    float32x4_t rest;
-    FINISH(type, ALONE);
+    float32x4_t sum = vaddq_f32(old.first, vld1q_f32(before->minus_starts));
+    if (stored_bits(type) == 8) old.third = vsubq_f32(old.third, vld1q_f32(before->starts[2]));
+    return vaddq_f32(vaddq_f32(sum, old.second), old.third);
 }
 
-/* Sums of a whole block, or of a half with Q6_K, and none unfinished before. */
+/* Sums of a whole block, or of a half with Q6_K. */
 INLINE digit_sums begin_sums(int type, const int8x16_t *w, const x_block *x, const int8_t *bytes)
 {
     digit_sums new;
@@ -110,13 +93,14 @@ INLINE digit_sums begin_sums(int type, const int8x16_t *w, const x_block *x, con
 
 /* The same, finishing those before meanwhile. */
 INLINE digit_sums next_sums(int type, const int8x16_t *w, const x_block *x, const int8_t *bytes,
-                            unfinished *old)
+                            digit_sums old, const x_block *before, float32x4_t *finished)
 {
     digit_sums new;
     float32x4_t rest;
     int8x16_t x0, x1, x2;
     if (type == Q6_K) FINISH(type, BESIDE_HALF);
     else FINISH(type, BESIDE_BLOCK);
+    *finished = old.first;
     return new;
 }
 
