@@ -18,8 +18,8 @@
 #define SPINS_BEFORE_YIELD 4096
 #define MAX_THREADS 256
 
-/* A lane is one thread's run of consecutive chunks, as end << 32 | next: a chunk is taken by raising
- * `next`. Whoever succeeds holds a chunk of the current run, which cannot end before, so `task` and
+/* A lane is one thread's run of consecutive chunks, as end << 32 | next: chunks are taken by raising
+ * `next`. Whoever succeeds holds chunks of the current run, which cannot end before, so `task` and
  * `context` may be read afterwards. */
 typedef struct {
     _Alignas(128) _Atomic uint64_t ticket;
@@ -41,15 +41,18 @@ static struct {
 
 static int has_work(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
-/* Returns how many chunks were done. */
+/* Half of what is left at a time: before chunks are taken all that came before has to be over, so
+ * that a core begins them with nothing under way, and whoever comes to help finds the other half.
+ * Returns how many chunks were done. */
 static int64_t empty_lane(lane *l)
 {
     int64_t done = 0;
     uint64_t ticket = atomic_load(&l->ticket);
     while (has_work(ticket)) {
-        if (!atomic_compare_exchange_weak(&l->ticket, &ticket, ticket + 1)) continue;
-        pool.task(pool.context, (uint32_t)ticket);
-        done++;
+        const uint32_t next = (uint32_t)ticket, count = ((uint32_t)(ticket >> 32) - next + 1) / 2;
+        if (!atomic_compare_exchange_weak(&l->ticket, &ticket, ticket + count)) continue;
+        for (uint32_t i = 0; i < count; i++) pool.task(pool.context, next + i);
+        done += count;
         ticket = atomic_load(&l->ticket);
     }
     return done;
