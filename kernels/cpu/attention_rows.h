@@ -69,7 +69,7 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 #define DOT_STORE8(r, _) \
     DOT_STORE4(r, _) store_sums(score + r * CHUNK + 4, dot##r##4, dot##r##5, dot##r##6, dot##r##7);
 
-#define DOT_ASK(ROWS, DO, k) __builtin_prefetch(ahead[k] + offset + line, 0, 2);
+#define DOT_ASK(ROWS, DO, k) __builtin_prefetch(ahead[k] + offset + line);
 
 /* score[row][key] for a few rows and keys. What is at `ahead`, if anything, is read later and asked for
  * meanwhile: a cache of keys and values is read once in a pass, so nothing else keeps it near. */
@@ -115,7 +115,7 @@ DOTS(4, 4)
         ROWS(DO, c)                                       \
     }
 #define MIX_ASK(ROWS, DO, c) \
-    if (c * VEC_LANES % LINE == 0) __builtin_prefetch(ahead[j] + offset + d + c * VEC_LANES, 0, 2);
+    if (c * VEC_LANES % LINE == 0) __builtin_prefetch(ahead[j] + offset + d + c * VEC_LANES);
 #define MIX_STORE(r, c) vec_store(sum##r + c * VEC_LANES, sum##r##_##c);
 
 /* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and so many columns of values; the

@@ -103,24 +103,35 @@ static float soften(const attention *a, tile *t, int r, float highest, int keys)
     return vec_sum(added);
 }
 
-/* Points at the keys and values from `begin` on. Keys are read a few at a time: the last one stands in
- * for those that are missing. */
+/* Points at [begin, end) of a sequence in a cache, at most a chunk of it; how many there are. */
+INLINE int point_at(const attention *a, const ragged_batch *batch, const tile *t, int64_t sequence,
+                    int64_t begin, int64_t end, const float *cache, const float **out)
+{
+    const int count = at_most(end - begin, CHUNK);
+    const int32_t *blocks = batch->block_tables + sequence * batch->max_blocks + begin / a->block_size;
+    int64_t offset = begin % a->block_size;
+    for (int j = 0; j < count; offset = 0, blocks++) {
+        int64_t row = (*blocks * a->kv_heads + t->first_head) * a->block_size;
+        for (; j < count && offset < a->block_size; j++, offset++)
+            out[j] = cache + (row + offset) * a->head_dim;
+    }
+    return count;
+}
+
+/* Points at the keys and values from `begin` on, and at the keys that are read next. Keys are read a
+ * few at a time: the last one stands in for those that are missing. */
 static void locate_keys(const attention *a, const ragged_batch *batch, tile *t, int64_t begin)
 {
-    const int keys = at_most(end_of(t) - begin, 2 * CHUNK);
-    const int32_t *blocks = batch->block_tables + t->sequence * batch->max_blocks + begin / a->block_size;
-    int64_t offset = begin % a->block_size;
-    for (int j = 0; j < keys; offset = 0, blocks++) {
-        int64_t row = (*blocks * a->kv_heads + t->first_head) * a->block_size;
-        for (; j < keys && offset < a->block_size; j++, offset++) {
-            t->key[j] = a->key_cache + (row + offset) * a->head_dim;
-            t->value[j] = a->value_cache + (row + offset) * a->head_dim;
-        }
-    }
-    for (int j = keys; j < 2 * CHUNK; j++) {
-        t->key[j] = t->key[keys - 1];
-        t->value[j] = t->value[keys - 1];
-    }
+    const int64_t other = t->sequence + 1;
+    int keys = point_at(a, batch, t, t->sequence, begin, end_of(t), a->key_cache, t->key), next = 0;
+    point_at(a, batch, t, t->sequence, begin, end_of(t), a->value_cache, t->value);
+    if (begin + CHUNK < end_of(t))
+        next = point_at(a, batch, t, t->sequence, begin + CHUNK, end_of(t), a->key_cache, t->key + CHUNK);
+    else if (other < batch->sequences)
+        next = point_at(a, batch, t, other, 0, batch->context_lens[other], a->key_cache, t->key + CHUNK);
+    for (int j = keys; j < CHUNK; j++) t->key[j] = t->key[keys - 1];
+    for (int j = keys; j < CHUNK; j++) t->value[j] = t->value[keys - 1];
+    for (int j = next; j < CHUNK; j++) t->key[CHUNK + j] = t->key[keys - 1];
 }
 
 void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_t begin, void *out)

@@ -29,8 +29,8 @@ typedef struct {
     const float *q[TILE_ROWS];
     float *out[TILE_ROWS];
     float score[TILE_ROWS * CHUNK];
-    /* Of the first KV head, of the chunk at hand and of the next; the last is repeated. */
-    const float *key[2 * CHUNK], *value[2 * CHUNK];
+    /* Of the first KV head, of the chunk at hand, and keys of what follows it; the last is repeated. */
+    const float *key[2 * CHUNK], *value[CHUNK];
 } tile;
 
 /* Rows [first, first + rows) of each of `heads` KV heads; row = query * group + head in group. */
