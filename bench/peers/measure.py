@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from outrider.bench.peers.comparison import Sample
@@ -55,13 +56,17 @@ def run_interleaved(
 def measure(
     peers: Mapping[str, PeerProcess], variant: Variant, case: Case, max_tokens: int
 ) -> Sample:
-    """One call, what its prompt alone takes, and what the rest of the machine did meanwhile."""
+    """One call, what its prompt alone takes, and what the rest of the machine did meanwhile, the
+    other peers being stopped."""
     active = peers[variant.peer]
     idle = [peer for peer in peers.values() if peer is not active]
-    prompt_s = active.generate(case.prompts, 1, variant.mode).seconds
-    before = _Clocks.read(active, idle)
-    generation = active.generate(case.prompts, max_tokens, variant.mode)
-    foreign, resting = _Clocks.read(active, idle).shares_since(before)
+    with ExitStack() as stack:
+        for peer in idle:
+            stack.enter_context(peer.at_rest())
+        prompt_s = active.generate(case.prompts, 1, variant.mode).seconds
+        before = _Clocks.read(active, idle)
+        generation = active.generate(case.prompts, max_tokens, variant.mode)
+        foreign, resting = _Clocks.read(active, idle).shares_since(before)
     return Sample(variant.name, case.name, case.group, generation, foreign, resting, prompt_s)
 
 

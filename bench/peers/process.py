@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -33,7 +35,8 @@ CLOSE_TIMEOUT_S = 20
 class PeerProcess:
     """An engine in a process of its own, so that memory and threads do not interfere.
 
-    It sleeps in a read between requests. What it prints goes to a file and is shown if it dies.
+    Between requests it waits in a read; processes below it may do as they like. What it prints goes
+    to a file and is shown if it dies.
     """
 
     def __init__(
@@ -84,6 +87,18 @@ class PeerProcess:
         below = descendants(self._process.pid)
         return own + sum(process_cpu_s(pid, with_ended_children=True) or 0.0 for pid in below)
 
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Stopped, with all processes below it: an engine that waits for work may still wake up a
+        hundred times a second, and where two threads wait for each other every time counts twice.
+        """
+        family = [self._process.pid, *descendants(self._process.pid)]
+        try:
+            _signal(family, signal.SIGSTOP)
+            yield
+        finally:
+            _signal(reversed(family), signal.SIGCONT)
+
     def close(self) -> None:
         if self._process.poll() is None:
             assert self._process.stdin is not None
@@ -125,6 +140,12 @@ class PeerProcess:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, number)
 
 
 def _environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:

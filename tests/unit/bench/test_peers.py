@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,10 +27,12 @@ while time.process_time() < 0.5:
 print(flush=True)
 sys.stdin.read()
 """
+BUSY = "import os; above = os.getppid()\\nwhile os.getppid() == above: pass"
 
 class Echo:
     """Repeats a prompt's last token; token 13 kills it, token 7 makes it stop short, token 5
-    has a process below it work."""
+    has a process below it work, token 6 has one that works until it is told the next time."""
+    below = None
     settings = {"pace": "slow"}
     def __init__(self, options):
         print("noise on standard output")
@@ -45,6 +48,11 @@ class Echo:
                 [sys.executable, "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
             below.stdout.readline()
+        if prompts[0][-1] == 6 and self.below is None:
+            self.below = subprocess.Popen([sys.executable, "-c", BUSY])
+        elif prompts[0][-1] == 6:
+            self.below.kill()
+            self.below.wait()
         length = 1 if prompts[0][-1] == 7 else max_tokens
         return Generation([[p[-1]] * length for p in prompts], 0.5, drafted=mode.depth or 0)
 '''
@@ -91,6 +99,31 @@ def test_what_processes_below_a_peer_use_counts_as_its_own(peer: PeerProcess) ->
 
     assert before is not None and after is not None
     assert after - before > 0.4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_peer_at_rest_and_what_is_below_it_uses_nothing_and_then_goes_on(
+    peer: PeerProcess,
+) -> None:
+    peer.generate([[6]], 3)
+    begun = cpu_s(peer)
+    while cpu_s(peer) < begun + 0.1:  # what is below it works
+        pass
+
+    with peer.at_rest():
+        time.sleep(0.05)  # a clock tick, and what was under way
+        before = cpu_s(peer)
+        time.sleep(0.3)
+        used_s = cpu_s(peer) - before
+
+    assert used_s < 0.05
+    assert peer.generate([[6]], 3).token_ids == [[6, 6, 6]]
+
+
+def cpu_s(peer: PeerProcess) -> float:
+    used_s = peer.cpu_s()
+    assert used_s is not None
+    return used_s
 
 
 def test_a_peer_that_dies_is_reported_with_its_last_words(peer: PeerProcess) -> None:
