@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from outrider.bench.load.servers import pausing
 from outrider.bench.load.servers.keeper import descendants
 from outrider.bench.peers.cpu_clock import process_cpu_s
 from outrider.bench.peers.protocol import (
@@ -81,23 +81,22 @@ class PeerProcess:
     def cpu_s(self) -> float | None:
         """Processor seconds used so far, also by processes below it, or None where the system
         does not tell."""
-        own = process_cpu_s(self._process.pid, with_ended_children=True)
-        if own is None:
-            return None
-        below = descendants(self._process.pid)
-        return own + sum(process_cpu_s(pid, with_ended_children=True) or 0.0 for pid in below)
+        own, *below = (process_cpu_s(pid, with_ended_children=True) for pid in self._pids())
+        return None if own is None else own + sum(used_s or 0.0 for used_s in below)
 
     @contextlib.contextmanager
     def at_rest(self) -> Iterator[None]:
         """Stopped, with all processes below it: an engine that waits for work may still wake up a
         hundred times a second, and where two threads wait for each other every time counts twice.
         """
-        family = [self._process.pid, *descendants(self._process.pid)]
         try:
-            _signal(family, signal.SIGSTOP)
+            pausing.pause(self._pids)
             yield
         finally:
-            _signal(reversed(family), signal.SIGCONT)
+            pausing.resume(self._pids())
+
+    def _pids(self) -> list[int]:
+        return [self._process.pid, *descendants(self._process.pid)]
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -140,12 +139,6 @@ class PeerProcess:
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", errors="replace").splitlines()
         return "\n".join(lines[-LOG_LINES_SHOWN:])
-
-
-def _signal(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.kill(pid, number)
 
 
 def _environment(threads: int, extra: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from outrider.bench.load.plain import plain
-from outrider.bench.load.servers import keeper
+from outrider.bench.load.servers import keeper, pausing
 from outrider.bench.load.servers.processes import listening_pid
 from outrider.bench.load.targets.registry import split_address
 from outrider.errors import ConfigError, OutriderError
@@ -200,13 +200,10 @@ class Server:
 
     def pause(self) -> None:
         """Stop all its processes where they are."""
-        paused: set[int] = set()
-        while new := set(self.pids()) - paused:  # one of them may just have started another
-            _signal_all(new, signal.SIGSTOP)
-            paused |= new
+        pausing.pause(self.pids)
 
     def resume(self) -> None:
-        _signal_all(self.pids(), signal.SIGCONT)
+        pausing.resume(self.pids())
 
     async def stop(self) -> None:
         """End a started command with all its processes; has no effect on others."""
@@ -218,7 +215,7 @@ class Server:
         deadline_s = time.monotonic() + GRACE_S + 2 * keeper.KILL_S
         while left.poll() is None:
             if time.monotonic() > deadline_s:
-                _signal_all([*keeper.descendants(left.pid), left.pid], signal.SIGKILL)
+                pausing.signal_all([*keeper.descendants(left.pid), left.pid], signal.SIGKILL)
             await asyncio.sleep(_POLL_S / 4)
         self._keeper = None
 
@@ -297,9 +294,3 @@ def _free_port() -> int:
         f"none of {_TRIES} ports from {_PORTS.start} to {_PORTS.stop} is free; "
         "end what listens there."
     )
-
-
-def _signal_all(pids: list[int] | set[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
