@@ -69,7 +69,13 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 #define DOT_STORE8(r, _) \
     DOT_STORE4(r, _) store_sums(score + r * CHUNK + 4, dot##r##4, dot##r##5, dot##r##6, dot##r##7);
 
-#define DOT_ASK(ROWS, DO, k) __builtin_prefetch(ahead[k] + offset + line);
+/* Into the first-level cache where that is large enough for it. */
+#if defined(__aarch64__)
+#define ASK(address) __builtin_prefetch(address)
+#else
+#define ASK(address) __builtin_prefetch(address, 0, 2)
+#endif
+#define DOT_ASK(ROWS, DO, k) ASK(ahead[k] + offset + line);
 
 /* score[row][key] for a few rows and keys. What is at `ahead`, if anything, is read later and asked for
  * meanwhile: a cache of keys and values is read once in a pass, so nothing else keeps it near. */
@@ -115,7 +121,7 @@ DOTS(4, 4)
         ROWS(DO, c)                                       \
     }
 #define MIX_ASK(ROWS, DO, c) \
-    if (c * VEC_LANES % LINE == 0) __builtin_prefetch(ahead[j] + offset + d + c * VEC_LANES);
+    if (c * VEC_LANES % LINE == 0) ASK(ahead[j] + offset + d + c * VEC_LANES);
 #define MIX_STORE(r, c) vec_store(sum##r + c * VEC_LANES, sum##r##_##c);
 
 /* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and so many columns of values; the
