@@ -96,7 +96,9 @@ class PeerProcess:
             pausing.resume(self._pids())
 
     def _pids(self) -> list[int]:
-        return [self._process.pid, *descendants(self._process.pid)]
+        """Its own, and where the system tells, those below."""
+        below = descendants(self._process.pid) if Path("/proc").exists() else []
+        return [self._process.pid, *below]
 
     def close(self) -> None:
         if self._process.poll() is None:
