@@ -154,22 +154,31 @@ INLINE void add_block(int type, const uint8_t *panel, long b, const x_block *x, 
     }
 }
 
-/* The same of one quad by the first byte of X. */
+/* The sum of a block, or of a half, by the first byte of a row of X. */
+INLINE float32x4_t first_sum(const int8x16_t *w, int groups, const int8_t *bytes, const float *start)
+{
+    int32x4_t sum = vreinterpretq_s32_f32(vld1q_f32(start));
+    UNROLL for (int g = 0; g < groups; g++)
+        sum = dotted(sum, w[g], vld1q_s8(bytes + g / 4 * 16), g % 4);
+    return vreinterpretq_f32_s32(sum);
+}
+
+/* A block of one quad by the first byte of X. Of few rows compilers keep the bytes of X for all quads,
+ * of more they copy registers instead. */
 INLINE void add_first_block(int type, const uint8_t *panel, long b, const x_block *x, int rows,
                             int quad, float32x4_t *totals)
 {
-    const int groups = type == Q6_K ? 4 : GROUPS;
+    const int groups = type == Q6_K ? 4 : GROUPS, in_pairs = rows > 2 && groups == GROUPS ? rows / 2 * 2 : 0;
     int8x16_t w[GROUPS];
     unpack(type, panel + block_offset(type, b) + scale_bytes(type), quad, w);
     UNROLL for (int half = 0; half < GROUPS / groups; half++) {
         const float32x4_t scale = quad_scale(type, panel, b, quad, half);
-        UNROLL for (int r = 0; r < rows; r++) {
-            const float32x4_t start = vld1q_f32(x[r].starts[0]);
-            int32x4_t sum = vreinterpretq_s32_f32(start);
-            UNROLL for (int g = 0; g < groups; g++)
-                sum = dotted(sum, w[half * 4 + g], vld1q_s8(x[r].bytes[0] + (half + g / 4) * 16), g % 4);
-            totals[r] = vfmaq_f32(totals[r], scale, vsubq_f32(vreinterpretq_f32_s32(sum), start));
-        }
+        float32x4_t sums[MAX_STORED_ROWS];
+        UNROLL for (int r = 0; r < rows - in_pairs; r++)
+            sums[r] = first_sum(w + half * 4, groups, x[r].bytes[0] + half * 16, x[r].starts[0]);
+        UNROLL for (int r = rows - in_pairs; r < rows; r += 2) two_first_sums(w, x + r, sums + r);
+        UNROLL for (int r = 0; r < rows; r++) sums[r] -= vld1q_f32(x[r].starts[0]);
+        UNROLL for (int r = 0; r < rows; r++) totals[r] = vfmaq_f32(totals[r], scale, sums[r]);
     }
 }
 

@@ -63,9 +63,8 @@ _Static_assert(offsetof(x_block, minus_starts) == 144, "LESS_STARTS");
 #define NEW_OUT                                                                                 \
     [first] "=&w"(new.first), [second] "=&w"(new.second), [third] "=&w"(new.third), [x0] "=&w"(x0), \
         [x1] "=&w"(x1), [x2] "=&w"(x2)
-#define NEW_IN                                                                             \
-    [w0] "w"(w[0]), [w1] "w"(w[1]), [w2] "w"(w[2]), [w3] "w"(w[3]), [bytes] "r"(bytes), [x] "r"(x), \
-        "m"(*x)
+#define NEW_IN FIRST_IN, [bytes] "r"(bytes), [x] "r"(x), "m"(*x)
+#define FIRST_IN [w0] "w"(w[0]), [w1] "w"(w[1]), [w2] "w"(w[2]), [w3] "w"(w[3])
 #define REST_IN [w4] "w"(w[4]), [w5] "w"(w[5]), [w6] "w"(w[6]), [w7] "w"(w[7])
 
 /* The same steps with no products beside them. */
@@ -91,7 +90,22 @@ INLINE digit_sums begin_sums(int type, const int8x16_t *w, const x_block *x, con
     return new;
 }
 
-/* The same, finishing those before meanwhile. */
+/* Sums of a whole block by the first byte of two rows of X. They begin with `starts` as well. */
+INLINE void two_first_sums(const int8x16_t *w, const x_block *x, float32x4_t sums[2])
+{
+    const x_block *y = x + 1;
+    int8x16_t x0, x1;
+#define TWO_DOTS(g, at) DOT(first, x0, g, at) DOT(second, x1, g, at)
+#define TWO_X(at) LOAD(q[x0], x, at) LOAD(q[x1], y, at)
+    __asm__(LOAD(q[first], x, 96) LOAD(q[second], y, 96) TWO_X(0) TWO_DOTS(0, 0) TWO_DOTS(1, 1)
+                TWO_DOTS(2, 2) TWO_DOTS(3, 3) TWO_X(16) TWO_DOTS(4, 0) TWO_DOTS(5, 1) TWO_DOTS(6, 2)
+                    TWO_DOTS(7, 3)
+            : [first] "=&w"(sums[0]), [second] "=&w"(sums[1]), [x0] "=&w"(x0), [x1] "=&w"(x1)
+            : FIRST_IN, REST_IN, [x] "r"(x), [y] "r"(y), "m"(*x), "m"(*y));
+}
+_Static_assert(offsetof(x_block, bytes) == 0, "TWO_X");
+
+/* As begin_sums, finishing those before meanwhile. */
 INLINE digit_sums next_sums(int type, const int8x16_t *w, const x_block *x, const int8_t *bytes,
                             digit_sums old, const x_block *before, float32x4_t *finished)
 {
