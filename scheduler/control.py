@@ -25,7 +25,8 @@ _SLOWLY = 0.05  # weight of a step in averages over the last steps
 _REMEMBERED_STEPS = 256
 _ARRIVALS = 64
 _REFRESH_EVERY = 4  # steps until what verdicts taught is read again
-# While nothing is drafted, so much of the time goes into finding out what it would be worth.
+# While nothing is drafted, so much of the time of steps with a row whose depth is the policy's to
+# choose goes into finding out what it would be worth.
 _PROBE_SHARE = 0.006
 _PROBE_TOKENS = 32
 _LARGEST_PROBE_BUDGET_S = 1.0
@@ -107,6 +108,7 @@ class SpeculationControl:
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
         self._probe_budget_s = 0.0
+        self._is_asked = False  # for any row's depth
         self._can_select = can_select
         self.selection_gain = _FIRST_GAIN if can_select else 0.0
         self._is_turn_of_new = False
@@ -211,6 +213,9 @@ class SpeculationControl:
             self.steps_without += 1
             return refusal.choice
         is_fixed = [request.is_depth_fixed for request in rows.requests]
+        self._is_asked = any(
+            wanted and not fixed for wanted, fixed in zip(rows.wanted, is_fixed, strict=True)
+        )
         with_kv = self._with_kv
         behind = [
             each if name in with_kv else 0
@@ -356,10 +361,11 @@ class SpeculationControl:
     ) -> None:
         record.committed = committed
         record.draft_s, record.verify_s = verdict.draft_s, verdict.verify_s
-        spent_s = verdict.draft_s + verdict.verify_s
-        self._probe_budget_s = min(
-            self._probe_budget_s + _PROBE_SHARE * spent_s, _LARGEST_PROBE_BUDGET_S
-        )
+        if self._is_asked:  # or requests that do not ask would pay for the next one that does
+            spent_s = verdict.draft_s + verdict.verify_s
+            self._probe_budget_s = min(
+                self._probe_budget_s + _PROBE_SHARE * spent_s, _LARGEST_PROBE_BUDGET_S
+            )
         if verified:
             self.acceptance += _SLOWLY * (accepted / verified - self.acceptance)
         if not self.is_measured:

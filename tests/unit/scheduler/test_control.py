@@ -158,6 +158,24 @@ def test_while_nothing_is_drafted_a_draft_is_asked_now_and_then_what_it_would_gu
     assert not asked[-1], "and soon that is spent"
 
 
+def test_time_to_ask_the_draft_is_saved_by_rows_whose_depth_is_the_policys_only() -> None:
+    made = control()
+
+    def saved(name: str, depth: int, *, is_fixed: bool = False) -> float:
+        request = make_request(
+            name, [1, 2, 3], 100, proposer=DRAFT, depth=depth, is_depth_fixed=is_fixed
+        )
+        rows = Candidates([request], [DRAFT], [depth], [30], 40)
+        choice = made.choose(1, 8, 0, 0, rows)
+        before_s = made._probe_budget_s
+        record = StepRecord(1, 1, 0, 0, choice, 0, 1, 0, 40)
+        made.see_step(record, Verdict(1, 1, (), 0.0, 4e-3), 1, 0, 0)
+        return made._probe_budget_s - before_s
+
+    assert saved("off", 0) == saved("its own", 4, is_fixed=True) == 0
+    assert saved("auto", 4) == pytest.approx(0.006 * 4e-3)
+
+
 def test_a_lone_row_that_was_refused_is_weighed_again_once_something_is_learned() -> None:
     weighed = []
 
