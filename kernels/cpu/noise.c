@@ -81,18 +81,22 @@ typedef struct {
     int64_t column;
 } candidate;
 
+/* NaN before all others: whoever asks is to know of it. */
 INLINE candidate better(candidate a, candidate b)
 {
+    if (isnan(a.score) || isnan(b.score)) return isnan(a.score) ? a : b;
     return b.score > a.score || (b.score == a.score && b.column < a.column) ? b : a;
 }
 
-/* The best of columns [begin, end); `begin` if none has a score above -inf. */
+/* The best of columns [begin, end); `begin` if none has a score above -inf; the first that is NaN, if
+ * any is. */
 static candidate best_column(const float *scores, uint64_t state, int64_t first_id, int64_t begin,
                              int64_t end)
 {
     vec best = vec_set(-INFINITY);
     uvec columns = lane_numbers() + (uint32_t)begin, winners = columns;
     uvec counter = (columns + (uint32_t)first_id) * TOKEN_STRIDE;
+    ivec is_nan = {0};
     for (int64_t t = begin; t < end;
          t += VEC_LANES, columns += VEC_LANES, counter += VEC_LANES * TOKEN_STRIDE) {
         vec s = vec_set(-INFINITY);
@@ -100,6 +104,7 @@ static candidate best_column(const float *scores, uint64_t state, int64_t first_
             s = vec_load(scores + t);
         else
             for (int64_t i = t; i < end; i++) s[i - t] = scores[i];
+        is_nan |= s != s;
         uvec bits = token_bits(counter, state);
         if (!any_lane(s + gumbel_bound(bits) > best)) continue;
         s += gumbel(bits);
@@ -108,6 +113,10 @@ static candidate best_column(const float *scores, uint64_t state, int64_t first_
         winners = (uvec)vec_select(wins, (vec)columns, (vec)winners);
     }
     candidate result = {-INFINITY, begin};
+    if (any_lane(is_nan)) {
+        while (!isnan(scores[begin])) begin++;
+        return (candidate){NAN, begin};
+    }
     for (int i = 0; i < VEC_LANES; i++)
         if (best[i] > -INFINITY) result = better(result, (candidate){best[i], winners[i]});
     return result;

@@ -221,6 +221,19 @@ def test_the_best_score_is_that_of_its_column_with_the_noise_of_its_token(backen
 
 
 @pytest.mark.parametrize("backend", ["c", "torch"])
+@pytest.mark.parametrize("vocab", [3, 1003, 49_152])
+def test_nan_is_the_best_of_all_wherever_it_is(backend: str, vocab: int) -> None:
+    """Otherwise nobody would know of it, and a broken model's tokens would be served."""
+    ops, seeds = make_ops(backend), torch.arange(1)
+    for column in {0, vocab // 2, vocab - 1}:
+        scores = torch.zeros(1, vocab)
+        scores[0, column] = float("nan")
+        best, columns = ops.gumbel_max(scores, seeds, seeds, seeds, 0)
+        assert best.isnan().all() and columns.tolist() == [column]
+        assert ops.gumbel_argmax(scores, seeds, seeds, seeds).tolist() == [column]
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
 def test_a_part_without_a_possible_token_offers_minus_infinity(backend: str) -> None:
     scores, seeds = torch.full((2, 9), float("-inf")), torch.arange(2)
     best, columns = make_ops(backend).gumbel_max(scores, seeds, seeds, seeds, 30)
