@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from outrider.errors import ModelError
@@ -21,7 +23,7 @@ from outrider.workers.weights.safetensors_files import SafetensorsFiles, StoredF
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = "2"  # part of the cache key: raise it when what a conversion writes changes
-NUM_SAMPLES, SAMPLE_BYTES = 64, 1 << 14
+FINGERPRINT_DIGITS = 16
 
 
 def load_spec(
@@ -71,15 +73,26 @@ def converted_folder(path: Path) -> Path:
 
 
 def _fingerprint(path: Path) -> str:
-    """Of the size and of samples spread over the file: a reinstalled copy keeps its conversion."""
-    size = path.stat().st_size
-    digest = hashlib.blake2b(f"{FORMAT_VERSION}:{size}".encode(), digest_size=8)
+    """Of all that is in the file: a reinstalled copy keeps its conversion. It is kept for as long
+    as the file is not touched, since reading a large one takes a while."""
+    found = path.stat()
+    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    key = hashlib.sha256(repr((FORMAT_VERSION, identity)).encode()).hexdigest()
+    kept = cache_folder() / "fingerprints" / key[:FINGERPRINT_DIGITS]
+    with suppress(OSError, ValueError):
+        known = kept.read_text()
+        if len(known) == FINGERPRINT_DIGITS and int(known, 16) >= 0:
+            return known
     with path.open("rb") as file:
-        digest.update(file.read(SAMPLE_BYTES))
-        for index in range(1, NUM_SAMPLES):
-            file.seek(max(0, size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update(FORMAT_VERSION.encode())
+    fingerprint = digest.hexdigest()[:FINGERPRINT_DIGITS]
+    with suppress(OSError):  # then it is computed again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        scratch = kept.with_suffix(f".{os.getpid()}")
+        scratch.write_text(fingerprint)
+        scratch.replace(kept)
+    return fingerprint
 
 
 def spec_of(folder: Path) -> ModelSpec:

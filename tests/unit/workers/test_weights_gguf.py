@@ -19,7 +19,7 @@ from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
 from outrider.workers.models.rope import inverse_frequencies
 from outrider.workers.models.rope_spec import RopeSpec
-from outrider.workers.weights.checkpoint import converted_folder, load_spec
+from outrider.workers.weights.checkpoint import _fingerprint, converted_folder, load_spec
 from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_source import SafetensorsSource
@@ -183,6 +183,22 @@ def test_a_touched_copy_keeps_its_conversion_and_a_changed_one_does_not(small_gg
     contents[-1] ^= 1
     small_gguf.write_bytes(contents)
     assert converted_folder(small_gguf) != folder
+
+
+def test_every_byte_of_a_large_file_counts_whatever_its_times_say(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    path.write_bytes(bytes(4 << 20))
+    found = path.stat()
+    fingerprints = {_fingerprint(path)}
+    for offset in range(0, 4 << 20, (1 << 18) + 12_345):
+        contents = bytearray(4 << 20)
+        contents[offset] = 1
+        path.write_bytes(contents)
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+        before = len(fingerprints)
+        fingerprints.add(_fingerprint(path))
+        assert len(fingerprints) == before + 1, offset
+        assert _fingerprint(path) in fingerprints, "as it was kept"
 
 
 @pytest.mark.model
