@@ -54,8 +54,9 @@ def locked(path: Path, what: str, wait_s: float = LOCK_WAIT_S) -> Iterator[None]
         return
     try:
         _await_lock(handle, path, what, wait_s)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
+        with suppress(OSError):  # only who holds it, for those that wait; the disk may be full
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
         os.close(handle)

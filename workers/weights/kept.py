@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import shutil
+import stat
 import struct
 import time
 import warnings
@@ -45,21 +46,33 @@ class KeptWeights:
     such file: in a folder that others can write to, its name is no secret."""
 
     def __init__(self, path: Path) -> None:
-        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # What is no file, such as a pipe, is not waited for.
+        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            os.utime(path)  # in use: not to be swept
+            os.utime(self._handle)  # in use: not to be swept
             found = os.fstat(self._handle)
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError("it is no file")
             if found.st_uid != os.geteuid():
                 raise ValueError(f"it is of another user ({found.st_uid})")
-            size = found.st_size
-            length, mark = _END.unpack(os.pread(self._handle, _END.size, size - _END.size))
-            if mark != _MARK:
-                raise ValueError(f"{path} has no end")
-            index = os.pread(self._handle, length, size - _END.size - length)
-            self._places: dict[str, list[int]] = json.loads(index)
-        except (struct.error, OSError, ValueError) as error:
+            self._places = self._read_index(found.st_size)
+        except (struct.error, OSError, ValueError, RecursionError) as error:
             os.close(self._handle)
             raise ValueError(f"{path}: {error}") from None
+
+    def _read_index(self, size: int) -> dict[str, tuple[int, int]]:
+        """Offset and number of values of each tensor, all of them within the file."""
+        length, mark = _END.unpack(os.pread(self._handle, _END.size, max(size - _END.size, 0)))
+        if mark != _MARK or length > size - _END.size:
+            raise ValueError("it has no end")
+        index = json.loads(os.pread(self._handle, length, size - _END.size - length))
+        if not isinstance(index, dict):
+            raise ValueError("its index is none")
+        for name, place in index.items():
+            is_place = isinstance(place, list) and [type(each) for each in place] == [int, int]
+            if not is_place or min(place) < 0 or place[0] + place[1] * _ITEM > size:
+                raise ValueError(f"{name} is at {place} of {size} bytes")
+        return index
 
     def tensor(self, name: str, num_values: int, fill: Fill) -> Tensor:
         offset, size = self._places[name]
@@ -85,7 +98,9 @@ class WeightsWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._scratch = path.with_suffix(f".{os.getpid()}")
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        _drop_scratches(path)
+        # A new file: what another user, or a link, has put there is not written to.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._handle = os.open(self._scratch, flags, 0o600)
         self._places: dict[str, tuple[int, int]] = {}
         self._size = 0
@@ -116,9 +131,10 @@ class WeightsWriter:
         if not self._is_whole:
             return
         index = json.dumps(self._places).encode()
+        end = index + _END.pack(len(index), _MARK)
         with suppress(OSError):
-            os.pwrite(self._handle, index + _END.pack(len(index), _MARK), self._size)
-            os.replace(self._scratch, self._path)
+            if os.pwrite(self._handle, end, self._size) == len(end):
+                os.replace(self._scratch, self._path)
 
     def close(self) -> None:
         os.close(self._handle)
@@ -152,6 +168,14 @@ def kept_path(
         if shutil.disk_usage(kept.parent).free >= _FREE_SHARE * num_bytes:
             return kept
     return None
+
+
+def _drop_scratches(path: Path) -> None:
+    """Of writers of the same file that were killed: who writes holds its lock."""
+    for left in path.parent.glob(f"{path.stem}.*"):
+        if left.suffix[1:].isdecimal():
+            with suppress(OSError):
+                left.unlink()
 
 
 def _sweep(folder: Path) -> None:

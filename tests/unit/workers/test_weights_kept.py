@@ -3,6 +3,7 @@ checkpoint."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -95,6 +96,82 @@ def test_a_file_that_was_cut_short_is_written_anew(
     path.write_bytes(whole[:length])
     _load(tmp_path / "model")
     assert path.read_bytes() == whole
+
+
+def _end(index: object, length: int | None = None) -> bytes:
+    text = index if isinstance(index, bytes) else json.dumps(index).encode()
+    return text + kept_module._END.pack(len(text) if length is None else length, kept_module._MARK)
+
+
+@needs_packing
+@pytest.mark.parametrize(
+    "end",
+    [
+        _end({}, 1 << 63),
+        _end({}, 1 << 40),
+        _end([]),
+        _end(3),
+        _end(b"[" * 100_000),
+        _end({"model.embed_tokens.weight": None}),
+        _end({"model.embed_tokens.weight": [-4096, 8]}),
+        _end({"model.embed_tokens.weight": [0.5, 8]}),
+        _end({"model.embed_tokens.weight": [1 << 62, 8]}),
+    ],
+)
+def test_a_file_whose_end_is_damaged_is_written_anew(
+    tmp_path: Path, cache: Path, end: bytes
+) -> None:
+    save_checkpoint(tmp_path / "model", "llama")
+    _load(tmp_path / "model")
+    path = cache / _files(cache)[0]
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(whole + end)
+    _load(tmp_path / "model")
+    assert path.read_bytes() == whole
+
+
+@needs_packing
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
+    save_checkpoint(tmp_path / "model", "llama")
+    _load(tmp_path / "model")
+    path = cache / _files(cache)[0]
+    whole = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    _load(tmp_path / "model")
+    assert path.read_bytes() == whole
+
+
+@needs_packing
+def test_a_link_is_not_written_through_and_what_killed_writers_left_is_removed(
+    tmp_path: Path, cache: Path
+) -> None:
+    save_checkpoint(tmp_path / "model", "llama")
+    _load(tmp_path / "model")
+    path, other = cache / _files(cache)[0], tmp_path / "other"
+    path.unlink()
+    other.write_text("mine")
+    path.with_suffix(f".{os.getpid()}").symlink_to(other)
+    path.with_suffix(".1").write_text("left")
+    _load(tmp_path / "model")
+    assert other.read_text() == "mine"
+    assert _files(cache) == [path.name]
+
+
+@needs_packing
+def test_a_lock_that_cannot_be_written_to_is_held_all_the_same(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    save_checkpoint(tmp_path / "model", "llama")
+    _load(tmp_path / "model")
+    for lock in cache.glob("*.lock"):
+        lock.unlink()
+    monkeypatch.setattr(os, "pwrite", full)
+    _load(tmp_path / "model")
 
 
 @needs_packing
