@@ -268,7 +268,7 @@ _RULES: dict[str, _Rule] = {
     "min_p": (float, lambda v: 0 <= v <= 1, "a number in [0, 1]"),
     "presence_penalty": (float, lambda v: -2 <= v <= 2, "a number in [-2, 2]"),
     "frequency_penalty": (float, lambda v: -2 <= v <= 2, "a number in [-2, 2]"),
-    "repetition_penalty": (float, lambda v: 0 < v <= 100, "a number in (0, 100]"),
+    "repetition_penalty": (float, lambda v: 0.01 <= v <= 100, "a number from 0.01 to 100"),
     "min_tokens": (int, lambda v: v >= 0, "a whole number >= 0"),
     "max_tokens": (int, lambda v: v >= 1, "a whole number >= 1, or None for no limit"),
     "ignore_eos": (bool, lambda v: True, "True or False"),

@@ -28,6 +28,7 @@ WRONG: list[tuple[str, Any]] = [
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0.0),
+    ("repetition_penalty", 1e-39),
     ("temperature", 10**400),
     ("logit_bias", [5]),
     ("logit_bias", 5),
