@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.workers.models.checks import DIVISOR, checked
 
 ROPE_KINDS = ("default", "divisors", "dynamic", "linear", "llama3", "yarn")
 
@@ -36,6 +37,12 @@ class RopeSpec:
     def from_hf(cls, config: Mapping[str, Any]) -> RopeSpec:
         """Accepts both `rope_parameters` and the older `rope_theta` with `rope_scaling`."""
         values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(values, Mapping):
+            raise ModelError(
+                f"rope_parameters are {values!r}, and have to be an object; the checkpoint's "
+                "config.json is wrong."
+            )
+        values = checked(values, "rope_parameters.")
         kind = values.get("rope_type") or values.get("type") or "default"
         theta = float(values.get("rope_theta") or config.get("rope_theta") or 10_000.0)
         if kind not in ROPE_KINDS:
@@ -60,8 +67,38 @@ class RopeSpec:
             beta_slow=float(values.get("beta_slow") or 1.0),
             truncate=bool(values.get("truncate", True)),
             attention_factor=_attention_factor(kind, factor, values),
-            divisors=tuple(values.get("divisors") or ()),
+            divisors=_divisors(values.get("divisors")) if kind == "divisors" else (),
         )
+
+    def check_head(self, head_dim: int) -> None:
+        """Raise unless heads of this size can be rotated so."""
+        if head_dim % 2:
+            raise ModelError(
+                f"head_dim is {head_dim}, which is odd, and only pairs can be rotated; the "
+                "checkpoint's configuration is wrong."
+            )
+        if self.kind == "dynamic" and head_dim == 2:
+            raise ModelError("head_dim is 2, which rope_type 'dynamic' cannot stretch.")
+        if self.kind == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ModelError(
+                f"low_freq_factor is {self.low_freq_factor}, not below high_freq_factor "
+                f"{self.high_freq_factor}; the checkpoint's config.json is wrong."
+            )
+        if self.kind == "divisors" and len(self.divisors) != head_dim // 2:
+            raise ModelError(
+                f"there are {len(self.divisors)} rope divisors for heads of {head_dim}, which take "
+                f"{head_dim // 2}; get the complete checkpoint again."
+            )
+
+
+def _divisors(values: Any) -> tuple[float, ...]:
+    """`values` may be anything a file holds."""
+    if not isinstance(values, list):
+        raise ModelError(
+            f"rope divisors are {values!r}, and have to be a list; get the complete checkpoint "
+            "again."
+        )
+    return tuple(DIVISOR.check("a rope divisor", value) for value in values)
 
 
 def _attention_factor(kind: str, factor: float, values: Mapping[str, Any]) -> float:

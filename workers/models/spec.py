@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from outrider.errors import ModelError
+from outrider.workers.models.checks import BOUNDS, COUNT, checked
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.unsupported import refuse_unsupported
 
@@ -64,11 +65,19 @@ class ModelSpec:
                 f"num_attention_heads is {self.num_heads}, not a multiple of num_key_value_heads "
                 f"{self.num_kv_heads}; the checkpoint's config.json is wrong."
             )
+        if self.rope is not None:
+            self.rope.check_head(self.head_dim)
+        if len(self.windows) != self.num_layers:
+            raise ModelError(
+                f"layer_types has {len(self.windows)} entries and num_hidden_layers is "
+                f"{self.num_layers}; the checkpoint's config.json is wrong."
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelSpec:
         """Read the contents of a Hugging Face `config.json`."""
         refuse_unsupported(config)
+        config = checked(config)
         family = str(config["model_type"])
         try:
             return _opt(config) if family == "opt" else _llama_like(family, config)
@@ -126,7 +135,7 @@ def _llama_like(family: str, config: Mapping[str, Any]) -> ModelSpec:
         )
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or (
-        128 if family == "qwen3" else config["hidden_size"] // num_heads
+        128 if family == "qwen3" else _head_dim(config["hidden_size"], num_heads)
     )
     attention_bias = bool(config.get("attention_bias", False))
     scale = config.get("attention_multiplier", 1.0) if family == "granite" else head_dim**-0.5
@@ -172,8 +181,8 @@ def _opt(config: Mapping[str, Any]) -> ModelSpec:
             f"activation_function is {activation!r}; opt models are supported with relu and gelu."
         )
     hidden_size, num_heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = hidden_size // num_heads
-    max_position = int(config.get("max_position_embeddings", 2048))
+    head_dim = _head_dim(hidden_size, num_heads)
+    max_position = config.get("max_position_embeddings", 2048)
     norm_first = bool(config.get("do_layer_norm_before", True))
     has_bias = bool(config.get("enable_bias", True))
     return ModelSpec(
@@ -207,26 +216,43 @@ def _opt(config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def _head_dim(hidden_size: int, num_heads: int) -> int:
+    if num_heads > hidden_size:
+        raise ModelError(
+            f"num_attention_heads is {num_heads}, more than hidden_size {hidden_size}; the "
+            "checkpoint's config.json is wrong."
+        )
+    return hidden_size // num_heads
+
+
 def _max_position(config: Mapping[str, Any]) -> int:
     """YaRN checkpoints often state the length before stretching; the stretched one is served."""
-    stated = int(config.get("max_position_embeddings", 2048))
+    stated: int = config.get("max_position_embeddings", 2048)
     rope = RopeSpec.from_hf(config)
-    if rope.kind == "yarn":
-        return max(stated, int(rope.original_max_position * rope.factor))
-    return stated
+    if rope.kind != "yarn":
+        return stated
+    stretched = max(stated, int(rope.original_max_position * rope.factor))
+    BOUNDS["max_position_embeddings"].check("max_position_embeddings, stretched,", stretched)
+    return stretched
 
 
 def _windows(family: str, config: Mapping[str, Any]) -> tuple[int, ...]:
-    num_layers = int(config["num_hidden_layers"])
-    if family == "mistral":
-        return (int(config.get("sliding_window", 4096) or 0),) * num_layers
-    if family not in ("qwen2", "qwen3") or not config.get("use_sliding_window", False):
+    num_layers: int = config["num_hidden_layers"]
+    is_qwen = family in ("qwen2", "qwen3") and config.get("use_sliding_window", False)
+    if family != "mistral" and not is_qwen:
         return (0,) * num_layers
-    window = int(config.get("sliding_window", 4096) or 0)
+    window: int = COUNT.check("sliding_window", config.get("sliding_window", 4096) or 0)
+    if family == "mistral":
+        return (window,) * num_layers
     first = config.get("max_window_layers", 28)
     kinds = config.get("layer_types") or [
         "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
     ]
+    if not isinstance(kinds, list):
+        raise ModelError(
+            f"layer_types is {kinds!r}, and has to be a list; the checkpoint's config.json is "
+            "wrong."
+        )
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.workers.models.checks import BOUNDS, COUNT
 from outrider.workers.models.unsupported import refuse_experts
 
 # Converters of these store query and key rows interleaved, for llama.cpp's rotary layout.
@@ -32,6 +33,18 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# What of the header is checked as which key of a `config.json`, under its own name.
+_CHECKED_AS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "context_length": "max_position_embeddings",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
 
 
 def hf_name(name: str) -> str | None:
@@ -53,7 +66,8 @@ def hf_config(
     """`fields` are the header's, with the tokenizer's size as `num_tokens`; `divisors` the contents
     of the tensor `rope_freqs.weight`, where there is one."""
     architecture = fields.get("general.architecture")
-    refuse_experts(str(architecture), int(fields.get(f"{architecture}.expert_count") or 0))
+    experts = f"{architecture}.expert_count"
+    refuse_experts(str(architecture), COUNT.check(experts, fields.get(experts) or 0))
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"general.architecture is {architecture!r}, which is not supported in GGUF files; "
@@ -64,6 +78,9 @@ def hf_config(
         for key, value in fields.items()
         if key.startswith(f"{architecture}.")
     }
+    for key, checked_as in _CHECKED_AS.items():
+        if key in own:
+            BOUNDS[checked_as].check(f"{architecture}.{key}", own[key])
     try:
         return _config(str(architecture), own, fields, tensor_names, divisors)
     except KeyError as error:

@@ -31,6 +31,7 @@ def convert(path: Path, folder: Path) -> None:
     reader = _open(path)
     fields = _fields(path, reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    _check_places(path, reader)
     divisors = tensors.pop(ROPE_DIVISORS, None)
     config = hf_config(
         fields,
@@ -67,6 +68,21 @@ def _open(path: Path) -> Any:
     # A damaged header surfaces as whatever the reader happened to stumble over.
     except Exception as error:
         raise _damaged(path, error) from None
+
+
+def _check_places(path: Path, reader: Any) -> None:
+    """The reader adds offsets in 64 bits and takes whatever bytes are there."""
+    end = 0
+    places = ((int(tensor.field.parts[-1][0]), tensor) for tensor in reader.tensors)
+    for offset, tensor in sorted(places, key=lambda place: place[0]):
+        where = f"tensor {tensor.name} at offset {offset}"
+        if offset % int(reader.alignment):
+            raise _damaged(path, f"{where} is not aligned")
+        if offset < end:
+            raise _damaged(path, f"{where} begins within another")
+        end = offset + tensor.n_bytes
+        if reader.data_offset + end > len(reader.data):
+            raise _damaged(path, f"{where} ends beyond the file")
 
 
 def _fields(path: Path, reader: Any) -> dict[str, Any]:
@@ -106,8 +122,14 @@ def _in_hf_order(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
     module = name.rsplit(".", 2)[-2]
     if config["model_type"] not in INTERLEAVED or module not in heads_key:
         return tensor
-    num_heads = config[heads_key[module]]
-    half = tensor.shape[0] // num_heads // 2
+    num_heads, head_dim = config[heads_key[module]], config["head_dim"]
+    num_dims = 1 if name.endswith(".bias") else 2
+    if tensor.ndim != num_dims or tensor.shape[0] != num_heads * head_dim:
+        raise ModelError(
+            f"{name} has shape {list(tensor.shape)} in the GGUF file, whose header asks for "
+            f"{num_heads} heads of {head_dim} rows; convert the model again."
+        )
+    half = head_dim // 2
     paired = tensor.reshape(num_heads, half, 2, *tensor.shape[1:])
     return paired.transpose(1, 2).reshape(tensor.shape).contiguous()
 
@@ -143,5 +165,5 @@ class _ShardWriter:
         self._pending, self._pending_bytes = {}, 0
 
 
-def _damaged(path: Path, error: Exception) -> ModelError:
+def _damaged(path: Path, error: Exception | str) -> ModelError:
     return ModelError(f"{path} is damaged or not a GGUF file ({error}); download it again.")

@@ -60,25 +60,16 @@ class SafetensorsFiles:
 
     def _read_index(self) -> Mapping[str, str]:
         path = self.folder / INDEX_FILE
-        file_of = read_json(path).get("weight_map")
-        if not isinstance(file_of, dict) or not file_of:
+        file_of = _weight_map(path, read_json(path))
+        if not file_of:
             raise ModelError(f"{path} has no weight_map; get the complete checkpoint again.")
-        for file_name in sorted(set(file_of.values())):
-            present = set(self.open(file_name).keys())
-            for name, holder in file_of.items():
-                if holder == file_name and name not in present:
-                    raise ModelError(
-                        f"{self.folder / file_name} has no tensor {name!r}, which {INDEX_FILE} "
-                        "says it holds; get the complete checkpoint again."
-                    )
+        opened = {file_name: self.open(file_name) for file_name in sorted(set(file_of.values()))}
+        _check_present(path, file_of, opened)
         return file_of
 
     def open(self, file_name: str) -> Any:
         if file_name not in self._opened:
-            path = self.folder / file_name
-            if Path(file_name).name != file_name:
-                raise ModelError(f"{INDEX_FILE} names {file_name!r}, which is not in its folder.")
-            self._opened[file_name] = open_safetensors(path, self._framework)
+            self._opened[file_name] = open_safetensors(self.folder / file_name, self._framework)
         return self._opened[file_name]
 
 
@@ -92,13 +83,43 @@ class StoredFiles:
         path = folder / STORED_INDEX_FILE
         if path.is_file():
             index = read_json(path)
-            try:
-                self.kinds, self.file_of = index["kinds"], index["weight_map"]
-            except KeyError as error:
-                raise ModelError(f"{path} has no {error}; remove it.") from None
+            self.kinds, self.file_of = _texts(path, index, "kinds"), _weight_map(path, index)
         self.opened = {
             name: open_safetensors(folder / name, framework) for name in set(self.file_of.values())
         }
+        if self.kinds.keys() != self.file_of.keys():
+            raise ModelError(
+                f"kinds and weight_map of {path} are not of the same tensors; remove that folder."
+            )
+        _check_present(path, self.file_of, self.opened)
+
+
+def _texts(path: Path, index: Mapping[str, Any], key: str) -> dict[str, str]:
+    found = index.get(key)
+    if not isinstance(found, dict) or not all(isinstance(each, str) for each in found.values()):
+        raise ModelError(
+            f"{path} has no {key} of texts by tensor; get the complete checkpoint again."
+        )
+    return found
+
+
+def _weight_map(path: Path, index: Mapping[str, Any]) -> dict[str, str]:
+    """The file of each tensor, all of them beside the index."""
+    file_of = _texts(path, index, "weight_map")
+    for file_name in file_of.values():
+        if Path(file_name).name != file_name or file_name in ("", ".."):
+            raise ModelError(f"{path.name} names {file_name!r}, which is not in its folder.")
+    return file_of
+
+
+def _check_present(path: Path, file_of: Mapping[str, str], opened: Mapping[str, Any]) -> None:
+    names_in = {file_name: set(file.keys()) for file_name, file in opened.items()}
+    for name, file_name in file_of.items():
+        if name not in names_in[file_name]:
+            raise ModelError(
+                f"{path.parent / file_name} has no tensor {name!r}, which {path.name} says it "
+                "holds; get the complete checkpoint again."
+            )
 
 
 def open_safetensors(path: Path, framework: str) -> Any:

@@ -9,7 +9,7 @@ import torch
 from outrider.errors import ModelError
 from outrider.kernels.stored import KINDS, StoredWeight
 from outrider.workers.models.source import StoredPart
-from outrider.workers.weights.safetensors_files import READING, StoredFiles
+from outrider.workers.weights.safetensors_files import READING, STORED_INDEX_FILE, StoredFiles
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 _HALVES = ("BF16", "F16")  # as safetensors calls them, too
@@ -25,6 +25,13 @@ class StoredFolder:
         self._folder = folder
         self._weights = weights
         self._files = StoredFiles(folder, READING)
+        for name, kind in self._files.kinds.items():
+            # INT8 is made here, of whole weights, and never in a file.
+            if kind not in KINDS or kind == "INT8":
+                raise ModelError(
+                    f"{folder / STORED_INDEX_FILE} says that {name} is {kind!r}, which is not "
+                    "supported; remove that folder."
+                )
 
     def find(
         self,
@@ -61,9 +68,10 @@ class StoredFolder:
             return None
         stored = self._files.opened[self._files.file_of[name]].get_slice(name)
         row_bytes = shape[1] // form.block_len * form.block_bytes
-        if tuple(stored.get_shape()) != (shape[0], row_bytes):
+        if stored.get_dtype() != "U8" or tuple(stored.get_shape()) != (shape[0], row_bytes):
             raise ModelError(
-                f"{self._folder} holds {name} as {kind} in {stored.get_shape()} bytes, but the "
+                f"{self._folder} holds {name} as {kind} in {stored.get_shape()} bytes "
+                f"({stored.get_dtype()}), but the "
                 f"configuration asks for a weight of {list(shape)}; remove that folder."
             )
         first, last = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -52,6 +53,54 @@ def test_a_missing_size_is_named() -> None:
 def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         ModelSpec.from_hf(LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"hidden_size": "big"}, "hidden_size"),
+        ({"hidden_size": -64}, "hidden_size"),
+        ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads"),
+        ({"num_attention_heads": True}, "num_attention_heads"),
+        ({"num_attention_heads": 4096, "num_key_value_heads": 1}, "num_attention_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"num_hidden_layers": 4_000_000_000}, "num_hidden_layers"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings"),
+        ({"max_position_embeddings": 2**32 - 1}, "max_position_embeddings"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"rms_norm_eps": [1]}, "rms_norm_eps"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
+        ({"rope_theta": 0.0}, "rope_theta"),
+        ({"rope_parameters": {"rope_theta": math.nan}}, "rope_theta"),
+        ({"rope_parameters": "default"}, "rope_parameters"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.0}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e6}}, "max_position_embeddings, stretched,"),
+        ({"rope_scaling": {"type": "llama3", "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": {"type": "divisors", "divisors": [math.nan] * 8}}, "a rope divisor"),
+        ({"rope_scaling": {"type": "divisors", "divisors": [1.0] * 3}}, "3 rope divisors"),
+        ({"rope_scaling": {"type": "divisors", "divisors": 1.0}}, "rope divisors"),
+        ({"model_type": "granite", "logits_scaling": "x"}, "logits_scaling"),
+        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["full_attention"]},
+            "layer_types",
+        ),
+        ({"model_type": "opt", "ffn_dim": 0}, "ffn_dim"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_its_name(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(ModelError, match=rf"{name} (is|are|has|for) "):
+        ModelSpec.from_hf(LLAMA | changes)
+
+
+def test_a_number_that_is_null_is_missing() -> None:
+    with pytest.raises(ModelError, match="lacks 'hidden_size'"):
+        ModelSpec.from_hf(LLAMA | {"hidden_size": None})
+    assert ModelSpec.from_hf(LLAMA | {"rms_norm_eps": None}).norm_eps == 1e-6
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8"])
