@@ -74,6 +74,10 @@ if [ ! -e "$site/.unpacked" ]; then
     touch "$site/.unpacked"
 fi
 
+# The bundled weights are the same for every machine.
+weights=$(.venv/bin/python -c "from outrider.workers.weights.resolve import resolve_source as r; print(r('smollm2-135m-instruct').parent)")
+ln -sfn "$weights" "$site/$(basename "$weights")"
+
 # Compiling is this machine's, for that one.
 mkdir -p "$folder/bin"
 cat >"$folder/bin/cc" <<EOF
