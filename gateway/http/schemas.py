@@ -87,7 +87,7 @@ class GenerationRequest(_Strict):
     min_p: float | None = Field(None, description="Least share of the likeliest's probability.")
     presence_penalty: float | None = Field(None, description="-2 to 2.")
     frequency_penalty: float | None = Field(None, description="-2 to 2.")
-    repetition_penalty: float | None = Field(None, description="Above 0; 1 is none.")
+    repetition_penalty: float | None = Field(None, description="From 0.01 to 100; 1 is none.")
     logit_bias: _Biases = Field(None, description="Added to logits, by token id, -100 to 100.")
     allowed_token_ids: _TokenIds = Field(None, description="No other tokens are chosen.")
     bad_words: _Texts = Field(None, description="Words that are never written.")
