@@ -42,6 +42,10 @@ def _logits(folder: Path, **options: Any) -> torch.Tensor:
     return RaggedRun(_load(folder, **options), [random_prompt(9)]).run(4)[0]
 
 
+def _full_disk(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def _files(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
@@ -163,14 +167,11 @@ def test_a_link_is_not_written_through_and_what_killed_writers_left_is_removed(
 def test_a_lock_that_cannot_be_written_to_is_held_all_the_same(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     save_checkpoint(tmp_path / "model", "llama")
     _load(tmp_path / "model")
     for lock in cache.glob("*.lock"):
         lock.unlink()
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", _full_disk)
     _load(tmp_path / "model")
 
 
@@ -191,12 +192,9 @@ def test_a_file_that_another_user_has_put_there_is_not_used(
 def test_a_disk_without_room_keeps_nothing_and_serves(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     save_checkpoint(tmp_path / "model", "llama")
     expected = _logits(tmp_path / "model", keeps=False)
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", _full_disk)
     assert torch.equal(_logits(tmp_path / "model"), expected)
     assert _files(cache) == []
 
