@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.workers.proposers.base import NO_COST
-from outrider.workers.weights.cache import boot_id, cache_folder
+from outrider.workers.weights.cache import boot_id, cache_folder, read_own, write_own
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class KeptCosts:
     def read(self) -> Found | None:
         """None if there is nothing, or nothing of use."""
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            found = json.loads(read_own(self._path))
             verify, first, following = (
                 CostTable(tuple(sizes), tuple(seconds), is_padded)
                 for sizes, seconds, is_padded in (found[name] for name in _TABLES)
@@ -80,12 +79,9 @@ class KeptCosts:
         rows = [(table.sizes, table.seconds, table.is_padded) for table in tables]
         further = {"prefill_s": prefill_s, "server": self._server}
         text = json.dumps(dict(zip(_TABLES, rows, strict=True)) | further)
-        scratch = self._path.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_own(self._path, text)
             _sweep(self._path.parent)
-            scratch.write_text(text, encoding="utf-8")
-            scratch.replace(self._path)
 
 
 def _sweep(folder: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,33 @@ def boot_id() -> str:
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return socket.gethostname()
+
+
+def open_own(path: Path) -> int:
+    """A handle to read a file of this user's. `OSError` if there is none, `ValueError` if it is
+    something else: a pipe is not waited for, a link not followed."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(handle)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return handle
+    os.close(handle)
+    raise ValueError(f"{path} is no file of this user's (mode {found.st_mode:o}, {found.st_uid})")
+
+
+def read_own(path: Path) -> str:
+    """As `open_own`."""
+    with os.fdopen(open_own(path), encoding="utf-8") as file:
+        return file.read()
+
+
+def write_own(path: Path, text: str) -> None:
+    """The whole file or nothing; what somebody has put in the way is not written to."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    with scratch.open("x", encoding="utf-8") as file:
+        file.write(text)
+    scratch.replace(path)
 
 
 @contextmanager

@@ -8,14 +8,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import os
 from contextlib import suppress
 from pathlib import Path
 
 from outrider.errors import ModelError
 from outrider.workers.models.spec import ModelSpec, eos_ids
 from outrider.workers.models.unsupported import refuse_adapter
-from outrider.workers.weights.cache import build_folder, cache_folder, discard_folder
+from outrider.workers.weights.cache import (
+    build_folder,
+    cache_folder,
+    discard_folder,
+    read_own,
+    write_own,
+)
 from outrider.workers.weights.files import Files, read_json
 from outrider.workers.weights.resolve import resolve_source
 from outrider.workers.weights.safetensors_files import SafetensorsFiles, StoredFiles
@@ -80,7 +85,7 @@ def _fingerprint(path: Path) -> str:
     key = hashlib.sha256(repr((FORMAT_VERSION, identity)).encode()).hexdigest()
     kept = cache_folder() / "fingerprints" / key[:FINGERPRINT_DIGITS]
     with suppress(OSError, ValueError):
-        known = kept.read_text()
+        known = read_own(kept)
         if len(known) == FINGERPRINT_DIGITS and int(known, 16) >= 0:
             return known
     with path.open("rb") as file:
@@ -88,10 +93,7 @@ def _fingerprint(path: Path) -> str:
     digest.update(FORMAT_VERSION.encode())
     fingerprint = digest.hexdigest()[:FINGERPRINT_DIGITS]
     with suppress(OSError):  # then it is computed again
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        scratch = kept.with_suffix(f".{os.getpid()}")
-        scratch.write_text(fingerprint)
-        scratch.replace(kept)
+        write_own(kept, fingerprint)
     return fingerprint
 
 

@@ -13,7 +13,6 @@ import logging
 import mmap
 import os
 import shutil
-import stat
 import struct
 import time
 import warnings
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from outrider.workers.models.shard import Shard
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.cache import boot_id, cache_folder
+from outrider.workers.weights.cache import boot_id, cache_folder, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +45,10 @@ class KeptWeights:
     such file: in a folder that others can write to, its name is no secret."""
 
     def __init__(self, path: Path) -> None:
-        # What is no file, such as a pipe, is not waited for.
-        self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._handle = open_own(path)
         try:
             os.utime(self._handle)  # in use: not to be swept
-            found = os.fstat(self._handle)
-            if not stat.S_ISREG(found.st_mode):
-                raise ValueError("it is no file")
-            if found.st_uid != os.geteuid():
-                raise ValueError(f"it is of another user ({found.st_uid})")
-            self._places = self._read_index(found.st_size)
+            self._places = self._read_index(os.fstat(self._handle).st_size)
         except (struct.error, OSError, ValueError, RecursionError) as error:
             os.close(self._handle)
             raise ValueError(f"{path}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,19 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
     KeptCosts("secret").write(COSTS)
     assert KeptCosts("secret").read() is None
+
+
+def test_neither_a_pipe_nor_a_link_in_the_way_is_waited_for_or_written_to(cache: Path) -> None:
+    kept, other = KeptCosts("secret"), cache.parent / "other"
+    kept.write(COSTS)
+    [file] = cache.iterdir()
+    other.write_text("mine")
+    file.unlink()
+    file.symlink_to(other)
+    file.with_suffix(f".{os.getpid()}").symlink_to(other)
+    assert kept.read() is None
+    kept.write(COSTS)
+    assert other.read_text() == "mine" and kept.read() is not None
+    file.unlink()
+    os.mkfifo(file)
+    assert kept.read() is None

@@ -50,6 +50,18 @@ def _files(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
 
+@pytest.fixture
+def removed(tmp_path: Path, cache: Path) -> tuple[Path, bytes]:
+    """A file that was kept and is gone, and what was in it. Not truncated: who has loaded it still
+    has it mapped."""
+    save_checkpoint(tmp_path / "model", "llama")
+    _load(tmp_path / "model")
+    path = cache / _files(cache)[0]
+    whole = path.read_bytes()
+    path.unlink()
+    return path, whole
+
+
 @needs_packing
 @pytest.mark.parametrize("variant", ["llama", "llama-tied", "llama-biases", "opt"])
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -90,13 +102,9 @@ def test_a_checkpoint_that_was_replaced_is_read_anew(tmp_path: Path, cache: Path
 @needs_packing
 @pytest.mark.parametrize("length", [0, 5, -1])
 def test_a_file_that_was_cut_short_is_written_anew(
-    tmp_path: Path, cache: Path, length: int
+    tmp_path: Path, removed: tuple[Path, bytes], length: int
 ) -> None:
-    save_checkpoint(tmp_path / "model", "llama")
-    _load(tmp_path / "model")
-    path = cache / _files(cache)[0]
-    whole = path.read_bytes()
-    path.unlink()  # not truncated: the loaded decoder above still has it mapped
+    path, whole = removed
     path.write_bytes(whole[:length])
     _load(tmp_path / "model")
     assert path.read_bytes() == whole
@@ -123,25 +131,19 @@ def _end(index: object, length: int | None = None) -> bytes:
     ],
 )
 def test_a_file_whose_end_is_damaged_is_written_anew(
-    tmp_path: Path, cache: Path, end: bytes
+    tmp_path: Path, removed: tuple[Path, bytes], end: bytes
 ) -> None:
-    save_checkpoint(tmp_path / "model", "llama")
-    _load(tmp_path / "model")
-    path = cache / _files(cache)[0]
-    whole = path.read_bytes()
-    path.unlink()
+    path, whole = removed
     path.write_bytes(whole + end)
     _load(tmp_path / "model")
     assert path.read_bytes() == whole
 
 
 @needs_packing
-def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
-    save_checkpoint(tmp_path / "model", "llama")
-    _load(tmp_path / "model")
-    path = cache / _files(cache)[0]
-    whole = path.read_bytes()
-    path.unlink()
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(
+    tmp_path: Path, removed: tuple[Path, bytes]
+) -> None:
+    path, whole = removed
     os.mkfifo(path)
     _load(tmp_path / "model")
     assert path.read_bytes() == whole
@@ -149,12 +151,9 @@ def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(tmp_path: Path, cache
 
 @needs_packing
 def test_a_link_is_not_written_through_and_what_killed_writers_left_is_removed(
-    tmp_path: Path, cache: Path
+    tmp_path: Path, cache: Path, removed: tuple[Path, bytes]
 ) -> None:
-    save_checkpoint(tmp_path / "model", "llama")
-    _load(tmp_path / "model")
-    path, other = cache / _files(cache)[0], tmp_path / "other"
-    path.unlink()
+    path, other = removed[0], tmp_path / "other"
     other.write_text("mine")
     path.with_suffix(f".{os.getpid()}").symlink_to(other)
     path.with_suffix(".1").write_text("left")
