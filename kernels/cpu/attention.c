@@ -11,7 +11,7 @@
 
 #define SERIAL_WORK 16384 /* rows times keys times head_dim */
 #define SHARES_PER_THREAD 8
-#define FAIR_PARTS 4 /* for each thread; see sharing */
+#define FAIR_PARTS 4 /* for each thread; see divide */
 
 static int64_t divide_up(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -21,18 +21,24 @@ typedef struct {
     int64_t rows, rows_per_head; /* in all, and of a KV head */
     int64_t heads_per_tile, tiles_per_heads, tiles;
     int64_t chunks; /* of which each is an item, or 1: items are tiles */
-    int64_t items, work;
+    int64_t items, item_work, work;
 } division;
 
 typedef struct {
     const attention *attention;
     const ragged_batch *batch;
-    int64_t work, shares, parts; /* tiles with more work than such a part are shared out by chunks */
-    void *seen;                  /* of sequences that are: [chunk][row] */
+    int64_t work, shares, threads;
+    void *seen; /* of sequences that are shared out by chunks: [chunk][row] */
     int64_t split_rows;
 } sharing;
 
-static division divide(const sharing *w, int64_t sequence)
+/* Whose part of the whole such work is: each thread has as many shares. */
+static int64_t owner(const sharing *w, int64_t work) { return work * w->threads / w->work; }
+
+/* A sequence is shared out by chunks where, with `before` that much work before it, it lies in the parts
+ * of two threads, and its tiles are too long for one of them to have one more. All others stay whole: a
+ * thread that has seen all chunks need not read from memory what another saw. */
+static division divide(const sharing *w, int64_t sequence, int64_t before)
 {
     const attention *a = w->attention;
     const ragged_batch *batch = w->batch;
@@ -45,8 +51,11 @@ static division divide(const sharing *w, int64_t sequence)
     d.heads_per_tile = d.rows_per_head < TILE_ROWS ? TILE_ROWS / d.rows_per_head : 1;
     d.tiles_per_heads = divide_up(d.rows_per_head, TILE_ROWS);
     d.tiles = divide_up(a->kv_heads, d.heads_per_tile) * d.tiles_per_heads;
-    if (d.tiles_per_heads == 1 && d.work * w->parts > w->work * d.tiles) d.chunks = divide_up(keys, CHUNK);
+    if (w->threads > 1 && d.tiles_per_heads == 1 && d.work * FAIR_PARTS * w->threads > w->work * d.tiles &&
+        owner(w, before) != owner(w, before + d.work - 1))
+        d.chunks = divide_up(keys, CHUNK);
     d.items = d.tiles * d.chunks;
+    d.item_work = (d.chunks > 1 ? d.rows * CHUNK : d.work) / d.tiles;
     return d;
 }
 
@@ -82,7 +91,13 @@ static void run_part(const sharing *w, const division *d, tile *t, int64_t chunk
     attend_chunk(a, w->batch, t, chunk * CHUNK, seen_at(a, w->seen, split_before + row));
 }
 
-/* A share is the items whose work begins within its part of the whole. */
+/* The items of a sequence that are done where so much of its work is. */
+static int64_t items_within(const division *d, int64_t work)
+{
+    if (work >= d->work) return d->items;
+    return work <= 0 ? 0 : least((2 * work + d->item_work) / (2 * d->item_work), d->items);
+}
+
 static void run_share(void *context, int64_t share)
 {
     const sharing *w = context;
@@ -90,10 +105,10 @@ static void run_share(void *context, int64_t share)
     int64_t done = 0, split = 0;
     tile t;
     for (int64_t s = 0; s < w->batch->sequences && done < high; s++) {
-        const division d = divide(w, s);
+        const division d = divide(w, s, done);
         if (!d.work) continue;
-        const int64_t end = least(divide_up((high - done) * d.items, d.work), d.items);
-        for (int64_t i = divide_up((low - done) * d.items, d.work); i < end; i++) {
+        const int64_t end = items_within(&d, high - done);
+        for (int64_t i = items_within(&d, low - done); i < end; i++) {
             place(w, &d, s, i % d.tiles, &t);
             if (d.chunks > 1) run_part(w, &d, &t, i / d.tiles, split);
             else run_tile(w, &t);
@@ -111,10 +126,11 @@ static void run_whole(void *context, int64_t share)
     const int64_t low = w->split_rows * share / w->shares, high = w->split_rows * (share + 1) / w->shares;
     float memory[MAX_DIM + sizeof(seen) / sizeof(float)];
     seen *all = (seen *)memory;
-    int64_t done = 0, split = 0;
+    int64_t before = 0, done = 0, split = 0;
     tile t;
     for (int64_t s = 0; s < w->batch->sequences && done < high; s++) {
-        const division d = divide(w, s);
+        const division d = divide(w, s, before);
+        before += d.work;
         if (d.chunks == 1) continue;
         for (int64_t r = low < done ? 0 : low - done; r < least(high - done, d.rows); r++) {
             place_tile(a, w->batch, &t, s, r / d.rows_per_head, 1, r % d.rows_per_head, 1);
@@ -149,13 +165,14 @@ static int blocks_exist(const attention *a, const ragged_batch *batch)
 EXPORT int outrider_attention(const attention *a, const ragged_batch *batch)
 {
     static _Thread_local own_memory own;
-    sharing w = {.attention = a, .batch = batch, .shares = 1};
-    int64_t items = 0, parts = 0;
+    sharing w = {.attention = a, .batch = batch, .shares = 1, .threads = 1};
+    int64_t items = 0, parts = 0, before = 0;
     if (!blocks_exist(a, batch)) return BAD_BLOCK;
-    for (int64_t s = 0; s < batch->sequences; s++) w.work += divide(&w, s).work;
-    if (w.work * a->head_dim >= SERIAL_WORK && pool_threads() > 1) w.parts = FAIR_PARTS * pool_threads();
+    for (int64_t s = 0; s < batch->sequences; s++) w.work += divide(&w, s, 0).work;
+    if (w.work * a->head_dim >= SERIAL_WORK) w.threads = pool_threads();
     for (int64_t s = 0; s < batch->sequences; s++) {
-        const division d = divide(&w, s);
+        const division d = divide(&w, s, before);
+        before += d.work;
         items += d.items;
         if (d.chunks > 1) {
             w.split_rows += d.rows;
@@ -164,7 +181,7 @@ EXPORT int outrider_attention(const attention *a, const ragged_batch *batch)
     }
     if (parts) w.seen = at_least(&own, parts * seen_bytes(a));
     if (parts && !w.seen) return NO_MEMORY;
-    if (w.parts) w.shares = least(items, SHARES_PER_THREAD * pool_threads());
+    if (w.threads > 1) w.shares = w.threads * least(divide_up(items, w.threads), SHARES_PER_THREAD);
     pool_run(run_share, &w, w.shares);
     if (!w.split_rows) return OK;
     w.shares = parts * a->head_dim < SERIAL_WORK ? 1 : least(w.split_rows, w.shares);

@@ -111,9 +111,9 @@ INLINE int point_at(const attention *a, const ragged_batch *batch, const tile *t
     const int32_t *blocks = batch->block_tables + sequence * batch->max_blocks + begin / a->block_size;
     int64_t offset = begin % a->block_size;
     for (int j = 0; j < count; offset = 0, blocks++) {
-        int64_t row = (*blocks * a->kv_heads + t->first_head) * a->block_size;
+        const float *from = cache + *blocks * a->block_stride;
         for (; j < count && offset < a->block_size; j++, offset++)
-            out[j] = cache + (row + offset) * a->head_dim;
+            out[j] = from + (t->first_head * a->block_size + offset) * a->head_dim;
     }
     return count;
 }

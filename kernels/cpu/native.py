@@ -57,6 +57,7 @@ class CRotation(Structure):
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("block_size", c_int64),
+        ("block_stride", c_int64),
         ("norm_eps", c_float),
     ]
 
@@ -72,6 +73,7 @@ class CAttention(Structure):
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("block_size", c_int64),
+        ("block_stride", c_int64),
         ("window", c_int64),
         ("scale", c_float),
     ]

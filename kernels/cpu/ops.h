@@ -16,11 +16,12 @@ typedef struct {
     int64_t type, out_features, in_features, out_stride;
 } stored_layer; /* see stored.h */
 
+/* A cache is [num_blocks, kv_heads, block_size, head_dim] with blocks `block_stride` values apart. */
 typedef struct {
     const float *cos, *sin; /* [max_position, head_dim / 2], or null */
     const float *q_norm, *k_norm;
     float *key_cache, *value_cache;
-    int64_t max_position, num_slots, heads, kv_heads, head_dim, block_size;
+    int64_t max_position, num_slots, heads, kv_heads, head_dim, block_size, block_stride;
     float norm_eps;
 } rotation;
 
@@ -28,7 +29,7 @@ typedef struct {
     const float *q;
     const float *key_cache, *value_cache;
     float *out;
-    int64_t num_blocks, heads, kv_heads, head_dim, block_size, window;
+    int64_t num_blocks, heads, kv_heads, head_dim, block_size, block_stride, window;
     float scale;
 } attention;
 

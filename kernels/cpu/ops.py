@@ -228,6 +228,7 @@ class CpuOps:
             num_kv_heads,
             head_dim,
             block_size,
+            key_cache.stride(0),
             norm_eps,
         )
         arguments = (addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr())
@@ -263,6 +264,7 @@ class CpuOps:
             num_kv_heads,
             head_dim,
             block_size,
+            key_cache.stride(0),
             window,
             scale,
         )

@@ -188,7 +188,7 @@ static void rotate_token(const rotating *w, int64_t t)
         rotate_head(a, from + h * dim, a->q_norm, position, q + h * dim);
     int64_t block = slot / a->block_size, offset = slot % a->block_size;
     for (long h = 0; h < kv_heads; h++) {
-        long at = ((block * kv_heads + h) * a->block_size + offset) * dim;
+        long at = block * a->block_stride + (h * a->block_size + offset) * dim;
         rotate_head(a, k + h * dim, a->k_norm, position, a->key_cache + at);
         memcpy(a->value_cache + at, v + h * dim, dim * sizeof(float));
     }

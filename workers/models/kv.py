@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 
@@ -15,7 +16,9 @@ from outrider.workers.models.spec import ModelSpec
 class KVCache:
     """Per layer one key and one value tensor, [num_blocks, kv_heads, block_size, head_dim] each.
 
-    Zeroed, because attention may multiply what it masks out, and garbage could be NaN.
+    Zeroed, because attention may multiply what it masks out, and garbage could be NaN. On a CPU
+    what all layers have of a block lies side by side, so that only memory of used blocks is in use,
+    however large its pages are.
     """
 
     __slots__ = ("block_size", "keys", "num_blocks", "values")
@@ -58,8 +61,15 @@ class KVCache:
         device: torch.device | str,
     ) -> None:
         self.num_blocks, _, self.block_size, _ = shape
-        self.keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+        if torch.device(device).type == "cpu":
+            blocks = _fresh_pages((shape[0], num_layers, 2, *shape[1:]), dtype)
+            self.keys = [blocks[:, layer, 0] for layer in range(num_layers)]
+            self.values = [blocks[:, layer, 1] for layer in range(num_layers)]
+        else:
+            self.keys, self.values = (
+                [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+                for _ in range(2)
+            )
 
 
 def bytes_per_block(
@@ -70,9 +80,15 @@ def bytes_per_block(
     return 2 * spec.num_layers * kv_heads * block_size * spec.head_dim * dtype.itemsize
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """On a CPU as fresh pages, which are zero without anybody writing to all of them at a start."""
+def _fresh_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zero without anybody writing to all of them at a start. Large ones if there are any: a pass
+    reads keys and values all over the place, and would look up a page every few kilobytes.
+    """
     size = math.prod(shape) * dtype.itemsize
-    if torch.device(device).type != "cpu" or size == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=dtype).view(shape)
+    if size == 0:
+        return torch.zeros(shape, dtype=dtype)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -63,10 +64,13 @@ def make_batch(
 
 
 def empty_caches(batch: RaggedBatch, heads: Heads) -> tuple[Tensor, Tensor]:
-    """Filled with NaN: nothing that was not written may be read."""
+    """Filled with NaN: nothing that was not written may be read. Between blocks there is more, as
+    there is with `KVCache`.
+    """
     num_blocks = int(batch.block_tables.max()) + 1 if batch.block_tables.numel() else 1
-    shape = (num_blocks, heads.num_kv_heads, heads.block_size, heads.head_dim)
-    return torch.full(shape, float("nan")), torch.full(shape, float("nan"))
+    shape = (num_blocks, 3, 2, heads.num_kv_heads, heads.block_size, heads.head_dim)
+    keys, values = torch.full(shape, float("nan"))[:, 1].unbind(1)
+    return keys, values
 
 
 def rope_tables(head_dim: int) -> tuple[Tensor, Tensor]:
@@ -189,6 +193,22 @@ def test_chunks_shared_out_among_threads_change_no_bit(heads: Heads) -> None:
         outputs.append(run(ops, heads, qkv, among_others, window=0, shuffle=num_threads)[0])
     make_ops("c")  # with as many threads as before
     assert all(torch.equal(outputs[0], output) for output in outputs[1:])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_wherever_the_parts_of_threads_end_no_row_is_missed(seed: int) -> None:
+    heads, draw = HEADS[seed % 4], random.Random(seed)
+    lengths = [50, *(draw.choice((1, 17, 32, 33, 90, 400)) for _ in range(draw.randint(1, 8)))]
+    qkv = [torch.randn(n, heads.width) for n in lengths]
+    asked = [min(n, draw.choice((1, 1, 3, 9))) for n in lengths]
+    chunks = [[n - last, last] for n, last in zip(lengths, asked, strict=True)]
+    alone, *together = (
+        run(ops_of(num_threads), heads, qkv, chunks, window=0, shuffle=seed)
+        for num_threads in (1, 2, 3, 5)
+    )
+    make_ops("c")  # with as many threads as before
+    for outputs in together:
+        assert all(map(torch.equal, alone, outputs))
 
 
 @pytest.mark.parametrize("kind", ["c", "torch"])

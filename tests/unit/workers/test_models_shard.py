@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import mmap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -126,3 +128,18 @@ def test_the_cache_takes_the_memory_foretold(shard: Shard) -> None:
     cache = KVCache(spec, 3, 16, torch.bfloat16, "cpu", shard)
     taken = sum(tensor.nbytes for tensor in [*cache.keys, *cache.values])
     assert taken == 3 * bytes_per_block(spec, 16, torch.bfloat16, shard)
+
+
+def test_a_block_takes_memory_only_when_it_is_used() -> None:
+    """Pages may be large: those of one block have to lie together."""
+    spec = dataclasses.replace(spec_with(8, 8), num_layers=24, windows=(0,) * 24)
+    block = bytes_per_block(spec, 16, torch.float32)
+    cache = KVCache(spec, (400 << 20) // block, 16, torch.float32, "cpu")
+    before = resident_bytes()
+    for tensor in (*cache.keys, *cache.values):
+        tensor[7] = 1.0
+    assert resident_bytes() - before < block + (16 << 20)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
