@@ -41,6 +41,10 @@ class ReferenceOps:
         return None
 
     @property
+    def for_blocks_apart(self) -> bool:
+        return True
+
+    @property
     def fused(self) -> None:
         return None
 

@@ -182,9 +182,9 @@ class Packing(Protocol):
 class Ops(Protocol):
     """The operations a decoder is made of.
 
-    K and V caches are `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous. The result
-    for a token of a deterministic implementation does not depend, bit for bit, on which other
-    tokens share the pass.
+    K and V caches are `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous, but blocks
+    may lie apart where these are `for_blocks_apart`. The result for a token of a deterministic
+    implementation does not depend, bit for bit, on which other tokens share the pass.
     """
 
     @property
@@ -195,6 +195,11 @@ class Ops(Protocol):
     @property
     def deterministic(self) -> bool:
         """Whether a token's result is bitwise independent of the rest of the batch."""
+        ...
+
+    @property
+    def for_blocks_apart(self) -> bool:
+        """Whether there may be something else between two blocks of a cache."""
         ...
 
     @property

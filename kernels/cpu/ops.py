@@ -44,6 +44,7 @@ class CpuOps:
 
     name = "c"
     deterministic = True
+    for_blocks_apart = True
 
     def __init__(self, library_path: Path) -> None:
         # The same functions, called with the interpreter lock held and released.

@@ -51,6 +51,10 @@ class GpuOps:
         return None
 
     @property
+    def for_blocks_apart(self) -> bool:
+        return False
+
+    @property
     def fused(self) -> FusedOps:
         return GpuFusedOps()
 

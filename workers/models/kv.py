@@ -17,8 +17,8 @@ class KVCache:
     """Per layer one key and one value tensor, [num_blocks, kv_heads, block_size, head_dim] each.
 
     Zeroed, because attention may multiply what it masks out, and garbage could be NaN. On a CPU
-    what all layers have of a block lies side by side, so that only memory of used blocks is in use,
-    however large its pages are.
+    a tensor's blocks may lie apart, and what all layers have of one side by side: then only memory
+    of used blocks is in use, however large its pages are.
     """
 
     __slots__ = ("block_size", "keys", "num_blocks", "values")
@@ -31,11 +31,13 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
         shard: Shard | None = None,
+        *,
+        is_apart: bool = False,
     ) -> None:
+        """`is_apart`: on a CPU blocks may lie apart, as `Ops.for_blocks_apart` says."""
         kv_heads = len(Partition.of(spec, shard or Shard()).kv_heads)
-        self._allocate(
-            spec.num_layers, (num_blocks, kv_heads, block_size, spec.head_dim), dtype, device
-        )
+        shape = (num_blocks, kv_heads, block_size, spec.head_dim)
+        self._allocate(spec.num_layers, shape, dtype, device, is_apart=is_apart)
 
     @classmethod
     def sized(
@@ -59,17 +61,18 @@ class KVCache:
         shape: tuple[int, int, int, int],
         dtype: torch.dtype,
         device: torch.device | str,
+        *,
+        is_apart: bool = False,
     ) -> None:
         self.num_blocks, _, self.block_size, _ = shape
-        if torch.device(device).type == "cpu":
-            blocks = _fresh_pages((shape[0], num_layers, 2, *shape[1:]), dtype)
+        if is_apart and torch.device(device).type == "cpu":
+            blocks = _zeros((shape[0], num_layers, 2, *shape[1:]), dtype, device)
             self.keys = [blocks[:, layer, 0] for layer in range(num_layers)]
             self.values = [blocks[:, layer, 1] for layer in range(num_layers)]
-        else:
-            self.keys, self.values = (
-                [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-                for _ in range(2)
-            )
+            return
+        self.keys, self.values = (
+            [_zeros(shape, dtype, device) for _ in range(num_layers)] for _ in range(2)
+        )
 
 
 def bytes_per_block(
@@ -80,13 +83,14 @@ def bytes_per_block(
     return 2 * spec.num_layers * kv_heads * block_size * spec.head_dim * dtype.itemsize
 
 
-def _fresh_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zero without anybody writing to all of them at a start. Large ones if there are any: a pass
-    reads keys and values all over the place, and would look up a page every few kilobytes.
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """On a CPU as fresh pages, which are zero without anybody writing to all of them at a start.
+    Large ones if there are any: a pass reads keys and values all over the place, and would look up
+    a page every few kilobytes.
     """
     size = math.prod(shape) * dtype.itemsize
-    if size == 0:
-        return torch.zeros(shape, dtype=dtype)
+    if torch.device(device).type != "cpu" or size == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without large pages

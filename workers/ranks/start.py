@@ -241,6 +241,7 @@ class _Start:
             placement.dtype,
             placement.device,
             decoder.shard,
+            is_apart=placement.ops.for_blocks_apart,
         )
         runner = Runner(
             decoder, kv, wanted.num_rows, wanted.max_model_len, wanted.vocab_size, group

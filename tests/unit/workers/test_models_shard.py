@@ -134,7 +134,7 @@ def test_a_block_takes_memory_only_when_it_is_used() -> None:
     """Pages may be large: those of one block have to lie together."""
     spec = dataclasses.replace(spec_with(8, 8), num_layers=24, windows=(0,) * 24)
     block = bytes_per_block(spec, 16, torch.float32)
-    cache = KVCache(spec, (400 << 20) // block, 16, torch.float32, "cpu")
+    cache = KVCache(spec, (400 << 20) // block, 16, torch.float32, "cpu", is_apart=True)
     before = resident_bytes()
     for tensor in (*cache.keys, *cache.values):
         tensor[7] = 1.0
