@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import log
+from operator import is_
 from typing import NamedTuple
 
 from outrider.errors import ConfigError
@@ -34,7 +35,7 @@ _EXPLORE_EVERY = 128  # steps, where a proposer can only be tried in earnest
 _LEAST_PROMPT_TOKENS = 16  # prompts go on whatever a step may take
 # What is selected is not a fair sample of what was drafted, so chances are learned in other steps.
 _SELECT_ALL_EVERY = 8
-_KEPT_STEPS = 8  # for which a lone row is not weighed anew, unless something new is known
+_KEPT_STEPS = 8  # for which refused rows are not weighed anew, unless something new is known
 _TRUST_IF_SURE = 0.5  # in a row's luck, where drafts end as soon as they are not sure
 _FIRST_GAIN, _MOST_GAIN = 0.2, 0.6
 
@@ -59,9 +60,9 @@ class StepRecord:
 
 
 class _Refusal(NamedTuple):
-    """That a row which is alone is not worth drafting for: when it was found, and by what costs."""
+    """That none of these rows is worth drafting for: when it was found, and by what costs."""
 
-    request: Request
+    requests: list[Request]
     choice: Choice
     costs: StepCosts
     step: int
@@ -252,20 +253,20 @@ class SpeculationControl:
         self._follow(choice)
         self._refusal = None
         if self._is_adaptive and not self._previous_level:
-            is_alone = len(rows.requests) == 1 and not num_prompt_tokens
-            if is_alone and not is_fixed[0]:  # whose depth is not the policy's to refuse
-                self._refusal = _Refusal(rows.requests[0], choice, costs, step)
+            is_usual = not num_prompt_tokens and snapshot.selection_gain == self.selection_gain
+            if is_usual and not any(is_fixed):  # depths that are not ours to refuse
+                self._refusal = _Refusal(list(rows.requests), choice, costs, step)
             return self._explore(choice, step, rows)
         return choice
 
     def _stands(self, refusal: _Refusal, step: int, rows: Candidates) -> bool:
         """Weighing takes a fortieth of a small model's pass, and its end would be the same."""
         return (
-            len(rows.requests) == 1
-            and rows.requests[0] is refusal.request
-            and self.costs.now is refusal.costs
+            self.costs.now is refusal.costs
             and step < refusal.step + _KEPT_STEPS
             and step % _EXPLORE_EVERY > 0
+            and len(rows.requests) == len(refusal.requests)
+            and all(map(is_, rows.requests, refusal.requests))
         )
 
     def _can_stop(self, rows: Candidates, num_prompt_tokens: int) -> bool:

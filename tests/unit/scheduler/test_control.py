@@ -12,6 +12,7 @@ from outrider.scheduler.control import Candidates, SpeculationControl, StepRecor
 from outrider.scheduler.costs import CostTable, LiveCosts, StepCosts
 from outrider.scheduler.depths import Candidate, Choice, DepthSnapshot
 from outrider.scheduler.policies import POLICIES
+from outrider.scheduler.request import Request
 from outrider.scheduler.types import Agreement, Verdict
 from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.registry import traits
@@ -176,7 +177,8 @@ def test_time_to_ask_the_draft_is_saved_by_rows_whose_depth_is_the_policys_only(
     assert saved("auto", 4) == pytest.approx(0.006 * 4e-3)
 
 
-def test_a_lone_row_that_was_refused_is_weighed_again_once_something_is_learned() -> None:
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(num_rows: int) -> None:
     weighed = []
 
     def refuse(snapshot: DepthSnapshot) -> Choice:
@@ -185,13 +187,19 @@ def test_a_lone_row_that_was_refused_is_weighed_again_once_something_is_learned(
 
     made = SpeculationControl(refuse, COSTS, seats=64)
     made.know(traits(has_draft_model=True))
-    request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
-    rows = Candidates([request], [DRAFT], [4], [30], 40)
 
-    def choose(*steps: int) -> list[int]:
+    def request_named(name: str, *, is_fixed: bool = False) -> Request:
+        return make_request(name, [1, 2, 3], 100, proposer=DRAFT, depth=4, is_depth_fixed=is_fixed)
+
+    requests = [request_named(f"r{number}") for number in range(num_rows)]
+    request = requests[-1]
+
+    def choose(*steps: int, prompt_tokens: int = 0) -> list[int]:
         weighed.clear()
+        count = len(requests)
         for step in steps:
-            assert made.choose(step, 8, 0, 0, rows).depths == [0]
+            rows = Candidates(list(requests), [DRAFT] * count, [4] * count, [30] * count, 40)
+            assert made.choose(step, 8, prompt_tokens, 0, rows).depths == [0] * count
         return list(weighed)
 
     assert choose(*range(1, 13)) == [1, 9], "now and then in any case"
@@ -202,8 +210,16 @@ def test_a_lone_row_that_was_refused_is_weighed_again_once_something_is_learned(
     assert choose(15, 16) == [15]
     made.know_costs(COSTS)
     assert choose(17, 18) == [17]
-    rows.requests[0] = make_request("s", [1, 2, 3], 100, proposer=DRAFT, depth=4)
+    requests[-1] = request_named("another")
     assert choose(19, 20) == [19]
+    requests.append(request_named("one more"))
+    assert choose(21, 22) == [21]
+    assert choose(23, 24, prompt_tokens=5) == [23, 24], "as prompts change what a step costs"
+    requests[-1] = request_named("its own depth", is_fixed=True)
+    assert choose(25, 26) == [25, 26]
+    requests[-1] = request_named("again")
+    made.selection_gain = 0.2
+    assert choose(32, 33, 34) == [32, 33], "as in a step in which nothing may be selected"
 
 
 def test_rows_that_accept_nothing_stop_drafting_and_the_others_go_on() -> None:

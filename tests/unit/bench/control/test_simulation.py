@@ -21,10 +21,11 @@ from outrider.bench.control.simulation import (
 from outrider.bench.control.texts import GOOD, HALVES, RANDOM, SPEC_BENCH, Lengths, TextKind
 
 _LEAST_OF_BEST, _LEAST_OF_PLAIN = 0.95, 0.975  # of runs so short
+_SEEDS = 8  # by which texts and luck are drawn; of two the mean of a few rows is off by 3 %
 
 
 def _speed(scenario: Scenario, arm: Arm) -> float:
-    return statistics.fmean(run(scenario, arm, seed).speed for seed in range(2))
+    return statistics.fmean(run(scenario, arm, seed).speed for seed in range(_SEEDS))
 
 
 @pytest.mark.parametrize(
