@@ -154,6 +154,7 @@ class SpeculationControl:
         self._arrivals.append(arrival_s)
 
     def end(self, request: Request) -> None:
+        self._refusal = None  # which would hold on to it
         spent_s = max(self.now_s - request.arrival_s, 0.0)
         self._residence_s += _SLOWLY * (spent_s - self._residence_s)
 
@@ -254,7 +255,9 @@ class SpeculationControl:
         self._refusal = None
         if self._is_adaptive and not self._previous_level:
             is_usual = not num_prompt_tokens and snapshot.selection_gain == self.selection_gain
-            if is_usual and not any(is_fixed):  # depths that are not ours to refuse
+            # Others are cheap to ask, and may go by the number of the step; and depths that are
+            # fixed are nobody's to refuse.
+            if is_usual and self.policy_name == GOODPUT and not any(is_fixed):
                 self._refusal = _Refusal(list(rows.requests), choice, costs, step)
             return self._explore(choice, step, rows)
         return choice

@@ -16,12 +16,14 @@ from outrider.scheduler.depths import (
 from outrider.scheduler.goodput import goodput
 
 _LOW, _HIGH = 0.4, 0.8  # acceptance that moves `threshold` down, and up
+_TRY_EVERY, _TRIES = 128, 8  # steps: what is not drafted is not learned of
 
 
 def threshold(snapshot: DepthSnapshot) -> Choice:
     """By arrival rate and average acceptance, without a model of cost: shallower the more of the
     seats arriving requests would take, less so where drafts are right; a level down under 0.4 of
-    them right, one up over 0.8. Nothing is drafted where that leaves no level."""
+    them right, one up over 0.8. Nothing is drafted where that leaves no level, but now and then for
+    a few steps, if only because too few were right."""
     deepest = max(snapshot.wanted, default=0)
     pressure = min(snapshot.load, 1.0) * (1.0 - min(snapshot.acceptance, 1.0) / 2)
     ceiling = round(deepest * (1.0 - pressure))
@@ -30,6 +32,8 @@ def threshold(snapshot: DepthSnapshot) -> Choice:
         level -= 1
     elif snapshot.acceptance > _HIGH or not level:
         level += 1
+    if snapshot.step % _TRY_EVERY < _TRIES:
+        level = max(level, 1)
     level = max(min(level, ceiling, deepest), 0)
     fixed = snapshot.is_fixed or (False,) * len(snapshot.wanted)
     wanted = [

@@ -349,6 +349,7 @@ class Scheduler:
             request.tokens += new
         if is_broken:
             finish = finish or FinishReason.ERROR
+            self.target_pool.withdraw(request.target.blocks)  # others would fail by them, too
         else:
             self._residents.publish(request)
         if new or prompt_logprobs or finish is not None:

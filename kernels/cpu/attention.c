@@ -20,6 +20,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 typedef struct {
     int64_t rows, rows_per_head; /* in all, and of a KV head */
     int64_t heads_per_tile, tiles_per_heads, tiles;
+    int64_t first;  /* chunk that any of them sees */
     int64_t chunks; /* of which each is an item, or 1: items are tiles */
     int64_t items, item_work, work;
 } division;
@@ -43,10 +44,12 @@ static division divide(const sharing *w, int64_t sequence, int64_t before)
     const attention *a = w->attention;
     const ragged_batch *batch = w->batch;
     const int64_t queries = batch->cu_query_lens[sequence + 1] - batch->cu_query_lens[sequence];
-    const int64_t keys = batch->context_lens[sequence];
+    const int64_t context = batch->context_lens[sequence];
     const int64_t group = a->heads / a->kv_heads;
     division d = {.rows = queries * a->heads, .rows_per_head = queries * group, .chunks = 1};
     if (d.rows <= 0) return d;
+    d.first = first_visible(a, context - queries) / CHUNK;
+    const int64_t keys = context - d.first * CHUNK;
     d.work = d.rows * keys;
     d.heads_per_tile = d.rows_per_head < TILE_ROWS ? TILE_ROWS / d.rows_per_head : 1;
     d.tiles_per_heads = divide_up(d.rows_per_head, TILE_ROWS);
@@ -87,8 +90,9 @@ static void run_part(const sharing *w, const division *d, tile *t, int64_t chunk
 {
     const attention *a = w->attention;
     const int64_t row = chunk * d->rows + t->first_head * d->rows_per_head;
-    if (chunk * CHUNK < first_chunk(a, t)) return;
-    attend_chunk(a, w->batch, t, chunk * CHUNK, seen_at(a, w->seen, split_before + row));
+    const int64_t begin = (d->first + chunk) * CHUNK;
+    if (begin < first_chunk(a, t)) return;
+    attend_chunk(a, w->batch, t, begin, seen_at(a, w->seen, split_before + row));
 }
 
 /* The items of a sequence that are done where so much of its work is. */
@@ -135,8 +139,8 @@ static void run_whole(void *context, int64_t share)
         for (int64_t r = low < done ? 0 : low - done; r < least(high - done, d.rows); r++) {
             place_tile(a, w->batch, &t, s, r / d.rows_per_head, 1, r % d.rows_per_head, 1);
             forget(a, all);
-            const int64_t end = divide_up(end_of(&t), CHUNK);
-            for (int64_t c = first_chunk(a, &t) / CHUNK; c < end; c += FOLD) {
+            const int64_t end = divide_up(end_of(&t), CHUNK) - d.first;
+            for (int64_t c = first_chunk(a, &t) / CHUNK - d.first; c < end; c += FOLD) {
                 const seen *chunks[FOLD];
                 const int count = (int)least(end - c, FOLD);
                 for (int i = 0; i < count; i++) chunks[i] = seen_at(a, w->seen, split + (c + i) * d.rows + r);

@@ -44,17 +44,22 @@ static void mix_run(const attention *a, const tile *t, int head, int begin, int 
     }
 }
 
-INLINE int64_t first_visible(const attention *a, int64_t position)
+typedef struct {
+    int from, to;
+} range;
+
+/* What row r sees of `width` keys from `begin` on. */
+INLINE range visible(const attention *a, const tile *t, int r, int64_t begin, int width)
 {
-    return a->window && position >= a->window ? position - a->window + 1 : 0;
+    const int64_t from = first_visible(a, t->position[r]) - begin, to = t->position[r] + 1 - begin;
+    return (range){from < 0 ? 0 : at_most(from, width), to < 0 ? 0 : at_most(to, width)};
 }
 
-/* Hides the keys of [begin, begin + width) that row r does not see. */
-INLINE void mask(const attention *a, const tile *t, int r, int64_t begin, int width, float *score)
+/* Hides all others. */
+INLINE void mask(range keys, int width, float *score)
 {
-    int64_t from = first_visible(a, t->position[r]) - begin, to = t->position[r] + 1 - begin;
-    for (int j = 0; j < from && j < width; j++) score[j] = -INFINITY;
-    for (int j = to < 0 ? 0 : (int)to; j < width; j++) score[j] = -INFINITY;
+    for (int j = 0; j < keys.from; j++) score[j] = -INFINITY;
+    for (int j = keys.to; j < width; j++) score[j] = -INFINITY;
 }
 
 INLINE float highest_lane(vec v)
@@ -80,7 +85,7 @@ static float highest_score(const attention *a, tile *t, int r, int64_t begin, in
 {
     float *score = t->score + r * CHUNK;
     const int width = padded(keys);
-    mask(a, t, r, begin, width, score);
+    mask(visible(a, t, r, begin, width), width, score);
     vec high = vec_load(score);
     for (int j = VEC_LANES; j < width; j += VEC_LANES) high = vec_max(high, vec_load(score + j));
     return highest_lane(high);
@@ -134,6 +139,20 @@ static void locate_keys(const attention *a, const ragged_batch *batch, tile *t, 
     for (int j = next; j < CHUNK; j++) t->key[CHUNK + j] = t->key[keys - 1];
 }
 
+/* Hidden keys weigh nothing, but nothing times what is not finite is no number: then a row is added up
+ * again, of the keys that it sees. Others' tokens, or drafts, would break it otherwise. */
+static void leave_out_hidden(const attention *a, const tile *t, int r, range keys, seen *own)
+{
+    vec difference = {0};
+    for (long d = 0; d < a->head_dim; d += VEC_LANES)
+        difference += vec_load(own->sum + d) - vec_load(own->sum + d);
+    if (vec_sum(difference) == 0) return;
+    const long offset = r / t->rows * a->block_size * a->head_dim;
+    for (long d = 0; d < a->head_dim; d += COLUMN)
+        ADD[1](a, t->score + r * CHUNK + keys.from, t->value + keys.from, offset, keys.to - keys.from, d, own,
+               1, 0);
+}
+
 void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_t begin, void *out)
 {
     const int keys = at_most(end_of(t) - begin, CHUNK), rows = t->heads * t->rows;
@@ -150,6 +169,10 @@ void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_
     }
     for (int j = 0; j < keys; j += run)
         for (int h = 0; h < t->heads; h++) mix_run(a, t, h, j, at_most(keys, j + run), out);
+    for (int r = 0; r < rows; r++) {
+        const range own = visible(a, t, r, begin, keys);
+        if (own.to - own.from < keys) leave_out_hidden(a, t, r, own, seen_at(a, out, r));
+    }
 }
 
 void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t sequence, int64_t first_head,
@@ -169,11 +192,6 @@ void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t 
         t->out[r] = a->out + at;
         t->position[r] = base + query;
     }
-}
-
-int64_t first_chunk(const attention *a, const tile *t)
-{
-    return first_visible(a, t->position[0]) / CHUNK * CHUNK;
 }
 
 void forget(const attention *a, seen *all)

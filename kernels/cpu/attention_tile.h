@@ -40,8 +40,17 @@ void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t 
 /* All that the tile's rows see of keys [begin, begin + CHUNK). */
 void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_t begin, void *out);
 
+/* The first key that a row at this position sees. */
+INLINE int64_t first_visible(const attention *a, int64_t position)
+{
+    return a->window && position >= a->window ? position - a->window + 1 : 0;
+}
+
 /* The first chunk of which any row sees something, and the end of the last. */
-int64_t first_chunk(const attention *a, const tile *t);
+INLINE int64_t first_chunk(const attention *a, const tile *t)
+{
+    return first_visible(a, t->position[0]) / CHUNK * CHUNK;
+}
 INLINE int64_t end_of(const tile *t) { return t->position[t->heads * t->rows - 1] + 1; }
 
 void forget(const attention *a, seen *all);

@@ -4,6 +4,8 @@
 #include "best.h"
 #include "vec.h"
 
+#include <math.h>
+
 #define MAX_TOKENS 8 /* of a recorded pass: MAX_ROWS in recording.py */
 
 /* The first `vocab` tokens are guessed among; `logits` has room for a row. Where `temperature` is not 0
@@ -50,7 +52,11 @@ static int choose(const guesser *g, int64_t position, int64_t *token, float *con
     int code = OK;
     if (g->temperature == 0) {
         code = best_of_scores(g->logits, 1, g->vocab, g->vocab, token);
-        if (!code && *token == NO_TOKEN) *token = 0; /* its confidence is NaN */
+        if (!code && *token == NO_TOKEN) {
+            *token = 0;
+            *confidence = NAN;
+            return OK;
+        }
     } else {
         float best, inverse = 1 / g->temperature;
         for (int64_t i = 0; i < g->vocab; i++) g->logits[i] *= inverse;

@@ -69,6 +69,41 @@ def test_a_request_whose_logits_are_no_numbers_ends_with_an_error(
 
 
 @pytest.mark.model
+def test_what_stands_before_such_a_token_is_of_use_to_others(folders: tuple[Path, Path]) -> None:
+    """Blocks of its prompt are in the cache before anything is known of its logits."""
+    asked = SamplingParams(temperature=0, max_tokens=4, logit_bias={5: -100.0})
+    options = {"max_model_len": 256, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    shared, rest = _sound(124)[:16], _sound(124)[16:]
+    question = [*shared, *rest[:8]]
+    [expected] = LLM(model=str(folders[0]), **options).generate([question], asked)
+    llm = LLM(model=str(folders[0]), **options)
+    with pytest.raises(ModelError, match=SENTENCE):
+        llm.generate([[*shared, 5, *rest[8:108]]], asked)
+    [answer] = llm.generate([question], asked)
+    assert answer.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+@pytest.mark.model
+def test_a_draft_of_such_a_token_changes_no_text(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, draft = save_checkpoint(tmp_path / "target"), save_checkpoint(tmp_path / "draft")
+    with torch.no_grad():
+        target.model.embed_tokens.weight[5] = float("nan")
+        target.lm_head.weight[5] = target.lm_head.weight.mean(0)  # hardly ever said
+        draft.lm_head.weight[5] = draft.lm_head.weight[7] * 20  # and often guessed
+    target.save_pretrained(tmp_path / "target")
+    draft.save_pretrained(tmp_path / "draft")
+    prompts = [_sound(48)[8 * i : 8 * i + 8] for i in range(6)]
+    texts = []
+    for policy in ("off", "fixed"):
+        llm = _llm((tmp_path / "target", tmp_path / "draft"), speculation_policy=policy)
+        answers = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=8))
+        texts.append([each.outputs[0].token_ids for each in answers])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.model
 def test_processes_of_models_survive_what_they_cannot_choose_from(
     folders: tuple[Path, Path],
 ) -> None:

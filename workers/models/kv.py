@@ -9,6 +9,7 @@ import mmap
 import torch
 from torch import Tensor
 
+from outrider.errors import CapacityError
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
 
@@ -91,7 +92,13 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size == 0:
         return torch.zeros(shape, dtype=dtype, device=device)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"{size / 2**30:.3g} GB for keys and values are not to be had here ({error}); lower "
+            "kv_cache_gb or max_model_len."
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without large pages
             pages.madvise(mmap.MADV_HUGEPAGE)

@@ -196,19 +196,42 @@ def test_chunks_shared_out_among_threads_change_no_bit(heads: Heads) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_wherever_the_parts_of_threads_end_no_row_is_missed(seed: int) -> None:
+@pytest.mark.parametrize("window", [0, 70])
+def test_wherever_the_parts_of_threads_end_no_row_is_missed(seed: int, window: int) -> None:
     heads, draw = HEADS[seed % 4], random.Random(seed)
     lengths = [50, *(draw.choice((1, 17, 32, 33, 90, 400)) for _ in range(draw.randint(1, 8)))]
     qkv = [torch.randn(n, heads.width) for n in lengths]
     asked = [min(n, draw.choice((1, 1, 3, 9))) for n in lengths]
     chunks = [[n - last, last] for n, last in zip(lengths, asked, strict=True)]
     alone, *together = (
-        run(ops_of(num_threads), heads, qkv, chunks, window=0, shuffle=seed)
+        run(ops_of(num_threads), heads, qkv, chunks, window, shuffle=seed)
         for num_threads in (1, 2, 3, 5)
     )
     make_ops("c")  # with as many threads as before
     for outputs in together:
         assert all(map(torch.equal, alone, outputs))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("heads", HEADS[:4], ids=str)
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_token_that_is_no_number_breaks_only_those_who_see_it(
+    heads: Heads, window: int, value: float
+) -> None:
+    """As drafts do that are not accepted, and tokens of a prompt that others have the start of."""
+    [sound] = qkv = [torch.randn(120, heads.width)]
+    at = 65
+    broken = sound.clone()
+    broken[at, (heads.num_heads + heads.num_kv_heads) * heads.head_dim :] = value
+    expected = run(make_ops("c"), heads, qkv, [[64, 56]], window, shuffle=1)[0]
+    sees = torch.zeros(120, dtype=torch.bool)
+    sees[at : at + window if window else 120] = True
+    for num_threads in (1, 2, 3):
+        for chunks in ([120], [64, 2, 54], [66, 1, 53], [60, 10, 50]):
+            output = run(ops_of(num_threads), heads, [broken], [chunks], window, shuffle=1)[0]
+            assert torch.equal(output[~sees], expected[~sees])
+            assert not output[sees].isfinite().all(-1).any()
+    make_ops("c")  # with as many threads as before
 
 
 @pytest.mark.parametrize("kind", ["c", "torch"])

@@ -178,14 +178,17 @@ def test_time_to_ask_the_draft_is_saved_by_rows_whose_depth_is_the_policys_only(
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
-def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(num_rows: int) -> None:
+def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weighed = []
 
     def refuse(snapshot: DepthSnapshot) -> Choice:
         weighed.append(snapshot.step)
         return Choice([0] * len(snapshot.wanted))
 
-    made = SpeculationControl(refuse, COSTS, seats=64)
+    monkeypatch.setitem(POLICIES, "goodput", refuse)
+    made = SpeculationControl("goodput", COSTS, seats=64)
     made.know(traits(has_draft_model=True))
 
     def request_named(name: str, *, is_fixed: bool = False) -> Request:
@@ -220,6 +223,22 @@ def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(num_
     requests[-1] = request_named("again")
     made.selection_gain = 0.2
     assert choose(32, 33, 34) == [32, 33], "as in a step in which nothing may be selected"
+    made.end(requests.pop())
+    if requests:
+        assert choose(35, 36) == [35]
+    made.set_policy(refuse)
+    assert choose(37, 38) == [37, 38], "as one's own policy may go by the step"
+
+
+def test_threshold_tries_again_now_and_then_where_hardly_any_draft_was_right() -> None:
+    made = SpeculationControl("threshold", COSTS, seats=64)
+    made.know(traits(has_draft_model=True))
+    made.acceptance = 0.39
+    request = make_request("r", [1, 2, 3], 1000, proposer=DRAFT, depth=4)
+    rows = Candidates([request], [DRAFT], [4], [0], 40)
+    drafted = [max(made.choose(step, 8, 0, 0, rows).depths) for step in range(1, 513)]
+    assert 0 < sum(map(bool, drafted)) < 0.1 * len(drafted)
+    assert max(drafted) == 1
 
 
 def test_rows_that_accept_nothing_stop_drafting_and_the_others_go_on() -> None:

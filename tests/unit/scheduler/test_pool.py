@@ -182,6 +182,20 @@ def test_forgetting_what_was_published_keeps_the_holders() -> None:
     assert pool.num_free == 2
 
 
+def test_what_is_withdrawn_is_not_found_again_whoever_holds_it() -> None:
+    pool = BlockPool(3, 2)
+    blocks = published_chain(pool)
+    [private] = pool.allocate(1) or []
+    pool.release(blocks[1:])
+    pool.withdraw([blocks[0], private])
+    pool.check_integrity([blocks[:1], [private]])
+    assert pool.match([1, 2, 3, 4, 5])[0] == []
+    pool.publish(private, ROOT, [1, 2])
+    pool.release(blocks[:1])
+    pool.check_integrity([[private]])
+    assert pool.match([1, 2, 3, 4, 5])[0] == [private], "what came after it is gone as well"
+
+
 def test_a_block_held_while_its_text_was_forgotten_returns_as_unused() -> None:
     pool = BlockPool(2, 2)
     blocks = published_chain(pool)

@@ -396,3 +396,18 @@ def test_a_second_request_finds_the_first_ones_prompt_in_both_caches() -> None:
     assert (plan.admitted[0].target_cached, plan.admitted[0].draft_cached) == (12, 12)
     assert (plan.rows[0].target_start, plan.rows[0].draft_start) == (0, 0)
     assert len(plan.rows[0].target_blocks) == 4
+
+
+def test_what_a_request_computed_that_broke_is_found_by_nobody() -> None:
+    simulation = Simulation(budget=8, block_size=4)
+    scheduler, prompt = simulation.scheduler, list(range(13))
+    simulation.add(make_request("first", prompt, 4))
+    planned(simulation)  # whose blocks are published with its first chunk
+    plan = scheduler.plan(0.0)
+    assert plan is not None and simulation.target_pool.num_published == 2
+    verdict = outcome(simulation, plan)
+    broken = verdict.rows[0]._replace(is_broken=True)
+    scheduler.apply(replace(verdict, rows=(broken,)))
+    scheduler.check_integrity()
+    assert simulation.target_pool.num_free == simulation.target_pool.num_blocks
+    assert simulation.target_pool.match(prompt)[0] == []

@@ -14,7 +14,7 @@ import torch
 from checkpoints import VARIANTS, RaggedRun, random_prompt, save_checkpoint
 from torch import Tensor
 
-from outrider.errors import ModelError
+from outrider.errors import CapacityError, ModelError
 from outrider.kernels.ops import select_ops
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.models.shard import Partition, Shard
@@ -139,6 +139,14 @@ def test_a_block_takes_memory_only_when_it_is_used() -> None:
     for tensor in (*cache.keys, *cache.values):
         tensor[7] = 1.0
     assert resident_bytes() - before < block + (16 << 20)
+
+
+@pytest.mark.parametrize("gigabytes", [10**6, 10**12])
+def test_memory_that_is_not_there_is_named_with_what_to_lower(gigabytes: int) -> None:
+    spec = spec_with(8, 8)
+    num_blocks = gigabytes * 2**30 // bytes_per_block(spec, 16, torch.float32)
+    with pytest.raises(CapacityError, match=r"e\+\d+ GB for keys and values.*lower kv_cache_gb"):
+        KVCache(spec, num_blocks, 16, torch.float32, "cpu", is_apart=True)
 
 
 def resident_bytes() -> int:
