@@ -55,6 +55,12 @@ INLINE range visible(const attention *a, const tile *t, int r, int64_t begin, in
     return (range){from < 0 ? 0 : at_most(from, width), to < 0 ? 0 : at_most(to, width)};
 }
 
+/* Whether any row sees only some of these keys. */
+INLINE int hides_any(const attention *a, const tile *t, int64_t begin, int keys)
+{
+    return t->position[0] + 1 < begin + keys || first_visible(a, end_of(t) - 1) > begin;
+}
+
 /* Hides all others. */
 INLINE void mask(range keys, int width, float *score)
 {
@@ -169,10 +175,8 @@ void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_
     }
     for (int j = 0; j < keys; j += run)
         for (int h = 0; h < t->heads; h++) mix_run(a, t, h, j, at_most(keys, j + run), out);
-    for (int r = 0; r < rows; r++) {
-        const range own = visible(a, t, r, begin, keys);
-        if (own.to - own.from < keys) leave_out_hidden(a, t, r, own, seen_at(a, out, r));
-    }
+    if (!hides_any(a, t, begin, keys)) return;
+    for (int r = 0; r < rows; r++) leave_out_hidden(a, t, r, visible(a, t, r, begin, keys), seen_at(a, out, r));
 }
 
 void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t sequence, int64_t first_head,
