@@ -16,6 +16,7 @@ import uvloop
 
 from outrider.config import EngineConfig, ServerConfig
 from outrider.errors import ConfigError, OutriderError
+from outrider.garbage import leave_out_what_is_loaded
 from outrider.gateway.admin import admin_server, build_admin_app
 from outrider.gateway.cluster_view import AskCluster, nobody_knows
 from outrider.gateway.controllers import Controllers
@@ -72,6 +73,7 @@ async def serve(
         stack.push_async_callback(_stop, front, config.drain_s, signals)
         said = f"listening on {front.http_address} (HTTP) and {front.grpc_address}"
         print(said if admin is None else f"{said}; for probes on {admin.address}", flush=True)
+        leave_out_what_is_loaded()
         await signals.next()
 
 
@@ -122,6 +124,7 @@ async def serve_for(address: str, index: int) -> None:
         keeper.close()
         raise
     keeper.tell_listening(front.http_address, front.grpc_address)
+    leave_out_what_is_loaded()
     telling = asyncio.create_task(keeper.tell_load(front.gateway))
     signalled = asyncio.create_task(signals.next())
     await asyncio.wait((obeying, signalled), return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from outrider.errors import OutriderError
+from outrider.garbage import leave_out_what_is_loaded
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
@@ -101,6 +102,7 @@ def run_rank(
         start = _Start(channel, where, store, secret)
         try:
             server = start.run()
+            leave_out_what_is_loaded()
             while not isinstance(message := channel.receive(), Stop):
                 server.handle(message)
         except LinkClosedError:

@@ -15,6 +15,7 @@ from outrider.engine.rank_group import Report
 from outrider.engine.server_life import ServerLife
 from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
+from outrider.garbage import leave_out_what_is_loaded
 from outrider.links.gateway_messages import EngineStatus
 
 
@@ -70,6 +71,7 @@ class EngineHost:
     def run(self) -> None:
         """Until `stop`, or until it is lost, which raises."""
         assert self._service is not None
+        leave_out_what_is_loaded()
         with ranks_blamed(self._ranks):
             if not self._stopping.is_set():
                 self._service.run()
