@@ -84,9 +84,7 @@ def test_what_stands_before_such_a_token_is_of_use_to_others(folders: tuple[Path
 
 
 @pytest.mark.model
-def test_a_draft_of_such_a_token_changes_no_text(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_draft_of_such_a_token_changes_no_text(tmp_path: Path) -> None:
     target, draft = save_checkpoint(tmp_path / "target"), save_checkpoint(tmp_path / "draft")
     with torch.no_grad():
         target.model.embed_tokens.weight[5] = float("nan")
