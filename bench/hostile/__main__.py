@@ -1,0 +1,182 @@
+"""`python -m outrider.bench.hostile`: what honest streams notice of attackers.
+
+The bundled pair is served with keys. Honest streams run alone first, then beside attackers whose
+keys allow one request a minute and who mix all attacks of `attacks.py`. Compared: the gaps between
+chunks, failures, restarts and memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outrider.bench.hostile.honest import Seen, keep_streaming
+from outrider.bench.hostile.report import write_report
+from outrider.bench.load.servers.keeper import descendants
+from outrider.bench.load.servers.processes import use_of
+from outrider.gateway.keys_file import key_digest, new_key
+
+START_S = 180.0
+SAMPLE_S = 5.0
+_LISTENING = re.compile(r"listening on http://(\S+) and, for gRPC, on ([^\s;]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Memory of the server's processes, which are told apart by their ids."""
+
+    at_s: float
+    anonymous_mb: float
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What honest clients met in one part of the run; seconds."""
+
+    name: str
+    seconds: float
+    chunks: int
+    gap_p50_s: float
+    gap_p99_s: float
+    gap_max_s: float
+    first_p50_s: float
+    first_p99_s: float
+    completed: int
+    failures: list[str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m outrider.bench.hostile", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="under attack")
+    parser.add_argument("--quiet-minutes", type=float, default=3.0)
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--attackers", type=int, default=8)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the report")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="outrider-hostile-") as folder:
+        result = asyncio.run(_run(given, Path(folder)))
+    write_report(given.out, result)
+    print((given.out / "report.md").read_text())
+
+
+async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    honest = new_key()
+    hostile = [new_key() for _ in range(given.attackers)]
+    entries = [{"name": "honest", "sha256": key_digest(honest).hex()}]
+    entries += [
+        {"name": f"attacker-{at}", "sha256": key_digest(key).hex(), "requests_per_minute": 1}
+        for at, key in enumerate(hostile)
+    ]
+    keys_file = folder / "keys.yaml"
+    keys_file.write_text(yaml.safe_dump({"keys": entries}))
+    (folder / "hostile").write_text("\n".join(hostile))
+    with _server(keys_file, folder / "log") as (pid, http, grpc):
+        url, seen = f"http://{http}", Seen()
+        samples: list[Sample] = []
+        sampling = asyncio.create_task(_sample(pid, samples))
+        await keep_streaming(url, honest, given.streams, 20.0, Seen())  # warm-up
+        quiet_s = time.monotonic()
+        await keep_streaming(url, honest, given.streams, 60 * given.quiet_minutes, seen)
+        phases = [_phase("quiet", quiet_s, seen)]
+        seconds, seen, hostile_s = 60 * given.minutes, Seen(), time.monotonic()
+        command = [sys.executable, "-m", "outrider.bench.hostile.attacks", "--http", http]
+        command += ["--grpc", grpc, "--keys", str(folder / "hostile"), "--seconds", str(seconds)]
+        attackers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            await keep_streaming(url, honest, given.streams, seconds, seen)
+            answers, _ = await asyncio.to_thread(attackers.communicate, timeout=120)
+        finally:
+            attackers.kill()
+        phases.append(_phase("under attack", hostile_s, seen))
+        sampling.cancel()
+    return {
+        "attackers": given.attackers,
+        "streams": given.streams,
+        "phases": [asdict(each) for each in phases],
+        "p99_ratio": round(phases[1].gap_p99_s / phases[0].gap_p99_s, 2),
+        "restarted": _num_replaced(samples),
+        "answers": json.loads(answers),
+        "memory": [(round(each.at_s - hostile_s, 1), each.anonymous_mb) for each in samples],
+        "gaps": _by_minute(seen.gaps, hostile_s),
+    }
+
+
+@contextlib.contextmanager
+def _server(keys_file: Path, log: Path) -> Iterator[tuple[int, str, str]]:
+    """The process id of `outrider serve`, and where it serves HTTP and gRPC."""
+    command = [sys.executable, "-m", "outrider", "serve", "--no-ray", "--port", "0"]
+    command += ["--grpc-port", "0", "--set", f"server.api_keys_file={keys_file}"]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        deadline_s = time.monotonic() + START_S
+        while (found := _LISTENING.search(log.read_text(errors="replace"))) is None:
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise SystemExit(f"the server did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+        yield process.pid, found[1], found[2]
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+async def _sample(pid: int, samples: list[Sample]) -> None:
+    while True:
+        pids = (pid, *descendants(pid))
+        samples.append(Sample(time.monotonic(), round(use_of(pids).anonymous_mb, 1), pids))
+        await asyncio.sleep(SAMPLE_S)
+
+
+def _num_replaced(samples: Sequence[Sample]) -> int:
+    """Long-lived processes of the first sample that are gone in the last."""
+    return len(set(samples[0].pids) - set(samples[-1].pids))
+
+
+def _phase(name: str, began_s: float, seen: Seen) -> Phase:
+    gaps = sorted(gap for _, gap in seen.gaps)
+    firsts = sorted(first for _, first in seen.firsts)
+    return Phase(
+        name=name,
+        seconds=round(time.monotonic() - began_s, 1),
+        chunks=len(gaps),
+        gap_p50_s=round(statistics.median(gaps), 4),
+        gap_p99_s=round(gaps[int(0.99 * (len(gaps) - 1))], 4),
+        gap_max_s=round(gaps[-1], 3),
+        first_p50_s=round(statistics.median(firsts), 3),
+        first_p99_s=round(firsts[int(0.99 * (len(firsts) - 1))], 3),
+        completed=seen.completed,
+        failures=seen.failures,
+    )
+
+
+def _by_minute(gaps: Sequence[tuple[float, float]], began_s: float) -> list[tuple[int, float]]:
+    """p99 of the gaps of each minute."""
+    minutes: dict[int, list[float]] = {}
+    for at_s, gap in gaps:
+        minutes.setdefault(int((at_s - began_s) // 60), []).append(gap)
+    return [
+        (minute, round(sorted(found)[int(0.99 * (len(found) - 1))], 4))
+        for minute, found in sorted(minutes.items())
+    ]
+
+
+if __name__ == "__main__":
+    main()
