@@ -77,7 +77,7 @@ def main() -> None:
 async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     honest = new_key()
     hostile = [new_key() for _ in range(given.attackers)]
-    entries = [{"name": "honest", "sha256": key_digest(honest).hex()}]
+    entries: list[dict[str, Any]] = [{"name": "honest", "sha256": key_digest(honest).hex()}]
     entries += [
         {"name": f"attacker-{at}", "sha256": key_digest(key).hex(), "requests_per_minute": 1}
         for at, key in enumerate(hostile)

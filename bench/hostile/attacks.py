@@ -168,7 +168,8 @@ async def guess_prompts(of: Attacker) -> None:
 
 
 async def wrong_types(of: Attacker) -> None:
-    for value in (1, True, "x", {}, [[]]):
+    values: tuple[object, ...] = (1, True, "x", {}, [[]])
+    for value in values:
         body = _chat(allowed_token_ids=value)
         of.answers["types " + await of.post("/v1/chat/completions", body)] += 1
 
