@@ -81,6 +81,13 @@ METRICS: tuple[Described, ...] = (
     ),
     Described("active_requests", _G, _GATEWAY, "Requests in hand.", ()),
     Described("gateway_processes", _G, _GATEWAY, "Gateway processes that serve.", ()),
+    Described(
+        "metrics_in_memory",
+        _G,
+        _GATEWAY,
+        "Gateway processes whose counts are on their own page only: the temporary folder is full.",
+        (),
+    ),
     Described("prompt_tokens", _C, _GATEWAY, "Tokens of prompts that were read.", is_vllms=True),
     Described(
         "generation_tokens", _C, _GATEWAY, "Tokens of texts that were passed on.", is_vllms=True

@@ -2,7 +2,8 @@
 
 Nothing is written per token: gaps between tokens are tallied in plain lists and told several times
 a second, and when a request ends. With PROMETHEUS_MULTIPROC_DIR in the environment before this is
-imported, counts go to files there, which whoever has the folder can add up over all processes.
+imported, counts go to files there, which whoever has the folder can add up over all processes; see
+`outrider.gateway.metric_files`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from outrider.gateway.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from outrider.gateway.metric_files import counts_in_memory
 from outrider.gateway.metric_names import BY_NAME, Kind
 from outrider.scheduler.types import FinishReason
 
@@ -178,6 +180,8 @@ class GatewayMetrics:
 
     def tell(self) -> None:
         """Write down what was tallied."""
+        if counts_in_memory():
+            self._parents["metrics_in_memory"].set(1)
         if not self._num_tokens:
             return
         of_model = self.of(self._model)

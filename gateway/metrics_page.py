@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from outrider.gateway.cluster_view import AskCluster
 from outrider.gateway.engine_metrics import ReplicaCounts, engine_families, replica_counts
+from outrider.gateway.metric_files import counts_in_memory
 from outrider.gateway.metric_names import METRICS, VLLM_LABELS
 from outrider.links.cluster_view import ClusterView
 from outrider.links.gateway_messages import EngineStatus
@@ -67,7 +68,9 @@ class MetricsPage:
 def gateway_families(registry: CollectorRegistry) -> Iterable[Metric]:
     """What this process has counted, or all with the same folder."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    return _of_folder(Path(folder)) if folder else registry.collect()
+    if folder and not counts_in_memory() and os.path.isdir(folder):
+        return _of_folder(Path(folder))
+    return registry.collect()
 
 
 def render_all(

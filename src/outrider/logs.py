@@ -14,9 +14,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from outrider.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error")
 LAST_LINES = 15
@@ -55,6 +57,15 @@ def setup_logging(
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """For what a child process prints; nowhere if there is no disk space for the file."""
+    try:
+        return path.open("ab")
+    except OSError as error:
+        logger.warning("%s cannot be written, so no log is kept: %s", path, error.strerror)
+        return open(os.devnull, "ab")
 
 
 def last_lines(path: Path | str, start: int = 0) -> list[str]:

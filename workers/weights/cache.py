@@ -59,9 +59,13 @@ def write_own(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}")
     scratch.unlink(missing_ok=True)
-    with scratch.open("x", encoding="utf-8") as file:
-        file.write(text)
-    scratch.replace(path)
+    try:
+        with scratch.open("x", encoding="utf-8") as file:
+            file.write(text)
+        scratch.replace(path)
+    except OSError:  # a full disk does not keep the beginning of it
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from outrider.errors import ModelError
 from outrider.workers.models.spec import ModelSpec, eos_ids
 from outrider.workers.models.unsupported import refuse_adapter
@@ -69,7 +71,7 @@ def converted_folder(path: Path) -> Path:
 
     try:
         build_folder(folder, lambda scratch: convert(path, scratch))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(
             f"the conversion of {path.name} cannot be written to {folder.parent} ({error}); "
             "make room there or set OUTRIDER_CACHE to another folder."

@@ -57,6 +57,99 @@ def counting_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate(timeout=10)
 
 
+# The same with the page as the process itself shows it.
+FULL_CHILD = """
+import errno, os, sys
+from outrider.gateway import metric_files
+from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.metrics_page import gateway_families, page_of
+from outrider.logs import setup_logging
+
+setup_logging()
+left = int(sys.argv[1])  # allocations that succeed; below 0: the system decides
+allocate = os.posix_fallocate
+def allocate_or_fail(*place):
+    global left
+    left -= 1
+    if left == -1:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    allocate(*place)
+os.posix_fallocate = allocate_or_fail
+metrics = GatewayMetrics()
+for number in range(8):  # several times what a file holds at first
+    metrics.of(f"m{number}").finished["stop"].inc()
+for now_s in range(3):
+    metrics.add_tokens("m1", 4, 0.02, float(now_s))
+metrics.tell()
+print(page_of(gateway_families(metrics.registry), False).decode())
+"""
+FULL_DISK = """
+mount -t tmpfs -o size=$3k none "$1" && head -c 1048576 /dev/zero > "$1/rest" 2> /dev/null
+test "$4" = empty && rm "$1/rest"
+exec "$2" -c "$5" -1
+"""
+
+
+def check_counted(process: subprocess.CompletedProcess[str]) -> None:
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.count("are counted in memory") == 1, process.stderr
+    page = Page(process.stdout)
+    assert page["outrider:metrics_in_memory"] == 1
+    assert page.by("outrider:generation_tokens_total", "model")["m1"] == 12
+    assert page.by("outrider:inter_token_latency_seconds_count", "model")["m1"] == 12
+    finished = {
+        f'outrider:request_success_total{{model="m{i}",reason="stop"}} 1.0' for i in range(8)
+    }
+    assert finished <= set(process.stdout.splitlines())
+
+
+@pytest.mark.parametrize("num_allocations", range(5))
+def test_counts_are_in_memory_where_the_disk_has_no_room(
+    tmp_path: Path, num_allocations: int
+) -> None:
+    """For a first file, for a later one, or for one that grows."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_CHILD, str(num_allocations)],
+        env=os.environ | {FOLDER_VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    check_counted(done)
+    page_of(tmp_path)  # what is left there can be read
+    assert not list(tmp_path.glob("*.new"))
+
+
+@pytest.mark.parametrize("folder", ["missing", "a-file"])
+def test_counts_are_in_memory_without_a_folder(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "a-file").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_CHILD, "-1"],
+        env=os.environ | {FOLDER_VARIABLE: str(tmp_path / folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    check_counted(done)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system, which takes root")
+@pytest.mark.parametrize("size_kb, state", [(64, "full"), (200, "empty")])
+def test_a_full_file_system_ends_no_gateway(tmp_path: Path, size_kb: int, state: str) -> None:
+    """Full from the start, or too small for what is counted later."""
+    script = [FULL_DISK, "sh", str(tmp_path), sys.executable, str(size_kb), state, FULL_CHILD]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", *script],
+        env=os.environ | {FOLDER_VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no mount namespace: {done.stderr.strip()}")
+    check_counted(done)
+
+
 def page_of(folder: Path) -> Page:
     return Page(render_all(folder, "m", {}).decode())
 

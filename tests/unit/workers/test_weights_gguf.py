@@ -14,11 +14,13 @@ import torch
 from c_kernels import with_kernels
 from checkpoints import RaggedRun, random_model, random_prompt, reference_logits
 from gguf_files import close, gguf_name, header, interleave
+from safetensors import SafetensorError
 
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
 from outrider.workers.models.rope import inverse_frequencies
 from outrider.workers.models.rope_spec import RopeSpec
+from outrider.workers.weights import gguf_convert
 from outrider.workers.weights.checkpoint import _fingerprint, converted_folder, load_spec
 from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES
 from outrider.workers.weights.loader import load_model
@@ -110,6 +112,18 @@ def test_yarn_scaling_is_read_from_the_header(tmp_path: Path) -> None:
     model = random_model("llama-yarn")
     write_gguf(tmp_path / "model.gguf", model, "llama", add_scaling)
     assert_same_logits(tmp_path / "model.gguf", model)
+
+
+def test_a_conversion_on_a_full_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    write_gguf(tmp_path / "model.gguf", random_model("llama"), "llama")
+    monkeypatch.setattr(gguf_convert, "save_file", no_space)
+    with pytest.raises(ModelError, match="No space left on device.*make room there or set"):
+        converted_folder(tmp_path / "model.gguf")
 
 
 def crafted_blocks(kind: Any, num_rows: int, rng: np.random.Generator) -> np.ndarray:

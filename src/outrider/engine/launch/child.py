@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from outrider.config import EngineConfig, settings
 from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.links.secret import SECRET_VARIABLE
-from outrider.logs import last_lines
+from outrider.logs import last_lines, open_log
 
 _STOP_TIMEOUT_S = 5.0
 _BEAT_S = 2.0
@@ -42,6 +43,9 @@ _GPUS = "CUDA_VISIBLE_DEVICES"
 _STEP_S = 3.0  # for the step under way, and for ranks to be told
 _GO = b"g"
 STANDBY_AFTER_S = 10.0  # a server that has just started needs its cores
+
+
+logger = logging.getLogger(__name__)
 
 
 class _Word(StrEnum):
@@ -135,8 +139,7 @@ class EngineChild:
         self._variables = {} if gpu_ids is None else {_GPUS: ",".join(gpu_ids)}
         self.secret = secret or secrets.token_hex(32)
         self._log = self._folder / "engine.log"
-        self._config_file = self._folder / "engine.yaml"
-        self._config_file.write_text(_file_text(config), encoding="utf-8")
+        self._config_text = _file_text(config)
         self._socket, self._its_socket = socket.socketpair()
         self._lines = self._socket.makefile("r", encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
@@ -186,9 +189,10 @@ class EngineChild:
         fd = self._its_socket.fileno()
         command = [sys.executable, "-m", "outrider.engine"]
         command += [part for address in self._listen_on for part in ("--listen", address)]
-        command += ["--config", str(self._config_file), "--starter-fd", str(fd)]
-        command += ["--spawn-ranks", str(self._folder), *options]
-        with self._its_socket, self._log.open("ab") as log:
+        command += ["--starter-fd", str(fd), "--spawn-ranks", str(self._folder), *options]
+        # Of its folder the child needs names only: an engine is replaced on a full disk, too.
+        with self._its_socket, open_log(self._log) as log, _in_memory(self._config_text) as config:
+            command += ["--config", f"/proc/self/fd/{config}"]
             self._process = subprocess.Popen(
                 command,
                 env=environment_without_settings()
@@ -197,7 +201,7 @@ class EngineChild:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                pass_fds=[fd],
+                pass_fds=[fd, config],
                 # Out of reach of signals to the starter's group, which are the starter's to answer.
                 start_new_session=True,
             )
@@ -300,12 +304,24 @@ class EngineLine:
         with self._lock:
             if self._is_closed or self._next is not None:
                 return
-            self._next = self._make()
-            self._next.warm()
+            try:
+                self._next = self._make()
+                self._next.warm()
+            except OSError as error:  # no process, descriptor or disk space left
+                logger.warning("no engine waits beside the present one: %s", error)
 
 
 def _line(word: _Word, text: str = "") -> bytes:
     return json.dumps([word, text]).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def _in_memory(text: str) -> Iterator[int]:
+    """A descriptor of a file that has no disk."""
+    with os.fdopen(os.memfd_create("engine.yaml"), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        yield file.fileno()
 
 
 def _file_text(config: EngineConfig) -> str:

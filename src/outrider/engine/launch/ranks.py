@@ -23,7 +23,7 @@ from outrider.engine.launch.restarts import Restarts, draft_lost
 from outrider.engine.rank_group import RankError, Report
 from outrider.links.rank_messages import Role
 from outrider.links.secret import SECRET_VARIABLE
-from outrider.logs import last_lines
+from outrider.logs import last_lines, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class SpawnedRanks:
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
         command = [*_RANK_COMMAND, "--engine", self.address]
         command += ["--role", role, "--rank", str(rank), "--size", str(self._sizes[role])]
-        with self._log_path(role, rank).open("ab") as log:
+        with open_log(self._log_path(role, rank)) as log:
             return subprocess.Popen(
                 [*command, "--with-parent", str(os.getpid())],
                 env=os.environ | {SECRET_VARIABLE: self.secret} | self._gpu_variables(role, rank),
