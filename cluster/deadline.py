@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from outrider.log_stream import drain_stderr
+
 END_S = 20.0  # for all processes to end, after running requests have had their time
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ class Deadline:
             logger.error("the server has not ended within %g s; it is ended now", self._limit_s)
             with contextlib.suppress(Exception):
                 abort()
+            drain_stderr()
             os._exit(1)
 
         self._timer = threading.Timer(self._limit_s, end)

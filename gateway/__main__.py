@@ -10,6 +10,7 @@ import sys
 from outrider.config.sources import read_assignments, resolve
 from outrider.errors import OutriderError
 from outrider.gateway.running import run, serve, serve_for
+from outrider.log_stream import guard_stderr
 from outrider.logs import LEVELS, setup_logging
 
 
@@ -30,6 +31,7 @@ def main() -> None:
     )
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     given = parser.parse_args()
+    guard_stderr()
     setup_logging(given.log_level, role="gateway", rank=given.index)
     try:
         if given.keeper is not None:

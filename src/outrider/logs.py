@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from outrider.errors import ConfigError
+from outrider.log_stream import DroppingStream, dropped_line, never_blocking
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +47,29 @@ def setup_logging(
     are where `json_lines` is not given, and are text at first.
 
     Only the logger "outrider" is touched: the application's and other libraries' logging is
-    theirs.
+    theirs. A reader of stderr that stands still holds nothing up; see `outrider.log_stream`.
     """
     if level not in LEVELS:
         raise ConfigError(f"log_level is {level!r}; it must be one of {', '.join(LEVELS)}.")
     logger = logging.getLogger("outrider")
     if json_lines is None:
         json_lines = any(isinstance(each.formatter, _JsonFormatter) for each in logger.handlers)
-    handler = logging.StreamHandler()
+    stream = never_blocking(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.addFilter(_Stamp(role, rank))
     handler.setFormatter(_JsonFormatter() if json_lines else _LineFormatter())
+    if isinstance(stream, DroppingStream):
+        stream.format_dropped = partial(_format_dropped, handler)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
+
+
+def _format_dropped(handler: logging.Handler, num_lines: int) -> str:
+    text = dropped_line(num_lines)
+    record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)
+    handler.filter(record)
+    return handler.format(record)
 
 
 def open_log(path: Path) -> IO[bytes]:

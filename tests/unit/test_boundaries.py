@@ -49,7 +49,7 @@ DIRECTIONS = {
     "workers": (
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
         *("outrider.scheduler.proposers", "outrider.scheduler.costs"),
-        *("outrider.links", "outrider.logs", "outrider.garbage"),
+        *("outrider.links", "outrider.logs", "outrider.log_stream", "outrider.garbage"),
     ),
     "src/outrider/text": (
         *("outrider.config", "outrider.links.gateway_messages", "outrider.kernels.seeds"),
@@ -58,7 +58,7 @@ DIRECTIONS = {
     ),
     "gateway": (
         *("outrider.proto", "outrider.config", "outrider.logs", "outrider.__version__"),
-        *("outrider.text", "outrider.links", "outrider.garbage"),
+        *("outrider.text", "outrider.links", "outrider.log_stream", "outrider.garbage"),
         *("outrider.scheduler.params", "outrider.scheduler.types"),
         "outrider.workers.proposers.registry",
     ),

@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 
+from outrider.log_stream import drain_stderr
+
 logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # to notice and end in order
@@ -31,4 +33,5 @@ def _watch(link: socket.socket) -> None:
     poller.poll()
     time.sleep(GRACE_S)
     logger.error("the engine has ended the link, and this rank hangs: it is ended")
+    drain_stderr()
     os._exit(1)

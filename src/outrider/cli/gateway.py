@@ -8,6 +8,7 @@ import typer
 
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.cli.other_options import SettingsCommand
+from outrider.log_stream import guard_stderr
 from outrider.logs import setup_logging
 
 app = typer.Typer(add_completion=False)
@@ -46,6 +47,7 @@ def gateway(
         "grpc_port": grpc_port,
         "admin_port": admin_port,
     }
+    guard_stderr()
     found = load_config(ctx, config, assignments, flags).config
     setup_logging(found.log_level, role="gateway", json_lines=found.log_format == "json")
     from outrider.gateway.running import run, serve

@@ -13,6 +13,7 @@ from outrider.cli.terminal import Terminal
 from outrider.config import EngineConfig
 from outrider.config.sources import DEFAULT_ORIGIN
 from outrider.errors import ConfigError
+from outrider.log_stream import guard_stderr
 from outrider.logs import setup_logging
 
 app = typer.Typer(add_completion=False)
@@ -127,6 +128,7 @@ def serve(
 
 def run_server(config: EngineConfig, log_level: str, *, use_ray: bool) -> None:
     """Until it is stopped; gateways log at `log_level`."""
+    guard_stderr()
     terminal = Terminal(config)
     terminal.greet()
     from outrider.cluster.serve import serve as run
