@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -42,6 +43,8 @@ from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Hello, Role
 from outrider.links.speculation import SpeculationChange
 
+logger = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 LOAD_S = 1.0  # between reports of how it fares
@@ -52,6 +55,10 @@ class KeeperLink:
 
     A guest (`is_guest`) serves others besides: it does not end with the controller, nor refuse
     requests because that one ends. Whoever sets `on_num_processes` minds how many there are.
+
+    The gateway of a keeper ends with it, but not because the keeper is silent: a stopped process
+    still holds its end of the Unix socket, and engines do without it. A guest gives a silent
+    controller up and dials anew, since over a network silence may be all that it hears of an end.
     """
 
     def __init__(self, channel: AsyncChannel, welcome: Welcome, *, is_guest: bool = False) -> None:
@@ -70,7 +77,13 @@ class KeeperLink:
         size = 0 if is_guest else index + 1
         hello = Hello(Role.GATEWAY, index, size, os.getpid(), socket.gethostname())
         channel = await open_channel(
-            address, secret, hello, FLEET_CODEC, CONNECT_TIMEOUT_S, peer="the controller"
+            address,
+            secret,
+            hello,
+            FLEET_CODEC,
+            CONNECT_TIMEOUT_S,
+            peer="the controller",
+            ends_when_silent=is_guest,
         )
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -135,6 +148,8 @@ class KeeperLink:
 
     async def _ask(self, query: int, message: object, timeout_s: float) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._channel.is_silent:
+            raise UnavailableError("the controller does not answer at the moment; try again.")
         self._queries[query] = answer
         try:
             self._send(message)
@@ -174,12 +189,18 @@ class KeeperLink:
         """At every change of state and now and then, until the controller is gone."""
 
         async def tell(state: State) -> None:
-            self._tell(Load(state.value, len(gateway.in_hand)))
+            if not self._channel.has_unsent:  # it gets the present state once it reads again
+                self._tell(Load(state.value, len(gateway.in_hand)))
 
         gateway.on_state.append(tell)
+        was_silent = False
         try:
             while not self._channel.is_closed:
                 await tell(gateway.state)
+                if self._channel.is_silent is not was_silent:
+                    was_silent = not was_silent
+                    state = "is silent; this gateway serves on" if was_silent else "is back"
+                    logger.warning("the controller %s", state)
                 await asyncio.sleep(LOAD_S)
         finally:
             gateway.on_state.remove(tell)

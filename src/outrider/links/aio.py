@@ -43,12 +43,21 @@ class AsyncChannel(asyncio.Protocol):
     Made by `open_channel` and `accept_channel`.
     """
 
-    def __init__(self, codec: Codec, *, heartbeat_s: float, silence_s: float, peer: str) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        heartbeat_s: float,
+        silence_s: float,
+        peer: str,
+        ends_when_silent: bool = True,
+    ) -> None:
         check_times(heartbeat_s, silence_s)
         self.peer = peer
         self._codec = codec
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
+        self._ends_when_silent = ends_when_silent
         self._decoder = FrameDecoder()
         self._payloads: deque[bytes] = deque()
         self._num_bytes = 0  # of them
@@ -64,6 +73,16 @@ class AsyncChannel(asyncio.Protocol):
     def is_closed(self) -> bool:
         """Whether the link has ended; messages that came before may still be waiting."""
         return self._failure is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing has come for `silence_s`, though the peer has not closed the link."""
+        return self._quiet_beats * self._heartbeat_s > self._silence_s
+
+    @property
+    def has_unsent(self) -> bool:
+        """The peer has not read all that was sent."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def send(self, message: object) -> None:
         """Queue a message; it leaves at once unless the peer does not read."""
@@ -121,7 +140,7 @@ class AsyncChannel(asyncio.Protocol):
         """Beats are counted, not seconds: a loop that was held up for long, and so has not read,
         does not take its own absence for the peer's."""
         self._quiet_beats += not self._is_paused  # what it says then waits to be read
-        if self._quiet_beats * self._heartbeat_s > self._silence_s:
+        if self.is_silent and self._ends_when_silent:
             self._end(
                 LinkTimeoutError(
                     f"{self.peer} has been silent for {self._silence_s:g} s; it hangs or cannot "
@@ -173,6 +192,7 @@ async def open_channel(
     heartbeat_s: float = HEARTBEAT_S,
     silence_s: float = SILENCE_S,
     peer: str = "the engine",
+    ends_when_silent: bool = True,
 ) -> AsyncChannel:
     """Dial, prove the secret and say who this is. Tries until the time is up while nobody listens;
     `timeout_s` covers all of it."""
@@ -184,7 +204,11 @@ async def open_channel(
             await _play(sock, dialler_script(secret, hello))
         _, channel = await loop.create_connection(
             lambda: AsyncChannel(
-                codec, heartbeat_s=heartbeat_s, silence_s=silence_s, peer=f"{peer} at {address}"
+                codec,
+                heartbeat_s=heartbeat_s,
+                silence_s=silence_s,
+                peer=f"{peer} at {address}",
+                ends_when_silent=ends_when_silent,
             ),
             sock=sock,
         )

@@ -80,7 +80,7 @@ class Starter:
         self._may_go.wait()
 
     def tell_stage(self, line: str) -> None:
-        self._tell(_Word.STAGE, line)
+        self._tell_now(_Word.STAGE, line)
 
     def tell_ready(self, stop: Callable[[], None], addresses: Sequence[str]) -> None:
         """From now on `stop` is called when it ends; before, nobody has anything to lose. Gateways
@@ -101,10 +101,14 @@ class Starter:
         with contextlib.suppress(OSError):  # it is gone, and so will be this process
             self._socket.sendall(_line(word, text))
 
+    def _tell_now(self, word: _Word, text: str = "") -> None:
+        """Unless it does not read at the moment: a stopped starter stops nothing here."""
+        with contextlib.suppress(OSError):
+            self._socket.send(_line(word, text), socket.MSG_DONTWAIT)
+
     def _beat(self) -> None:
         while True:
-            with contextlib.suppress(OSError):  # it is gone, or does not read at the moment
-                self._socket.send(_line(_Word.ALIVE), socket.MSG_DONTWAIT)
+            self._tell_now(_Word.ALIVE)
             time.sleep(_BEAT_S)
 
     def _end_with_it(self) -> None:
