@@ -41,5 +41,11 @@ def build_admin_app(state: Callable[[], str], metrics: Metrics) -> FastAPI:
 
 
 def admin_server(app: FastAPI, config: ServerConfig, bound: socket.socket) -> HttpServer:
-    plain = dataclasses.replace(config, tls_cert=None, tls_key=None, tls_client_ca=None)
+    plain = dataclasses.replace(
+        config,
+        tls_cert=None,
+        tls_key=None,
+        tls_client_ca=None,
+        trusted_proxies=("0.0.0.0/0", "::/0"),  # there are no keys, so none is unknown
+    )
     return HttpServer(app, plain, bound=bound)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
@@ -11,6 +13,7 @@ import grpc
 from outrider.errors import OutriderError
 from outrider.gateway.caller import Caller, Scope
 from outrider.gateway.grpc_calls import OnError, abort
+from outrider.gateway.grpc_connections import GrpcConnections, know
 
 # Probes have no keys.
 _OPEN_SERVICES = ("grpc.health.v1.Health",)
@@ -41,6 +44,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     `identify` says who calls by a call's context, or raises, which `on_error` hears first.
     `check_key` raises if the metadata of a call has no key that is good enough to go on with.
+    `connections` hears which of them calls come from.
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         identify: Callable[[Any], Caller],
         check_key: Callable[[Any], object],
         on_error: OnError,
+        connections: GrpcConnections,
     ) -> None:
+        self._connections = connections
         self._identify = identify
         self._check_key = check_key
         self._on_error = on_error
@@ -67,8 +73,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if guarded is not None:
             return guarded
         handler = await continuation(details)
-        if handler is None or scope is None:
-            return handler
+        if handler is None:
+            return None
         return self._guarded.setdefault(details.method, self._guard(handler, scope))
 
     def _refusing(self, error: OutriderError) -> grpc.RpcMethodHandler:
@@ -76,18 +82,25 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if there were many requests, which nobody waits for."""
 
         async def refuse(requests: Any, context: Any) -> None:
-            self._on_error(error)
-            await abort(context, error)
+            with self._connections.call(context.peer()):
+                self._on_error(error)
+                await abort(context, error)
 
         return grpc.stream_unary_rpc_method_handler(refuse)
 
-    def _guard(self, handler: Any, scope: Scope) -> grpc.RpcMethodHandler:
-        async def check(context: Any) -> None:
-            try:
-                self._identify(context).require(scope)
-            except OutriderError as error:
-                self._on_error(error)
-                await abort(context, error)
+    def _guard(self, handler: Any, scope: Scope | None) -> grpc.RpcMethodHandler:
+        @contextlib.asynccontextmanager
+        async def guarded(context: Any) -> AsyncIterator[None]:
+            with self._connections.call(context.peer()) as connection:
+                try:
+                    if scope is not None:
+                        caller = self._identify(context)
+                        know(connection)
+                        caller.require(scope)
+                except OutriderError as error:
+                    self._on_error(error)
+                    await abort(context, error)
+                yield
 
         kinds = {
             (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
@@ -98,27 +111,27 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method, make = kinds[handler.request_streaming, handler.response_streaming]
         wrap = _checked_generator if inspect.isasyncgenfunction(method) else _checked
         return make(
-            wrap(method, check),
+            wrap(method, guarded),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
 
-_Check = Callable[[Any], Awaitable[None]]
+_Guard = Callable[[Any], AbstractAsyncContextManager[None]]
 
 
-def _checked(method: Callable[[Any, Any], Awaitable[Any]], check: _Check) -> Any:
+def _checked(method: Callable[[Any, Any], Awaitable[Any]], guarded: _Guard) -> Any:
     async def call(request: Any, context: Any) -> Any:
-        await check(context)
-        return await method(request, context)
+        async with guarded(context):
+            return await method(request, context)
 
     return call
 
 
-def _checked_generator(method: Callable[[Any, Any], AsyncIterator[Any]], check: _Check) -> Any:
+def _checked_generator(method: Callable[[Any, Any], AsyncIterator[Any]], guarded: _Guard) -> Any:
     async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        await check(context)
-        async for response in method(request, context):
-            yield response
+        async with guarded(context):
+            async for response in method(request, context):
+                yield response
 
     return call

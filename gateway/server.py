@@ -11,7 +11,6 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.config import ServerConfig
 from outrider.errors import ConfigError, OutriderError
-from outrider.gateway.bounds import most_connections
 from outrider.gateway.cluster_view import AskCluster, nobody_knows
 from outrider.gateway.control import ControlServicer
 from outrider.gateway.fleet_control import Alone, Broadcast
@@ -19,7 +18,9 @@ from outrider.gateway.gateway import Gateway, State
 from outrider.gateway.generation import GenerationServicer
 from outrider.gateway.grpc_access import AccessInterceptor
 from outrider.gateway.grpc_calls import caller_of, check_key, handler_of, is_from_this_host
+from outrider.gateway.grpc_connections import GrpcConnections
 from outrider.gateway.ports import GRPC_OPTION, shown
+from outrider.gateway.seats import Seats
 from outrider.proto import control_pb2, generation_pb2
 
 __all__ = ["CONTROL", "GENERATION", "GrpcServer", "caller_of", "is_from_this_host"]
@@ -64,6 +65,7 @@ class GrpcServer:
         gateway.on_state.append(self._show_health)
         self._health = health.aio.HealthServicer()
         self._server: Any = None
+        self._connections = GrpcConnections(Seats.of(gateway.config))
 
     async def start(self) -> None:
         """Listen at once, and answer as soon as there is an engine."""
@@ -74,6 +76,7 @@ class GrpcServer:
                     partial(caller_of, self.gateway),
                     partial(check_key, self.gateway),
                     self._count_error,
+                    self._connections,
                 ),
             ),
             options=(
@@ -81,7 +84,7 @@ class GrpcServer:
                 # Unless it is to be shared, a port that is taken is an error.
                 ("grpc.so_reuseport", int(self._shares_port)),
                 ("grpc.max_receive_message_length", config.max_body_bytes),
-                ("grpc.max_allowed_incoming_connections", most_connections(config)),
+                ("grpc.max_allowed_incoming_connections", self._connections.seats.most_at_all),
                 ("grpc.max_concurrent_streams", config.max_streams_per_connection),
                 ("grpc.server_handshake_timeout_ms", int(config.header_timeout_s * 1000)),
                 ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
@@ -114,6 +117,7 @@ class GrpcServer:
             ) from error
         self.address = f"{self.address.rpartition(':')[0]}:{port}"
         await server.start()
+        self._connections.start(port)
 
     def _count_error(self, error: OutriderError) -> None:
         self.gateway.metrics.turn_away(self.gateway.model, error)
@@ -122,6 +126,7 @@ class GrpcServer:
         """Take no more calls, and give those in hand so long."""
         if self._server is not None:
             await self._server.stop(drain_s)
+            self._connections.stop()
 
     async def _show_health(self, state: State) -> None:
         known = health_pb2.HealthCheckResponse

@@ -18,6 +18,8 @@ from outrider.gateway.gateway import Gateway
 from outrider.gateway.http.errors import error_response, shown
 
 _CALLER = "outrider.caller"
+ON_KNOWN = "outrider.on_known"
+"""What in a scope hears that the request has a valid key, or needs none."""
 _OPEN_PATHS = ("/livez", "/readyz", "/health", "/healthz", "/ping", "/version", "/", "/favicon.ico")
 _OPEN_FOLDERS = ("/page/",)
 
@@ -57,6 +59,8 @@ class AccessGuard:
                 self._gateway.metrics.turn_away(self._gateway.model, error)
                 await error_response(error)(scope, receive, send)
                 return
+            if ON_KNOWN in scope:
+                scope[ON_KNOWN]()
         await self._app(scope, receive, send)
 
 

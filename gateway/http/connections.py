@@ -9,11 +9,14 @@ from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from outrider.config import ServerConfig
-from outrider.gateway.bounds import most_connections
+from outrider.gateway.http.access import ON_KNOWN
 from outrider.gateway.http.errors import RETRY_AFTER_S, error_body
+from outrider.gateway.seats import UNKNOWN_IDLE_S, Seat
 
 MAX_HEADER_BYTES = 64 * 2**10
 MIN_BODY_BYTES_PER_S = 32 * 2**10  # slower clients hold a place that others could use
@@ -27,14 +30,13 @@ LINGER_S = 1.0  # to read a refusal in, before the connection is cut under what 
 class ConnectionBounds:
     """What all connections of a process keep to."""
 
-    max_connections: int
     max_body_bytes: int
     header_timeout_s: float
     write_timeout_s: float = WRITE_TIMEOUT_S
 
     @classmethod
     def of(cls, config: ServerConfig) -> ConnectionBounds:
-        return cls(most_connections(config), config.max_body_bytes, config.header_timeout_s)
+        return cls(config.max_body_bytes, config.header_timeout_s)
 
 
 class _Phase(Enum):
@@ -44,15 +46,25 @@ class _Phase(Enum):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which has no limits of its own. Refusals are in the shape of all errors."""
+    """uvicorn's, which has no limits of its own. Refusals are in the shape of all errors.
 
-    bounds: ConnectionBounds
+    A connection on which no request has had a valid key is kept for seconds only.
+    """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        *,
+        bounds: ConnectionBounds,
+        seat: Seat,
+    ) -> None:
+        super().__init__(config, server_state, {})
+        self.bounds = bounds
+        self._seat = seat
+        self.timeout_keep_alive: float = KEEP_ALIVE_S if seat.is_known else UNKNOWN_IDLE_S
         self._phase = _Phase.IDLE
         self._is_refused = False
-        self._is_surplus = False
         self._num_bytes = 0  # of the phase
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -61,14 +73,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        most = self.bounds.max_connections
-        self._is_surplus = len(self.connections) > most
-        if len(self.connections) > 2 * most:  # too many even to be told so
-            transport.abort()
-            return
+        self._seat.close = self._make_room
         self._enter(_Phase.HEADERS, self.bounds.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._seat.leave()
         for timer in (self._reading, self._writing):
             if timer is not None:
                 timer.cancel()
@@ -98,13 +107,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        scope: Any = self.scope
+        scope[ON_KNOWN] = self._become_known
         self._num_bytes = 0
 
     def on_headers_complete(self) -> None:
-        if self._is_surplus:
-            sentence = "the server has as many connections as it can hold; try again later."
+        if self._seat.is_surplus:
+            sentence = "as many connections as there may be are in use; try again later."
             self._refuse(503, sentence)
             return
+        self._seat.set_busy(True)
         most = self.bounds.max_body_bytes
         expected = min(_content_length(self.headers, most), most)
         allowed_s = self.bounds.header_timeout_s + expected / MIN_BODY_BYTES_PER_S
@@ -130,6 +142,27 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._enter(_Phase.IDLE, None)
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if not is_last:
+            return
+        self._seat.set_busy(False)
+        if self._phase is _Phase.BODY and not self._seat.is_known:
+            self._enter(_Phase.BODY, UNKNOWN_IDLE_S)  # that nobody reads any more
+
+    def _become_known(self) -> None:
+        self._seat.know()
+        self.timeout_keep_alive = KEEP_ALIVE_S
+
+    def _make_room(self) -> None:
+        """Hang up for somebody else's sake."""
+        self._is_refused = True
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     # -- refusals -----------------------------------------------------------------------------
 
@@ -175,11 +208,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not is_told:
             self.transport.write(_response(status, sentence))
         self._reading = self.loop.call_later(LINGER_S, self.transport.close)
-
-
-def protocol_of(bounds: ConnectionBounds) -> type[BoundedProtocol]:
-    """The class uvicorn makes one of for each connection."""
-    return type("ProtocolOfServer", (BoundedProtocol,), {"bounds": bounds})
 
 
 def _content_length(headers: list[tuple[bytes, bytes]], unknown: int) -> int:

@@ -8,24 +8,30 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from outrider.config import ServerConfig
-from outrider.gateway.http.connections import KEEP_ALIVE_S, ConnectionBounds, protocol_of
+from outrider.gateway.http.accepting import Acceptor
+from outrider.gateway.http.connections import BoundedProtocol, ConnectionBounds
 from outrider.gateway.ports import HTTP_OPTION, listener, place_of, shown
+from outrider.gateway.seats import Seat, Seats
 from outrider.gateway.tls import TlsFiles
 
 
 class _Uvicorn(uvicorn.Server):
     def __init__(
-        self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float
+        self,
+        config: uvicorn.Config,
+        tls: ssl.SSLContext | None,
+        bounds: ConnectionBounds,
+        seats: Seats,
     ) -> None:
         super().__init__(config)
         self._tls = tls
-        self._handshake_timeout_s = handshake_timeout_s
+        self._bounds = bounds
+        self._seats = seats
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -34,25 +40,28 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """uvicorn's own has no limit for handshakes, nor a context that is made elsewhere."""
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
+        self._acceptors = [
+            Acceptor(
+                each,
                 self._protocol,
-                sock=each,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout_s,
-                backlog=self.config.backlog,
+                self._seats,
+                tls=self._tls,
+                handshake_timeout_s=self._bounds.header_timeout_s,
             )
             for each in sockets or ()
         ]
+        for acceptor in self._acceptors:
+            acceptor.start(self.config.backlog)
+        self.servers = []
         self.started = True
 
-    def _protocol(self) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class
-        protocol: asyncio.Protocol = make(
-            config=self.config, server_state=self.server_state, app_state={}
-        )
-        return protocol
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self, seat: Seat) -> asyncio.Protocol:
+        return BoundedProtocol(self.config, self.server_state, bounds=self._bounds, seat=seat)
 
 
 class HttpServer:
@@ -84,18 +93,18 @@ class HttpServer:
         config = uvicorn.Config(
             self._app,
             loop="none",  # the one that runs
-            http=protocol_of(ConnectionBounds.of(self._config)),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
         )
         # What strangers send is answered, not logged, or they could fill the log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         tls = None if self._tls is None else self._tls.http_context()
-        self._server = _Uvicorn(config, tls, self._config.header_timeout_s)
+        self._server = _Uvicorn(
+            config, tls, ConnectionBounds.of(self._config), Seats.of(self._config)
+        )
         self._serving = asyncio.create_task(self._server.serve(sockets=[sock]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,8 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+from certificates import Authority
 from fake_engine import FakeEngine, fake_service, running_server, wait_until
 
+from outrider.gateway import grpc_connections, seats
 from outrider.gateway.http import connections
 from outrider.gateway.http.connections import ConnectionBounds
 from outrider.proto import generation_pb2, generation_pb2_grpc
@@ -23,6 +26,8 @@ pytestmark = pytest.mark.thorough
 
 TIMEOUT_S = 0.4
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+KEY = b"Authorization: Bearer the-key"
+KNOWN_GET = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n" + KEY + b"\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +36,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
     make = ConnectionBounds.of
 
     def bounds(config: Any) -> ConnectionBounds:
-        return dataclasses.replace(make(config), max_connections=4, write_timeout_s=TIMEOUT_S)
+        return dataclasses.replace(make(config), write_timeout_s=TIMEOUT_S)
 
     engine = FakeEngine(f"unix:{tmp_path_factory.mktemp('bounds')}/engine.sock")
     options: Any = {"header_timeout_s": TIMEOUT_S, "max_body_bytes": 1024, "api_key": "the-key"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConnectionBounds, "of", bounds)
+        patch.setattr(seats, "most_connections", lambda config: 4)
         patch.setattr(connections, "LINGER_S", 0.1)
         patch.setattr(connections, "MIN_BODY_BYTES_PER_S", 2**20)
         with running_server(engine, **options) as front:
@@ -67,9 +73,9 @@ def _ask(address: tuple[str, int], *lines: bytes) -> tuple[int, Any]:
         return _answer(connection)
 
 
-def _exchange(connection: socket.socket) -> None:
+def _exchange(connection: socket.socket, request: bytes = GET) -> None:
     """A request and its answer, after which the connection stays."""
-    connection.sendall(GET)
+    connection.sendall(request)
     received = b""
     while not received.endswith(b"}"):
         received += connection.recv(65536)
@@ -164,19 +170,90 @@ def test_what_is_not_http_is_told_so_in_the_shape_of_errors(
     assert not caplog.records
 
 
-def test_too_many_connections_are_refused_in_shape_and_others_go_on(
+def test_strangers_make_room_for_newcomers_and_not_those_with_a_key(
     address: tuple[str, int],
 ) -> None:
     with ExitStack() as stack:
-        open_ones = [stack.enter_context(_connected(address)) for _ in range(4)]
-        for each in open_ones:
-            _exchange(each)
+        known = stack.enter_context(_connected(address))
+        _exchange(known, KNOWN_GET)
+        idle = [stack.enter_context(_connected(address)) for _ in range(40)]
+        assert _is_cut(idle[0])
+        for _ in range(3):
+            assert _ask(address, b"GET /v1/models HTTP/1.1", KEY)[0] != 503
+        _exchange(known, KNOWN_GET)
+
+
+def test_where_all_connections_are_busy_a_newcomer_is_refused_in_shape(
+    address: tuple[str, int],
+) -> None:
+    lines = [b"POST /tokenize HTTP/1.1", b"Host: x", KEY, b"Content-Type: application/json"]
+    with ExitStack() as stack:
+        busy = [stack.enter_context(_connected(address)) for _ in range(4)]
+        for each in busy:
+            each.sendall(
+                b"\r\n".join([*lines, b"Expect: 100-continue", b"Content-Length: 9", b"", b""])
+            )
+            assert each.recv(100).startswith(b"HTTP/1.1 100 Continue")  # it waits for the body
         status, body = _ask(address, b"GET /livez HTTP/1.1")
         assert status == 503 and body["error"]["type"] == "service_unavailable_error"
-        surplus = [stack.enter_context(_connected(address)) for _ in range(16)]
-        assert _is_cut(surplus[-1])  # too many even to be told so
-        _exchange(open_ones[0])
     wait_until(lambda: _is_well(address))
+
+
+def test_a_connection_without_a_valid_key_idles_for_seconds_only(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "UNKNOWN_IDLE_S", TIMEOUT_S)
+    with _connected(address) as known, _connected(address) as unknown:
+        _exchange(known, KNOWN_GET)
+        _exchange(unknown)
+        assert _is_cut(unknown)
+        _exchange(known, KNOWN_GET)
+
+
+def test_one_address_has_its_share_of_connections(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine, max_connections_per_address=2) as front, ExitStack() as stack:
+        host, _, port = front.http_address.rpartition(":")
+        others = [
+            stack.enter_context(
+                socket.create_connection((host, int(port)), 60, source_address=("127.0.0.9", 0))
+            )
+            for _ in range(3)
+        ]
+        own = [stack.enter_context(_connected((host, int(port)))) for _ in range(2)]
+        assert _is_cut(others[0])
+        for each in (*own, *others[1:]):
+            _exchange(each)
+
+
+def test_a_trusted_proxy_may_have_all_of_them(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    options: Any = {"max_connections_per_address": 2, "trusted_proxies": ("127.0.0.0/8",)}
+    with running_server(engine, **options) as front, ExitStack() as stack:
+        host, _, port = front.http_address.rpartition(":")
+        own = [stack.enter_context(_connected((host, int(port)))) for _ in range(4)]
+        for each in own:
+            _exchange(each)
+
+
+def test_a_tls_handshake_that_does_not_come_makes_room_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "most_connections", lambda config: 4)
+    authority = Authority(tmp_path)
+    made = authority.issue()
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    options: Any = {"tls_cert": str(made.cert), "tls_key": str(made.key)}
+    with running_server(engine, **options) as front, ExitStack() as stack:
+        host, _, port = front.http_address.rpartition(":")
+        silent = [stack.enter_context(_connected((host, int(port)))) for _ in range(40)]
+        assert _is_cut(silent[0])
+        context = ssl.create_default_context(cafile=str(authority.cert))
+        with (
+            _connected((host, int(port))) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as connection,
+        ):
+            _exchange(connection)
 
 
 @pytest.mark.parametrize(
@@ -236,25 +313,74 @@ def test_a_key_too_long_for_grpc_harms_nobody(tmp_path: Path) -> None:
         assert ask(b"", metadata=[("authorization", "Bearer the-key")], timeout=60)
 
 
-def test_grpc_takes_so_many_connections_and_no_more(
+H2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+
+
+def _fill(address: str, stack: ExitStack, count: int) -> list[socket.socket]:
+    """Connections to gRPC, every other of which says that it speaks HTTP/2, and nothing more."""
+    host, _, port = address.rpartition(":")
+    made = []
+    for number in range(count):
+        made.append(stack.enter_context(_connected((host, int(port)))))
+        made[-1].sendall(H2 if number % 2 else b"")
+    return made
+
+
+def _drained(connection: socket.socket) -> bool:
+    """Whether it was cut, after whatever was sent before."""
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_strangers_at_grpc_make_room_for_newcomers_and_not_those_with_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.server.most_connections", lambda config: 2)
+    monkeypatch.setattr(seats, "most_connections", lambda config: 4)
     own = [("grpc.use_local_subchannel_pool", 1)]
-    with (
-        running_server(FakeEngine(f"unix:{tmp_path}/engine.sock")) as front,
-        ExitStack() as stack,
-    ):
-        asks = [
-            stack.enter_context(grpc.insecure_channel(front.grpc_address, own)).unary_unary(
-                "/outrider.v1.Control/GetStatus"
-            )
-            for _ in range(3)
-        ]
-        assert asks[0](b"", timeout=60) and asks[1](b"", timeout=60)
-        with pytest.raises(grpc.RpcError):
-            asks[2](b"", timeout=60)
-        assert asks[0](b"", timeout=60)
+    metadata = [("authorization", "Bearer the-key")]
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine, api_key="the-key") as front, ExitStack() as stack:
+        states: list[Any] = []
+        known = stack.enter_context(grpc.insecure_channel(front.grpc_address, own))
+        known.subscribe(states.append)
+        assert known.unary_unary("/outrider.v1.Control/GetStatus")(
+            b"", metadata=metadata, timeout=60
+        )
+        silent = _fill(front.grpc_address, stack, 12)
+        assert _drained(silent[0]) and _drained(silent[1])
+        late = stack.enter_context(grpc.insecure_channel(front.grpc_address, own))
+        for channel in (late, known):
+            ask = channel.unary_unary("/outrider.v1.Control/GetStatus")
+            assert ask(b"", metadata=metadata, timeout=60, wait_for_ready=True)
+        assert states[-1] is grpc.ChannelConnectivity.READY
+        assert states.count(grpc.ChannelConnectivity.READY) == 1  # it was never cut
+
+
+def test_a_grpc_connection_without_a_valid_key_idles_for_seconds_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_connections, "UNKNOWN_IDLE_S", TIMEOUT_S)
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine, api_key="the-key") as front, ExitStack() as stack:
+        states: list[Any] = []
+        known = stack.enter_context(grpc.insecure_channel(front.grpc_address))
+        known.subscribe(states.append)
+        ask = known.unary_unary("/outrider.v1.Control/GetStatus")
+        assert ask(b"", metadata=[("authorization", "Bearer the-key")], timeout=60)
+        (unknown,) = _fill(front.grpc_address, stack, 2)[1:]
+        assert _drained(unknown)
+        assert states[-1] is grpc.ChannelConnectivity.READY
+
+
+def test_one_address_has_its_share_of_grpc_connections(tmp_path: Path) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine, max_connections_per_address=2) as front, ExitStack() as stack:
+        made = _fill(front.grpc_address, stack, 4)
+        assert _drained(made[0]) and _drained(made[1])
 
 
 def test_a_connection_that_is_old_is_made_anew_and_its_stream_finishes(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@
 {{/* How clients are met, by a gateway or by the server of mode `plain`. */}}
 {{- define "outrider.config.front" -}}
 {{- $server := dict "host" "0.0.0.0" "port" 8000 "grpc_port" 50051 "admin_port" 8081 "drain_s" (int .Values.gateway.drainSeconds) "max_connection_age_s" (int .Values.gateway.maxConnectionAgeSeconds) "max_connection_grace_s" (int .Values.gateway.maxConnectionGraceSeconds) -}}
+{{- /* Behind a proxy all clients have its address. */ -}}
+{{- if or .Values.ingress.enabled .Values.gatewayApi.enabled }}{{ $_ := set $server "max_connections_per_address" 0 }}{{ end -}}
 {{- with .Values.servedNames }}{{ $_ := set $server "model_names" . }}{{ end -}}
 {{- if .Values.auth.anonymous }}{{ $_ := set $server "allow_anonymous" true }}{{ end -}}
 {{- if .Values.auth.keysSecret }}{{ $_ := set $server "api_keys_file" "/etc/outrider-keys/keys.yaml" }}{{ end -}}

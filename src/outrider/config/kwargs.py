@@ -72,6 +72,8 @@ PATHS: Mapping[str, str] = {
     "max_samples": "server.max_samples",
     "max_logprobs": "server.max_logprobs",
     "max_streams_per_connection": "server.max_streams_per_connection",
+    "max_connections_per_address": "server.max_connections_per_address",
+    "trusted_proxies": "server.trusted_proxies",
     "max_connection_age_s": "server.max_connection_age_s",
     "max_connection_grace_s": "server.max_connection_grace_s",
     "header_timeout_s": "server.header_timeout_s",

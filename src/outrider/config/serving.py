@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -29,6 +30,18 @@ _SECRET = Rule(
     lambda v: _KEY.fullmatch(v) is not None,
     optional=True,
     is_secret=True,
+)
+
+
+def _are_networks(names: tuple[str, ...]) -> bool:
+    try:
+        return all(ipaddress.ip_network(name, strict=False) for name in names)
+    except ValueError:
+        return False
+
+
+_NETWORKS = Rule(
+    tuple, "addresses or networks such as 10.0.0.0/8, with commas between them", _are_networks
 )
 
 
@@ -119,6 +132,18 @@ class ServerConfig(Checked):
     )
     max_streams_per_connection: int = setting(
         256, whole(1), "Most gRPC calls at once on one connection."
+    )
+    max_connections_per_address: int | None = setting(
+        None,
+        whole(0, optional=True),
+        "Most connections of each protocol from one client address (of IPv6 its /64), in each "
+        "process; unset is a quarter of all connections but at least 64, and 0 is no bound.",
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        (),
+        _NETWORKS,
+        "Addresses or networks of proxies, whose connections are those of many clients: no bound "
+        "per address, and the usual idle time from the start.",
     )
     max_connection_age_s: float | None = setting(
         None,

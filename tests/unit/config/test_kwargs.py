@@ -113,6 +113,8 @@ SAMPLES = {
     "max_samples": 4,
     "max_logprobs": 5,
     "max_streams_per_connection": 8,
+    "max_connections_per_address": 6,
+    "trusted_proxies": ("10.0.0.0/8",),
     "max_connection_age_s": 60.0,
     "max_connection_grace_s": 30.0,
     "header_timeout_s": 2.0,

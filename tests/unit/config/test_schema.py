@@ -92,6 +92,12 @@ WRONG_VALUES = [
     ("server.max_samples", 129, "a whole number from 1 to 128"),
     ("server.max_logprobs", 51, "a whole number from 0 to 50"),
     ("server.max_streams_per_connection", 0, "a whole number >= 1"),
+    ("server.max_connections_per_address", -1, "a whole number >= 0, or unset"),
+    (
+        "server.trusted_proxies",
+        ("a",),
+        "addresses or networks such as 10.0.0.0/8, with commas between them",
+    ),
     ("server.max_connection_age_s", 0, "a number > 0, or unset"),
     ("server.max_connection_grace_s", 0, "a number > 0"),
     ("server.header_timeout_s", 0, "a number > 0"),

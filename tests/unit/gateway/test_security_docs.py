@@ -10,7 +10,7 @@ import yaml
 from outrider.config import settings
 from outrider.config.rules import Setting
 from outrider.config.schema import MAX_WAITING_OF_SERVERS
-from outrider.gateway import bounds, gateway, server, session
+from outrider.gateway import bounds, gateway, grpc_connections, seats, server, session
 from outrider.gateway.http import connections
 from outrider.gateway.keys_file import read_keys
 from outrider.scheduler import params
@@ -49,7 +49,11 @@ def test_the_table_has_every_limit_of_the_server() -> None:
         ("slowest body", [connections.MIN_BODY_BYTES_PER_S]),
         ("bodies that are still read", [bounds.MAX_READING_BYTES]),
         ("reads nothing", [int(connections.WRITE_TIMEOUT_S)]),
-        ("idle connection", [connections.KEEP_ALIVE_S, server.MAX_IDLE_MS // 1000]),
+        ("idle connection |", [connections.KEEP_ALIVE_S, server.MAX_IDLE_MS // 1000]),
+        (
+            "idle connection without a valid key",
+            [int(seats.UNKNOWN_IDLE_S), int(grpc_connections.UNKNOWN_IDLE_S)],
+        ),
         ("log-probabilities of a request", [bounds.MAX_LOGPROBS_OF_REQUEST]),
         ("wait for a slow reader", [session.MAX_UNREAD]),
         (

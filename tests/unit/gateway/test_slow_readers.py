@@ -9,7 +9,8 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from outrider.gateway.http.connections import ConnectionBounds, protocol_of
+from outrider.gateway.http.connections import BoundedProtocol, ConnectionBounds
+from outrider.gateway.seats import Seats
 
 PIECE = b"x" * 2**16
 
@@ -22,16 +23,15 @@ async def endless(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_is_cut_off_after_a_while_and_others_are_not() -> None:
-    bounds = ConnectionBounds(8, 1024, header_timeout_s=5.0, write_timeout_s=0.3)
-    config = uvicorn.Config(
-        endless, http=protocol_of(bounds), ws="none", lifespan="off", log_config=None
-    )
+    bounds = ConnectionBounds(1024, header_timeout_s=5.0, write_timeout_s=0.3)
+    config = uvicorn.Config(endless, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
+    seats = Seats(8)
 
-    def protocol() -> Any:
-        make: Any = config.http_protocol_class
-        return make(config=config, server_state=state, app_state={})
+    def protocol() -> BoundedProtocol:
+        seat = seats.take("127.0.0.1", lambda: None)
+        return BoundedProtocol(config, state, bounds=bounds, seat=seat)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

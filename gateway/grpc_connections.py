@@ -1,0 +1,173 @@
+"""The connections of gRPC, which accepts them itself and shows none: found among the sockets of
+this process, given seats like those of HTTP, and closed where that is due."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+from outrider.gateway.seats import Seat, Seats, plain_address
+
+UNKNOWN_IDLE_S = 15.0  # without a call and without a valid key; more than probes are apart
+SWEEP_S, CROWDED_SWEEP_S = 1.0, 0.1
+_DESCRIPTORS = "/proc/self/fd"
+
+_Key: TypeAlias = tuple[str, int]  # address and port of the client
+
+
+class _Found(NamedTuple):
+    """A socket of the server. A descriptor can soon be another socket's; its link tells."""
+
+    key: _Key
+    descriptor: int
+    link: str
+
+
+@dataclass(slots=True)
+class _Connection:
+    touched_s: float
+    num_calls: int = 0
+    is_known: bool = False
+    seat: Seat | None = field(default=None)
+
+
+class GrpcConnections:
+    """Those of a server that listens on `port`, once it is set. Without /proc it does nothing."""
+
+    def __init__(self, seats: Seats) -> None:
+        self.port = 0
+        self.seats = seats
+        self._is_possible = os.path.isdir(_DESCRIPTORS)
+        self._connections: dict[_Key, _Connection] = {}
+        self._sockets: dict[str, _Key | None] = {}  # by link, as last seen; None: not of gRPC
+        self._num_closed = 0
+        self._sweeping: asyncio.Task[None] | None = None
+
+    def start(self, port: int) -> None:
+        self.port = port
+        if self._is_possible:
+            self._sweeping = asyncio.create_task(self._sweep())
+
+    def stop(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+    @contextlib.contextmanager
+    def call(self, peer: str) -> Iterator[_Connection]:
+        """A call from there, by gRPC's name of the peer, is answered inside. Pass what is given to
+        `know` if it has a valid key."""
+        key = _key_of(peer)
+        connection = None if key is None else self._connections.get(key)
+        if connection is None:
+            connection = _Connection(time.monotonic())
+            if key is not None and self._is_possible:
+                self._connections[key] = connection  # before the next sweep finds it
+        connection.num_calls += 1
+        _tell(connection)
+        try:
+            yield connection
+        finally:
+            connection.num_calls -= 1
+            connection.touched_s = time.monotonic()
+            _tell(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            start_s = time.monotonic()
+            found = await asyncio.to_thread(self._find)
+            self._num_closed = 0
+            self._update({each.key: each for each in found}, start_s)
+            await asyncio.sleep(CROWDED_SWEEP_S if self._num_closed else SWEEP_S)
+
+    def _find(self) -> list[_Found]:
+        """Those there are now. Most are known from the last time by their links."""
+        found, seen = [], {}
+        for name in os.listdir(_DESCRIPTORS):
+            try:
+                link = os.readlink(f"{_DESCRIPTORS}/{name}")
+                if not link.startswith("socket:"):
+                    continue
+                key = self._sockets[link] if link in self._sockets else self._look(int(name))
+            except OSError:  # closed meanwhile
+                continue
+            seen[link] = key
+            if key is not None:
+                found.append(_Found(key, int(name), link))
+        self._sockets = seen
+        return found
+
+    def _look(self, descriptor: int) -> _Key | None:
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            if sock.getsockname()[1] != self.port:
+                return None
+            try:
+                host, port = sock.getpeername()[:2]
+            except OSError:  # it listens
+                return None
+            return plain_address(host), port
+
+    def _update(self, found: dict[_Key, _Found], start_s: float) -> None:
+        now_s = time.monotonic()
+        for key, connection in list(self._connections.items()):
+            if key not in found and not connection.num_calls and connection.touched_s < start_s:
+                del self._connections[key]
+                if connection.seat is not None:
+                    connection.seat.leave()
+        for key, each in found.items():
+            connection = self._connections.setdefault(key, _Connection(now_s))
+            if connection.seat is None:
+                self._seat(connection, each)
+            is_idle = not connection.num_calls and not connection.is_known
+            if is_idle and now_s - connection.touched_s >= UNKNOWN_IDLE_S:
+                self._close(each)
+
+    def _seat(self, connection: _Connection, found: _Found) -> None:
+        seat = self.seats.take(found.key[0], partial(self._close, found))
+        connection.seat = seat
+        connection.is_known = connection.is_known or seat.is_known
+        _tell(connection)
+        if seat.is_surplus:
+            self._close(found)
+
+    def _close(self, found: _Found) -> None:
+        """As if the client had: gRPC has no way to close one connection."""
+        self._num_closed += 1
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(found.descriptor)) as sock,
+        ):
+            if os.readlink(f"{_DESCRIPTORS}/{sock.fileno()}") == found.link:
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def know(connection: _Connection) -> None:
+    """A call on it had a valid key."""
+    connection.is_known = True
+    _tell(connection)
+
+
+def _tell(connection: _Connection) -> None:
+    if connection.seat is None:
+        return
+    if connection.is_known:
+        connection.seat.know()
+    connection.seat.set_busy(connection.num_calls > 0)
+
+
+def _key_of(peer: str) -> _Key | None:
+    """Of "ipv4:127.0.0.1:5000" or "ipv6:%5B::1%5D:5000"; None of a socket file."""
+    kind, _, place = peer.partition(":")
+    host, _, port = unquote(place).rpartition(":")
+    if kind not in ("ipv4", "ipv6") or not port.isdigit():
+        return None
+    return plain_address(host.strip("[]")), int(port)

@@ -1,0 +1,64 @@
+"""Log lines about what clients can cause at will: one a minute of each kind, with a count of the
+others, so that nobody can fill the log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Hashable
+
+PERIOD_S = 60.0
+MAX_KINDS = 256  # that are told apart; then the oldest is forgotten
+
+
+class QuietLog:
+    """Writes the first line of each kind at once. May be used by several threads."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._lock = threading.Lock()
+        # When a line of the kind was written, and how many were not since then.
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
+
+    def warning(self, message: str, *args: object) -> None:
+        """Lines with the same `message` are of one kind, whatever the `args`."""
+        self._write(logging.WARNING, message, message, *args)
+
+    def exception(self, message: str, error: BaseException) -> None:
+        """An error that nobody expected, with its traceback. The kind is the place it came from."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (frames[-1].filename, frames[-1].lineno) if frames else None
+        self._write(logging.ERROR, (type(error), place), message, error=error)
+
+    def _write(
+        self,
+        level: int,
+        kind: Hashable,
+        message: str,
+        *args: object,
+        error: BaseException | None = None,
+    ) -> None:
+        num_left_out = self._left_out(kind)
+        if num_left_out is None:
+            return
+        if num_left_out:
+            message += " (and %d more like it since the last line)"
+            args = (*args, num_left_out)
+        self._logger.log(level, message, *args, exc_info=error)
+
+    def _left_out(self, kind: Hashable) -> int | None:
+        """How many were not written before this one; None if this one is not to be either."""
+        now_s = self._clock()
+        with self._lock:
+            written_s, count = self._kinds.get(kind, (0.0, 0))
+            if kind in self._kinds and now_s - written_s < PERIOD_S:
+                self._kinds[kind] = (written_s, count + 1)
+                return None
+            self._kinds.pop(kind, None)
+            if len(self._kinds) >= MAX_KINDS:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[kind] = (now_s, 0)
+            return count
