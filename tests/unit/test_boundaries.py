@@ -58,7 +58,8 @@ DIRECTIONS = {
     ),
     "gateway": (
         *("outrider.proto", "outrider.config", "outrider.logs", "outrider.__version__"),
-        *("outrider.text", "outrider.links", "outrider.log_stream", "outrider.garbage"),
+        *("outrider.text", "outrider.links", "outrider.garbage"),
+        *("outrider.log_stream", "outrider.quiet_log"),
         *("outrider.scheduler.params", "outrider.scheduler.types"),
         "outrider.workers.proposers.registry",
     ),
@@ -75,6 +76,7 @@ DIRECTIONS = {
             "outrider.garbage",
             "outrider.logs",
             "outrider.progress",
+            "outrider.quiet_log",
             "outrider.links",
             "outrider.text",
         ),
