@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Sized
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +29,7 @@ from outrider.gateway.session import Session
 from outrider.gateway.tls import TlsFiles
 from outrider.gateway.watched import keep_fresh
 from outrider.links.gateway_messages import EngineFacts
+from outrider.quiet_log import QuietLog
 from outrider.scheduler.params import SamplingParams
 from outrider.text.chat import read_template
 from outrider.text.front_door import PreparedRequest, Prompt
@@ -76,6 +77,7 @@ class Gateway:
         self.limits = Limits(window_s=config.resume_window_s)
         self.tls = TlsFiles.of(config)
         self.metrics = GatewayMetrics()
+        self._quiet_log = QuietLog(logger)
         self._access_log = AccessLog(with_prompts=config.log_prompts)
         self.replicas = Replicas(secret, self._meet, self._hear_change)
         self.on_state: list[Callable[[State], Awaitable[None]]] = []
@@ -196,7 +198,9 @@ class Gateway:
 
     async def _params(self, call: Call) -> SamplingParams:
         given = self._defaults(call) | dict(call.params)
-        if len(given.get("allowed_token_ids") or ()) <= MAX_INLINE_ENTRIES:
+        allowed = given.get("allowed_token_ids")
+        # Whether it is a list at all is checked with all other types, by `SamplingParams`.
+        if not isinstance(allowed, Sized) or len(allowed) <= MAX_INLINE_ENTRIES:
             return SamplingParams.from_mapping(given)
         # Checking millions of entries would hold up every stream.
         return await self.preparing.run(call.deadline_s, SamplingParams.from_mapping, given)
@@ -212,6 +216,11 @@ class Gateway:
             resume_id if call.resumable else "",
             token,
         )
+
+    def fail(self, error: Exception) -> None:
+        """A request ended by an error that nobody expected, by a fault of the server's own."""
+        self.metrics.fail(self.model)
+        self._quiet_log.exception("a request failed", error)
 
     async def release(self, token: str, caller: Caller) -> bool:
         """End a resumable request for good; whether it was there."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 from urllib.parse import unquote
@@ -18,13 +17,12 @@ from outrider.gateway.caller import Caller, is_loopback
 from outrider.gateway.errors import metadata_of, status_of
 from outrider.gateway.gateway import Gateway
 
-logger = logging.getLogger(__name__)
-
 # A status travels in a header, of which 8 KiB are sure to arrive, each byte of a letter as three.
 MAX_SENTENCE_CHARS = 500
 
 _Method = Callable[[Any, Any], Awaitable[Any]]
 OnError = Callable[[OutriderError], None]
+OnFailure = Callable[[Exception], None]
 
 
 def _unnoticed(error: OutriderError) -> None:
@@ -32,12 +30,16 @@ def _unnoticed(error: OutriderError) -> None:
 
 
 def handler_of(
-    service: ServiceDescriptor, servicer: object, on_error: OnError = _unnoticed
+    service: ServiceDescriptor,
+    servicer: object,
+    on_failure: OnFailure,
+    on_error: OnError = _unnoticed,
 ) -> grpc.GenericRpcHandler:
     """The methods of a service that the servicer has, as coroutines of a request and a context.
 
     In place of the generated one, with which bytes that are no request end in UNKNOWN. Errors that
-    a method raises end the call with their status and sentence, after `on_error` has heard them.
+    a method raises end the call with their status and sentence, after `on_error` has heard them;
+    `on_failure` hears those that nobody expected.
     """
     handlers = {}
     for name, method in service.methods_by_name.items():
@@ -50,7 +52,7 @@ def handler_of(
             else grpc.unary_unary_rpc_method_handler
         )
         handlers[name] = make(
-            _guarded(own, method.input_type.name, on_error),
+            _guarded(own, method.input_type.name, on_failure, on_error),
             request_deserializer=_reader_of(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
@@ -67,7 +69,7 @@ def _reader_of(kind: type[Message]) -> Callable[[bytes], Message | None]:
     return read
 
 
-def _guarded(method: _Method, wanted: str, on_error: OnError) -> _Method:
+def _guarded(method: _Method, wanted: str, on_failure: OnFailure, on_error: OnError) -> _Method:
     async def call(request: Any, context: Any) -> Any:
         try:
             if request is None:
@@ -80,8 +82,8 @@ def _guarded(method: _Method, wanted: str, on_error: OnError) -> _Method:
             await abort(context, error)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
-            logger.exception("a request failed")
+        except Exception as error:
+            on_failure(error)
             await abort(
                 context,
                 OutriderError("the server failed in a way it should not; its log has the details."),

@@ -79,6 +79,12 @@ METRICS: tuple[Described, ...] = (
     Described(
         "resumed_requests", _C, _GATEWAY, "Times that a request went on elsewhere, by why.", _REASON
     ),
+    Described(
+        "internal_errors",
+        _C,
+        _GATEWAY,
+        "Requests that failed by a fault of the server's own (HTTP 500, gRPC INTERNAL).",
+    ),
     Described("active_requests", _G, _GATEWAY, "Requests in hand.", ()),
     Described("gateway_processes", _G, _GATEWAY, "Gateway processes that serve.", ()),
     Described(

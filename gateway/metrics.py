@@ -105,6 +105,7 @@ class _OfModel:
         self.resumed = {
             reason: parents["resumed_requests"].labels(model, reason) for reason in RESUME_REASONS
         }
+        self.internal_errors: Counter = parents["internal_errors"].labels(model)
         self.prompt_tokens: Counter = parents["prompt_tokens"].labels(model)
         self.generation_tokens: Counter = parents["generation_tokens"].labels(model)
         self.gaps: _TallyHistogram = parents["inter_token_latency_seconds"].labels(model)
@@ -157,6 +158,10 @@ class GatewayMetrics:
         """What a caller is told: counted if it may not call at all, as the rest is elsewhere."""
         if isinstance(error, UnauthenticatedError | ForbiddenError):
             self.refuse(model, error)
+
+    def fail(self, model: str) -> None:
+        """A request ended by a fault of the server's own."""
+        self.of(model).internal_errors.inc()
 
     def resume(self, model: str, reason: str, times: int = 1) -> None:
         """A request goes on: see `RESUME_REASONS`."""

@@ -96,11 +96,18 @@ class GrpcServer:
         )
         server.add_generic_rpc_handlers(
             (
-                handler_of(_GENERATION, GenerationServicer(self.gateway), self._count_error),
                 handler_of(
-                    _CONTROL, ControlServicer(self.gateway, self._ask_cluster, self._broadcast)
+                    _GENERATION,
+                    GenerationServicer(self.gateway),
+                    self.gateway.fail,
+                    self._count_error,
                 ),
-                handler_of(_HEALTH, self._health),
+                handler_of(
+                    _CONTROL,
+                    ControlServicer(self.gateway, self._ask_cluster, self._broadcast),
+                    self.gateway.fail,
+                ),
+                handler_of(_HEALTH, self._health, self.gateway.fail),
             )
         )
         reflection.enable_server_reflection(SERVICES, server)

@@ -19,7 +19,7 @@ from outrider.gateway.http import (
     tokens,
 )
 from outrider.gateway.http.access import AccessGuard
-from outrider.gateway.http.errors import answer_errors
+from outrider.gateway.http.errors import FailureGuard, answer_errors
 from outrider.gateway.http.generation import Fingerprints
 from outrider.gateway.http.labels import EchoLabels
 
@@ -44,6 +44,7 @@ def build_app(gateway: Gateway, ask_cluster: AskCluster = nobody_knows) -> FastA
         app.include_router(router)
     answer_errors(app)
     app.add_middleware(AccessGuard, gateway=gateway)
+    app.add_middleware(FailureGuard, gateway=gateway)
     app.add_middleware(EchoLabels)
     if gateway.config.cors_origins:
         app.add_middleware(

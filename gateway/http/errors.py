@@ -16,6 +16,7 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway.errors import (
@@ -216,6 +217,28 @@ def answer_errors(app: FastAPI) -> None:
                 sentence = f"{path}: {error.detail}."
         return _response(error_body(error.status_code, sentence), error.status_code, error.headers)
 
-    @app.exception_handler(Exception)
-    async def failure(request: Request, error: Exception) -> Response:
-        return _response(error_body(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_FAILED), 500)
+
+class FailureGuard:
+    """Answers errors that nobody expected in OpenAI's shape, in place of Starlette, which has the
+    server log each of them and hang up."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except Exception as error:
+            self._gateway.fail(error)
+            if has_begun:  # there is no way but to hang up
+                raise
+            body = error_body(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_FAILED)
+            await _response(body, HTTPStatus.INTERNAL_SERVER_ERROR)(scope, receive, send)

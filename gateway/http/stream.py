@@ -181,7 +181,7 @@ class StreamedAnswer(Answer):
         except Exception as error:
             if not self._has_started or isinstance(error, OutriderError):
                 raise
-            logger.exception("a request failed after its first byte")
+            self._gateway.fail(error)
             await self._tell(error_body(500, SERVER_FAILED), send)
 
     async def _fail(self, error: OutriderError, send: Send) -> None:

@@ -14,6 +14,15 @@ from fake_engine import FakeService, fake_service, wait_until
 from fuzzing import mutated, strange_values
 from hypothesis import HealthCheck, Phase, given, settings
 
+from outrider.gateway.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from outrider.gateway.http.status import SpeculationWish
+
 CASES = 60
 EXAMPLES = 12  # of each operation
 LIMIT_S = 60.0
@@ -62,6 +71,48 @@ def test_fields_of_the_wrong_kind_are_refused_without_a_fault(
     for value in strange_values(rng, BODIES[path], CASES):
         status = _post(service, path, json.dumps(value).encode())
         assert status < 500, value
+
+
+WRONG: tuple[Any, ...] = (
+    True, 1, 1.5, -1, "x", [], {}, [[]], [None], [1.5], {"x": []}, 2**70, -(10**40), "\ud800",
+)  # fmt: skip
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+FIELDS = [
+    ("/v1/completions", {"prompt": "Hello", "max_tokens": 2}, set(CompletionRequest.model_fields)),
+    (
+        "/v1/chat/completions",
+        CHAT,
+        ChatRequest.model_fields.keys() - GenerationRequest.model_fields,
+    ),
+    ("/tokenize", {"prompt": "Hello"}, set(TokenizeRequest.model_fields)),
+    ("/detokenize", {"tokens": [1]}, set(DetokenizeRequest.model_fields)),
+    ("/outrider/speculation", {}, set(SpeculationWish.model_fields)),
+]
+
+
+@pytest.mark.parametrize(("path", "valid", "names"), FIELDS, ids=[each[0] for each in FIELDS])
+def test_every_field_of_every_wrong_kind_is_told_by_its_name(
+    service: FakeService, path: str, valid: dict[str, Any], names: set[str]
+) -> None:
+    line = http.client.HTTPConnection(service.server.http_address, timeout=LIMIT_S)
+    try:
+        for name in sorted(names):
+            for value in WRONG:
+                body = json.dumps(valid | {name: value}).encode()
+                line.request("POST", path, body, {"Content-Type": "application/json"})
+                answer = line.getresponse()
+                told = answer.read()
+                assert answer.status in (200, 400, 404), (name, value, told)
+                if answer.status != 200:
+                    message = json.loads(told)["error"]["message"]
+                    assert message.startswith(
+                        (name, f"the {name}", "the conversation", "prompt or messages")
+                    ), (
+                        value,
+                        message,
+                    )
+    finally:
+        line.close()
 
 
 @pytest.mark.parametrize("path", BODIES)

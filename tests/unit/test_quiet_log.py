@@ -1,0 +1,65 @@
+"""Lines that clients can cause are few, and say how many they stand for."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from outrider.quiet_log import MAX_KINDS, PERIOD_S, QuietLog
+
+
+class _Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> _Clock:
+    return _Clock()
+
+
+@pytest.fixture
+def log(clock: _Clock) -> QuietLog:
+    return QuietLog(logging.getLogger("test.quiet"), clock)
+
+
+def test_one_line_a_minute_of_each_kind_with_a_count(
+    log: QuietLog, clock: _Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(100):
+        log.warning("no %s", number)
+    log.warning("another")
+    clock.now_s += PERIOD_S
+    log.warning("no %s", "more")
+    assert [record.getMessage() for record in caplog.records] == [
+        "no 0",
+        "another",
+        "no more (and 99 more like it since the last line)",
+    ]
+
+
+def test_one_traceback_of_each_place(log: QuietLog, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(divisor: int) -> None:
+        try:
+            if divisor:
+                raise ValueError(f"{divisor} is wrong")
+            _ = 1 // divisor
+        except (ValueError, ZeroDivisionError) as error:
+            log.exception("it failed", error)
+
+    for _ in range(10):
+        fail(0)
+        fail(1)
+    assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        ZeroDivisionError,
+        ValueError,
+    ]
+
+
+def test_the_kinds_it_remembers_are_bounded(log: QuietLog) -> None:
+    for number in range(2 * MAX_KINDS):
+        log.warning(str(number))
+    assert len(log._kinds) == MAX_KINDS
