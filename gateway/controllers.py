@@ -8,8 +8,8 @@ import contextlib
 import dataclasses
 import logging
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from outrider.errors import OutriderError
 from outrider.gateway.errors import UnavailableError
@@ -23,9 +23,62 @@ from outrider.links.speculation import SpeculationChange
 
 logger = logging.getLogger(__name__)
 
-RESOLVE_S = 5.0  # between looks at which addresses the names have
+RESOLVE_S = 5.0  # between lookups of the names, and the longest wait for their answers
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 _NOBODY = "no controller is connected; wait for one to start."
+
+Resolve: TypeAlias = Callable[[TcpAddress], Awaitable[set[str]]]
+"""All addresses that a name has now. Raises `OSError` if it has none."""
+
+
+async def resolve_name(place: TcpAddress) -> set[str]:
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+    return {str(TcpAddress(str(name[0]), place.port)) for *_, name in infos}
+
+
+class _Name:
+    """A configured name and the addresses it had when it was last resolved.
+
+    A name that fails keeps its last addresses: a headless Service has no records while its pod is
+    replaced, and a controller may still answer at the address it had.
+    """
+
+    def __init__(self, place: TcpAddress, resolve: Resolve) -> None:
+        self.addresses: set[str] = set()
+        self._place = place
+        self._resolve = resolve
+        self._lookup: asyncio.Task[set[str]] | None = None  # at most one, however long it takes
+        self._is_failing = False
+
+    async def refresh(self) -> None:
+        """Look it up anew, for at most `RESOLVE_S`; a slower answer is taken next time."""
+        if self._lookup is None:
+            self._lookup = asyncio.ensure_future(self._resolve(self._place))
+        done, _ = await asyncio.wait({self._lookup}, timeout=RESOLVE_S)
+        if not done:
+            self._note_failure("no answer from the resolver")
+            return
+        lookup, self._lookup = self._lookup, None
+        try:
+            found = lookup.result()
+        except (OSError, UnicodeError) as error:
+            self._note_failure(str(error))
+            return
+        if found:
+            self.addresses, self._is_failing = found, False
+        else:
+            self._note_failure("it has no address")
+
+    def close(self) -> None:
+        if self._lookup is not None:
+            self._lookup.cancel()
+
+    def _note_failure(self, reason: str) -> None:
+        level = logging.DEBUG if self._is_failing else logging.WARNING
+        kept = f"; keeping {', '.join(sorted(self.addresses))}" if self.addresses else ""
+        logger.log(level, "the name %s cannot be resolved: %s%s", self._place.host, reason, kept)
+        self._is_failing = True
 
 
 class _Line:
@@ -42,12 +95,13 @@ class Controllers:
     """Those at `places`, as host:port; a name stands for all its addresses. What an operator wants
     of all goes through one of them, since each knows every gateway."""
 
-    def __init__(self, places: Sequence[str], secret: str) -> None:
+    def __init__(self, places: Sequence[str], secret: str, resolve: Resolve = resolve_name) -> None:
         self._gateway: Gateway  # from `begin` on
-        self._places = [_parsed(place) for place in places]
+        self._names = [_Name(_parsed(place), resolve) for place in places]
         self._secret = secret
         self._lines: dict[str, _Line] = {}
         self._front: Front  # likewise
+        self._is_stale = asyncio.Event()  # an address failed: its pod may have another by now
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -60,27 +114,20 @@ class Controllers:
     async def _run(self) -> None:
         try:
             while True:
-                self._follow(await self._resolved())
-                await asyncio.sleep(RESOLVE_S)
+                self._is_stale.clear()
+                await asyncio.gather(*(name.refresh() for name in self._names))
+                self._follow(set[str]().union(*(name.addresses for name in self._names)))
+                await asyncio.sleep(FIRST_PAUSE_S)  # the least between two lookups
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RESOLVE_S):
+                        await self._is_stale.wait()
         finally:
+            for name in self._names:
+                name.close()
             tasks = [line.task for line in self._lines.values() if line.task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _resolved(self) -> set[str]:
-        """The addresses of all names; also those known before while one has none."""
-        loop = asyncio.get_running_loop()
-        found: set[str] = set()
-        for place in self._places:
-            try:
-                infos = await loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-            except OSError as error:
-                logger.info("the name %s cannot be resolved: %s", place.host, error)
-                found |= set(self._lines)
-                continue
-            found |= {str(TcpAddress(str(name[0]), place.port)) for *_, name in infos}
-        return found
 
     def _follow(self, addresses: set[str]) -> None:
         for address in addresses - set(self._lines):
@@ -105,6 +152,7 @@ class Controllers:
                     await self._visit(line, link)
                 except Exception:
                     logger.exception("the link to a controller failed; connecting anew")
+            self._is_stale.set()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 

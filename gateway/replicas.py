@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 # For links that are being made, before a request is looked for only where there are links already.
 SETTLE_S = 2.0
+# How long a replica that cannot be reached is dialled once its controller is gone as well. Both
+# may be back at the same place, as after an interruption of this host's network.
+ORPHAN_S = 60.0
 AWAY = "away"
 _FIXED = "engine"  # the name of one that no controller tells of
 
@@ -51,6 +55,7 @@ class Replica:
         self.controller = controller
         self.place = place
         self.is_orphan = False  # its controller is gone
+        self.orphan_until_s: float | None = None  # while it cannot be reached either
         self.link: EngineLink
         self.task: asyncio.Task[None]
         self._moved = asyncio.Event()
@@ -71,6 +76,17 @@ class Replica:
         if self.link.connected or self.place.state is ReplicaState.STARTING:
             return self.place.state.value
         return AWAY if self.link.num_connections else ReplicaState.STARTING.value
+
+    def is_expired(self) -> bool:
+        """Neither it nor its controller was reached for `ORPHAN_S`; to be called before every
+        attempt to connect."""
+        if not self.is_orphan or not self.link.num_failures:
+            self.orphan_until_s = None
+            return False
+        now_s = time.monotonic()
+        if self.orphan_until_s is None:
+            self.orphan_until_s = now_s + ORPHAN_S
+        return now_s >= self.orphan_until_s
 
     def move(self, place: ReplicaPlace) -> None:
         self.place = place
@@ -156,18 +172,18 @@ class Replicas:
         await self._tell_change()
 
     async def forget(self, controller: str) -> None:
-        """The controller is gone: what can be reached of its own stays as it was, for as long as
-        it can be."""
+        """The controller is gone: its replicas stay as they were while they can be reached, and
+        `ORPHAN_S` longer."""
         for replica in self:
             if replica.controller == controller:
                 replica.is_orphan = True
-                if not replica.link.connected:
+                if not replica.place.addresses:  # only its controller knew where it would be
                     self._drop(replica)
         await self._tell_change()
 
     def _add(self, replica: Replica) -> None:
         async def locate() -> EngineAddress:
-            if replica.is_orphan and replica.link.num_failures:
+            if replica.is_expired():
                 self._drop(replica)
                 raise UnavailableError(f"{replica.name} is gone, and so is its controller.")
             return EngineAddress(await replica.address(), self._secret)

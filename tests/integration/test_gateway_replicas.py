@@ -28,6 +28,7 @@ from metrics_tools import read_page
 
 from outrider.client import Client, Stream, UnavailableError
 from outrider.errors import CapacityError
+from outrider.gateway import replicas as replicas_module
 from outrider.gateway.front import Front
 from outrider.gateway.replicas import Replica, reachable
 from outrider.kernels.seeds import sample_seed
@@ -336,25 +337,43 @@ def test_a_request_is_released_where_it_is_held(tmp_path: Path) -> None:
 
 
 def test_replicas_of_a_lost_controller_serve_for_as_long_as_they_can_be_reached(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
     with several(tmp_path) as both:
         both.publish(places_of(both.engines), "c")
         both.publish((), "")
         both.wait_connected(2)
         assert sorted(both.replicas) == ["c/0", "c/1"]
-        unreachable = ReplicaPlace("0", (f"unix:{tmp_path}/nobody.sock",), ReplicaState.SERVING)
-        both.publish([unreachable], "d")
+        starting = ReplicaPlace("0", (), ReplicaState.STARTING)
+        both.publish([starting], "d")
         both.forget("d")
         assert sorted(both.replicas) == ["c/0", "c/1"]
         both.forget("c")
         assert both.client.generate(PROMPT, max_tokens=2).usage.completion_tokens == 2
         both.engines[0].stop()
-        wait_until(lambda: sorted(both.replicas) == ["c/1"], 10)
+        wait_until(lambda: sorted(both.replicas) == ["c/1"], 30)
         both.publish(places_of(both.engines[1:]), "again")  # the same engine by another name
         assert sorted(both.replicas) == ["again/0"]
         both.wait_connected(1)
         assert both.client.generate(PROMPT, max_tokens=2).usage.completion_tokens == 2
+
+
+def test_a_replica_that_is_lost_with_its_controller_is_found_again(tmp_path: Path) -> None:
+    with several(tmp_path) as both:
+        both.publish(places_of(both.engines[:1]), "c")
+        both.publish((), "")
+        both.wait_connected(1)
+        both.engines[0].stop()
+        both.wait_connected(0)
+        both.forget("c")
+        wait_until(lambda: both.replicas["c/0"].link.num_failures > 0, 30)
+        again = FakeEngine(both.engines[0].address).start()
+        try:
+            both.wait_connected(1)
+            assert both.client.generate(PROMPT, max_tokens=2).usage.completion_tokens == 2
+        finally:
+            again.stop()
 
 
 # -- models, settings, status -----------------------------------------------------------------
