@@ -13,7 +13,9 @@ folder=$(CDPATH='' cd -- "$folder" && pwd)
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cd "$root"
-cp -RL pyproject.toml README.md LICENSE src "$copy"
+cp -RL pyproject.toml MANIFEST.in README.md LICENSE src docker helm "$copy"
+mkdir "$copy/docs"
+cp -R docs/grafana "$copy/docs"
 find "$copy" -name __pycache__ -type d -prune -exec rm -rf {} +
 cd "$copy"
 "$python" -c 'import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))' "$folder"

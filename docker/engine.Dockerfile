@@ -24,12 +24,16 @@ RUN /checkout/docker/install.sh engine /dist/*.whl /opt/outrider
 # A compiler for the kernels: ours for CPUs, and the launchers that Triton makes. Login shells, as
 # KubeRay may start them, set PATH anew.
 FROM python:${BASE_TAG}${BASE_DIGEST} AS runtime
+COPY docker/sbom.py /usr/local/share/
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bash gcc libc6-dev wget \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --create-home --shell /bin/bash outrider \
  && install -d -o outrider -g outrider /var/cache/outrider \
- && echo 'export PATH=/opt/outrider/bin:$PATH' > /etc/profile.d/outrider.sh
+ && echo 'export PATH=/opt/outrider/bin:$PATH' > /etc/profile.d/outrider.sh \
+ && install -d /usr/share/sbom \
+ && python3 /usr/local/share/sbom.py debian python > /usr/share/sbom/base.cdx.json \
+ && ln -s /opt/outrider/share/sbom/outrider.cdx.json /usr/share/sbom/
 # Listening beyond the container needs keys, see docs/security.md.
 ENV PATH=/opt/outrider/bin:$PATH \
     HF_HOME=/var/cache/outrider/hub \

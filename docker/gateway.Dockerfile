@@ -14,8 +14,12 @@ RUN /checkout/docker/build-wheel.sh /dist \
  && /checkout/docker/install.sh gateway /dist/*.whl /opt/outrider
 
 FROM python:${BASE_TAG}${BASE_DIGEST}
+COPY docker/sbom.py /usr/local/share/
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin outrider \
- && install -d -o outrider -g outrider /var/cache/outrider
+ && install -d -o outrider -g outrider /var/cache/outrider \
+ && install -d /usr/share/sbom \
+ && python3 /usr/local/share/sbom.py debian python > /usr/share/sbom/base.cdx.json \
+ && ln -s /opt/outrider/share/sbom/outrider.cdx.json /usr/share/sbom/
 COPY --from=build /opt/outrider /opt/outrider
 # Listening beyond the container needs keys, see docs/security.md.
 ENV PATH=/opt/outrider/bin:$PATH \

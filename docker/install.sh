@@ -36,4 +36,6 @@ else
 fi
 install --no-deps --no-index --force-reinstall "$wheel"
 cp "$here/entrypoint.sh" "$here/healthcheck.sh" "$prefix/bin/"
+mkdir -p "$prefix/share/sbom"
+"$prefix/bin/python" "$here/sbom.py" python >"$prefix/share/sbom/outrider.cdx.json"
 "$prefix/bin/outrider" --version

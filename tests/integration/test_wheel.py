@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -24,10 +25,10 @@ NEXT_PYTHON = "python3.12"
 DOWNLOAD_LIMIT_S = 90.0
 
 
-def tracked_files() -> set[str]:
-    """Of the package, as they are called when it is installed."""
+def listed_files(*folders: str) -> set[str]:
+    """Of the checkout, links left out."""
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS, "src/outrider"],
+        ["git", "ls-files", "-co", "--exclude-standard", *folders],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -35,7 +36,12 @@ def tracked_files() -> set[str]:
     )
     if listed.returncode:
         pytest.skip("not a checkout")
-    names = [name for name in listed.stdout.splitlines() if not (ROOT / name).is_symlink()]
+    return {name for name in listed.stdout.splitlines() if not (ROOT / name).is_symlink()}
+
+
+def tracked_files() -> set[str]:
+    """Of the package, as they are called when it is installed."""
+    names = listed_files(*FOLDERS, "src/outrider")
     return {f"outrider/{name.removeprefix('src/outrider/')}" for name in names}
 
 
@@ -52,7 +58,16 @@ def test_the_sdist_holds_what_the_wheel_is_built_from(built: Built) -> None:
         packed = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE"} <= packed
     assert {f"src/{name}" for name in tracked_files()} <= packed
-    assert not [name for name in packed if name.startswith(("tests", "docs"))]
+    assert not [name for name in packed if name.startswith("tests")]
+
+
+def test_the_sdist_holds_chart_dockerfiles_and_dashboard(built: Built) -> None:
+    folders = ("helm", "docker", "docs/grafana")
+    with tarfile.open(built.sdist) as sdist:
+        packed = {member.name.partition("/")[2] for member in sdist if member.isfile()}
+    found = {name for name in packed if name.startswith(("helm/", "docker/", "docs/"))}
+    assert found == listed_files(*folders)
+    assert {"helm/outrider/Chart.yaml", "docs/grafana/outrider.json"} < found
 
 
 def test_the_version_is_said_once_and_everything_tells_it(
@@ -75,6 +90,12 @@ def test_an_installed_wheel_finds_its_files_without_the_checkout(engine_programs
     prefix = str(engine_programs.parent)
     assert package.startswith(prefix) and assets.startswith(prefix)
     assert (Path(assets) / "model.safetensors").is_file()
+
+
+def test_an_installed_environment_carries_its_bill_of_materials(engine_programs: Path) -> None:
+    file = engine_programs.parent / "share" / "sbom" / "outrider.cdx.json"
+    names = {each["name"] for each in json.loads(file.read_text())["components"]}
+    assert {"outrider", "torch", "grpcio"} <= names
 
 
 def next_python() -> str:

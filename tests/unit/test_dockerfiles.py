@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,3 +117,56 @@ def test_an_image_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == "error: there is no image engin; it is engine or gateway.\n"
     assert not (tmp_path / "prefix").exists()
+
+
+def bill_of(*kinds: str) -> dict[str, Any]:
+    """What the images' script says of the environment that runs this test."""
+    done = subprocess.run(
+        [sys.executable, DOCKER / "sbom.py", *kinds], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_bill_of_materials_has_every_distribution_with_its_licence() -> None:
+    bill = bill_of("python")
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    found = {each["name"].lower(): each for each in bill["components"]}
+    assert {each.metadata["Name"].lower() for each in metadata.distributions()} == set(found)
+    torch = found["torch"]
+    assert torch["purl"].startswith("pkg:pypi/torch@") and torch["licenses"]
+    unlicensed = [name for name, each in found.items() if not each.get("licenses")]
+    assert len(unlicensed) < len(found) / 10, unlicensed
+    references = [each["bom-ref"] for each in bill["components"]]
+    assert references == sorted(set(references))
+
+
+def test_the_bill_of_materials_is_the_same_for_the_same_environment() -> None:
+    assert bill_of("python") == bill_of("python")
+
+
+def test_the_bill_of_materials_has_the_packages_of_debian(tmp_path: Path) -> None:
+    for name, text in {
+        "etc/os-release": 'ID="debian"\nVERSION_ID="12"\n',
+        "var/lib/dpkg/status": (
+            "Package: gcc\nStatus: install ok installed\nVersion: 4:12.2.0-3\n"
+            "Architecture: amd64\nDescription: a compiler\n Version: none\n\n"
+            "Package: gone\nStatus: deinstall ok config-files\nVersion: 1\nArchitecture: all\n"
+        ),
+        "usr/share/doc/gcc/copyright": "Format: 1.0\n\nFiles: *\nLicense: GPL-3+\n text\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    script = runpy.run_path(str(DOCKER / "sbom.py"))
+    [found] = script["debian_components"](tmp_path)
+    assert found["purl"] == "pkg:deb/debian/gcc@4%3A12.2.0-3?arch=amd64"
+    assert found["licenses"] == [{"license": {"name": "GPL-3+"}}]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_each_image_carries_its_bill_of_materials(file: Path) -> None:
+    text = " ".join(of(file, "RUN"))
+    assert "sbom.py debian python > /usr/share/sbom/base.cdx.json" in text
+    assert "ln -s /opt/outrider/share/sbom/outrider.cdx.json /usr/share/sbom/" in text
+    assert '"$prefix/share/sbom/outrider.cdx.json"' in (DOCKER / "install.sh").read_text()
