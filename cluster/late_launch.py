@@ -17,12 +17,19 @@ T = TypeVar("T")
 
 
 class LateLaunch(Generic[T]):
-    """See `outrider.cluster.launch.Launch`. `wait` blocks until what `make` needs is there."""
+    """See `outrider.cluster.launch.Launch`. `wait` blocks until what `make` needs is there, or
+    fails soon after `give_up`."""
 
-    def __init__(self, wait: Callable[[], T], make: Callable[[T], Launch]) -> None:
+    def __init__(
+        self,
+        wait: Callable[[], T],
+        make: Callable[[T], Launch],
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
         self.on_change: list[Callable[[], None]] = []
         self._wait = wait
         self._make = make
+        self._give_up = give_up
         self._made: Launch | None = None
 
     @property
@@ -45,10 +52,12 @@ class LateLaunch(Generic[T]):
         await self._there().roll_out(config, is_draft_only=is_draft_only)
 
     async def stop(self) -> None:
+        self._give_up()
         if self._made is not None:
             await self._made.stop()
 
     def abort(self) -> None:
+        self._give_up()
         if self._made is not None:
             self._made.abort()
 

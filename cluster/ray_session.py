@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,8 +31,11 @@ from outrider.cluster.ray_facts import (
 from outrider.cluster.sweeper import Sweeper
 from outrider.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _SPARE_CPUS = 2
 _KNOCK_S = 5.0
+_RETRY_S = 1.0
 # Ray lets everybody into the folder it is given, so that is one inside ours; short, as the names of
 # sockets must be.
 _RAY_FOLDER = "r"
@@ -47,11 +53,21 @@ class RaySession:
 
 
 @contextmanager
-def ray_session(address: str | None, num_ranks: int) -> Iterator[RaySession]:
-    """Connect to the cluster at `address`, or start one for so many ranks."""
+def ray_session(
+    address: str | None,
+    num_ranks: int,
+    timeout_s: float = 0.0,
+    given_up: threading.Event | None = None,
+) -> Iterator[RaySession]:
+    """Connect to the cluster at `address`, or start one for so many ranks. A cluster that does not
+    answer yet is waited for until `timeout_s` have passed or it is `given_up`."""
     hush()
-    with _connected(address) if address is not None else _started(num_ranks) as session:
-        yield session
+    if address is None:
+        session = _started(num_ranks)
+    else:
+        session = _connected(address, timeout_s, given_up or threading.Event())
+    with session as found:
+        yield found
 
 
 @contextmanager
@@ -113,10 +129,9 @@ def _signals_blocked() -> Iterator[None]:
 
 
 @contextmanager
-def _connected(address: str) -> Iterator[RaySession]:
+def _connected(address: str, timeout_s: float, given_up: threading.Event) -> Iterator[RaySession]:
     try:
-        _knock(address)
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        _attach(address, timeout_s, given_up)
     except AuthenticationError as error:
         reason = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise ConfigError(
@@ -136,6 +151,32 @@ def _connected(address: str) -> Iterator[RaySession]:
         yield RaySession(own_node_id(), summary, None)
     finally:
         ray.shutdown()
+
+
+def _attach(address: str, timeout_s: float, given_up: threading.Event) -> None:
+    """Ray's head and this process may be started together, in any order."""
+    deadline_s = time.monotonic() + timeout_s
+    is_told = False
+    while True:
+        try:
+            _knock(address)
+            ray.init(
+                address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False
+            )
+            return
+        except AuthenticationError:
+            raise
+        except (OSError, RuntimeError, ValueError) as error:
+            ray.shutdown()  # what is left of the attempt
+            if time.monotonic() + _RETRY_S > deadline_s:
+                raise
+            if not is_told:
+                reason = str(error).strip().partition("\n")[0]
+                text = "no Ray answers at %s yet, waiting up to %g s for it: %s"
+                logger.warning(text, address, timeout_s, reason)
+                is_told = True
+            if given_up.wait(_RETRY_S):
+                raise
 
 
 def _knock(address: str) -> None:

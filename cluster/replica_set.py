@@ -117,7 +117,8 @@ class ReplicaSet:
     ) -> KeptReplica:
         if self._is_over:
             raise ClusterError("the server is ending.")
-        name = name or next(n for n in map(str, itertools.count()) if n not in self._replicas)
+        numbers = itertools.count(config.cluster.first_replica)
+        name = name or next(n for n in map(str, numbers) if n not in self._replicas)
         added = KeptReplica(
             name, config, self._rooms, self._say_of(name), self._tell_change, may_fail=may_fail
         )

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -58,7 +59,8 @@ def serve(
         if config.cluster.listen is not None:
             guests = stack.enter_context(_door(config.cluster.listen))
         # What takes longest begins first. Ray itself mostly waits for processes it starts.
-        ray = stack.enter_context(_ray_starting(config)) if use_ray else None
+        given_up = threading.Event()
+        ray = stack.enter_context(_ray_starting(config, given_up)) if use_ray else None
         from outrider.cluster.serving import Doors, Serving
         from outrider.engine.preflight import check_models
 
@@ -75,7 +77,7 @@ def serve(
             engine = config.without_secrets()  # of clients, whom no engine meets
             launch: Launch
             if ray is not None:
-                launch = _ray_launch(engine, secret, watchers.say, ray)
+                launch = _ray_launch(engine, secret, watchers.say, ray, given_up.set)
             else:
                 launch = _local_launch(engine, secret)
             log_level = gateway_log_level or config.log_level
@@ -119,9 +121,11 @@ def _local_launch(config: EngineConfig, secret: str) -> Launch:
 
 
 @contextlib.contextmanager
-def _ray_starting(config: EngineConfig) -> Iterator[Callable[[], RaySession]]:
+def _ray_starting(
+    config: EngineConfig, given_up: threading.Event
+) -> Iterator[Callable[[], RaySession]]:
     """Ray, which starts while models are checked and gateways start: all take seconds. To be called
-    for the session, which lasts as long as this."""
+    for the session, which lasts as long as this. One that is `given_up` is not waited for."""
     if config.cluster.address is None:
         # Ray reads these once, when it is imported. It listens on every interface, so only a
         # token keeps other users and hosts out.
@@ -138,16 +142,22 @@ def _ray_starting(config: EngineConfig) -> Iterator[Callable[[], RaySession]]:
     # Room for one more than there are: replicas are replaced and added while they serve.
     num_ranks = sum(group_sizes(config).values()) * (config.cluster.replicas + 1)
     with ThreadPoolExecutor(1, "ray") as thread, contextlib.ExitStack() as stack:
-        session = ray_session(config.cluster.address, num_ranks)
+        cluster = config.cluster
+        session = ray_session(cluster.address, num_ranks, cluster.ray_timeout_s, given_up)
         starting = thread.submit(stack.enter_context, session)
         try:
             yield starting.result
         finally:
+            given_up.set()
             wait([starting])
 
 
 def _ray_launch(
-    config: EngineConfig, secret: str, say: Say, starting: Callable[[], RaySession]
+    config: EngineConfig,
+    secret: str,
+    say: Say,
+    starting: Callable[[], RaySession],
+    give_up: Callable[[], None],
 ) -> Launch:
     from outrider.cluster.late_launch import LateLaunch
     from outrider.cluster.ray_launch import RayLaunch
@@ -157,4 +167,4 @@ def _ray_launch(
         say(Event(Kind.STAGE, session.summary))
         return RayLaunch(config, session, secret)
 
-    return LateLaunch(starting, launch)
+    return LateLaunch(starting, launch, give_up)

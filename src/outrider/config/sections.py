@@ -282,10 +282,22 @@ class ClusterConfig(Checked):
         text_rule("the address of a Ray cluster", optional=True),
         "Ray cluster to use; unset starts one on this machine for as long as it serves.",
     )
+    ray_timeout_s: float = setting(
+        0.0,
+        Rule(float, "a number >= 0", lambda v: v >= 0),
+        "Seconds to wait for the Ray cluster at `cluster.address` while it does not answer, e.g. "
+        "because it is being started; 0 fails at once.",
+    )
     replicas: int = setting(
         1,
         whole(1, 256),
         "Engines, each with its own target and draft, among which requests are divided.",
+    )
+    first_replica: int = setting(
+        0,
+        whole(0, 65535),
+        "Number of the first replica, by which `replica` in metrics and `outrider status` names "
+        "it; of servers that share gateways, give each another.",
     )
     listen: str | None = setting(
         None,

@@ -325,6 +325,50 @@ def test_who_has_no_token_is_told_which_variables_to_set(tmp_path: Path) -> None
     )
 
 
+WAIT = """
+import sys, threading
+from outrider.cluster import ray_session
+from outrider.errors import ConfigError
+class Ray:
+    def __init__(self): self.attempts = 0
+    def init(self, **options):
+        self.attempts += 1
+        if self.attempts < 3:
+            raise ConnectionError("Could not find any running Ray instance.")
+        print("connected after", self.attempts)
+        raise SystemExit(0)
+    def shutdown(self): pass
+ray_session.ray, ray_session._RETRY_S = Ray(), 0.01
+given_up = threading.Event()
+if sys.argv[2] == "given up":
+    given_up.set()
+try:
+    with ray_session.ray_session("auto", 1, float(sys.argv[1]), given_up):
+        pass
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "how", "expected"),
+    [
+        ("60", "", "connected after 3\n"),
+        ("0", "", "no Ray cluster can be used there: Could not find any running Ray instance."),
+        ("60", "given up", "no Ray cluster can be used there: "),
+    ],
+    ids=["waits", "fails at once", "is given up"],
+)
+def test_a_ray_that_does_not_answer_yet_is_waited_for(
+    timeout_s: str, how: str, expected: str
+) -> None:
+    command = [sys.executable, "-c", WAIT, timeout_s, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert expected in done.stdout, done.stderr
+    is_told = "no Ray answers at auto yet, waiting up to 60 s for it" in done.stderr
+    assert is_told is (timeout_s == "60")
+
+
 def test_work_for_which_there_is_no_thread_fails_as_any_want_of_the_system_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,6 +131,8 @@ SAMPLES = {
     "draft_labels": ("zone=b",),
     "placement_timeout_s": 5.0,
     "start_timeout_s": 6.0,
+    "ray_timeout_s": 5.0,
+    "first_replica": 3,
     "standby": False,
     "colocate": True,
     "workers": "processes",
