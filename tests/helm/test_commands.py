@@ -163,3 +163,15 @@ def test_a_method_without_a_draft_has_none(method: str, expected: str, tmp_path:
         config = configured(rendered, pod, container, tmp_path / "config.yaml")
         assert config.draft.model is None
         assert config.method == expected
+
+
+# Read by Python's libraries, Ray, Triton and the hub's client; OUTRIDER_* are checked above.
+KNOWN = {"HOME", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "TRITON_CACHE_DIR"}
+KNOWN |= {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_set_no_variable_that_nothing_reads(name: str) -> None:
+    for _, container in containers(example(name)):
+        found = {each["name"] for each in container["env"]}
+        assert {each for each in found if not each.startswith("OUTRIDER_")} <= KNOWN

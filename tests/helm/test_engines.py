@@ -6,7 +6,8 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-from chart_tools import Rendered, example, render
+import yaml
+from chart_tools import CHART, ROOT, Rendered, example, render
 
 FOUR = "four-plus-one"
 
@@ -121,6 +122,59 @@ def test_gpus_may_have_another_name() -> None:
     target = groups_of(render(engine={"gpuResource": "amd.com/gpu"}))["target"]
     (container,) = target["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["amd.com/gpu"] == "1"
+
+
+def test_a_draft_may_have_a_slice_of_a_gpu_of_its_own_kind() -> None:
+    slice_of = "nvidia.com/mig-1g.10gb"
+    groups = groups_of(render(target={"tensorParallel": 4}, draft={"gpuResource": slice_of}))
+    for role, resource, count in (("target", "nvidia.com/gpu", "4"), ("draft", slice_of, "1")):
+        (container,) = groups[role]["template"]["spec"]["containers"]
+        gpus = {k: v for k, v in container["resources"]["limits"].items() if "/" in k}
+        assert gpus == {resource: count}
+
+
+def test_ray_is_told_its_gpus_whatever_they_are_called() -> None:
+    """KubeRay counts only resources whose names end in gpu."""
+    groups = groups_of(render(draft={"gpuResource": "nvidia.com/mig-1g.10gb"}))
+    assert {role: group["rayStartParams"]["num-gpus"] for role, group in groups.items()} == {
+        "target": "1",
+        "draft": "1",
+    }
+    for group in groups_of(example("cpu-demo")).values():
+        assert group["rayStartParams"]["num-gpus"] == "0"
+
+
+def test_one_pod_adds_up_the_gpus_of_each_kind() -> None:
+    def limits(**values: Any) -> dict[str, str]:
+        (container,) = render(mode="plain", replicas=2, **values).pod("server").spec["containers"]
+        return {k: v for k, v in container["resources"]["limits"].items() if "/" in k}
+
+    assert limits(target={"tensorParallel": 3}) == {"nvidia.com/gpu": "8"}
+    assert limits(draft={"gpuResource": "nvidia.com/mig-1g.10gb"}) == {
+        "nvidia.com/gpu": "2",
+        "nvidia.com/mig-1g.10gb": "2",
+    }
+    assert limits(target={"device": "cpu"}) == {}
+
+
+def test_a_controller_waits_for_the_ray_beside_it() -> None:
+    rendered = render(engine={"placementTimeoutSeconds": 321})
+    assert rendered.config(names(rendered)[0])["cluster"]["ray_timeout_s"] == 321
+
+
+def test_replicas_are_numbered_over_all_controllers_of_a_release() -> None:
+    rendered = render(replicas=3)
+    numbers = [rendered.config(name)["cluster"]["first_replica"] for name in names(rendered)]
+    assert numbers == [0, 1, 2]
+
+
+def test_the_operator_that_is_needed_is_named_the_same_everywhere() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["annotations"]["outrider/kuberay"] == ">=1.6.0"
+    assert ">=1.6.0" in render().texts["outrider/templates/NOTES.txt"]
+    assert "KubeRay" not in render(mode="plain").texts["outrider/templates/NOTES.txt"]
+    for file in (CHART / "values.yaml", ROOT / "docs" / "helm.md"):
+        assert "KubeRay operator 1.6" in file.read_text(encoding="utf-8")
 
 
 def test_cpus_ask_for_no_gpu() -> None:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from chart_tools import CHART, example, render
+from chart_tools import CHART, ROOT, example, render
 
 from outrider.gateway.metric_names import METRICS, Kind
 
@@ -42,6 +42,20 @@ def test_alarms_tell_apart_by_labels_that_their_metrics_have() -> None:
             assert told <= set(group.split(", ")), name
             for metric in used(rule["expr"]):
                 assert set(group.split(", ")) <= labels[metric], name
+
+
+def test_the_documentation_has_every_alarm_with_the_expression_of_the_chart() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"(?m)^## (Outrider\w+)\n\n```promql\n(.*?)```", text, re.DOTALL))
+    found = rules()
+    assert {name: plain(expression) for name, expression in documented.items()} == {
+        name: plain(rule["expr"]) for name, rule in found.items()
+    }
+
+
+def plain(expression: str) -> str:
+    """Without the labels of a release."""
+    return " ".join(re.sub(r"\{namespace=[^}]*\}", "", expression).split())
 
 
 @pytest.mark.parametrize(

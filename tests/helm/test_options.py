@@ -174,7 +174,8 @@ def test_engines_are_reached_by_their_own_release_alone() -> None:
     (rule,) = source["podSelector"]["matchExpressions"]
     assert set(rule["values"]) == {"controller", "target", "draft", "gateway"}
     assert "ports" not in own, "engines choose theirs"
-    assert metrics["ports"] == [{"port": 8080}]
+    assert metrics["ports"] == [{"port": 8080}, {"port": 8081}], "of Ray and of the controller"
+    assert metrics["from"] == rendered.one("NetworkPolicy", GATEWAY)["spec"]["ingress"][1]["from"]
     (selected,) = policy["podSelector"]["matchExpressions"]
     engines = {pod.component for pod in rendered.pods if pod.owner.startswith("RayCluster")}
     assert set(selected["values"]) == engines
@@ -193,3 +194,13 @@ def test_everybody_reaches_gateways_unless_clients_are_named() -> None:
     named = [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]
     assert gateway(clients=named)[0]["from"] == named
     assert gateway(scrapers=named)[1]["from"] == named
+
+
+def test_the_notes_tell_who_may_scrape_while_nobody_is_named() -> None:
+    policy = {"enabled": True}
+    monitored = {"podMonitor": {"enabled": True}}
+    notes = render(networkPolicy=policy, metrics=monitored).texts["outrider/templates/NOTES.txt"]
+    assert "name the namespace of Prometheus in networkPolicy.scrapers" in notes
+    assert (
+        "networkPolicy.scrapers" not in example("production").texts["outrider/templates/NOTES.txt"]
+    )

@@ -81,7 +81,7 @@
 {{- $labels := dict "target_labels" (list "outrider-role=target") -}}
 {{- if include "outrider.hasDraftPods" . }}{{ $_ := set $labels "draft_labels" (list "outrider-role=draft") }}{{ end -}}
 {{- $own := dict
-  "cluster" (merge (dict "address" "auto" "replicas" 1 "listen" "0.0.0.0:50060") $labels)
+  "cluster" (merge (dict "address" "auto" "ray_timeout_s" (int .Values.engine.placementTimeoutSeconds) "replicas" 1 "first_replica" (int .index) "listen" "0.0.0.0:50060") $labels)
   "server" (dict "host" "0.0.0.0" "admin_port" 8081 "processes" 0 "drain_s" (int .Values.engine.drainSeconds)) -}}
 {{- $models := include "outrider.config.models" . | fromYaml -}}
 {{- $cluster := include "outrider.config.cluster" . | fromYaml -}}

@@ -34,6 +34,11 @@ readinessProbe:
   failureThreshold: {{ $probes.readinessFailures }}
 {{- end }}
 
+{{/* The resource that a GPU of a role is. */}}
+{{- define "outrider.gpuResource" -}}
+{{- default .root.Values.engine.gpuResource (index .root.Values .role).gpuResource -}}
+{{- end }}
+
 {{- define "outrider.preStop" -}}
 {{- if gt (int .) 0 -}}
 lifecycle:

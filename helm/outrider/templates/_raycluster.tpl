@@ -16,9 +16,13 @@ both containers share /tmp, /dev/shm and the process namespace.
 {{- add .Values.upgrade.handoverSeconds .Values.engine.drainSeconds (include "outrider.bufferSeconds" .) -}}
 {{- end }}
 
-{{/* Nothing but calls goes through Ray, so its store has the least it takes. */}}
+{{/*
+Nothing but calls goes through Ray, so its store has the least it takes. GPUs are counted here, as
+KubeRay counts only resources whose names end in "gpu", which a MIG slice's does not.
+*/}}
 {{- define "outrider.rayParams" -}}
-num-cpus: {{ . | toString | quote }}
+num-cpus: {{ .cpus | toString | quote }}
+num-gpus: {{ .gpus | toString | quote }}
 object-store-memory: "104857600"
 {{- end }}
 
@@ -84,8 +88,11 @@ are seats, and a rank on a GPU needs little of its CPU.
 {{- $ranks := div (int $values.tensorParallel) (int $values.nodes) -}}
 {{- $device := default .root.Values.target.device $values.device -}}
 {{- $resources := deepCopy $values.resources -}}
+{{- $gpus := 0 -}}
 {{- if eq $device "cuda" -}}
-{{- $_ := set $resources "limits" (merge (dict .root.Values.engine.gpuResource (toString $ranks)) (default dict $resources.limits)) -}}
+{{- $gpus = $ranks -}}
+{{- $resource := include "outrider.gpuResource" . -}}
+{{- $_ := set $resources "limits" (merge (dict $resource (toString $gpus)) (default dict $resources.limits)) -}}
 {{- end -}}
 {{- $scheduling := pick $values "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" -}}
 {{- if and (eq .role "draft") $values.nearTarget (not $values.affinity) -}}
@@ -96,7 +103,7 @@ replicas: {{ $values.nodes }}
 minReplicas: {{ $values.nodes }}
 maxReplicas: {{ $values.nodes }}
 labels: {outrider-role: {{ .role }}}
-rayStartParams: {{- merge (include "outrider.rayParams" (add $ranks 2) | fromYaml) (deepCopy .root.Values.ray.workerStartParams) | toYaml | nindent 2 }}
+rayStartParams: {{- merge (include "outrider.rayParams" (dict "cpus" (add $ranks 2) "gpus" $gpus) | fromYaml) (deepCopy .root.Values.ray.workerStartParams) | toYaml | nindent 2 }}
 template:
   metadata: {{- include "outrider.podMeta" (dict "root" .root "component" .role) | nindent 4 }}
   spec:
@@ -115,7 +122,7 @@ template:
 rayVersion: {{ $root.Values.ray.version | quote }}
 authOptions: {mode: token, secretName: {{ include "outrider.raySecret" $root }}}
 headGroupSpec:
-  rayStartParams: {{- merge (include "outrider.rayParams" 0 | fromYaml) (dict "num-gpus" "0") (deepCopy $root.Values.ray.headStartParams) | toYaml | nindent 4 }}
+  rayStartParams: {{- merge (include "outrider.rayParams" (dict "cpus" 0 "gpus" 0) | fromYaml) (deepCopy $root.Values.ray.headStartParams) | toYaml | nindent 4 }}
   template:
     metadata: {{- include "outrider.podMeta" (dict "root" $root "component" "controller") | nindent 6 }}
     spec:
