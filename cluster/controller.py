@@ -113,6 +113,7 @@ class Controller:
             found.draft_restarts,
             found.processes(),
             found.view(),
+            num_configured=found.num_configured,
         )
 
     async def shutdown(self) -> None:

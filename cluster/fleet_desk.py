@@ -24,7 +24,9 @@ from outrider.links.address import TcpAddress, parse
 from outrider.links.aio import AsyncChannel, accept_channel
 from outrider.links.cluster_view import ClusterView
 from outrider.links.codec import FLEET_CODEC
+from outrider.links.fields import without_added
 from outrider.links.fleet_messages import (
+    REVISION,
     Abort,
     AbortAll,
     Aborted,
@@ -70,6 +72,7 @@ class Member:
     state: str = "starting"
     num_active: int = 0
     is_guest: bool = False
+    revision: int = REVISION  # of the messages it knows
 
     def tell(self, message: object) -> None:
         """Whoever is gone need not know; its own task tells of it."""
@@ -283,7 +286,8 @@ class Desk:
         view = None
         with contextlib.suppress(OutriderError):
             view = await self._answers.view()
-        member.tell(ClusterViewed(query, view))
+        answer = ClusterViewed(query, view)
+        member.tell(answer if member.revision >= REVISION else without_added(answer))
 
     async def _abort_for(self, member: Member, query: int, request_id: str) -> None:
         member.tell(Aborted(query, await self.abort(request_id)))
@@ -302,6 +306,7 @@ def _member(hello: Hello, channel: AsyncChannel, sock_name: Any) -> Member:
     if hello.size == 0 or is_remote:
         member.index, member.is_guest = -1, True
         member.reached_at = sock_name[0] if is_remote else None
+        member.revision = hello.rank if hello.size == 0 else 0
     return member
 
 

@@ -119,6 +119,9 @@ class KeptReplica:
         self._restarts = Restarts(is_first=may_fail)
         self._life: Life | None = None
         self._past_draft_restarts = 0  # of lives that are over
+        self._placing_since_s: float | None = None
+        self._placement_s: float | None = None
+        self._start_s: float | None = None
         self._serves = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -140,7 +143,17 @@ class KeptReplica:
         return self._past_draft_restarts + (0 if self._life is None else self._life.draft_restarts)
 
     def view(self) -> ReplicaView:
-        return ReplicaView(self.name, self.phase.value, self.restarts, self.draft_restarts)
+        placement_s = self._placement_s
+        if self._placing_since_s is not None:
+            placement_s = time.monotonic() - self._placing_since_s
+        return ReplicaView(
+            self.name,
+            self.phase.value,
+            self.restarts,
+            self.draft_restarts,
+            placement_s,
+            self._start_s,
+        )
 
     def processes(self) -> list[ProcessView]:
         return [] if self._life is None else self._life.processes(self.restarts)
@@ -198,7 +211,7 @@ class KeptReplica:
         try:
             self._settled = await self._rooms.settle(self.config)
             if room is None:
-                room = await self._find_room(placing)
+                room = await self._find_room_timed(placing)
             try:
                 await self._keep(room)
             finally:
@@ -206,6 +219,14 @@ class KeptReplica:
         finally:
             self._life = None
             self._enter(Phase.ENDED)
+
+    async def _find_room_timed(self, placing: asyncio.Lock) -> Room:
+        self._placing_since_s = time.monotonic()
+        try:
+            return await self._find_room(placing)
+        finally:
+            self._placement_s = time.monotonic() - self._placing_since_s
+            self._placing_since_s = None
 
     async def _find_room(self, placing: asyncio.Lock) -> Room:
         while True:
@@ -239,8 +260,10 @@ class KeptReplica:
         self._enter(Phase.STARTING if is_first else Phase.RESTARTING)
         life: Life | None = None
         try:
+            began_s = time.monotonic()
             life = self._life = self._rooms.life(self._settled, room, say)
             await life.start()
+            self._start_s = time.monotonic() - began_s
             away_s = self._restarts.runs()
             if not is_first:
                 self._say(Event(Kind.REPAIR, engine_back(away_s, life.pids)))

@@ -92,6 +92,7 @@ class LocalLaunch:
             found.draft_restarts,
             found.processes(),
             found.view(),
+            num_configured=found.num_configured,
         )
 
     async def keep(self, say: Say) -> None:

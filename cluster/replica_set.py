@@ -36,6 +36,7 @@ class ReplicaSet:
         self._is_first = is_first
         self._placing = asyncio.Lock()
         self._replicas: dict[str, KeptReplica] = {}
+        self._num_ordered: int | None = None  # while a change of their number is under way
         self._past_restarts = [0, 0]  # of replicas that are gone, and of their drafts
         self._broken: asyncio.Future[None] | None = None
         self._begun = asyncio.Event()
@@ -70,6 +71,11 @@ class ReplicaSet:
     @property
     def draft_restarts(self) -> int:
         return self._past_restarts[1] + sum(each.draft_restarts for each in self.replicas)
+
+    @property
+    def num_configured(self) -> int:
+        """Replicas there should be, whatever starts or drains at the moment."""
+        return self._num_ordered or self.config.cluster.replicas
 
     def view(self) -> tuple[ReplicaView, ...]:
         return tuple(each.view() for each in self.replicas)
@@ -168,6 +174,13 @@ class ReplicaSet:
     async def scale(self, num_replicas: int) -> None:
         """Those that cannot be added are given up; the others go on."""
         await self._begun.wait()
+        self._num_ordered = num_replicas
+        try:
+            await self._scale(num_replicas)
+        finally:
+            self._num_ordered = None
+
+    async def _scale(self, num_replicas: int) -> None:
         surplus = self.replicas[num_replicas:]
         num_missing = num_replicas - len(self._replicas)
         added = [self._add(self.config) for _ in range(num_missing)]

@@ -249,7 +249,9 @@ class Serving:
 
     async def _view(self) -> ClusterView:
         """Gateways before the processes that the launch has started."""
-        found = await self._launch.view() or ClusterView(SELF, self._state(), 0, 0, ())
+        found = await self._launch.view() or ClusterView(
+            SELF, self._state(), 0, 0, (), num_configured=self._config.cluster.replicas
+        )
         processes = (*self._fleet.view(), *found.processes)
         return dataclasses.replace(found, processes=processes, order=self._orders.last)
 

@@ -235,8 +235,10 @@ def united(views: Sequence[ClusterView]) -> ClusterView:
         for view in views
         for each in view.processes
     }
+    numbers = [view.num_configured for view in views if view.num_configured is not None]
     return dataclasses.replace(
         views[0],
+        num_configured=sum(numbers) if len(numbers) == len(views) else None,
         controller=", ".join(view.controller for view in views),
         state=states[0] if len(set(states)) == 1 else ", ".join(states),
         restarts=sum(view.restarts for view in views),

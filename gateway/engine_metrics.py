@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import Metric
 
 from outrider.gateway.metric_names import BY_NAME, Kind
 from outrider.links.cluster_view import ClusterView
+from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineStatus, ProcessState
 from outrider.links.rank_messages import Role
 
@@ -26,6 +27,30 @@ class ReplicaCounts:
     status: EngineStatus | None
     restarts: int
     draft_restarts: int | None
+    placement_s: float | None = None
+    start_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaNumbers:
+    """How many replicas there should be, and how many take requests."""
+
+    configured: int
+    ready: int
+
+
+def numbers_of(cluster: ClusterView) -> ReplicaNumbers:
+    """As whoever starts them knows it."""
+    states = [view.state for view in cluster.replicas]
+    configured = len(states) if cluster.num_configured is None else cluster.num_configured
+    return ReplicaNumbers(configured, states.count(ReplicaState.SERVING.value))
+
+
+def number_families(numbers: ReplicaNumbers) -> list[Metric]:
+    return [
+        _family("replicas_configured", ((), numbers.configured)),
+        _family("replicas_ready", ((), numbers.ready)),
+    ]
 
 
 def replica_counts(
@@ -43,7 +68,10 @@ def replica_counts(
         draft_restarts = None if status is None else status.draft_losses
         if whole is not None:
             restarts, draft_restarts = whole.restarts, whole.draft_restarts
-        counts.append(ReplicaCounts(name, status, restarts, draft_restarts))
+        count = ReplicaCounts(name, status, restarts, draft_restarts)
+        if (view := views.get(name)) is not None:
+            count = replace(count, placement_s=view.placement_s, start_s=view.start_s)
+        counts.append(count)
     return counts
 
 
@@ -69,6 +97,10 @@ def _of_replica(labels: _Labels, replica: ReplicaCounts) -> Iterator[Metric]:
     yield _family("engine_restarts", (labels, replica.restarts))
     if replica.draft_restarts is not None:
         yield _family("draft_restarts", (labels, replica.draft_restarts))
+    if replica.placement_s is not None:
+        yield _family("replica_placement_seconds", ((labels.replica,), replica.placement_s))
+    if replica.start_s is not None:
+        yield _family("replica_start_seconds", ((labels.replica,), replica.start_s))
     if status is not None:
         yield from _roles(labels, status)
         yield from _load(labels, status)

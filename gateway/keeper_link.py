@@ -20,6 +20,7 @@ from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.cluster_view import ClusterView
 from outrider.links.codec import FLEET_CODEC
 from outrider.links.fleet_messages import (
+    REVISION,
     Abort,
     AbortAll,
     Aborted,
@@ -74,8 +75,8 @@ class KeeperLink:
         cls, address: str, secret: str, index: int, *, is_guest: bool = False
     ) -> KeeperLink:
         """As gateway number `index` of the keeper's; a guest has no number."""
-        size = 0 if is_guest else index + 1
-        hello = Hello(Role.GATEWAY, index, size, os.getpid(), socket.gethostname())
+        rank, size = (REVISION, 0) if is_guest else (index, index + 1)
+        hello = Hello(Role.GATEWAY, rank, size, os.getpid(), socket.gethostname())
         channel = await open_channel(
             address,
             secret,

@@ -26,6 +26,7 @@ class Source(StrEnum):
 
     GATEWAY = "gateway"  # of all processes, where there are several
     ENGINE = "engine"  # since its start; left out while there is none
+    CONTROLLER = "controller"  # of whoever starts the engines; gateways ask it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ VLLM_LABELS: Mapping[str, str] = {"model": "model_name", "reason": "finished_rea
 
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
-_GATEWAY, _ENGINE = Source.GATEWAY, Source.ENGINE
+_GATEWAY, _ENGINE, _CONTROLLER = Source.GATEWAY, Source.ENGINE, Source.CONTROLLER
 _REASON, _REPLICA = ("model", "reason"), ("model", "replica")
 _ROLE, _POSITION = (*_REPLICA, "role"), (*_REPLICA, "position")
 
@@ -139,6 +140,29 @@ METRICS: tuple[Described, ...] = (
         _GATEWAY,
         "Time that a request waited in the engine before it was begun.",
         is_vllms=True,
+    ),
+    # -- the replicas
+    Described(
+        "replicas_configured",
+        _G,
+        _CONTROLLER,
+        "Replicas there should be, those of lost controllers included.",
+        (),
+    ),
+    Described("replicas_ready", _G, _CONTROLLER, "Replicas that take new requests.", ()),
+    Described(
+        "replica_placement_seconds",
+        _G,
+        _CONTROLLER,
+        "Time that a replica waited for room, so far while it still waits.",
+        ("replica",),
+    ),
+    Described(
+        "replica_start_seconds",
+        _G,
+        _CONTROLLER,
+        "Time that the last start of a replica took once it had room.",
+        ("replica",),
     ),
     # -- the engine
     Described("engine_up", _G, _ENGINE, "Whether an engine answers.", ("replica",)),

@@ -17,7 +17,14 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from outrider.gateway.cluster_view import AskCluster
-from outrider.gateway.engine_metrics import ReplicaCounts, engine_families, replica_counts
+from outrider.gateway.engine_metrics import (
+    ReplicaCounts,
+    ReplicaNumbers,
+    engine_families,
+    number_families,
+    numbers_of,
+    replica_counts,
+)
 from outrider.gateway.metric_files import counts_in_memory
 from outrider.gateway.metric_names import METRICS, VLLM_LABELS
 from outrider.links.cluster_view import ClusterView
@@ -41,13 +48,14 @@ class MetricsPage:
         self._ask_cluster = ask_cluster
         self._asking = asyncio.Lock()
         self._known: list[ReplicaCounts] = []
+        self._numbers = ReplicaNumbers(0, 0)
         self._known_until_s = 0.0
 
     async def render(self) -> bytes:
         gateway = self._gateway
         replicas = await self._ask()
         gateway.metrics.tell()
-        engine = engine_families(gateway.model, replicas)
+        engine = (*number_families(self._numbers), *engine_families(gateway.model, replicas))
         counted = gateway_families(gateway.metrics.registry)
         with_vllm = gateway.config.vllm_metrics
         # A page of many processes takes milliseconds, in which streams must not stand still.
@@ -57,10 +65,14 @@ class MetricsPage:
         async with self._asking:
             if time.monotonic() >= self._known_until_s:
                 replicas = self._gateway.replicas
-                found = await asyncio.gather(replicas.statuses(), self._ask_cluster())
+                statuses, cluster = await asyncio.gather(replicas.statuses(), self._ask_cluster())
+                missing = list(replicas.missing)
                 losses = {each.name: max(each.link.num_connections - 1, 0) for each in replicas}
-                counts = replica_counts(*found, losses)
+                counts = replica_counts(statuses | dict.fromkeys(missing), cluster, losses)
                 self._known = [replace(each, name=replicas.short(each.name)) for each in counts]
+                known = None if cluster is None else cluster.num_configured
+                configured = replicas.num_published if known is None else known
+                self._numbers = ReplicaNumbers(configured + len(missing), replicas.num_usable)
                 self._known_until_s = time.monotonic() + KEEP_S
             return self._known
 
@@ -83,7 +95,8 @@ def render_all(
 ) -> bytes:
     """The same page from outside the gateways, by the folder they share."""
     engines = engine_families(model, replica_counts(statuses, cluster))
-    return page_of((*_of_folder(folder), *engines), with_vllm)
+    numbers = [] if cluster is None else number_families(numbers_of(cluster))
+    return page_of((*_of_folder(folder), *numbers, *engines), with_vllm)
 
 
 def forget_process(folder: Path, pid: int) -> None:

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from outrider.gateway.engine_link import EngineAddress, EngineLink
 from outrider.gateway.errors import UnavailableError
+from outrider.gateway.missing import MissingReplicas, short_name
 from outrider.gateway.routing import Path, PrefixMemory, choose, order_of, path_of
 from outrider.links.address import UnixAddress, parse
 from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
@@ -130,6 +131,7 @@ class Replicas:
         self._on_connect = on_connect
         self._on_change = on_change
         self._replicas: dict[str, Replica] = {}
+        self.missing = MissingReplicas()
         self._memory = PrefixMemory()
         self._numbers, self._handles = itertools.count(1), itertools.count(1)
         self._change = SpeculationChange()
@@ -143,10 +145,10 @@ class Replicas:
 
     def short(self, name: str) -> str:
         """Without the controller's name if there is no other replica of that name."""
-        shorts = [replica.place.name for replica in self]
-        known = self._replicas.get(name)
-        is_plain = known is not None and shorts.count(known.place.name) == 1
-        return known.place.name if known is not None and is_plain else name
+        names = [*self._replicas, *self.missing]
+        short = short_name(name)
+        is_plain = name in names and list(map(short_name, names)).count(short) == 1
+        return short if is_plain else name
 
     # -- what controllers say -----------------------------------------------------------------
 
@@ -169,6 +171,7 @@ class Replicas:
                 known.move(place)
             else:
                 self._add(Replica(name, controller, place))
+                self.missing.find(name)
         await self._tell_change()
 
     async def forget(self, controller: str) -> None:
@@ -178,13 +181,13 @@ class Replicas:
             if replica.controller == controller:
                 replica.is_orphan = True
                 if not replica.place.addresses:  # only its controller knew where it would be
-                    self._drop(replica)
+                    self._lose(replica)
         await self._tell_change()
 
     def _add(self, replica: Replica) -> None:
         async def locate() -> EngineAddress:
             if replica.is_expired():
-                self._drop(replica)
+                self._lose(replica)
                 raise UnavailableError(f"{replica.name} is gone, and so is its controller.")
             return EngineAddress(await replica.address(), self._secret)
 
@@ -205,6 +208,21 @@ class Replicas:
         if self._replicas.get(replica.name) is replica:
             del self._replicas[replica.name]
             replica.task.cancel()
+
+    def _lose(self, replica: Replica) -> None:
+        """Its controller has not said that it ends, so it should be there."""
+        self._drop(replica)
+        if replica.place.state is not ReplicaState.DRAINING and not self._is_draining:
+            self.missing.lose(replica.name)
+
+    @property
+    def num_published(self) -> int:
+        """That controllers have told of and not called off."""
+        return sum(each.place.state is not ReplicaState.DRAINING for each in self)
+
+    @property
+    def num_usable(self) -> int:
+        return sum(each.is_usable for each in self)
 
     async def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -63,6 +64,7 @@ def plain(expression: str) -> str:
     [
         ("OutriderEngineAway", "outrider:engine_up"),
         ("OutriderReplicaDown", "outrider:engine_up"),
+        ("OutriderReplicasMissing", "outrider:replicas_ready"),
         ("OutriderDraftDown", "outrider:draft_up"),
         ("OutriderAcceptanceCollapse", "outrider:spec_decode_num_accepted_tokens_total"),
         ("OutriderQueueGrowth", "outrider:num_requests_waiting"),
@@ -109,6 +111,29 @@ def test_keda_asks_for_a_metric_there_is_unless_told_another() -> None:
     }
     (trigger,) = render(keda=keda).one("ScaledObject")["spec"]["triggers"]
     assert trigger["metadata"]["query"] == "up" and trigger["metadata"]["threshold"] == "9"
+
+
+def test_a_missing_replica_is_one_of_the_release_or_of_a_controller() -> None:
+    """Whose controller is gone is in no metric."""
+    chosen = {"enabled": True, "missingFor": "7m"}
+    (group,) = render(replicas=5, metrics={"rules": chosen}).one("PrometheusRule")["spec"]["groups"]
+    rule = next(rule for rule in group["rules"] if rule["alert"] == "OutriderReplicasMissing")
+    assert plain(rule["expr"]) == (
+        "max(outrider:replicas_ready) < clamp_min(max(outrider:replicas_configured), 5)"
+    )
+    assert rule["for"] == "7m"
+
+
+def test_monitors_label_series_with_the_release_that_the_dashboard_asks_for() -> None:
+    on = {"enabled": True}
+    rendered = render(metrics={"podMonitor": on, "serviceMonitor": on})
+    (pods,) = rendered.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+    (services,) = rendered.one("ServiceMonitor")["spec"]["endpoints"]
+    assert pods["relabelings"] == services["relabelings"]
+    labels = {each["targetLabel"]: each["replacement"] for each in pods["relabelings"]}
+    assert labels == {"namespace": "llm", "release": "demo"}
+    variables = json.loads((CHART / "files" / "dashboard.json").read_text())["templating"]["list"]
+    assert set(labels) < {each["name"] for each in variables}
 
 
 @pytest.mark.parametrize("mode", ["kuberay", "plain"])

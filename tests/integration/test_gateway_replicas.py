@@ -376,6 +376,60 @@ def test_a_replica_that_is_lost_with_its_controller_is_found_again(tmp_path: Pat
             again.stop()
 
 
+def numbers(several: Several) -> tuple[float, float]:
+    """Replicas there should be, and those that take requests."""
+    page = read_page(several.server.http_address)
+    return page["outrider:replicas_configured"], page["outrider:replicas_ready"]
+
+
+def series(several: Several, name: str) -> dict[str, float]:
+    found = read_page(several.server.http_address).values
+    return {
+        dict(labels)["replica"]: value for (each, labels), value in found.items() if each == name
+    }
+
+
+def test_a_replica_that_is_lost_with_its_controller_is_missed_until_another_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
+    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics_page.KEEP_S", 0.0):
+        first, second = places_of(both.engines)
+        both.publish([first], "c")
+        both.publish([second], "d")
+        both.publish((), "")
+        both.wait_connected(2)
+        assert numbers(both) == (2, 2)
+        both.engines[0].stop()
+        both.forget("c")
+        wait_until(lambda: sorted(both.replicas) == ["d/1"], 10)
+        assert series(both, "outrider:engine_up") == {"0": 0.0, "1": 1.0}
+        assert numbers(both) == (2, 1)
+        nobody = ReplicaPlace("0", (), ReplicaState.STARTING)
+        both.publish([nobody], "another controller")
+        assert numbers(both) == (2, 1)
+        assert series(both, "outrider:engine_up") == {"0": 0.0, "1": 1.0}
+
+
+def test_a_replica_that_its_controller_has_drained_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
+    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics_page.KEEP_S", 0.0):
+        first, second = places_of(both.engines)
+        both.publish([first], "c")
+        both.publish([second], "d")
+        both.publish((), "")
+        both.wait_connected(2)
+        both.publish([dataclasses.replace(first, state=ReplicaState.DRAINING)], "c")
+        assert numbers(both) == (1, 1)
+        both.engines[0].stop()
+        both.forget("c")
+        wait_until(lambda: sorted(both.replicas) == ["d/1"], 10)
+        assert numbers(both) == (1, 1)
+        assert series(both, "outrider:engine_up") == {"1": 1.0}
+
+
 # -- models, settings, status -----------------------------------------------------------------
 
 

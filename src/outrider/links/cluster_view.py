@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.links.fields import added
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
@@ -27,6 +29,8 @@ class ReplicaView:
     state: str
     restarts: int
     draft_restarts: int
+    placement_s: float | None = added(None)  # it waited for room, or has waited so far
+    start_s: float | None = added(None)  # its last start took, once it had room
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +53,4 @@ class ClusterView:
     processes: tuple[ProcessView, ...]
     replicas: tuple[ReplicaView, ...] = ()
     order: OrderView | None = None  # none was ever given
+    num_configured: int | None = added(None)  # replicas there should be

@@ -17,6 +17,9 @@ from typing import Any
 from outrider.links.cluster_view import ClusterView
 from outrider.links.speculation import SpeculationChange
 
+# Of these messages. A guest's `Hello` has it as its rank, which was 0 before fields were added.
+REVISION = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Welcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -17,11 +18,14 @@ from outrider.cluster.errors import ClusterError
 from outrider.cluster.fleet_desk import Answers, Desk
 from outrider.links.address import TcpAddress, bound_address, listen, parse
 from outrider.links.aio import AsyncChannel, open_channel
-from outrider.links.cluster_view import ClusterView
+from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.codec import FLEET_CODEC
+from outrider.links.fields import without_added
 from outrider.links.fleet_messages import (
+    REVISION,
     AbortAll,
     Aborted,
+    ClusterViewed,
     Drain,
     DrainAll,
     NumProcesses,
@@ -31,6 +35,7 @@ from outrider.links.fleet_messages import (
     ReplicaState,
     RollOut,
     ScaleTo,
+    ViewCluster,
     Welcome,
 )
 from outrider.links.frames import LinkError
@@ -44,6 +49,9 @@ FIRST = (
     ReplicaPlace("1", (), ReplicaState.STARTING),
 )
 
+VIEW = ClusterView("c", "serving", 0, 0, (), (ReplicaView("0", "serving", 0, 0, 1.0, 2.0),))
+VIEW = dataclasses.replace(VIEW, num_configured=2)
+
 
 class Doors:
     """A desk, and where it listens."""
@@ -55,9 +63,11 @@ class Doors:
         self.orders: list[Any] = []
 
     @asynccontextmanager
-    async def dialled(self, index: int | None) -> AsyncIterator[AsyncChannel]:
+    async def dialled(
+        self, index: int | None, revision: int = REVISION
+    ) -> AsyncIterator[AsyncChannel]:
         """As that gateway of the desk's own, or as a guest."""
-        rank, size = (0, 0) if index is None else (index, index + 1)
+        rank, size = (revision, 0) if index is None else (index, index + 1)
         hello = Hello(Role.GATEWAY, rank, size, os.getpid(), socket.gethostname())
         address = self.tcp if index is None else self.unix
         channel = await open_channel(address, SECRET, hello, FLEET_CODEC, TIMEOUT_S)
@@ -69,7 +79,7 @@ class Doors:
 
 def _test(tmp_path: Path, test: Callable[[Doors], Coroutine[Any, Any, None]]) -> None:
     async def view() -> ClusterView | None:
-        return None
+        return VIEW
 
     async def run() -> None:
         def scale(num_replicas: int) -> None:
@@ -170,6 +180,22 @@ def test_the_end_of_a_server_drains_its_own_gateways_only_an_operator_all(tmp_pa
                 assert not isinstance(heard, Drain)
             guest.send(DrainAll())
             await _next(guest, Drain)
+
+    _test(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("revision", "expected"), [(REVISION, VIEW), (0, without_added(VIEW))], ids=["new", "old"]
+)
+def test_a_guest_is_told_no_more_than_its_release_knows(
+    revision: int, expected: ClusterView, tmp_path: Path
+) -> None:
+    async def test(doors: Doors) -> None:
+        async with doors.dialled(None, revision) as guest:
+            guest.send(ViewCluster(7))
+            while not isinstance(found := await guest.receive(), ClusterViewed):
+                pass
+            assert found == ClusterViewed(7, expected)
 
     _test(tmp_path, test)
 

@@ -369,3 +369,44 @@ def test_the_end_of_the_server_ends_what_an_order_has_begun() -> None:
         assert not running.rooms.running and running.rooms.num_free == 8
 
     _run(test)
+
+
+# -- how long it took -------------------------------------------------------------------------
+
+
+def test_how_many_there_should_be_is_known_while_they_start_and_after_a_failure() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.may_start.clear()
+        scaling = asyncio.create_task(running.replicas.scale(3))
+        await running.until({"0": SERVING, "1": SERVING, "2": "starting"})
+        assert running.replicas.num_configured == 3
+        running.rooms.may_start.set()
+        await scaling
+        assert running.replicas.num_configured == 3
+        running.rooms.may_start.clear()
+        running.rooms.lives[0].lose("it was lost")
+        await running.until({"0": "starting", "1": SERVING, "2": SERVING})
+        assert running.replicas.num_configured == 3
+        running.rooms.may_start.set()
+
+    _run(test)
+
+
+def test_placement_and_start_of_each_replica_are_timed() -> None:
+    async def test(running: RunningSet) -> None:
+        for each in running.replicas.view():
+            assert each.placement_s is not None and each.placement_s >= 0
+            assert each.start_s is not None and each.start_s >= 0
+
+    _run(test)
+
+
+def test_replicas_are_numbered_from_the_one_that_is_set() -> None:
+    async def run() -> None:
+        config = _config({"cluster.first_replica": 4})
+        async with running_set(config, FakeRooms()) as running:
+            await running.until({"4": SERVING, "5": SERVING})
+            await running.replicas.scale(1)
+            await running.until({"4": SERVING})
+
+    asyncio.run(run())

@@ -13,7 +13,12 @@ import pytest
 from fake_engine import fake_desk
 from metrics_tools import Page
 
-from outrider.gateway.engine_metrics import engine_families, replica_counts
+from outrider.gateway.engine_metrics import (
+    engine_families,
+    number_families,
+    numbers_of,
+    replica_counts,
+)
 from outrider.gateway.metric_names import METRICS, Kind
 from outrider.gateway.metrics import (
     FINISH_REASONS,
@@ -22,6 +27,7 @@ from outrider.gateway.metrics import (
     GatewayMetrics,
 )
 from outrider.gateway.metrics_page import page_of
+from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.gateway_messages import (
     EngineCounters,
     EngineStatus,
@@ -33,6 +39,8 @@ ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = ROOT / "docs/grafana/outrider.json"
 DOCUMENT = ROOT / "docs/metrics.md"
 NAME = re.compile(r"\b(?:outrider|vllm):\w+")
+# Labels that the chart's monitors give to all series of a release.
+RELEASE = ("namespace", "release")
 ROWS = ("Traffic", "Latency", "Speculation", "Engine", "Gateway")
 
 
@@ -52,7 +60,13 @@ def page() -> Page:
         speculation=replace(fake_desk().status(), gain=1.5),
         counters=counters,
     )
-    families = (*metrics.registry.collect(), *engine_families("m", replica_counts({"0": status})))
+    replica = ReplicaView("0", "serving", 0, 0, placement_s=1.0, start_s=2.0)
+    view = ClusterView("c", "serving", 0, 0, (), (replica,), num_configured=1)
+    families = (
+        *metrics.registry.collect(),
+        *number_families(numbers_of(view)),
+        *engine_families("m", replica_counts({"0": status}, view)),
+    )
     return Page(page_of(families, with_vllm=True).decode())
 
 
@@ -90,15 +104,28 @@ def test_the_dashboard_shows_every_metric() -> None:
 
 
 def test_the_dashboard_groups_by_labels_that_its_metrics_have(page: Page) -> None:
-    labels_of = {each.sample_name: {*each.labels, "le"} for each in METRICS}
+    labels_of = {each.full_name: {*each.labels, "le", *RELEASE} for each in METRICS}
+    labels_of |= {each.sample_name: labels_of[each.full_name] for each in METRICS}
     for query in queries():
-        for label, rest in re.findall(r"sum by \((\w+)\) \((.*)", query):
+        for labels, rest in re.findall(r"(?:sum|max) by \(([\w, ]+)\) (?=\((.*))", query):
             name = NAME.findall(rest)[0].removesuffix("_bucket")
-            assert label in labels_of[name], query
+            assert set(labels.split(", ")) <= labels_of[name], query
         for name, selector in re.findall(
             r"(outrider:\w+?)(?:_bucket|_sum|_count)?(\{[^}]*\})", query
         ):
-            assert selector == '{model=~"$model"}' and "model" in labels_of[name], query
+            labels = [each for each in ("model", *RELEASE) if each in labels_of[name]]
+            asked = ",".join(f'{each}=~"${each}"' for each in labels)
+            assert selector == "{" + asked + "}", query
+
+
+def test_the_dashboard_adds_up_no_replicas_of_several_releases_as_one() -> None:
+    """Each release numbers its replicas from 0."""
+    for query in queries():
+        for labels in re.findall(r"by \(([\w, ]+)\)", query):
+            assert "replica" not in labels.split(", ") or set(RELEASE) < set(labels.split(", "))
+        assert query.count("outrider:") == query.count(
+            'namespace=~"$namespace",release=~"$release"}'
+        )
 
 
 def test_the_dashboard_is_one_that_grafana_takes() -> None:
@@ -118,7 +145,8 @@ def test_the_dashboard_is_one_that_grafana_takes() -> None:
         taken |= cells
     for query in queries():
         assert query.count("(") == query.count(")") and query.count("{") == query.count("}")
-    assert {each["name"] for each in dashboard["templating"]["list"]} == {"datasource", "model"}
+    variables = {each["name"] for each in dashboard["templating"]["list"]}
+    assert variables == {"datasource", *RELEASE, "model"}
 
 
 def test_the_documentation_has_every_metric_as_it_is() -> None:

@@ -22,7 +22,7 @@ from outrider.gateway.metrics_page import (
     gateway_families,
     render_all,
 )
-from outrider.links.cluster_view import ClusterView
+from outrider.links.cluster_view import ClusterView, ReplicaView
 
 # A gateway process as far as it counts: it says when it has, and lives until its input ends.
 CHILD = """
@@ -190,6 +190,22 @@ def test_restarts_are_told_by_whoever_starts_the_processes(tmp_path: Path) -> No
     page = Page(render_all(tmp_path, "m", {}, cluster).decode())
     assert page["outrider:engine_restarts_total"] == 3
     assert page["outrider:draft_restarts_total"] == 5
+
+
+def test_a_controller_tells_how_many_replicas_there_should_be_and_how_long_they_took(
+    tmp_path: Path,
+) -> None:
+    replicas = (
+        ReplicaView("0", "serving", 0, 0, 1.5, 20.0),
+        ReplicaView("1", "placing", 0, 0, placement_s=300.0),
+    )
+    cluster = ClusterView("somebody", "serving", 0, 0, (), replicas, num_configured=3)
+    statuses = dict.fromkeys(("0", "1"))
+    page = Page(render_all(tmp_path, "m", statuses, cluster).decode())
+    assert page["outrider:replicas_configured"] == 3
+    assert page["outrider:replicas_ready"] == 1
+    assert page.by("outrider:replica_placement_seconds", "replica") == {"0": 1.5, "1": 300.0}
+    assert page.by("outrider:replica_start_seconds", "replica") == {"0": 20.0}
 
 
 def test_gaps_fall_where_observing_them_one_by_one_would_put_them() -> None:

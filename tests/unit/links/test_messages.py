@@ -12,7 +12,10 @@ import msgpack
 import pytest
 
 from outrider.links import rank_messages as messages
-from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, Codec
+from outrider.links.cluster_view import ClusterView, ReplicaView
+from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, Codec
+from outrider.links.fields import added, without_added
+from outrider.links.fleet_messages import ClusterViewed
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
 from outrider.scheduler.params import SamplingParams
@@ -174,3 +177,42 @@ def test_a_class_that_cannot_travel_is_refused_when_the_codec_is_built(
 def test_two_messages_of_one_name_are_refused_when_the_codec_is_built() -> None:
     with pytest.raises(TypeError, match="two message classes are named Load"):
         Codec(Load, dataclass(type("Load", (), {})))
+
+
+# -- fields that were added -------------------------------------------------------------------
+
+# As the release before had them.
+OLD_REPLICA = ["0", "serving", 1, 2]
+OLD_VIEW = ["c", "serving", 1, 2, [], [OLD_REPLICA], None]
+
+
+def packed(message: object) -> object:
+    return msgpack.unpackb(FLEET_CODEC.encode(message))
+
+
+def test_a_message_of_a_release_without_a_field_is_understood() -> None:
+    found = FLEET_CODEC.decode(msgpack.packb(["ClusterViewed", 1, OLD_VIEW]))
+    assert found.view.num_configured is None
+    assert found.view.replicas == (ReplicaView("0", "serving", 1, 2),)
+
+
+def test_a_field_that_was_added_is_left_out_while_it_has_its_default() -> None:
+    view = ClusterView("c", "serving", 1, 2, (), (ReplicaView("0", "serving", 1, 2),))
+    assert packed(ClusterViewed(1, view)) == ["ClusterViewed", 1, OLD_VIEW]
+
+
+def test_a_field_that_was_added_arrives_and_can_be_taken_back() -> None:
+    replica = ReplicaView("0", "serving", 1, 2, start_s=3.5)
+    sent = ClusterViewed(1, ClusterView("c", "serving", 1, 2, (), (replica,), num_configured=2))
+    assert FLEET_CODEC.decode(FLEET_CODEC.encode(sent)) == sent
+    assert packed(without_added(sent)) == ["ClusterViewed", 1, OLD_VIEW]
+
+
+def test_a_field_after_those_that_were_added_is_a_mistake() -> None:
+    @dataclass
+    class Grown:
+        first: int = added(0)
+        second: int = 0
+
+    with pytest.raises(TypeError, match="Grown has fields after those that were added"):
+        Codec(Grown)
