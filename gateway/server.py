@@ -26,6 +26,7 @@ from outrider.proto import control_pb2, generation_pb2
 __all__ = ["CONTROL", "GENERATION", "GrpcServer", "caller_of", "is_from_this_host"]
 
 MAX_IDLE_MS = 600_000  # after which a connection without calls is closed
+MAX_METADATA_BYTES = 16 * 2**10
 _GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -86,6 +87,8 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", config.max_body_bytes),
                 ("grpc.max_allowed_incoming_connections", self._connections.seats.most_at_all),
                 ("grpc.max_concurrent_streams", config.max_streams_per_connection),
+                ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+                ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.server_handshake_timeout_ms", int(config.header_timeout_s * 1000)),
                 ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
                 # Clients that vanish without a word are noticed and their requests cancelled.

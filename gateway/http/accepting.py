@@ -31,12 +31,14 @@ class Acceptor:
         *,
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
+        shutdown_timeout_s: float,
     ) -> None:
         self._sock = sock
         self._connect = connect
         self._seats = seats
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
+        self._shutdown_timeout_s = shutdown_timeout_s
         self._quiet_log = QuietLog(logger)
         self._admitting: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
@@ -79,6 +81,7 @@ class Acceptor:
                 sock,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout_s,
+                ssl_shutdown_timeout=None if self._tls is None else self._shutdown_timeout_s,
             )
         except (OSError, asyncio.CancelledError) as error:
             seat.leave()

@@ -19,8 +19,11 @@ from outrider.gateway.http.errors import RETRY_AFTER_S, error_body
 from outrider.gateway.seats import UNKNOWN_IDLE_S, Seat
 
 MAX_HEADER_BYTES = 64 * 2**10
+MAX_HEADERS = 128
+_HEADER_OVERHEAD = 4  # a colon, a space and the end of the line
 MIN_BODY_BYTES_PER_S = 32 * 2**10  # slower clients hold a place that others could use
-WRITE_TIMEOUT_S = 120.0  # for a client that reads nothing of what it has asked for
+WRITE_TIMEOUT_S = 120.0  # for a client that reads nothing of what it has asked for meanwhile
+WRITE_BUFFER_BYTES = 64 * 2**10  # then answers wait for the client
 KEEP_ALIVE_S = 75
 BODY_SLACK_BYTES = 256 * 2**10  # so that the routes can tell what is wrong, in their own words
 LINGER_S = 1.0  # to read a refusal in, before the connection is cut under what is still sent
@@ -66,6 +69,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase = _Phase.IDLE
         self._is_refused = False
         self._num_bytes = 0  # of the phase
+        self._num_bytes_before = 0  # when its speed was last looked at
+        self._was_paused = False  # by us, at the last look
+        self._num_header_bytes = 0
+        self._num_headers = 0
         self._reading: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
 
@@ -74,6 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._seat.close = self._make_room
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # with TLS there would be more
         self._enter(_Phase.HEADERS, self.bounds.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,17 +99,38 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._phase is _Phase.HEADERS:
             self._num_bytes += len(data)
         super().data_received(data)
+        # The parser keeps a line to itself until it has all of it.
         if self._phase is _Phase.HEADERS and self._num_bytes > MAX_HEADER_BYTES:
-            self._refuse(431, f"the headers have more than {MAX_HEADER_BYTES} bytes; send fewer.")
+            self._refuse_headers()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._writing = self.loop.call_later(self.bounds.write_timeout_s, self.transport.abort)
+        self._watch_writing()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         if self._writing is not None:
             self._writing.cancel()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # it does not idle: it is still being sent to
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+            return
+        super().timeout_keep_alive_handler()
+
+    def _watch_writing(self) -> None:
+        """Hang up on a client that has read nothing since the last look."""
+        before = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if self.transport.get_write_buffer_size() < before:
+                self._watch_writing()
+            else:
+                self.transport.abort()
+
+        self._writing = self.loop.call_later(self.bounds.write_timeout_s, look)
 
     # -- what the parser finds ----------------------------------------------------------------
 
@@ -110,17 +139,37 @@ class BoundedProtocol(HttpToolsProtocol):
         scope: Any = self.scope
         scope[ON_KNOWN] = self._become_known
         self._num_bytes = 0
+        self._num_header_bytes = 0
+        self._num_headers = 0
+
+    def on_url(self, url: bytes) -> None:
+        if self._takes_header(len(url)):
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        is_taken = self._takes_header(len(name) + len(value) + _HEADER_OVERHEAD)
+        # What follows a body is no part of the request that is being answered.
+        if is_taken and self._phase is not _Phase.BODY:
+            super().on_header(name, value)
+
+    def _takes_header(self, num_bytes: int) -> bool:
+        """Counts what is parsed: one read may hold all headers and more."""
+        self._num_header_bytes += num_bytes
+        is_much = self._num_header_bytes > MAX_HEADER_BYTES or self._num_headers > MAX_HEADERS
+        if is_much and not self._is_refused:
+            self._refuse_headers()
+        return not self._is_refused
 
     def on_headers_complete(self) -> None:
+        if self._is_refused:
+            return
         if self._seat.is_surplus:
             sentence = "as many connections as there may be are in use; try again later."
             self._refuse(503, sentence)
             return
         self._seat.set_busy(True)
-        most = self.bounds.max_body_bytes
-        expected = min(_content_length(self.headers, most), most)
-        allowed_s = self.bounds.header_timeout_s + expected / MIN_BODY_BYTES_PER_S
-        self._enter(_Phase.BODY, allowed_s)
+        self._enter(_Phase.BODY, self.bounds.header_timeout_s)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -172,15 +221,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _enter(self, phase: _Phase, limit_s: float | None) -> None:
         self._phase = phase
-        self._num_bytes = 0
+        self._num_bytes = self._num_bytes_before = 0
         if self._reading is not None:
             self._reading.cancel()
         self._reading = None if limit_s is None else self.loop.call_later(limit_s, self._late)
 
     def _late(self) -> None:
         is_answering = self.cycle is not None and not self.cycle.response_complete
-        is_our_fault = self.flow.read_paused or (self._phase is _Phase.HEADERS and is_answering)
-        if is_our_fault:  # the client cannot send on while we do not read
+        was_paused, self._was_paused = self._was_paused, self.flow.read_paused
+        is_our_fault = (
+            was_paused or self._was_paused or (self._phase is _Phase.HEADERS and is_answering)
+        )
+        # A client cannot send on while we do not read; and a body may take its time if it comes on.
+        if is_our_fault or (self._phase is _Phase.BODY and self._is_coming(is_answering)):
+            self._num_bytes_before = self._num_bytes
             self._reading = self.loop.call_later(self.bounds.header_timeout_s, self._late)
         elif self._phase is _Phase.HEADERS:
             limit_s = self.bounds.header_timeout_s
@@ -191,6 +245,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(
                 408, f"the body came slower than {MIN_BODY_BYTES_PER_S} bytes/s; send it faster."
             )
+
+    def _is_coming(self, is_answering: bool) -> bool:
+        """Whether a body has come fast enough since the last look: half of what a steady client
+        would have sent, as a network evens nothing out."""
+        if not is_answering and not self._seat.is_known:  # nobody reads it
+            return False
+        least = MIN_BODY_BYTES_PER_S * self.bounds.header_timeout_s / 2
+        return self._num_bytes - self._num_bytes_before >= least
+
+    def _refuse_headers(self) -> None:
+        self._refuse(
+            431,
+            f"the headers have more than {MAX_HEADER_BYTES} bytes, or are more than {MAX_HEADERS}; "
+            "send fewer.",
+        )
 
     def _refuse(self, status: int, sentence: str) -> None:
         """Answer if that can still be done, and hang up soon: what is still being sent would cut
@@ -208,11 +277,6 @@ class BoundedProtocol(HttpToolsProtocol):
         if not is_told:
             self.transport.write(_response(status, sentence))
         self._reading = self.loop.call_later(LINGER_S, self.transport.close)
-
-
-def _content_length(headers: list[tuple[bytes, bytes]], unknown: int) -> int:
-    found = [value for name, value in headers if name == b"content-length"]
-    return int(found[0]) if found and found[0].isdigit() else unknown
 
 
 def _response(status: int, sentence: str) -> bytes:

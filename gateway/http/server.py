@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from outrider.config import ServerConfig
 from outrider.gateway.http.accepting import Acceptor
 from outrider.gateway.http.connections import BoundedProtocol, ConnectionBounds
+from outrider.gateway.http.pieces import SendInPieces
 from outrider.gateway.ports import HTTP_OPTION, listener, place_of, shown
 from outrider.gateway.seats import Seat, Seats
 from outrider.gateway.tls import TlsFiles
@@ -47,6 +48,7 @@ class _Uvicorn(uvicorn.Server):
                 self._seats,
                 tls=self._tls,
                 handshake_timeout_s=self._bounds.header_timeout_s,
+                shutdown_timeout_s=self._bounds.write_timeout_s,
             )
             for each in sockets or ()
         ]
@@ -91,7 +93,7 @@ class HttpServer:
         sock = self._bound or listener(host, port, HTTP_OPTION, is_shared=self._shares_port)
         self.address = shown(host, place_of(sock)[1])
         config = uvicorn.Config(
-            self._app,
+            SendInPieces(self._app),
             loop="none",  # the one that runs
             ws="none",
             lifespan="off",

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,42 @@ def test_headers_without_end_are_refused(address: tuple[str, int]) -> None:
     assert status == 431 and "65536" in body["error"]["message"]
 
 
+def _many(count: int, size: int) -> bytes:
+    return b"".join(b"X-%d: %s\r\n" % (number, b"x" * size) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n" + _many(30, 4000) + b"\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 120_000 + b"\r\n\r\n",
+        b"GET /livez?" + b"x" * 120_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n" + _many(200, 1) + b"\r\n",
+    ],
+    ids=["several", "one", "url", "many"],
+)
+def test_too_much_of_headers_in_one_write_is_refused(
+    address: tuple[str, int], request_bytes: bytes
+) -> None:
+    with _connected(address) as connection:
+        connection.sendall(request_bytes)
+        status, body = _answer(connection)
+    assert status == 431 and "65536" in body["error"]["message"]
+    assert _is_well(address)
+
+
+def test_headers_within_the_bounds_are_taken(address: tuple[str, int]) -> None:
+    assert _ask(address, b"GET /livez HTTP/1.1", _many(100, 600)[:-2])[0] == 200
+
+
+def test_what_follows_a_body_is_no_header_of_the_request(address: tuple[str, int]) -> None:
+    lines = [b"POST /no/such HTTP/1.1", b"Host: x", b"Connection: close"]
+    chunked = [b"Transfer-Encoding: chunked", b"", b"0", KEY, b"", b""]
+    with _connected(address) as connection:
+        connection.sendall(b"\r\n".join([*lines, *chunked]))
+        assert _answer(connection)[0] == 401
+
+
 def test_what_is_not_http_is_told_so_in_the_shape_of_errors(
     address: tuple[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,20 +219,65 @@ def test_strangers_make_room_for_newcomers_and_not_those_with_a_key(
         _exchange(known, KNOWN_GET)
 
 
-def test_where_all_connections_are_busy_a_newcomer_is_refused_in_shape(
-    address: tuple[str, int],
-) -> None:
-    lines = [b"POST /tokenize HTTP/1.1", b"Host: x", KEY, b"Content-Type: application/json"]
+@pytest.fixture
+def patient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., tuple[str, int]]]:
+    """Makes servers with a key, room for four connections and the settings given."""
+    monkeypatch.setattr(seats, "most_connections", lambda config: 4)
     with ExitStack() as stack:
-        busy = [stack.enter_context(_connected(address)) for _ in range(4)]
-        for each in busy:
-            each.sendall(
-                b"\r\n".join([*lines, b"Expect: 100-continue", b"Content-Length: 9", b"", b""])
-            )
-            assert each.recv(100).startswith(b"HTTP/1.1 100 Continue")  # it waits for the body
+
+        def make(**options: Any) -> tuple[str, int]:
+            engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+            front = stack.enter_context(running_server(engine, api_key="the-key", **options))
+            host, _, port = front.http_address.rpartition(":")
+            return host, int(port)
+
+        yield make
+
+
+def _begin(connection: socket.socket, num_bytes: int) -> None:
+    """A request with a valid key, until the server waits for its body."""
+    lines = [b"POST /tokenize HTTP/1.1", b"Host: x", KEY, b"Content-Type: application/json"]
+    lines += [b"Connection: close", b"Expect: 100-continue", b"Content-Length: %d" % num_bytes]
+    connection.sendall(b"\r\n".join([*lines, b"", b""]))
+    assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_where_all_connections_are_busy_a_newcomer_is_refused_in_shape(
+    patient: Callable[..., tuple[str, int]],
+) -> None:
+    address = patient()
+    with ExitStack() as stack:
+        for _ in range(4):
+            _begin(stack.enter_context(_connected(address)), 9)
         status, body = _ask(address, b"GET /livez HTTP/1.1")
         assert status == 503 and body["error"]["type"] == "service_unavailable_error"
     wait_until(lambda: _is_well(address))
+
+
+def test_a_body_that_comes_slowly_but_steadily_is_taken(
+    patient: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MIN_BODY_BYTES_PER_S", 1)
+    body = b'{"prompt": "one two three"}'
+    with _connected(patient(header_timeout_s=2.0)) as connection:
+        _begin(connection, len(body))
+        for byte in body:  # for a multiple of the time that nothing may come
+            connection.sendall(bytes([byte]))
+            time.sleep(0.2)
+        assert _answer(connection)[0] == 503  # there is no engine
+
+
+def test_a_body_that_stops_short_of_its_end_is_not_waited_for(
+    patient: Callable[..., tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MIN_BODY_BYTES_PER_S", 1000)
+    with _connected(patient(header_timeout_s=0.5)) as connection:
+        _begin(connection, 4_000_000)
+        connection.sendall(b" " * 3_999_999)
+        status, body = _answer(connection)
+    assert status == 408 and "slower than 1000 bytes/s" in body["error"]["message"]
 
 
 def test_a_connection_without_a_valid_key_idles_for_seconds_only(

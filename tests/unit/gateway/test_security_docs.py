@@ -45,7 +45,8 @@ def test_the_table_has_every_limit_of_the_server() -> None:
 @pytest.mark.parametrize(
     ("line", "numbers"),
     [
-        ("headers of a request", [connections.MAX_HEADER_BYTES]),
+        ("headers of a request", [connections.MAX_HEADER_BYTES, connections.MAX_HEADERS]),
+        ("metadata of a call", [server.MAX_METADATA_BYTES]),
         ("slowest body", [connections.MIN_BODY_BYTES_PER_S]),
         ("bodies that are still read", [bounds.MAX_READING_BYTES]),
         ("reads nothing", [int(connections.WRITE_TIMEOUT_S)]),

@@ -10,6 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from outrider.gateway.http.connections import BoundedProtocol, ConnectionBounds
+from outrider.gateway.http.pieces import SendInPieces
 from outrider.gateway.seats import Seats
 
 PIECE = b"x" * 2**16
@@ -57,3 +58,39 @@ def test_is_cut_off_after_a_while_and_others_are_not() -> None:
             task.cancel()
 
     asyncio.run(run())
+
+
+def test_one_that_reads_slowly_but_steadily_gets_all_of_it() -> None:
+    size = 3 * 2**20
+
+    async def whole(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    bounds = ConnectionBounds(1024, header_timeout_s=5.0, write_timeout_s=1.0)
+    config = uvicorn.Config(SendInPieces(whole), ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    seats = Seats(8)
+
+    def protocol() -> BoundedProtocol:
+        seat = seats.take("127.0.0.1", lambda: None)
+        return BoundedProtocol(config, state, bounds=bounds, seat=seat)
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(protocol, "127.0.0.1", 0)
+        server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**15)
+            slow.setblocking(False)
+            await loop.sock_connect(slow, server.sockets[0].getsockname())
+            await loop.sock_sendall(slow, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            received = 0
+            while data := await loop.sock_recv(slow, 2**16):
+                received += data.count(b"x")
+                await asyncio.sleep(0.02)  # so all of it takes a multiple of the time limit
+        server.close()
+        return received
+
+    assert asyncio.run(run()) == size
