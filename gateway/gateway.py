@@ -180,7 +180,7 @@ class Gateway:
         # In this order: what there is no room for is not charged to the caller's key.
         with (
             self.in_hand.taken(
-                call.request_id, most, may_share=resumption is not None
+                call.caller.name, call.request_id, most, may_share=resumption is not None
             ) as request_id,
             self.limits.admitted(call.caller) as admission,
         ):

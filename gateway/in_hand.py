@@ -19,28 +19,29 @@ _ID = re.compile(rf"[A-Za-z0-9._:-]{{1,{MAX_ID_CHARS}}}")
 
 
 class InHand:
-    """Each has an id of its own from before it is prepared until its context is left."""
+    """Each has an id of its own from before it is prepared until its context is left. Ids are those
+    of a key: what other keys use can neither collide with them nor be found out."""
 
     def __init__(self) -> None:
-        self._ids: set[str] = set()
+        self._ids: set[tuple[str, str]] = set()  # with the names of their keys
         self._sessions: set[Session] = set()
 
     def __len__(self) -> int:
         return len(self._ids)
 
     @contextlib.contextmanager
-    def taken(self, wanted: str, most: int, *, may_share: bool) -> Iterator[str]:
-        """An id, the wanted one if there is any. `may_share`: whoever has it may be the same
-        client, cut off without our notice; then it is another."""
+    def taken(self, key: str, wanted: str, most: int, *, may_share: bool) -> Iterator[str]:
+        """An id of the key of that name, the wanted one if there is any. `may_share`: the request
+        that has it may be of the same client, cut off without our notice; then it is another."""
         if len(self._ids) >= most:
             raise CapacityError(
                 f"{most} requests are in hand already (server.max_requests); retry later."
             )
-        request_id = self._claim(wanted, may_share)
+        request_id = self._claim(key, wanted, may_share)
         try:
             yield request_id
         finally:
-            self._ids.discard(request_id)
+            self._ids.discard((key, request_id))
 
     @contextlib.contextmanager
     def running(self, session: Session) -> Iterator[None]:
@@ -68,7 +69,7 @@ class InHand:
             )
 
     def abort(self, request_id: str) -> int:
-        """End the running requests of that id; how many there were."""
+        """End the running requests of that id, of whichever keys; how many there were."""
         found = [each for each in self._sessions if each.prepared.request_id == request_id]
         for session in found:
             session.end(
@@ -76,16 +77,16 @@ class InHand:
             )
         return len(found)
 
-    def _claim(self, wanted: str, may_share: bool) -> str:
+    def _claim(self, key: str, wanted: str, may_share: bool) -> str:
         request_id = wanted or secrets.token_hex(8)
         if not _ID.fullmatch(request_id):
             raise RequestError(
                 f"request_id is {wanted[:MAX_ID_CHARS]!r}; it must be at most {MAX_ID_CHARS} "
                 "letters, digits and any of '._:-'."
             )
-        if request_id in self._ids and may_share:
+        if (key, request_id) in self._ids and may_share:
             request_id = secrets.token_hex(8)
-        if request_id in self._ids:
+        if (key, request_id) in self._ids:
             raise RequestIdInUseError(f"request_id {wanted!r} is in use; choose another.")
-        self._ids.add(request_id)
+        self._ids.add((key, request_id))
         return request_id

@@ -19,7 +19,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.client import Client
 from outrider.errors import CapacityError, RequestError
-from outrider.gateway.errors import ForbiddenError, UnauthenticatedError, UnavailableError
+from outrider.gateway.errors import (
+    ForbiddenError,
+    RequestCancelledError,
+    RequestIdInUseError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from outrider.gateway.keys_file import key_digest
 from outrider.proto import control_pb2, generation_pb2
 
@@ -68,6 +74,22 @@ def test_nobody_gets_in_without_a_key_that_holds(service: FakeService, key: str 
         with pytest.raises(UnauthenticatedError):
             client.status()
     assert len(service.engine.submitted) == num_before
+
+
+def test_ids_are_those_of_a_key_and_an_operator_ends_all_of_an_id(service: FakeService) -> None:
+    service.engine.is_paused = True
+    try:
+        with _client(service, "user-key") as user, _client(service, "admin-key") as admin:
+            streams = [each.stream([5, 6], request_id="same") for each in (user, admin)]
+            wait_until(lambda: len(service.engine.running) == 2)
+            with pytest.raises(RequestIdInUseError, match="'same' is in use"):
+                user.generate([5, 6], request_id="same")
+            assert admin.abort("same") == 2
+            for stream in streams:
+                with pytest.raises(RequestCancelledError, match="ended by an operator"):
+                    stream.result()
+    finally:
+        service.engine.is_paused = False
 
 
 def test_a_scope_is_needed_for_what_changes_the_server(service: FakeService) -> None:

@@ -32,4 +32,5 @@ def abort(
         num_ended = client.abort(request_id)
     if not num_ended:
         raise RequestError(f"no running request has the id {request_id!r}.")
-    typer.echo(f"ended {request_id}")
+    others = f" ({num_ended} requests of that id)" if num_ended > 1 else ""
+    typer.echo(f"ended {request_id}{others}")
