@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError
+
+MAX_BYTES = 256 * 2**20  # the largest tokenizer.json of today has 33 MiB
 
 
 class Files(StrEnum):
@@ -18,12 +21,23 @@ class Files(StrEnum):
     PICKLED = "pickled"  # weights as torch.save writes them, in which many heads come
 
 
+def check_size(path: Path) -> None:
+    """A file that is read whole must be small; one that is missing is found later."""
+    with suppress(OSError):
+        if (found := path.stat().st_size) > MAX_BYTES:
+            raise ModelError(
+                f"{path} has {found} bytes, and files of its kind at most {MAX_BYTES}; download "
+                "it again."
+            )
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    check_size(path)
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing; get the complete checkpoint again.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read as JSON ({error}); download it again.") from None
     if not isinstance(contents, dict):
         raise ModelError(f"{path} holds no JSON object; download it again.")

@@ -18,6 +18,7 @@ from outrider.errors import ModelError
 from outrider.kernels.stored import KINDS
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
+from outrider.workers.weights.gguf_header import check_gguf_header, damaged_gguf
 from outrider.workers.weights.safetensors_files import INDEX_FILE, STORED_INDEX_FILE
 
 logger = logging.getLogger(__name__)
@@ -63,11 +64,12 @@ def _open(path: Path) -> Any:
         raise ModelError(
             f"reading {path.name} needs the package gguf; install it with: pip install gguf"
         ) from None
+    check_gguf_header(path)
     try:
         return GGUFReader(path)
     # A damaged header surfaces as whatever the reader happened to stumble over.
     except Exception as error:
-        raise _damaged(path, error) from None
+        raise damaged_gguf(path, error) from None
 
 
 def _check_places(path: Path, reader: Any) -> None:
@@ -77,12 +79,12 @@ def _check_places(path: Path, reader: Any) -> None:
     for offset, tensor in sorted(places, key=lambda place: place[0]):
         where = f"tensor {tensor.name} at offset {offset}"
         if offset % int(reader.alignment):
-            raise _damaged(path, f"{where} is not aligned")
+            raise damaged_gguf(path, f"{where} is not aligned")
         if offset < end:
-            raise _damaged(path, f"{where} begins within another")
+            raise damaged_gguf(path, f"{where} begins within another")
         end = offset + tensor.n_bytes
         if reader.data_offset + end > len(reader.data):
-            raise _damaged(path, f"{where} ends beyond the file")
+            raise damaged_gguf(path, f"{where} ends beyond the file")
 
 
 def _fields(path: Path, reader: Any) -> dict[str, Any]:
@@ -95,7 +97,7 @@ def _fields(path: Path, reader: Any) -> dict[str, Any]:
         }
         tokens = reader.fields.get("tokenizer.ggml.tokens")
     except Exception as error:
-        raise _damaged(path, error) from None
+        raise damaged_gguf(path, error) from None
     return fields | {"num_tokens": len(tokens.data) if tokens is not None else 0}
 
 
@@ -112,7 +114,7 @@ def _dequantise(path: Path, tensor: Any) -> Tensor:
     try:
         values = dequantize(tensor.data, tensor.tensor_type).reshape(shape)
     except Exception as error:
-        raise _damaged(path, error) from None
+        raise damaged_gguf(path, error) from None
     return torch.from_numpy(values.astype("float32", copy=True))
 
 
@@ -163,7 +165,3 @@ class _ShardWriter:
         save_file(self._pending, self._folder / file_name, metadata={"format": "pt"})
         self._file_of |= dict.fromkeys(self._pending, file_name)
         self._pending, self._pending_bytes = {}, 0
-
-
-def _damaged(path: Path, error: Exception | str) -> ModelError:
-    return ModelError(f"{path} is damaged or not a GGUF file ({error}); download it again.")

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from outrider.errors import ModelError
 from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
-from outrider.workers.weights.files import Files
+from outrider.workers.weights.files import Files, check_size
+from outrider.workers.weights.gguf_header import check_gguf_header
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,11 @@ Tokenizer: TypeAlias = Any
 can; that package is imported only when one is loaded."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# With what `transformers` looks for beside them.
+_READ_WHOLE = (
+    *(*TOKENIZER_FILES, "tokenizer_config.json", "merges.txt", "added_tokens.json"),
+    *("special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
+)
 # Texts on which tokenizers with equal vocabularies are known to part: digits, blanks, joins.
 PROBES = (
     "Hello world, it's 1234567 and  3.14 or ½!",
@@ -38,6 +44,8 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
     path = draft_assets() if is_bundled else resolve_source(source, revision, Files.TEXT)
     if path.is_dir() or any((path.parent / name).is_file() for name in TOKENIZER_FILES):
         folder = path if path.is_dir() else path.parent
+        for name in _READ_WHOLE:
+            check_size(folder / name)
         tokenizer = read_plain(folder) or _from_folder(folder)
     else:
         tokenizer = _from_gguf(path)
@@ -59,6 +67,7 @@ def _from_gguf(path: Path) -> Tokenizer:
         "differently from the original",
         path.name,
     )
+    check_gguf_header(path)
     return _pretrained(path.parent, gguf_file=path.name)
 
 

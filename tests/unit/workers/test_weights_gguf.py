@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,15 @@ from safetensors import SafetensorError
 
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
+from outrider.text.tokenizer import load_tokenizer
 from outrider.workers.models.rope import inverse_frequencies
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.weights import gguf_convert
 from outrider.workers.weights.checkpoint import _fingerprint, converted_folder, load_spec
+from outrider.workers.weights.files import read_json
 from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES
 from outrider.workers.weights.loader import load_model
+from outrider.workers.weights.safetensors_files import SafetensorsFiles
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 gguf = pytest.importorskip("gguf")
@@ -274,6 +278,72 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ModelError, match=r"cut\.gguf is damaged or not a GGUF file.*download"):
         load_spec(path)
+
+
+def text(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data
+
+
+def array(kind: int, count: int) -> bytes:
+    return text(b"a") + struct.pack("<IIQ", 9, kind, count)
+
+
+HUGE = 1 << 40
+TENSOR_TYPE_AND_OFFSET = bytes(12)
+ANNOUNCING_TOO_MUCH = {
+    "numbers": (0, 1, array(0, HUGE), f"announces {HUGE} array items"),
+    "texts": (0, 1, array(8, HUGE), f"announces {HUGE} array items"),
+    "more items than memory": (0, 1, array(0, 1 << 22) + bytes(1 << 22), "more than 2097152 items"),
+    "a long text": (0, 1, text(b"a") + struct.pack("<IQ", 8, HUGE), "beyond its end"),
+    "a long name": (0, 1, struct.pack("<Q", HUGE) + bytes(64), "beyond its end"),
+    "fields": (0, HUGE, b"", f"announces {HUGE} fields"),
+    "tensors": (HUGE, 0, b"", f"announces {HUGE} tensors"),
+    "nested arrays": (0, 1, array(9, 1) + 9 * struct.pack("<IQ", 9, 1), "nested more than 4 deep"),
+    "dimensions": (1, 0, text(b"t") + struct.pack("<I", 1 << 30) + bytes(64), "dimensions"),
+    "values": (
+        1,
+        0,
+        text(b"t") + struct.pack("<I2Q", 2, 1 << 32, 1 << 32) + TENSOR_TYPE_AND_OFFSET,
+        f"a tensor of {1 << 64} values",
+    ),
+    "an unknown type": (0, 1, text(b"a") + struct.pack("<I", 77) + bytes(8), "unknown type 77"),
+}
+
+
+@pytest.mark.parametrize("what", ANNOUNCING_TOO_MUCH)
+@pytest.mark.parametrize("load", [load_spec, load_tokenizer], ids=["weights", "tokenizer"])
+def test_a_header_is_believed_only_as_far_as_the_file_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, load: Any
+) -> None:
+    num_tensors, num_fields, rest, reason = ANNOUNCING_TOO_MUCH[what]
+    path = tmp_path / "huge.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_fields) + rest)
+    monkeypatch.setattr(gguf, "GGUFReader", pytest.fail)  # it would believe all of it
+    with pytest.raises(ModelError, match=f"huge.gguf is damaged .*{reason}.*; download it again"):
+        load(path)
+
+
+def test_a_safetensors_header_is_believed_only_as_far_as_the_file_goes(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", HUGE) + b"{}")
+    with pytest.raises(ModelError, match="model.safetensors is damaged or incomplete"):
+        SafetensorsFiles(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(HUGE)
+    load = read_json if name == "config.json" else lambda path: load_tokenizer(path.parent)
+    with pytest.raises(ModelError, match=rf"{name} has {HUGE} bytes, .* at most 268435456"):
+        load(tmp_path / name)
+
+
+def test_json_nested_beyond_measure_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ModelError, match="cannot be read as JSON"):
+        read_json(tmp_path / "config.json")
 
 
 def test_random_bytes_are_refused(tmp_path: Path) -> None:
