@@ -24,21 +24,19 @@ could stay, and the next `Hosts` removes those of processes that are gone.
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+
+from switch import SYSTEM_PATH, Switch, children, end, has_own, run, start, wait
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("ip", "ssh", "ssh-keygen", "sshd", "rsync", "unshare", "nsenter", "mount")
@@ -46,13 +44,9 @@ SSH_OPTIONS = (
     *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
     *("-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10", "-o", "BatchMode=yes"),
 )
-_SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # users often do without the folder of sshd
 _PREFIX = "outrider-hosts-"
-_LIMIT_S = 60.0
 _RUN_S = 60.0
-_POLL_S = 0.02
 _SSH_PORT = 22
-_NUMBERS = itertools.count()  # of those made in this process
 _SHARED = [str(ROOT), *sorted({sys.prefix, sys.base_prefix})]
 # What the first process of a host does. Its input ends with the tests, and the host ends with it.
 _BOOT = r"""
@@ -115,13 +109,12 @@ class Host:
     @property
     def pid(self) -> int:
         """Of its first process, as the tests see it."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return int(children.split()[0])
+        return children(self.process.pid)[0]
 
     def run(self, command: str, timeout_s: float = _RUN_S) -> str:
         """What a login shell on the host printed; raises if it failed."""
         enter = ["nsenter", "-t", str(self.pid), "-a", "--wd=/", "--"]
-        return _run([*enter, "bash", "--login", "-c", command], timeout_s)
+        return run([*enter, "bash", "--login", "-c", command], timeout_s)
 
     def processes(self) -> dict[int, str]:
         """Whatever runs there but for its first process, its SSH server and sessions of that."""
@@ -149,24 +142,13 @@ class Hosts:
         self._stack = ExitStack()
         self._hosts: dict[str, Host] = {}
         self._num_added = 0
-        number = next(_NUMBERS)
-        self._subnet = f"10.{77 + number % 100}.{os.getpid() % 254 + 1}"
-        # Within the 15 letters a name may have, of which a cable needs one more.
-        self._port = f"orh{os.getpid()}" + (f"-{number}" if number else "")
 
     def __enter__(self) -> Hosts:
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             self._write_files()
-            self._switch = _start(["unshare", "--net", "cat"], stack)
-            _wait(lambda: _has_own(self._switch.pid, "net"), "the switch did not start")
-            self._in_switch("link add name switch type bridge")
-            self._in_switch("link set switch up")
-            self._connect(self._port, "tests", None)
-            stack.callback(_run, ["ip", "link", "del", self._port])  # else it goes a moment later
-            _ip(f"addr add {self._subnet}.1/24 dev {self._port}")
-            _ip(f"link set {self._port} up")
+            self._switch = Switch(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -179,21 +161,13 @@ class Hosts:
         """A host that is up and lets the key in as root."""
         assert name not in self._hosts, f"there is a host {name} already"
         self._num_added += 1
-        ip, port = f"{self._subnet}.{self._num_added + 10}", f"port{self._num_added}"
+        ip, port = f"{self._switch.subnet}.{self._num_added + 10}", f"port{self._num_added}"
         environment = {"NAME": name, "FOLDER": str(self.folder), "SHARED": " ".join(_SHARED)}
         own = ["--net", "--pid", "--mount", "--uts", "--ipc", "--mount-proc"]
         command = ["unshare", *own, "--fork", "--kill-child", "bash", "-c", _BOOT]
-        process = _start(command, self._stack, environment, self.folder / f"{name}.log")
-        _wait(lambda: _has_own(process.pid, "net"), f"host {name} did not start")
-        self._connect("eth0", port, process.pid)
-        within = f"nsenter -t {process.pid} -n ip"
-        for line in (
-            "link set lo up",
-            f"addr add {ip}/24 dev eth0",
-            "link set eth0 up",
-            f"route add default via {self._subnet}.1",
-        ):
-            _run([*within.split(), *line.split()])
+        process = start(command, self._stack, environment, self.folder / f"{name}.log")
+        wait(lambda: has_own(process.pid, "net"), f"host {name} did not start")
+        self._switch.connect(process.pid, ip, port)
         assert process.stdout is not None
         if process.stdout.readline() != "up\n":
             raise RuntimeError(f"host {name}: {(self.folder / f'{name}.log').read_text()}")
@@ -203,48 +177,37 @@ class Hosts:
     def ssh(self, host: Host, command: str, timeout_s: float = _RUN_S) -> str:
         options = [*SSH_OPTIONS, "-i", str(self.key), "-p", str(_SSH_PORT)]
         wrapped = f"bash --login -c {shlex.quote(command)}"
-        return _run(["ssh", *options, f"root@{host.ip}", wrapped], timeout_s)
+        return run(["ssh", *options, f"root@{host.ip}", wrapped], timeout_s)
 
     def cut(self, host: Host) -> None:
         """Pull its cable: what is sent to it is lost, and nobody is told."""
-        self._in_switch(f"link set {host.port} down")
+        self._switch.ip(f"link set {host.port} down")
 
     def mend(self, host: Host) -> None:
-        self._in_switch(f"link set {host.port} up")
+        self._switch.ip(f"link set {host.port} up")
 
     def part(self, one: Host, other: Host) -> None:
         """What these two send to each other is lost. All hosts parted at a time are in one set."""
         for host in (one, other):
-            self._in_switch(f"link set {host.port} type bridge_slave isolated on")
+            self._switch.ip(f"link set {host.port} type bridge_slave isolated on")
 
     def unite(self, one: Host, other: Host) -> None:
         for host in (one, other):
-            self._in_switch(f"link set {host.port} type bridge_slave isolated off")
+            self._switch.ip(f"link set {host.port} type bridge_slave isolated off")
 
     def remove(self, host: Host) -> None:
         """End it with all that runs there, at once."""
-        _end(host.process)
+        end(host.process)
         del self._hosts[host.name]
-
-    def _connect(self, name: str, port: str, pid: int | None) -> None:
-        """A cable from `port` of the switch to a namespace; None is that of the tests."""
-        where = "" if pid is None else f"netns {pid} "
-        made = f"{self._port}x"
-        _ip(f"link add {made} type veth peer name {name} {where}".rstrip())
-        _ip(f"link set {made} netns {self._switch.pid} name {port}")
-        self._in_switch(f"link set {port} master switch up")
-
-    def _in_switch(self, line: str) -> None:
-        _run(["nsenter", "-t", str(self._switch.pid), "-n", "ip", *line.split()])
 
     def _write_files(self) -> None:
         for name in ("key", "host_key"):
             make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]
-            _run(make)
+            run(make)
         (self.folder / "sshd_config").write_text(_SSHD)
         programs = Path(sys.executable).parent
         lines = [
-            f"export PATH={shlex.quote(str(programs))}:{_SYSTEM_PATH}",
+            f"export PATH={shlex.quote(str(programs))}:{SYSTEM_PATH}",
             f"export PYTHONPATH={shlex.quote(str(ROOT / 'src'))} HF_HUB_OFFLINE=1",
             "export PYTHONDONTWRITEBYTECODE=1 CUDA_VISIBLE_DEVICES= PS1='$ '",
         ]
@@ -264,7 +227,7 @@ def skip_reason() -> str | None:
     """Why there can be no such hosts here, in a sentence; None if there can be."""
     if os.geteuid() != 0:
         return "hosts of our own need root."
-    missing = [name for name in PROGRAMS if shutil.which(name, path=_SYSTEM_PATH) is None]
+    missing = [name for name in PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
     if missing:
         return f"hosts of our own need {', '.join(missing)}; `make hosts` installs them."
     try:
@@ -273,67 +236,6 @@ def skip_reason() -> str | None:
     except (subprocess.SubprocessError, RuntimeError, OSError, AssertionError) as error:
         return f"this machine gives no hosts of our own: {error}"
     return None
-
-
-def _start(
-    command: list[str],
-    stack: ExitStack,
-    environment: dict[str, str] | None = None,
-    log: Path = Path(os.devnull),
-) -> subprocess.Popen[str]:
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command,
-            env={"PATH": _SYSTEM_PATH, "HOME": str(Path.home()), **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the tests, which then end it
-        )
-    stack.callback(_end, process)
-    return process
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None and not pipe.closed:
-            pipe.close()
-    try:
-        process.wait(_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)
-        process.wait(_LIMIT_S)
-
-
-def _has_own(pid: int, kind: str) -> bool:
-    return os.readlink(f"/proc/{pid}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
-
-
-def _wait(condition: Callable[[], bool], trouble: str) -> None:
-    deadline_s = time.monotonic() + _LIMIT_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"{trouble} within {_LIMIT_S:g} s")
-        time.sleep(_POLL_S)
-
-
-def _ip(line: str) -> None:
-    _run(["ip", *line.split()])
-
-
-def _run(command: list[str], timeout_s: float = _LIMIT_S) -> str:
-    done = subprocess.run(
-        command,
-        env={"PATH": _SYSTEM_PATH, "HOME": str(Path.home()), "TERM": "dumb"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
 
 
 def _sweep() -> None:

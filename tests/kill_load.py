@@ -45,7 +45,13 @@ class Reader:
     """Reads one request to its end in a thread of its own."""
 
     def __init__(
-        self, scene: Addresses, asked: Asked, *, may_ask_again: bool, speculates: bool
+        self,
+        scene: Addresses,
+        asked: Asked,
+        *,
+        may_ask_again: bool,
+        speculates: bool,
+        num_tokens: int,
     ) -> None:
         self.arrivals_s: list[float] = []
         self.num_tokens = 0
@@ -57,7 +63,7 @@ class Reader:
         self._scene = scene
         self._asked = asked
         self._may_ask_again = may_ask_again
-        self._common: dict[str, Any] = {"max_tokens": NUM_TOKENS, "ignore_eos": True}
+        self._common: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True}
         if not speculates:
             self._common["speculation"] = "off"
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -161,10 +167,24 @@ class Running:
     """The whole load, under way."""
 
     def __init__(
-        self, where: Addresses, *, may_ask_again: bool = False, speculates: bool = True
+        self,
+        where: Addresses,
+        load: Sequence[Asked] = LOAD,
+        *,
+        num_tokens: int = NUM_TOKENS,
+        may_ask_again: bool = False,
+        speculates: bool = True,
     ) -> None:
-        options = {"may_ask_again": may_ask_again, "speculates": speculates}
-        self.readers = [Reader(where, each, **options) for each in LOAD]
+        self.readers = [
+            Reader(
+                where,
+                each,
+                may_ask_again=may_ask_again,
+                speculates=speculates,
+                num_tokens=num_tokens,
+            )
+            for each in load
+        ]
 
     def wait_tokens(self, number: int) -> None:
         """Until every stream has so many, and none all."""
