@@ -18,13 +18,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.added_fields import without_added
 from outrider.errors import OutriderError
 from outrider.gateway.gateway import State
 from outrider.links.address import TcpAddress, parse
 from outrider.links.aio import AsyncChannel, accept_channel
 from outrider.links.cluster_view import ClusterView
 from outrider.links.codec import FLEET_CODEC
-from outrider.links.fields import without_added
 from outrider.links.fleet_messages import (
     REVISION,
     Abort,

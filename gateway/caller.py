@@ -32,6 +32,7 @@ class Caller:
     name: str
     scopes: frozenset[Scope]
     limits: CallerLimits = CallerLimits()
+    group: str = ""  # of keys that share cached prompts; "" is the key alone
 
     def require(self, scope: Scope) -> None:
         if scope not in self.scopes:

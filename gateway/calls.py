@@ -23,6 +23,7 @@ class Call:
     model: str = ""
     request_id: str = ""
     priority: int = 0
+    cache_salt: str = ""  # the client's own: requests share cached prompts only under equal ones
     deadline_s: float | None = None  # on the clock of time.monotonic
     resumable: bool = False  # goes on for a while without its connection
     digest: bytes = b""  # of the request as it was sent, where it may be resumed

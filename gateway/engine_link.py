@@ -133,6 +133,11 @@ class EngineLink:
                 await self._up.wait()
 
     @property
+    def knows_tenants(self) -> bool:
+        """Whether its release takes a tenant and a salt with requests."""
+        return self.facts is not None and "cache.prefix_sharing" in self.facts.settings
+
+    @property
     def load(self) -> int:
         """Samples that run or wait in the engine, as far as is known: what it last told, with what
         was submitted here or has ended here since."""

@@ -26,6 +26,7 @@ from outrider.gateway.request_watch import RequestWatch
 from outrider.gateway.resume import ResumeTokens, new_resume_id
 from outrider.gateway.served import Served, Tokenizers
 from outrider.gateway.session import Session
+from outrider.gateway.tenants import Tenants
 from outrider.gateway.tls import TlsFiles
 from outrider.gateway.watched import keep_fresh
 from outrider.links.gateway_messages import EngineFacts
@@ -93,6 +94,7 @@ class Gateway:
         self._templates = TemplateProcesses()
         self.tokenizers = Tokenizers()
         self.resume_tokens = ResumeTokens(secret)  # as every gateway of this server has them
+        self._tenants = Tenants(secret)
         self._watching: asyncio.Task[None] | None = None
 
     # -- life ---------------------------------------------------------------------------------
@@ -280,12 +282,16 @@ class Gateway:
         self, served: Served, request_id: str, call: Call, params: SamplingParams
     ) -> PreparedRequest:
         preparing = self._preparing_of(call.prompt)
+        sharing = served.config.cache.prefix_sharing
+        salt = self._tenants.cache_salt(call.caller, call.cache_salt, sharing)
         # Settled here and now: preparations may overtake each other, arrivals do not.
         if call.resumption is not None:
             seed = call.resumption.seed
         else:
             seed = served.front_door.settle_seed(params)
-        return await preparing.run(call.deadline_s, served.prepare, request_id, call, params, seed)
+        return await preparing.run(
+            call.deadline_s, served.prepare, request_id, call, params, seed, salt
+        )
 
     def _preparing_of(self, prompt: Prompt | Conversation) -> Preparing:
         """Where it is made ready: a client's template must hold up nobody without one."""

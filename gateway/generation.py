@@ -149,6 +149,7 @@ def _call(
         model=request.model,
         request_id=request.request_id,
         priority=request.priority,
+        cache_salt=request.cache_salt,
         deadline_s=deadline_s,
         resumable=request.resumable,
         digest=digest_of(request),

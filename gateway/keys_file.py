@@ -8,6 +8,7 @@ keys:
     tokens_per_minute: 20000
     max_concurrent: 8
     expires: 2030-01-31
+    group: research
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ KEY_PREFIX = "or-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
-_FIELDS = ("name", "sha256", "scopes", "expires", *_LIMITS)
+_FIELDS = ("name", "sha256", "scopes", "expires", "group", *_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,12 @@ def _key(place: str, entry: Any) -> Key:
         if field not in _FIELDS:
             raise ConfigError(f"{place} has no field {field!r}.{did_you_mean(str(field), _FIELDS)}")
     limits = {field: _limit(place, field, entry[field]) for field in _LIMITS if field in entry}
-    caller = Caller(name, _scopes(place, entry.get("scopes", ["infer"])), CallerLimits(**limits))
+    caller = Caller(
+        name,
+        _scopes(place, entry.get("scopes", ["infer"])),
+        CallerLimits(**limits),
+        _group(place, entry.get("group")),
+    )
     return Key(caller, _digest(place, entry.get("sha256")), _expiry(place, entry.get("expires")))
 
 
@@ -125,6 +131,17 @@ def _scopes(place: str, given: Any) -> frozenset[Scope]:
             f"{place} has the scopes {given!r}; it must be a list of {' and '.join(sorted(known))}."
         )
     return frozenset(map(Scope, given))
+
+
+def _group(place: str, given: Any) -> str:
+    if given is None:
+        return ""
+    if not isinstance(given, str) or _NAME.fullmatch(given) is None:
+        raise ConfigError(
+            f"{place} has the group {given!r}; it must be 1 to 64 letters, digits and any of "
+            "'._@-'."
+        )
+    return given
 
 
 def _limit(place: str, field: str, given: Any) -> int | None:

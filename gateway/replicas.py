@@ -20,6 +20,7 @@ from outrider.links.address import UnixAddress, parse
 from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, SpeculationExplained
 from outrider.links.speculation import SpeculationChange, SpeculationSettings
+from outrider.scheduler.types import RequestSpec
 
 logger = logging.getLogger(__name__)
 
@@ -263,9 +264,10 @@ class Replicas:
             return serving
         return [replica for replica in draining if replica.link.connected]
 
-    def route(self, prompt_ids: Sequence[int], facts: EngineFacts) -> Route:
+    def route(self, spec: RequestSpec, facts: EngineFacts) -> Route:
         """Of a request that was prepared for such an engine."""
-        path = path_of(prompt_ids, int(facts.settings["cache.block_size"]))
+        block_size = int(facts.settings["cache.block_size"])
+        path = path_of(spec.prompt_ids, block_size, spec.cache_salt)
         return Route(model_of(facts), path)
 
     def remember(self, route: Route) -> None:

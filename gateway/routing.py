@@ -43,12 +43,12 @@ class Path:
     whole: bytes
 
 
-def path_of(prompt_ids: Sequence[int], block_size: int) -> Path:
-    """Of a prompt in blocks as the engine's cache has them."""
+def path_of(prompt_ids: Sequence[int], block_size: int, salt: str = "") -> Path:
+    """Of a prompt in blocks as the engine's cache has them under a salt."""
     size = array("I").itemsize
     data = array("I", prompt_ids).tobytes()
     num_blocks = len(prompt_ids) // block_size
-    digest, start, nodes = b"", 0, []
+    digest, start, nodes = salt.encode(), 0, []
     for end in NODE_ENDS:
         if end > num_blocks:
             break

@@ -42,7 +42,7 @@ class Served:
         return cls(facts, config, tokenizer, front_door)
 
     def prepare(
-        self, request_id: str, call: Call, params: SamplingParams, seed: int
+        self, request_id: str, call: Call, params: SamplingParams, seed: int, cache_salt: str
     ) -> PreparedRequest:
         prompt = call.prompt
         return self.front_door.prepare(
@@ -52,6 +52,7 @@ class Served:
             priority=call.priority,
             deadline_s=call.deadline_s,
             seed=seed,
+            cache_salt=cache_salt,
         )
 
     def tokenize(self, prompt: str | Conversation, add_special_tokens: bool) -> list[int]:

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from outrider.errors import CapacityError, OutriderError, RequestError
@@ -97,7 +98,7 @@ class Session:
         )
         self._facts = facts
         self._replicas = replicas
-        self._route = replicas.route(spec.prompt_ids, facts)
+        self._route = replicas.route(spec, facts)
         self._link: EngineLink | None = None  # to the engine that has the samples
         self._refused_by: list[EngineLink] = []  # for want of room
         self._resubmit_timeout_s = resubmit_timeout_s
@@ -292,8 +293,9 @@ class Session:
         # Nothing waits, so the samples go to the connection that was there.
         samples = self._begin(link)
         deadline_s = self.prepared.deadline_s
+        spec = self.prepared.spec
         submit = Submit(
-            self.prepared.spec,
+            spec if link.knows_tenants else replace(spec, cache_salt=""),
             samples,
             None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0),
             is_resumed,

@@ -26,10 +26,11 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "request_id", "priority", "text", "token_ids", "chat", "sampling", "speculation", "want_text_spans", "resumable")
+    __slots__ = ("model", "request_id", "priority", "cache_salt", "text", "token_ids", "chat", "sampling", "speculation", "want_text_spans", "resumable")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +41,7 @@ class GenerateRequest(_message.Message):
     model: str
     request_id: str
     priority: int
+    cache_salt: str
     text: str
     token_ids: TokenIds
     chat: Conversation
@@ -47,7 +49,7 @@ class GenerateRequest(_message.Message):
     speculation: SpeculationParameters
     want_text_spans: bool
     resumable: bool
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., want_text_spans: bool = ..., resumable: bool = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Conversation, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParameters, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParameters, _Mapping]] = ..., want_text_spans: bool = ..., resumable: bool = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
     __slots__ = ("request", "resume_token", "seed", "samples", "prompt_logprobs")

@@ -2,18 +2,24 @@
 
 The target and the draft each have one pool of this class. A full block whose tokens are applied
 is published under (its predecessor, its tokens): an exact key, so a hit can never be a hash
-collision. A published block nobody holds stays usable until the memory is needed, oldest first.
-A *bare* block lacks what a head keeps beside the target's KV: it is of use to requests without one.
+collision. The predecessor of a first block is the salt of its request, so requests with different
+salts share nothing. A published block nobody holds stays usable until the memory is needed, oldest
+first. A *bare* block lacks what a head keeps beside the target's KV: it is of use to requests
+without one.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
-ROOT = 0  # the predecessor of a first block
+Node: TypeAlias = int | str
+"""What a block follows: a published block's number, `ROOT`, or the salt of a request."""
 
-_Key = tuple[int, tuple[int, ...]]
+ROOT = 0  # the predecessor of a first block without a salt
+
+_Key: TypeAlias = tuple[Node, tuple[int, ...]]
 
 
 class BlockPool:
@@ -71,14 +77,16 @@ class BlockPool:
                 else:
                     self._idle[block] = None
 
-    def match(self, tokens: Sequence[int], *, takes_bare: bool = True) -> tuple[list[int], int]:
-        """Hold the longest published prefix of `tokens`; returns its blocks and its last node.
-        Unless it `takes_bare` blocks, it ends before the first of these.
+    def match(
+        self, tokens: Sequence[int], root: Node = ROOT, *, takes_bare: bool = True
+    ) -> tuple[list[int], Node]:
+        """Hold the longest prefix of `tokens` published under `root`; returns its blocks and its
+        last node. Unless it `takes_bare` blocks, it ends before the first of these.
 
         At least one token is left over: somebody has to compute the logits of the last one.
         """
         held: list[int] = []
-        node = ROOT
+        node = root
         if not self.prefix_caching:
             return held, node
         size = self.block_size
@@ -94,7 +102,7 @@ class BlockPool:
         return held, node
 
     def publish(
-        self, block: int, parent: int, tokens: Sequence[int], *, is_bare: bool = False
+        self, block: int, parent: Node, tokens: Sequence[int], *, is_bare: bool = False
     ) -> int:
         """Offer a full block under its predecessor; returns its node.
 
@@ -133,7 +141,7 @@ class BlockPool:
             del self._idle[block]
             self._unused.append(block)
 
-    def parent_of(self, block: int) -> int:
+    def parent_of(self, block: int) -> Node:
         """The node that a published block follows."""
         key = self._key_of[block]
         assert key is not None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from outrider.scheduler.hazards import RowLuck
-from outrider.scheduler.pool import ROOT
+from outrider.scheduler.pool import ROOT, Node
 from outrider.scheduler.types import NOBODY, Apart, FinishReason, RequestSpec, RowInit, SampleId
 
 NO_BLOCKS: tuple[int, ...] = ()
@@ -28,15 +28,16 @@ class Holding:
 
     __slots__ = ("announced", "blocks", "computed", "node", "planned", "published")
 
-    def __init__(self) -> None:
+    def __init__(self, root: Node) -> None:
+        """`root` is what its first block follows."""
         self.blocks: list[int] = []
         self.announced = 0  # blocks the workers know of
         self.computed = 0
         self.planned = 0
         self.published = 0  # tokens whose blocks were offered to the prefix cache
-        self.node = ROOT
+        self.node = root
 
-    def take_prefix(self, blocks: list[int], node: int, block_size: int) -> None:
+    def take_prefix(self, blocks: list[int], node: Node, block_size: int) -> None:
         self.blocks = blocks
         self.node = node
         self.published = self.computed = self.planned = len(blocks) * block_size
@@ -87,6 +88,7 @@ class Request:
         "prompt_logprobs_sent",
         "proposer",
         "queued_s",
+        "root",
         "row",
         "sample_id",
         "seed",
@@ -141,8 +143,9 @@ class Request:
         self.behind = 0  # see `most_behind`
         self.in_prompt = True  # until the chunk with its last known token is planned
         self.prompt_logprobs_sent = prompt_logprobs_sent
-        self.target = Holding()
-        self.draft = Holding()
+        self.root: Node = spec.cache_salt or ROOT  # what its first blocks follow
+        self.target = Holding(self.root)
+        self.draft = Holding(self.root)
         self.upper = len(self.tokens)  # length if every draft in flight is accepted
 
     def allow_drafts(self, is_allowed: bool) -> None:
@@ -183,8 +186,8 @@ class Request:
         return tokens, None
 
     def forget_kv(self) -> None:
-        self.target = Holding()
-        self.draft = Holding()
+        self.target = Holding(self.root)
+        self.draft = Holding(self.root)
         self.is_draft_given_up = False
         self.row = -1
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Set
 
-from outrider.scheduler.pool import ROOT, BlockPool
+from outrider.scheduler.pool import BlockPool, Node
 from outrider.scheduler.request import Holding, Request, State
 from outrider.scheduler.waiting import WaitingQueue
 
@@ -69,19 +69,20 @@ class Residents:
         request.target.take_prefix(blocks, node, pool.block_size)
         request.num_cached = request.target.computed
         if request.proposer in self._with_kv:
-            request.draft.take_prefix(*self.draft_pool.match(request.tokens), pool.block_size)
+            found = self.draft_pool.match(request.tokens, request.root)
+            request.draft.take_prefix(*found, pool.block_size)
         row = self._free_rows.pop()
         self._generations[row] += 1
         request.start(row, self._generations[row])
         insort(self.running, request, key=_key)
         return True
 
-    def _cached_prefix(self, request: Request) -> tuple[list[int], int]:
+    def _cached_prefix(self, request: Request) -> tuple[list[int], Node]:
         pool = self.target_pool
         if not request.may_reuse_prefix:
-            return [], ROOT
+            return [], request.root
         looks_ahead = request.proposer in self._looking_ahead
-        blocks, node = pool.match(request.tokens, takes_bare=not looks_ahead)
+        blocks, node = pool.match(request.tokens, request.root, takes_bare=not looks_ahead)
         if blocks and looks_ahead:
             # What stands beside the last token of a block depends on the first of the next, which
             # nobody has looked for in the case of the last block found. (A block that two texts
@@ -208,7 +209,7 @@ class Residents:
             if request.draft.planned:
                 self.draft_released_rows.append(request.row)
             self.draft_pool.release(request.draft.blocks)
-            request.draft = Holding()
+            request.draft = Holding(request.root)
 
     def return_lookahead(self, request: Request) -> None:
         """Release blocks beyond what the applied text and the plans still in flight can reach."""
@@ -223,7 +224,7 @@ class Residents:
         self.draft_released_rows.clear()
         for request in (*self.running, *self.leaving):
             self.draft_pool.release(request.draft.blocks)
-            request.draft = Holding()
+            request.draft = Holding(request.root)
             request.behind = request.upper
         self.draft_pool.forget_published()
 

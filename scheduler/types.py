@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from outrider.added_fields import added
 from outrider.scheduler.params import SamplingParams
 
 NO_TOKEN = -1
@@ -63,6 +64,7 @@ class RequestSpec:
     depth: int = 0
     is_depth_fixed: bool = False  # draft so far whatever the policy says, not at most so far
     priority: int = 0  # lower runs sooner
+    cache_salt: str = added("")  # opaque: prompts share cached KV only under equal salts
 
 
 @dataclass(frozen=True, slots=True)

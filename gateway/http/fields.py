@@ -44,7 +44,6 @@ _BEAMS = "beam search"
 _OTHER_PROMPTS = "a prompt that is not text"
 REFUSED: dict[str, Refusal] = {
     "audio": Refusal("sound as an answer"),
-    "cache_salt": Refusal("a prefix cache of one's own"),
     "continue_final_message": Refusal("going on with the last message", (False,)),
     "documents": Refusal("giving documents to the template", ([],)),
     "ec_transfer_params": Refusal("handing over a prompt between servers"),

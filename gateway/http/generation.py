@@ -93,6 +93,7 @@ def _answer(
             model=asked.model or "",
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{number}",
             priority=asked.priority or 0,
+            cache_salt=asked.cache_salt or "",
             deadline_s=deadline_s,
             protocol="http",
             label=label,

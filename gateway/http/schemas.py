@@ -108,6 +108,9 @@ class GenerationRequest(_Strict):
         None, description="Tokens of log-probabilities as 'token_id:N'."
     )
     priority: int | None = Field(None, description="Lower runs sooner, -100 to 100; 0 is usual.")
+    cache_salt: str | None = Field(
+        None, description="Share cached prompts only with requests of the same salt."
+    )
     request_id: str | None = Field(None, description="A label for the log, like X-Request-Id.")
 
     speculation: str | None = Field(

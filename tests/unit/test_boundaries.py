@@ -41,10 +41,11 @@ def test_the_scheduler_is_pure_python() -> None:
 
 # What a folder may import of ours, besides itself and `outrider.errors`.
 DIRECTIONS = {
-    "scheduler": (),
+    "scheduler": ("outrider.added_fields",),
     "kernels": (),
     "src/outrider/links": (
         *("outrider.scheduler.types", "outrider.scheduler.params", "outrider.scheduler.costs"),
+        "outrider.added_fields",
     ),
     "workers": (
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),

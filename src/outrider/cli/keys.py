@@ -38,6 +38,7 @@ def new(
     expires: Annotated[
         str | None, _limit("Last day (2030-01-31), or when it ends (2030-01-31T12:00:00Z).")
     ] = None,
+    group: Annotated[str | None, _limit("Keys of a group share cached prompts.")] = None,
 ) -> None:
     """Make a key. It is printed once on stderr; the entry for the file goes to stdout."""
     key = new_key()
@@ -50,6 +51,7 @@ def new(
         "tokens_per_minute": tokens_per_minute,
         "max_concurrent": max_concurrent,
         "expires": expires,
+        "group": group,
     }
     given = {field: value for field, value in entry.items() if value is not None}
     entry_of(given)

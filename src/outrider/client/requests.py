@@ -24,7 +24,7 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 Put: TypeAlias = Callable[[generation_pb2.GenerateRequest], None]
 """Writes the prompt into a request."""
 
-_OF_THE_REQUEST = ("model", "request_id", "priority", "want_text_spans", "resumable")
+_OF_THE_REQUEST = ("model", "request_id", "priority", "cache_salt", "want_text_spans", "resumable")
 
 
 def prompt_request(

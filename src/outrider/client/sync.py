@@ -113,8 +113,8 @@ class Client(Operating):
     file (PEM) with a certificate and its key, or one of each.
 
     Every method that generates takes, besides the parameters of `SamplingParams` by name: `model`,
-    `request_id`, `priority` (-100 to 100, lower ones run sooner), `timeout_s`, the deadline of
-    the whole request, and `resumable`.
+    `request_id`, `priority` (-100 to 100, lower ones run sooner), `cache_salt`, `timeout_s`, the
+    deadline of the whole request, and `resumable`.
 
     With `resume`, a request whose connection is lost goes on where it was, at whatever answers at
     the address within `resume_window_s`: exactly so if the server is deterministic. Those that are

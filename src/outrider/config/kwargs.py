@@ -42,6 +42,7 @@ PATHS: Mapping[str, str] = {
     "kv_cache_gb": "cache.kv_cache_gb",
     "gpu_memory_utilization": "cache.gpu_memory_utilization",
     "enable_prefix_caching": "cache.prefix_caching",
+    "prefix_sharing": "cache.prefix_sharing",
     "max_num_seqs": "scheduler.max_num_seqs",
     "max_num_batched_tokens": "scheduler.max_num_batched_tokens",
     "step_limit_ms": "scheduler.step_limit_ms",

@@ -207,6 +207,12 @@ class CacheConfig(Checked):
         "Share of a GPU's memory that weights, passes and KV may take when kv_cache_gb is unset.",
     )
     prefix_caching: bool = setting(True, FLAG, "Reuse the KV of prompts that begin alike.")
+    prefix_sharing: str = setting(
+        "group",
+        choice("group", "all"),
+        "Whose prompts are reused: group by keys of the same group, a key without one being its "
+        "own group; all by all keys, which can then test each other's prompts.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.links.fields import added
+from outrider.added_fields import added
 
 
 @dataclass(frozen=True, slots=True)

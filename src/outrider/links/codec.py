@@ -4,7 +4,7 @@ Type hints are read once, when a codec is built. Most values need nothing: msgpa
 NamedTuples and enums as they are and gives tuples back, so only fields that hold a class of ours
 are converted. A plan of 64 rows is coded in some tens of microseconds.
 
-While a server is upgraded its processes are of two releases: `outrider.links.fields.added` is how a
+While a server is upgraded its processes are of two releases: `outrider.added_fields.added` is how a
 dataclass gets another field.
 """
 
@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 
 import msgpack
 
+from outrider.added_fields import added_defaults
 from outrider.errors import OutriderError
 from outrider.links import fleet_messages, gateway_messages, rank_messages, store_messages
-from outrider.links.fields import added_defaults
 from outrider.links.frames import LinkError
 
 Convert: TypeAlias = Callable[[Any], Any]

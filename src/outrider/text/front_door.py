@@ -75,6 +75,7 @@ class FrontDoor:
         priority: int = 0,
         deadline_s: float | None = None,
         seed: int | None = None,
+        cache_salt: str = "",
     ) -> PreparedRequest:
         """`seed` is one that `settle_seed` gave; left out, it is settled here."""
         check_priority(priority)
@@ -98,6 +99,7 @@ class FrontDoor:
             depth=depth,
             is_depth_fixed=params.fix_depth and proposer != NOBODY,
             priority=priority,
+            cache_salt=cache_salt,
         )
         echo = self._echo(text, ids) if params.echo else ""
         return PreparedRequest(

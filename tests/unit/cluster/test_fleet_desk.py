@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from outrider.added_fields import without_added
 from outrider.cluster import fleet_desk
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.fleet_desk import Answers, Desk
@@ -20,7 +21,6 @@ from outrider.links.address import TcpAddress, bound_address, listen, parse
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.codec import FLEET_CODEC
-from outrider.links.fields import without_added
 from outrider.links.fleet_messages import (
     REVISION,
     AbortAll,

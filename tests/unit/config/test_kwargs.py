@@ -86,6 +86,7 @@ SAMPLES = {
     "kv_cache_gb": 1.5,
     "gpu_memory_utilization": 0.5,
     "enable_prefix_caching": False,
+    "prefix_sharing": "all",
     "max_num_seqs": 7,
     "max_num_batched_tokens": 99,
     "step_limit_ms": 20.0,

@@ -62,6 +62,7 @@ WRONG_VALUES = [
     ("cache.kv_cache_gb", float("inf"), "a number > 0, or unset"),
     ("cache.gpu_memory_utilization", 1.1, "a number in (0, 1]"),
     ("cache.prefix_caching", 1, "true or false"),
+    ("cache.prefix_sharing", "nobody", "'group' or 'all'"),
     ("scheduler.max_num_seqs", -1, "a whole number >= 1, or unset"),
     ("scheduler.max_num_batched_tokens", 0, "a whole number >= 1, or unset"),
     ("scheduler.step_limit_ms", 0, "a number > 0, or unset"),

@@ -33,6 +33,7 @@ def test_an_entry_has_scopes_limits_and_an_end(tmp_path: Path) -> None:
             "tokens_per_minute": 1000,
             "max_concurrent": 2,
             "expires": datetime.date(2030, 1, 31),
+            "group": "research",
         },
         {"name": "bob", "sha256": key_digest("another").hex()},
     )
@@ -40,6 +41,7 @@ def test_an_entry_has_scopes_limits_and_an_end(tmp_path: Path) -> None:
     assert alice.caller.scopes == {Scope.INFER, Scope.ADMIN}
     assert alice.caller.limits == CallerLimits(60, 1000, 2)
     assert alice.digest == key_digest("a key")
+    assert (alice.caller.group, bob.caller.group) == ("research", "")
     assert bob.caller.scopes == {Scope.INFER}
     assert bob.caller.limits == CallerLimits() and bob.expires_s is None
 
@@ -75,6 +77,8 @@ def test_a_key_lasts_until_the_end_of_a_day_or_a_moment(
         ({"name": "a", "sha256": DIGEST, "max_concurrent": 0}, "has max_concurrent 0"),
         ({"name": "a", "sha256": DIGEST, "tokens_per_minute": True}, "has tokens_per_minute True"),
         ({"name": "a", "sha256": DIGEST, "expires": "soon"}, "expires 'soon'"),
+        ({"name": "a", "sha256": DIGEST, "group": "a b"}, "has the group 'a b'"),
+        ({"name": "a", "sha256": DIGEST, "group": 7}, "has the group 7"),
     ],
 )
 def test_a_wrong_entry_is_told_by_its_number_and_never_shows_a_key(

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgpack
 import pytest
 
+from outrider.added_fields import added, without_added
 from outrider.links import rank_messages as messages
 from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, Codec
-from outrider.links.fields import added, without_added
 from outrider.links.fleet_messages import ClusterViewed
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
@@ -75,6 +75,32 @@ def test_an_impossible_token_keeps_its_infinite_logprob() -> None:
 
 def test_a_message_without_fields_is_a_message() -> None:
     assert RANK_CODEC.decode(RANK_CODEC.encode(Stop())) == Stop()
+
+
+@dataclass(frozen=True)
+class Before:
+    """A message of an older release."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Since:
+    """The same message with fields that were added."""
+
+    number: int
+    text: str = added("")
+    numbers: tuple[int, ...] = added(())
+
+
+def test_releases_with_and_without_added_fields_understand_each_other() -> None:
+    Since.__name__ = Before.__name__ = "Message"
+    old, new = Codec(Before), Codec(Since)
+    assert old.decode(new.encode(Since(1))) == Before(1)
+    assert new.decode(old.encode(Before(1))) == Since(1)
+    assert new.decode(new.encode(Since(1, "", (2,)))) == Since(1, "", (2,))
+    with pytest.raises(LinkError, match="came with 2 fields, this process knows 1"):
+        old.decode(new.encode(Since(1, "more")))
 
 
 def refusal(payload: object) -> str:

@@ -9,7 +9,7 @@ from scheduler_tools import Simulation, make_request, name_of
 
 from outrider.errors import CapacityError
 from outrider.scheduler.depths import Choice, DepthSnapshot
-from outrider.scheduler.pool import BlockPool
+from outrider.scheduler.pool import BlockPool, Node
 from outrider.scheduler.types import StepPlan
 from outrider.workers.proposers.base import DRAFT
 
@@ -203,9 +203,11 @@ def test_a_blocked_head_of_the_queue_is_not_matched_anew_in_every_step(
     matched: list[int] = []
     match = BlockPool.match
 
-    def counted(pool: BlockPool, tokens: Sequence[int], **options: bool) -> tuple[list[int], int]:
+    def counted(
+        pool: BlockPool, tokens: Sequence[int], root: Node, **options: bool
+    ) -> tuple[list[int], Node]:
         matched.append(len(tokens))
-        return match(pool, tokens, **options)
+        return match(pool, tokens, root, **options)
 
     monkeypatch.setattr(BlockPool, "match", counted)
     for _ in range(12):

@@ -1,0 +1,66 @@
+"""The opaque ids that engines know keys by."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.errors import RequestError
+from outrider.gateway.caller import LOCAL, Caller, Scope
+from outrider.gateway.routing import path_of
+from outrider.gateway.tenants import MAX_SALT_CHARS, Tenants
+
+TENANTS = Tenants("a secret")
+
+
+def key(name: str, group: str = "") -> Caller:
+    return Caller(name, frozenset({Scope.INFER}), group=group)
+
+
+def salt(caller: Caller, given: str = "", sharing: str = "group") -> str:
+    return TENANTS.cache_salt(caller, given, sharing)
+
+
+def test_each_key_has_a_salt_of_its_own_unless_it_shares_a_group() -> None:
+    alice, bob = salt(key("alice", "team")), salt(key("bob", "team"))
+    assert alice == bob
+    assert len({alice, salt(key("carol")), salt(key("dave")), salt(key("team"))}) == 4
+
+
+def test_a_clients_salt_narrows_its_group_and_never_leaves_it() -> None:
+    salts = {
+        salt(key(name, group), given)
+        for name, group in (("alice", ""), ("bob", ""), ("carol", "alice"))
+        for given in ("", "salt", "alice", "key bob")
+    }
+    assert len(salts) == 12
+    assert salt(key("a", "team"), "salt") == salt(key("b", "team"), "salt")
+
+
+def test_without_keys_all_are_one_group() -> None:
+    assert salt(LOCAL) == ""
+    assert salt(LOCAL, "salt") not in ("", "salt")
+
+
+def test_sharing_by_all_leaves_only_the_clients_salt() -> None:
+    assert salt(key("alice"), sharing="all") == salt(key("bob"), sharing="all") == ""
+    narrowed = salt(key("alice"), "salt", sharing="all")
+    assert narrowed == salt(key("bob"), "salt", sharing="all") != ""
+
+
+def test_all_gateways_of_a_server_agree_and_another_servers_do_not() -> None:
+    alice = key("alice")
+    assert Tenants("a secret").cache_salt(alice, "", "group") == salt(alice)
+    assert Tenants("another").cache_salt(alice, "", "group") != salt(alice)
+    assert "alice" not in salt(alice)
+
+
+def test_a_salt_that_is_too_long_is_refused() -> None:
+    with pytest.raises(RequestError, match="cache_salt has 257 characters"):
+        salt(LOCAL, "a" * (MAX_SALT_CHARS + 1))
+
+
+def test_a_prompt_is_routed_by_its_salt() -> None:
+    paths = [path_of(range(64), 16, salt) for salt in ("", "a", "b")]
+    assert len({path.nodes[0] for path in paths}) == 3
+    assert len({path.whole for path in paths}) == 3
+    assert path_of(range(64), 16, "a") == paths[1]
