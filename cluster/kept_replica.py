@@ -50,6 +50,9 @@ class Life(Protocol):
     async def start(self) -> None:
         """Until it serves. Raises `OutriderError` if it cannot."""
 
+    async def probe(self, timeout_s: float) -> None:
+        """Have it generate a token. Raises `OutriderError` if it does not."""
+
     async def watch(self) -> str:
         """Until it is lost; why."""
 
@@ -263,6 +266,7 @@ class KeptReplica:
             began_s = time.monotonic()
             life = self._life = self._rooms.life(self._settled, room, say)
             await life.start()
+            await life.probe(self._settled.cluster.start_timeout_s)
             self._start_s = time.monotonic() - began_s
             away_s = self._restarts.runs()
             if not is_first:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.probe import probe
 from outrider.cluster.tasks import in_own_thread
 from outrider.config import EngineConfig
 from outrider.engine.launch.child import EngineLine
@@ -91,6 +92,9 @@ class LocalLife:
         await self._in_thread(self._engine.start, report)
         self._engines.prepare()
         self._asking = asyncio.create_task(self._keep_status())
+
+    async def probe(self, timeout_s: float) -> None:
+        await probe(self._engine.addresses[0], self._engine.secret, timeout_s)
 
     async def watch(self) -> str:
         try:

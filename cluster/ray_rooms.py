@@ -13,11 +13,13 @@ from outrider.cluster.errors import PlacementError
 from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.kept_replica import Room
 from outrider.cluster.placement import ENGINE, Placed, needs_of, place, release, settle_devices
+from outrider.cluster.probe import probe
 from outrider.cluster.ray_facts import cluster_resources
 from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.spares import Spares
 from outrider.config import EngineConfig
 from outrider.config.colocation import settle_colocation
+from outrider.gateway.replicas import reachable
 from outrider.links.cluster_view import ProcessView
 
 
@@ -57,16 +59,16 @@ class RayRooms:
         release(room.placed)
 
     def life(self, config: EngineConfig, room: Room, say: Say) -> RayLife:
-        return RayLife(
-            Replica(config, self._secret, room.placed, room.spares, say), self._asker_node_id
-        )
+        replica = Replica(config, self._secret, room.placed, room.spares, say)
+        return RayLife(replica, self._asker_node_id, self._secret)
 
 
 class RayLife:
     """See `outrider.cluster.kept_replica.Life`."""
 
-    def __init__(self, replica: Replica, asker_node_id: str) -> None:
+    def __init__(self, replica: Replica, asker_node_id: str, secret: str) -> None:
         self._replica = replica
+        self._secret = secret
         self._asker_node_id = asker_node_id
 
     @property
@@ -92,6 +94,10 @@ class RayLife:
 
     async def start(self) -> None:
         await self._replica.start()
+
+    async def probe(self, timeout_s: float) -> None:
+        if addresses := reachable(self.addresses):  # else no gateway is where this process is
+            await probe(addresses[0], self._secret, timeout_s)
 
     async def watch(self) -> str:
         return await self._replica.watch()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from outrider.cluster.errors import ClusterError, PlacementError
 from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.kept_replica import EndedError, KeptReplica, Phase, Room, Rooms
+from outrider.cluster.rolling import roll
 from outrider.config import EngineConfig
 from outrider.errors import OutriderError
 from outrider.links.cluster_view import ProcessView, ReplicaView
@@ -223,20 +224,14 @@ class ReplicaSet:
     # -- other settings -----------------------------------------------------------------------
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
-        """One after the other. What fails is told, and leaves those that run as they are."""
+        """One after the other. If one fails, those replaced before are rolled back as well."""
         await self._begun.wait()
-        for replica in self.replicas:
-            config = dataclasses.replace(config, cluster=replica.config.cluster)
-            try:
-                if is_draft_only and await self._change_draft(replica, config):
-                    continue
-                await self._replace(replica, config)
-            except OutriderError as error:
-                reason = f"replica {replica.name} stays as it was: {error}"
-                raise ClusterError(reason) from error
+        swaps = [_Swap(self, each, config, is_draft_only) for each in self.replicas]
+        await roll(swaps, self._say)
         self.config = dataclasses.replace(config, cluster=self.config.cluster)
 
     async def _change_draft(self, replica: KeptReplica, config: EngineConfig) -> bool:
+        """False if the replica must be replaced for it."""
         limit_s = config.cluster.restart_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -247,24 +242,23 @@ class ReplicaSet:
             self._tell(Kind.REPAIR, f"replica {replica.name} has another draft")
         return is_done
 
-    async def _replace(self, old: KeptReplica, config: EngineConfig) -> None:
-        room = await self._find_quickly(config)
-        if room is not None:
-            new = self._begun_in(room, config)
-            await self._started(new)
-            await self._retire(old)
-            return
+    async def _make_room(self, old: KeptReplica) -> None:
+        """End it for a successor in its place."""
         # Nobody could take what a lone replica has in hand: it waits, as in a restart.
         others = any(each.phase is Phase.SERVING for each in self.replicas if each is not old)
         self._tell(Kind.STAGE, f"replica {old.name} makes room for its successor")
         await old.drain(self.config.server.drain_s if others else 0.0)
         await self._end(old)
-        new = self._add(config, name=old.name)
+
+    async def _put_back(self, name: str, config: EngineConfig) -> None:
+        """In place of one that has ended; tried for ever, as it has run before."""
+        limit_s = config.cluster.placement_timeout_s + config.cluster.start_timeout_s
+        back = self._add(config, name=name, may_fail=False)
         try:
-            await self._started(new)
-        except OutriderError:
-            self._add(old.config, name=old.name, may_fail=False)
-            raise
+            async with asyncio.timeout(limit_s):
+                await back.ready()
+        except TimeoutError:
+            raise ClusterError(f"it does not serve after {limit_s:g} s; trying on.") from None
 
     def _begun_in(self, room: Room, config: EngineConfig) -> KeptReplica:
         try:
@@ -287,6 +281,64 @@ class ReplicaSet:
             async with self._placing:
                 return await self._rooms.find(settled, QUICK_S)
         return None
+
+
+class _Swap:
+    """See `outrider.cluster.rolling.Swap`."""
+
+    def __init__(
+        self, owner: ReplicaSet, old: KeptReplica, config: EngineConfig, is_draft_only: bool
+    ) -> None:
+        self.name = old.name
+        self._owner = owner
+        self._old = old
+        self._config = dataclasses.replace(config, cluster=old.config.cluster)
+        self._old_config = old.config
+        self._is_draft_only = is_draft_only
+        self._is_in_place = False  # the draft alone was changed
+        self._is_retired = False
+        self._room: Room | None = None
+        self._new: KeptReplica | None = None  # once it serves
+
+    async def has_room(self) -> bool:
+        if self._is_draft_only:
+            self._is_in_place = await self._owner._change_draft(self._old, self._config)
+        if not self._is_in_place:
+            self._room = await self._owner._find_quickly(self._config)
+        return self._is_in_place or self._room is not None
+
+    async def start(self) -> None:
+        if self._is_in_place:
+            return
+        if self._room is not None:
+            new = self._owner._begun_in(self._room, self._config)
+        else:
+            new = self._owner._add(self._config, name=self.name)
+        await self._owner._started(new)
+        self._new = new
+
+    async def retire(self) -> None:
+        if self._is_in_place:
+            return
+        self._is_retired = True
+        if self._room is not None:
+            await self._owner._retire(self._old)
+        else:
+            await self._owner._make_room(self._old)
+
+    async def undo(self) -> None:
+        if self._is_in_place:
+            await self._owner._change_draft(self._old, self._old_config)
+        elif self._new is not None:
+            back = _Swap(self._owner, self._new, self._old_config, is_draft_only=False)
+            if await back.has_room():
+                await back.start()
+                await back.retire()
+            else:
+                await back.retire()
+                await self._owner._put_back(back.name, self._old_config)
+        elif self._is_retired:
+            await self._owner._put_back(self.name, self._old_config)
 
 
 def _count(number: int) -> str:

@@ -48,6 +48,11 @@ class FakeLife:
         if reason:
             raise ClusterError(reason)
 
+    async def probe(self, timeout_s: float) -> None:
+        reason = self._rooms.mute.get(self.config.draft.model or "")
+        if reason:
+            raise ClusterError(reason)
+
     async def watch(self) -> str:
         return await self._lost
 
@@ -75,6 +80,7 @@ class FakeRooms:
     num_free: int = 8
     can_change_drafts: bool = False
     refused: dict[str, str] = field(default_factory=dict)  # why no start with such a draft is one
+    mute: dict[str, str] = field(default_factory=dict)  # why such a one answers no probe
     lives: list[FakeLife] = field(default_factory=list)
     most_at_once: int = 0
     may_start: asyncio.Event = field(default_factory=asyncio.Event)

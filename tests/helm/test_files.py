@@ -45,7 +45,7 @@ def test_models_are_fetched_as_the_configuration_names_them(
 ) -> None:
     cache = {"type": "pvc", "prefetch": {"enabled": True}}
     rendered = render(modelCache=cache, target={"device": "cpu"})
-    name = rendered.one("Job")["metadata"]["name"]
+    name = rendered.of("model-prefetch.yaml")[-1]["metadata"]["name"]
     file = tmp_path / "config.yaml"
     file.write_text(rendered.config_text(name), encoding="utf-8")
     program("fetch_models.py")(str(file))

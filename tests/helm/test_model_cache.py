@@ -51,7 +51,7 @@ def test_other_models_are_downloaded_by_another_job() -> None:
     def job(**values: Any) -> str:
         cache = {"type": "pvc", "prefetch": {"enabled": True}}
         rendered = render(modelCache=cache, draft={"method": "ngram"}, **values)
-        return str(rendered.one("Job")["metadata"]["name"])
+        return str(rendered.of("model-prefetch.yaml")[-1]["metadata"]["name"])
 
     assert job(model="a/b") != job(model="a/c")
     assert job(model="a/b") == job(model="a/b", replicas=4)

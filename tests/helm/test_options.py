@@ -24,6 +24,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
     "rules.yaml": {},
     "serviceaccount.yaml": {"serviceAccount": {"create": False}},
     "tests/request.yaml": {"tests": {"enabled": False}},
+    "upgrade.yaml": {"upgrade": {"gate": False}},
 }
 # Tested elsewhere, each also where it renders nothing.
 CORE = {
@@ -55,9 +56,10 @@ def test_an_option_that_is_on_renders_something(template: str) -> None:
 
 
 def test_a_service_account_can_be_somebody_elses() -> None:
-    rendered = render(serviceAccount={"create": False, "name": "theirs"})
+    ungated = {"gate": False}  # whose Job has an account of its own
+    rendered = render(serviceAccount={"create": False, "name": "theirs"}, upgrade=ungated)
     assert {pod.spec["serviceAccountName"] for pod in rendered.pods} == {"theirs"}
-    none = render(serviceAccount={"create": False})
+    none = render(serviceAccount={"create": False}, upgrade=ungated)
     assert {pod.spec["serviceAccountName"] for pod in none.pods} == {"default"}
 
 

@@ -43,12 +43,14 @@ def test_nobody_is_root_or_may_write_to_the_image(name: str, pod: Pod) -> None:
 
 
 @pytest.mark.parametrize(("name", "pod"), CASES, ids=IDS)
-def test_nobody_has_a_token_of_the_api_server(name: str, pod: Pod) -> None:
-    assert pod.spec["automountServiceAccountToken"] is False
-    account = example(name).one("ServiceAccount")
-    assert pod.spec["serviceAccountName"] == account["metadata"]["name"]
-    assert account["automountServiceAccountToken"] is False
-    assert not {"Role", "RoleBinding", "ClusterRole"} & {i["kind"] for i in example(name).objects}
+def test_only_the_upgrade_has_a_token_of_the_api_server(name: str, pod: Pod) -> None:
+    is_upgrade = pod.component == "upgrade"
+    assert pod.spec["automountServiceAccountToken"] is is_upgrade
+    account = example(name).one("ServiceAccount", pod.spec["serviceAccountName"])
+    assert account["automountServiceAccountToken"] is False  # a pod must ask for it
+    bound = [s["name"] for each in example(name).all("RoleBinding") for s in each["subjects"]]
+    assert (account["metadata"]["name"] in bound) is is_upgrade
+    assert not example(name).all("ClusterRole")
 
 
 @pytest.mark.parametrize(("name", "pod"), CASES, ids=IDS)

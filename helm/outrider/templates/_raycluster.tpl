@@ -7,13 +7,18 @@ A driver attaches to the raylet through sockets in /tmp/ray and is known to it b
 both containers share /tmp, /dev/shm and the process namespace.
 */}}
 
+{{/* Seconds that a replica whose end was announced serves on. With the gate its successor serves already. */}}
+{{- define "outrider.handoverSeconds" -}}
+{{- ternary 0 (int .Values.upgrade.handoverSeconds) .Values.upgrade.gate -}}
+{{- end }}
+
 {{/* Seconds that a replica goes on after its end was announced: handing over, draining, ending. */}}
 {{- define "outrider.engineStopSeconds" -}}
-{{- add .Values.upgrade.handoverSeconds .Values.engine.drainSeconds (include "outrider.endSeconds" .) -}}
+{{- add (include "outrider.handoverSeconds" .) .Values.engine.drainSeconds (include "outrider.endSeconds" .) -}}
 {{- end }}
 
 {{- define "outrider.engineGraceSeconds" -}}
-{{- add .Values.upgrade.handoverSeconds .Values.engine.drainSeconds (include "outrider.bufferSeconds" .) -}}
+{{- add (include "outrider.handoverSeconds" .) .Values.engine.drainSeconds (include "outrider.bufferSeconds" .) -}}
 {{- end }}
 
 {{/*
@@ -24,6 +29,12 @@ KubeRay counts only resources whose names end in "gpu", which a MIG slice's does
 num-cpus: {{ .cpus | toString | quote }}
 num-gpus: {{ .gpus | toString | quote }}
 object-store-memory: "104857600"
+{{- end }}
+
+{{- define "outrider.upgradeHook" -}}
+helm.sh/hook: pre-upgrade,pre-rollback
+helm.sh/hook-weight: {{ . | quote }}
+helm.sh/hook-delete-policy: before-hook-creation
 {{- end }}
 
 {{- define "outrider.podMeta" -}}
@@ -60,7 +71,9 @@ ports:
   - {name: controller, containerPort: 50060}
   - {name: admin, containerPort: 8081}
 {{ include "outrider.probes" .root }}
-{{ include "outrider.preStop" .root.Values.upgrade.handoverSeconds }}
+{{- with include "outrider.preStop" (include "outrider.handoverSeconds" .root) }}
+{{ . }}
+{{- end }}
 resources: {{- toYaml .root.Values.head.controllerResources | nindent 2 }}
 volumeMounts:
   - {name: config, mountPath: /etc/outrider, readOnly: true}

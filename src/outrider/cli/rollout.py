@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +20,7 @@ from outrider.cli.orders import TIMEOUT_S, follow
 from outrider.cli.scale import TimeoutOption, WaitOption
 from outrider.client import DEFAULT_SERVER
 from outrider.config.sources import Given, merge_given, read_assignments
+from outrider.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 
@@ -38,6 +41,16 @@ def rollout(
         str | None,
         typer.Option("--draft-model", help=setting_help("draft_model"), show_default=False),
     ] = None,
+    kube: Annotated[
+        Path | None,
+        typer.Option(
+            "--kube",
+            metavar="FILE",
+            help="Replace RayClusters of a Helm release by those in FILE instead, through the "
+            "Kubernetes API; what the chart's upgrade Job runs.",
+            show_default=False,
+        ),
+    ] = None,
     wait: WaitOption = True,
     timeout_s: TimeoutOption = TIMEOUT_S,
     server: ServerOption = DEFAULT_SERVER,
@@ -46,7 +59,13 @@ def rollout(
     client_cert: ClientCertOption = None,
 ) -> None:
     """Replace replicas one after the other, or only their drafts if nothing else changes. No
-    request is lost."""
+    request is lost: each successor answers a probe before it counts, and if one does not, all are
+    put back."""
+    if kube is not None:
+        if assignments or draft_model is not None:
+            raise ConfigError("--kube takes what is replaced from its file; leave out --set.")
+        _roll_out_in_kubernetes(kube)
+        return
     given = read_assignments(assignments or ())
     if draft_model is not None:
         own = {"draft.model": Given(draft_model, "--draft-model")}
@@ -56,3 +75,10 @@ def rollout(
         client.roll_out(settings)
         if wait:
             follow(client, timeout_s)
+
+
+def _roll_out_in_kubernetes(path: Path) -> None:
+    from outrider.cluster.kube import Kube
+    from outrider.cluster.kube_rollout import read_plan, roll_out
+
+    asyncio.run(roll_out(Kube.in_cluster(), read_plan(path), lambda event: typer.echo(event.text)))

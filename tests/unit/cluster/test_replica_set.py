@@ -336,6 +336,58 @@ def test_settings_that_do_not_start_leave_the_old_ones_serving(num_rooms: int) -
     _run(test, rooms=FakeRooms(num_free=num_rooms))
 
 
+@pytest.mark.parametrize("num_rooms", [2, 3])
+def test_one_that_answers_no_probe_replaces_none(num_rooms: int) -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.mute["new"] = "the engine does not answer"
+        began = len(running.states)
+        with pytest.raises(ClusterError, match="replica 0 stays as it was: the engine does not"):
+            await running.replicas.roll_out(NEW, is_draft_only=True)
+        assert [each.config.draft.model for each in running.rooms.running] == ["old", "old"]
+        assert all(SERVING in each.values() for each in running.states[began:])
+        assert running.state == {"0": SERVING, "1": SERVING}
+
+    _run(test, rooms=FakeRooms(num_free=num_rooms))
+
+
+@pytest.mark.parametrize("num_rooms", [3, 4])
+def test_a_failure_rolls_back_what_was_replaced_before(num_rooms: int) -> None:
+    async def test(running: RunningSet) -> None:
+        began = len(running.states)
+        replaced = asyncio.create_task(running.replicas.roll_out(NEW, is_draft_only=False))
+        while sum("serves with the new" in each for each in running.said) < 1:
+            await asyncio.sleep(0.001)
+        running.rooms.refused["new"] = "the memory is full"
+        with pytest.raises(ClusterError, match="replica . stays as it was: the memory is full"):
+            await replaced
+        assert [each.config.draft.model for each in running.rooms.running] == ["old"] * 3
+        assert any(" is rolled back" in each for each in running.said)
+        assert set(running.state.values()) == {SERVING} and len(running.state) == 3
+        serving = [sum(s == SERVING for s in each.values()) for each in running.states[began:]]
+        assert min(serving) >= 2
+        assert running.replicas.config.draft.model == "old"
+
+    _run(test, 3, rooms=FakeRooms(num_free=num_rooms))
+
+
+def test_a_draft_that_was_changed_in_place_is_changed_back() -> None:
+    async def test(running: RunningSet) -> None:
+        lives = running.rooms.lives
+        refuse = FakeRooms.refuse
+
+        def once(self: FakeRooms, config: EngineConfig) -> str:
+            return "no memory" if config.draft.model == "new" and lives[0].drafts else ""
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(FakeRooms, "refuse", once)
+            with pytest.raises(ClusterError, match="replica 1 stays as it was: no memory"):
+                await running.replicas.roll_out(NEW, is_draft_only=True)
+        assert FakeRooms.refuse is refuse
+        assert [each.drafts for each in lives] == [["new", "old"], []]
+
+    _run(test, rooms=FakeRooms(can_change_drafts=True))
+
+
 def test_another_draft_is_given_to_replicas_that_can_take_it_and_outlasts_a_restart() -> None:
     async def test(running: RunningSet) -> None:
         await running.replicas.roll_out(NEW, is_draft_only=True)
