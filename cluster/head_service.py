@@ -1,4 +1,5 @@
-"""The server on the head of a cluster, as a service that outlives whoever started it.
+"""The server on the head of a cluster, as a service that outlives whoever started it and is started
+anew by a keeper when it ends.
 
 `outrider deploy` asks for this over SSH; it knows the service by a file beside the configuration.
 """
@@ -16,13 +17,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from outrider import __version__
+from outrider.cluster import head_keeper
 from outrider.cluster.deploy_file import CONF_MOUNT, SERVE_FILE
 from outrider.cluster.errors import ClusterError
+from outrider.cluster.head_record import LOG, RECORD, Process, Record
 from outrider.config import EngineConfig
 from outrider.config.sources import resolve
 
@@ -32,58 +34,44 @@ _TOKEN = Path("~/.ray/auth_token")
 _ASK_S = 2.0
 _POLL_S = 0.25
 _KILL_S = 10.0
+_LAUNCH_S = 60.0
 _NUM_LAST_LINES = 8
 _NODES_S = 60.0
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that cannot be taken for another: pids are used again."""
-
-    pid: int
-    started_ticks: int
-
-    @classmethod
-    def of(cls, pid: int) -> Process | None:
-        """The one that runs as `pid`."""
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] == "Z" else cls(pid, int(fields[19]))
-
-    @property
-    def is_running(self) -> bool:
-        return Process.of(self.pid) == self
-
-
 class HeadService:
-    """The server of one folder."""
+    """The server of one folder, and the process that keeps it running."""
 
     def __init__(self, folder: Path = HOME) -> None:
         self._folder = folder.expanduser()
         self._conf = self._folder / Path(CONF_MOUNT).name
-        self.record = self._folder / "server.json"
-        self._log = self._folder / "server.log"
+        self.record = self._folder / RECORD
+        self._log = self._folder / LOG
 
     def start(self, say: Say, limit_s: float) -> None:
         """Have the server run with the configuration as it is now, and wait until it is ready. One
         that runs with another is stopped first, and its requests get to finish."""
-        running, digest = self.running(), self._digest()
-        if running is not None and self._read().get("digest") == digest:
+        known, digest = Record.read(self._folder), self._digest()
+        running = known.running
+        is_same = running is not None and known.digest == digest
+        if is_same and running is not None:
             say(f"the server runs already, as pid {running.pid}")
+            if known.running_keeper is None:
+                self._launch(digest)
+                say("its keeper was gone and is started anew")
         else:
             if running is not None:
                 say("the configuration or the wheel has changed: the server is started anew")
-                self.stop(say)
+            self.stop(say)
             running = self._launch(digest)
             say(f"the server is started, as pid {running.pid}; its log is {self._log}")
-        self._wait_ready(running, say, limit_s)
+        self._wait_ready(running, say, limit_s, is_new=not is_same)
 
     def stop(self, say: Say) -> None:
         """End the server, in order if it can be; nothing if there is none."""
+        self._end_keeper()
         running = self.running()
         if running is not None:
             drain_s = self._config().server.drain_s
@@ -96,13 +84,25 @@ class HeadService:
             say("the server has ended")
         self.record.unlink(missing_ok=True)
 
+    def _end_keeper(self) -> None:
+        """Before the server, which it would start anew."""
+        keeper = Record.read(self._folder).running_keeper
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if keeper is None or not keeper.is_running:
+                return
+            os.kill(keeper.pid, number)
+            _wait(lambda: keeper is None or not keeper.is_running, _KILL_S)
+
     def status(self) -> dict[str, Any]:
         """Of server and cluster, for JSON."""
-        running = self.running()
+        known = Record.read(self._folder)
+        running, keeper = known.running, known.running_keeper
         server = None
         if running is not None:
             server = {"pid": running.pid, "state": self._state(), "log": str(self._log)}
-        return {"version": __version__, "server": server, **_cluster()}
+            server["restarts"] = known.restarts
+        kept_by = None if keeper is None else keeper.pid
+        return {"version": __version__, "server": server, "keeper": kept_by, **_cluster()}
 
     def command(self) -> list[str]:
         """What is started."""
@@ -119,50 +119,51 @@ class HeadService:
             found.update(wheel.read_bytes())
         return found.hexdigest()
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads(self.record.read_text())
-        except (OSError, ValueError):
-            return {}
-        return found
-
     def running(self) -> Process | None:
         """The server, if it runs."""
-        process = self._read().get("process")
-        if process is None:
-            return None
-        found = Process(**process)
-        return found if found.is_running else None
+        return Record.read(self._folder).running
+
+    def keeper(self) -> Process | None:
+        """The process that keeps it running, if that runs."""
+        return Record.read(self._folder).running_keeper
 
     def _launch(self, digest: str) -> Process:
+        """A keeper, which starts the server unless it runs; the server."""
         self._config()  # a mistake in it is told at once
-        if self._log.exists():
+        if self.running() is None and self._log.exists():
             self._log.replace(self._log.with_suffix(".log.1"))
-        with self._log.open("wb") as log:
+        keeper = [sys.executable, "-m", head_keeper.__name__, str(self._folder), digest]
+        with self._log.open("ab") as log:
             started = subprocess.Popen(
-                self.command(),
-                cwd=self._conf,  # so that the names of files in it are relative to it
+                [*keeper, *self.command()],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        process = Process.of(started.pid)
-        if process is None:
-            raise ClusterError(f"the server ended at once; {self._last_words()}")
-        record = {"process": asdict(process), "digest": digest}
-        self.record.write_text(json.dumps(record))
-        return process
 
-    def _wait_ready(self, process: Process, say: Say, limit_s: float) -> None:
+        def is_recorded() -> bool:
+            known = Record.read(self._folder).keeper
+            return known is not None and known.pid == started.pid
+
+        _wait(lambda: is_recorded() or started.poll() is not None, _LAUNCH_S)
+        found = Record.read(self._folder).process if is_recorded() else None
+        if found is None:
+            self._end_keeper()
+            raise ClusterError(f"the server ended at once; {self._last_words()}")
+        return found
+
+    def _wait_ready(self, process: Process, say: Say, limit_s: float, *, is_new: bool) -> None:
         deadline_s = time.monotonic() + limit_s
         with self._log.open(encoding="utf-8", errors="replace") as log:
             while (state := self._state()) != "serving":
                 for line in log:
                     if line.strip():
                         say(line.rstrip())
-                if not process.is_running:
+                if is_new and not process.is_running:
+                    # It has never served, so its keeper could start it for ever in vain.
+                    self._end_keeper()
                     raise ClusterError(f"the server has ended; {self._last_words()}")
                 if time.monotonic() > deadline_s:
                     raise ClusterError(

@@ -162,10 +162,18 @@ def _answer(work: Any) -> None:
         raise typer.Exit(error.exit_code) from None
 
 
+def _server_state(found: dict[str, Any]) -> str:
+    server, is_kept = found["server"], found.get("keeper") is not None
+    if server is None:
+        return "not running, being started anew" if is_kept else "not running"
+    restarts = server.get("restarts", 0)
+    known = [f"pid {server['pid']}", f"{restarts} restarts" if restarts else ""]
+    kept = "" if is_kept else ", kept by nobody"
+    return f"{server['state']} ({', '.join(filter(None, known))}{kept})"
+
+
 def _status_lines(found: dict[str, Any]) -> list[str]:
-    server = found["server"]
-    state = "not running" if server is None else f"{server['state']} (pid {server['pid']})"
-    lines = [f"server  {state}, outrider {found['version']}"]
+    lines = [f"server  {_server_state(found)}, outrider {found['version']}"]
     for node in found["nodes"]:
         alive = "" if node["is_alive"] else ", lost"
         amounts = f"{node['cpus']:g} CPUs, {node['gpus']:g} GPUs"

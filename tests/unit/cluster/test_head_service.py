@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from free_ports import free_port
 
-from outrider.cluster import head_service
+from outrider.cluster import head_keeper, head_service
 from outrider.cluster.errors import ClusterError
+from outrider.cluster.head_record import Record
 from outrider.cluster.head_service import HeadService
 
 # Answers as the admin port does, as long as it is not told to end.
@@ -48,6 +50,13 @@ def service(tmp_path: Path) -> Iterator[Service]:
     service.program = SERVER.replace("PORT", str(port))
     yield service
     service.stop(lambda text: None)
+
+
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def pid_of(service: Service) -> int | None:
@@ -118,11 +127,100 @@ def test_a_pid_that_is_used_again_is_not_taken_for_it(service: Service) -> None:
     service.start(lambda text: None, 20)
     pid = pid_of(service)
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    deadline_s = time.monotonic() + 60
-    while service.running() is not None:
-        assert time.monotonic() < deadline_s
+    service.stop(lambda text: None)
     service.record.write_text(
         f'{{"process": {{"pid": {os.getpid()}, "started_ticks": 1}}, "digest": ""}}'
     )
     assert service.running() is None
+
+
+# -- its keeper -------------------------------------------------------------------------------
+
+
+def test_a_server_that_was_killed_is_started_anew(service: Service) -> None:
+    service.start(lambda text: None, 20)
+    first = pid_of(service)
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pid_of(service) not in (None, first))
+    assert Record.read(service.record.parent).restarts == 1
+    assert "the server has ended (signal 9); it is started anew in 0 s" in log_of(service)
+    until(lambda: log_of(service).count("weights loaded") == 2)
+    said: list[str] = []
+    service.start(said.append, 20)  # as a second `up` does
+    assert said[0] == f"the server runs already, as pid {pid_of(service)}"
+
+
+def log_of(service: Service) -> str:
+    return (service.record.parent / "server.log").read_text()
+
+
+def test_stopping_ends_the_keeper_as_well(service: Service) -> None:
+    service.start(lambda text: None, 20)
+    keeper = service.keeper()
+    assert keeper is not None
+    service.stop(lambda text: None)
+    assert not keeper.is_running
+    assert pid_of(service) is None
+
+
+def test_a_server_that_ends_again_and_again_is_stopped_between_two_starts(
+    service: Service, tmp_path: Path
+) -> None:
+    """Its keeper waits longer each time; nobody runs whose pid could be recorded."""
+    mark = tmp_path / "conf" / "has-served"
+    once = f"import os, sys\nif os.path.exists({str(mark)!r}): sys.exit(3)\n"
+    service.program = once + f"open({str(mark)!r}, 'w').close()\n" + service.program
+    service.start(lambda text: None, 20)
+    pid, keeper = pid_of(service), service.keeper()
+    assert pid is not None and keeper is not None
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: "exit code 3); it is started anew in 1 s" in log_of(service))
+    service.stop(lambda text: None)
+    assert not keeper.is_running and pid_of(service) is None
+
+
+def test_a_keeper_that_was_killed_is_replaced_and_the_server_goes_on(service: Service) -> None:
+    service.start(lambda text: None, 20)
+    pid, keeper = pid_of(service), service.keeper()
+    assert pid is not None and keeper is not None
+    os.kill(keeper.pid, signal.SIGKILL)
+    until(lambda: not keeper.is_running)
+    said: list[str] = []
+    service.start(said.append, 20)
+    assert said[:2] == [
+        f"the server runs already, as pid {pid}",
+        "its keeper was gone and is started anew",
+    ]
+    assert service.keeper() not in (None, keeper) and pid_of(service) == pid
+    os.kill(pid, signal.SIGKILL)  # which is not a child of the new one
+    until(lambda: pid_of(service) not in (None, pid))
+
+
+def test_one_that_never_served_is_not_tried_for_ever(service: Service) -> None:
+    service.program = "raise SystemExit('error: no such model')"
+    with pytest.raises(ClusterError, match="no such model"):
+        service.start(lambda text: None, 20)
+    assert service.keeper() is None and pid_of(service) is None
+
+
+def test_there_is_one_keeper_at_a_time(service: Service, tmp_path: Path) -> None:
+    service.start(lambda text: None, 20)
+    command = [sys.executable, "-m", "outrider.cluster.head_keeper", str(tmp_path), "d", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "another keeper is at work" in done.stderr
+
+
+def test_the_log_is_bounded_while_the_server_goes_on_writing_to_it(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "server.log"
+    monkeypatch.setattr(head_keeper, "MOST_LOG_BYTES", 1000)
+    keeper = head_keeper.Keeper(tmp_path, "d", ["true"])
+    with log.open("ab") as server:
+        server.write(b"x" * 1001)
+        server.flush()
+        keeper._bound_log()
+        server.write(b"later\n")
+    assert log.read_bytes() == b"later\n"
+    assert (tmp_path / "server.log.1").stat().st_size == 1001
