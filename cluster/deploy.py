@@ -29,7 +29,7 @@ _HOST_S = 90.0
 _TELL_S = 10.0
 _PROCESSES = (
     "[r]aylet|[g]cs_server|[r]ay::|ray/[_]private|ray/[d]ashboard|ray/[a]utoscaler|"
-    "[o]utrider[. ](serve|gateway|engine|workers)"
+    "[o]utrider[. ](serve|gateway|engine|workers|cluster.head_keeper)"
 )
 # Ends whatever Ray started there, then tells what is left and takes away what `ray up` brought that
 # nobody else should find: the token, and on the head a private key.
@@ -85,7 +85,8 @@ class Deployment:
             self._ray_up(["--no-restart"], limit_s)
             self._change_hosts(alive)
         left_s = max(1.0, deadline_s - time.monotonic())
-        self._shells.on_head(f"start --timeout {left_s:.0f}", left_s, self._say)
+        supervisor = " --systemd" if self._file.uses_systemd else ""
+        self._shells.on_head(f"start --timeout {left_s:.0f}{supervisor}", left_s, self._say)
         return self._endpoints()
 
     def status(self) -> dict[str, Any]:

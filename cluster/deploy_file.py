@@ -23,6 +23,8 @@ DIST_MOUNT = "~/outrider/dist"
 SERVE_FILE = "serve.yaml"
 # How the files in cluster/ray spell what nobody but their user knows.
 UNEDITED = "EDIT-"
+# What keeps the server on the head running: a process of ours, or that and a unit that keeps it.
+KEEPER, SYSTEMD = "keeper", "systemd"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ class ClusterFile:
         return found
 
     @property
+    def uses_systemd(self) -> bool:
+        """Whether a unit of systemd on the head is to keep the server's keeper."""
+        return self._supervisor == SYSTEMD
+
+    @property
+    def _supervisor(self) -> Any:
+        return (self.settings.get("metadata") or {}).get("supervisor", KEEPER)
+
+    @property
     def folder(self) -> Path:
         """What its relative paths begin at."""
         return self.path.resolve().parent
@@ -80,6 +91,11 @@ def read_cluster_file(path: Path) -> ClusterFile:
         if UNEDITED in value:
             raise ConfigError(f"{path}: {field} is {value!r}; put your own in its place.")
     _check_hosts(file)
+    if file._supervisor not in (KEEPER, SYSTEMD):
+        raise ConfigError(
+            f"{path}: metadata.supervisor is {file._supervisor!r}; it must be {KEEPER} or "
+            f"{SYSTEMD}."
+        )
     _check_mounts(file)
     _check_serving(file)
     return file

@@ -25,6 +25,7 @@ from outrider.cluster import head_keeper
 from outrider.cluster.deploy_file import CONF_MOUNT, SERVE_FILE
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.head_record import LOG, RECORD, Process, Record
+from outrider.cluster.head_systemd import Systemd
 from outrider.config import EngineConfig
 from outrider.config.sources import resolve
 
@@ -44,28 +45,30 @@ Say = Callable[[str], None]
 class HeadService:
     """The server of one folder, and the process that keeps it running."""
 
-    def __init__(self, folder: Path = HOME) -> None:
+    def __init__(self, folder: Path = HOME, systemd: Systemd | None = None) -> None:
+        self._systemd = systemd or Systemd()
         self._folder = folder.expanduser()
         self._conf = self._folder / Path(CONF_MOUNT).name
         self.record = self._folder / RECORD
         self._log = self._folder / LOG
 
-    def start(self, say: Say, limit_s: float) -> None:
+    def start(self, say: Say, limit_s: float, *, use_systemd: bool = False) -> None:
         """Have the server run with the configuration as it is now, and wait until it is ready. One
-        that runs with another is stopped first, and its requests get to finish."""
+        that runs with another is stopped first, and its requests get to finish. With `use_systemd`
+        a unit keeps the keeper."""
         known, digest = Record.read(self._folder), self._digest()
         running = known.running
         is_same = running is not None and known.digest == digest
         if is_same and running is not None:
             say(f"the server runs already, as pid {running.pid}")
             if known.running_keeper is None:
-                self._launch(digest)
+                self._launch(digest, use_systemd=use_systemd)
                 say("its keeper was gone and is started anew")
         else:
             if running is not None:
                 say("the configuration or the wheel has changed: the server is started anew")
             self.stop(say)
-            running = self._launch(digest)
+            running = self._launch(digest, use_systemd=use_systemd)
             say(f"the server is started, as pid {running.pid}; its log is {self._log}")
         self._wait_ready(running, say, limit_s, is_new=not is_same)
 
@@ -83,9 +86,11 @@ class HeadService:
                 _wait(lambda: not running.is_running, _KILL_S)
             say("the server has ended")
         self.record.unlink(missing_ok=True)
+        (self._folder / head_keeper.ORDER).unlink(missing_ok=True)
 
     def _end_keeper(self) -> None:
         """Before the server, which it would start anew."""
+        self._systemd.remove()
         keeper = Record.read(self._folder).running_keeper
         for number in (signal.SIGTERM, signal.SIGKILL):
             if keeper is None or not keeper.is_running:
@@ -127,32 +132,31 @@ class HeadService:
         """The process that keeps it running, if that runs."""
         return Record.read(self._folder).running_keeper
 
-    def _launch(self, digest: str) -> Process:
+    def _launch(self, digest: str, *, use_systemd: bool) -> Process:
         """A keeper, which starts the server unless it runs; the server."""
         self._config()  # a mistake in it is told at once
         if self.running() is None and self._log.exists():
             self._log.replace(self._log.with_suffix(".log.1"))
-        keeper = [sys.executable, "-m", head_keeper.__name__, str(self._folder), digest]
-        with self._log.open("ab") as log:
-            started = subprocess.Popen(
-                [*keeper, *self.command()],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-        def is_recorded() -> bool:
-            known = Record.read(self._folder).keeper
-            return known is not None and known.pid == started.pid
-
-        _wait(lambda: is_recorded() or started.poll() is not None, _LAUNCH_S)
-        found = Record.read(self._folder).process if is_recorded() else None
-        if found is None:
+        self._log.touch()
+        head_keeper.Order(digest, self.command(), _environment()).write(self._folder)
+        before = Record.read(self._folder).keeper
+        keeper = [sys.executable, "-m", head_keeper.__name__, str(self._folder)]
+        if use_systemd:
+            self._systemd.install(self._folder, keeper)
+        else:
+            self._begin(keeper)
+        _wait(lambda: Record.read(self._folder).keeper not in (None, before), _LAUNCH_S)
+        known = Record.read(self._folder)
+        if known.keeper in (None, before) or known.process is None:
             self._end_keeper()
             raise ClusterError(f"the server ended at once; {self._last_words()}")
-        return found
+        return known.process
+
+    def _begin(self, keeper: list[str]) -> None:
+        with self._log.open("ab") as log:
+            subprocess.Popen(
+                keeper, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
 
     def _wait_ready(self, process: Process, say: Say, limit_s: float, *, is_new: bool) -> None:
         deadline_s = time.monotonic() + limit_s

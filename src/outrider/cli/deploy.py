@@ -112,10 +112,13 @@ def down(file: FileOption = _DEFAULT_FILE) -> None:
 
 
 @_on_head.command("start")
-def _start(timeout: TimeoutOption = _DEFAULT_S) -> None:
+def _start(
+    timeout: TimeoutOption = _DEFAULT_S,
+    systemd: Annotated[bool, typer.Option("--systemd", show_default=False)] = False,
+) -> None:
     from outrider.cluster.head_service import HeadService
 
-    _answer(lambda: HeadService().start(_said, timeout))
+    _answer(lambda: HeadService().start(_said, timeout, use_systemd=systemd))
 
 
 @_on_head.command("status")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from outrider.cluster.deploy_file import ray_schema, read_cluster_file
+from outrider.cluster.deploy_file import ClusterFile, ray_schema, read_cluster_file
 from outrider.config.sources import resolve
 from outrider.errors import ConfigError
 
@@ -197,3 +197,16 @@ def test_settings_that_cannot_be_deployed_are_told_before_anything_is_done(
     (tmp_path / "conf" / "serve.yaml").write_text(f"server: {server}\n")
     with pytest.raises(ConfigError, match=sentence):
         read_cluster_file(path)
+
+
+@pytest.mark.parametrize(("supervisor", "expected"), [("systemd", True), ("keeper", False)])
+def test_a_file_says_what_keeps_the_server_running(
+    supervisor: str, expected: bool, tmp_path: Path
+) -> None:
+    settings = settings_of("on-premise")
+    assert "metadata" not in settings
+    file = ClusterFile(tmp_path / "cluster.yaml", settings)
+    assert not file.uses_systemd
+    told = ClusterFile(file.path, settings | {"metadata": {"supervisor": supervisor}})
+    assert told.uses_systemd is expected
+    assert not list(Draft7Validator(ray_schema()).iter_errors(told.settings))

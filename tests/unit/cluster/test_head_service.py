@@ -17,6 +17,7 @@ from outrider.cluster import head_keeper, head_service
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.head_record import Record
 from outrider.cluster.head_service import HeadService
+from outrider.cluster.head_systemd import Systemd
 
 # Answers as the admin port does, as long as it is not told to end.
 SERVER = """
@@ -46,7 +47,9 @@ def service(tmp_path: Path) -> Iterator[Service]:
     conf = tmp_path / "conf"
     conf.mkdir()
     (conf / "serve.yaml").write_text(f"server: {{admin_port: {port}, drain_s: 1}}\n")
-    service = Service(tmp_path)
+    service = Service(
+        tmp_path, Systemd(is_root=False, home=tmp_path.parent / f"{tmp_path.name}-home")
+    )
     service.program = SERVER.replace("PORT", str(port))
     yield service
     service.stop(lambda text: None)
@@ -206,7 +209,7 @@ def test_one_that_never_served_is_not_tried_for_ever(service: Service) -> None:
 
 def test_there_is_one_keeper_at_a_time(service: Service, tmp_path: Path) -> None:
     service.start(lambda text: None, 20)
-    command = [sys.executable, "-m", "outrider.cluster.head_keeper", str(tmp_path), "d", "true"]
+    command = [sys.executable, "-m", "outrider.cluster.head_keeper", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "another keeper is at work" in done.stderr
 
@@ -216,7 +219,7 @@ def test_the_log_is_bounded_while_the_server_goes_on_writing_to_it(
 ) -> None:
     log = tmp_path / "server.log"
     monkeypatch.setattr(head_keeper, "MOST_LOG_BYTES", 1000)
-    keeper = head_keeper.Keeper(tmp_path, "d", ["true"])
+    keeper = head_keeper.Keeper(tmp_path, head_keeper.Order("d", ["true"], {}))
     with log.open("ab") as server:
         server.write(b"x" * 1001)
         server.flush()
@@ -224,3 +227,56 @@ def test_the_log_is_bounded_while_the_server_goes_on_writing_to_it(
         server.write(b"later\n")
     assert log.read_bytes() == b"later\n"
     assert (tmp_path / "server.log.1").stat().st_size == 1001
+
+
+# -- where systemd keeps the keeper -----------------------------------------------------------
+
+# Does what a manager does with the one command of the unit.
+SYSTEMCTL = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$CALLS"
+unit=$HOME/.config/systemd/user/outrider.service
+case "$2" in
+restart) (exec >/dev/null 2>&1; eval "exec $(sed -n 's/^ExecStart=//p' "$unit")") & ;;
+disable) kill "$(sed 's/.*"keeper": {"pid": \\([0-9]*\\).*/\\1/' "$RECORD")" ;;
+esac
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a systemd that stands for the user's notes what it was asked."""
+    programs = tmp_path.parent / f"{tmp_path.name}-bin"
+    programs.mkdir()
+    for name in ("systemctl", "loginctl"):
+        (programs / name).write_text(SYSTEMCTL)
+        (programs / name).chmod(0o755)
+    noted = programs / "calls"
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path.parent / f"{tmp_path.name}-home"))
+    monkeypatch.setenv("CALLS", str(noted))
+    monkeypatch.setenv("RECORD", str(service.record))
+    return noted
+
+
+def test_a_unit_keeps_the_keeper_where_that_is_asked_for(service: Service, calls: Path) -> None:
+    service.start(lambda text: None, 20, use_systemd=True)
+    pid, keeper = pid_of(service), service.keeper()
+    assert pid is not None and keeper is not None
+    unit = Path(os.environ["HOME"]) / ".config/systemd/user/outrider.service"
+    assert "Restart=always" in unit.read_text() and "KillMode=process" in unit.read_text()
+    assert calls.read_text().splitlines() == [
+        "loginctl enable-linger",
+        "systemctl --user daemon-reload",
+        "systemctl --user enable outrider.service",
+        "systemctl --user restart outrider.service",
+    ]
+    service.stop(lambda text: None)
+    assert not keeper.is_running and pid_of(service) is None and not unit.exists()
+    assert "systemctl --user disable --now outrider.service" in calls.read_text()
+
+
+def test_a_systemd_that_refuses_is_told_with_what_to_do(service: Service, calls: Path) -> None:
+    (calls.parent / "systemctl").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
+    with pytest.raises(ClusterError, match="daemon-reload` failed: no bus; leave metadata.superv"):
+        service.start(lambda text: None, 20, use_systemd=True)
+    assert service.keeper() is None and pid_of(service) is None
