@@ -253,7 +253,10 @@ class Serving:
             SELF, self._state(), 0, 0, (), num_configured=self._config.cluster.replicas
         )
         processes = (*self._fleet.view(), *found.processes)
-        return dataclasses.replace(found, processes=processes, order=self._orders.last)
+        num_configured = 0 if self._is_ending else found.num_configured
+        return dataclasses.replace(
+            found, processes=processes, order=self._orders.last, num_configured=num_configured
+        )
 
     # -- signals ------------------------------------------------------------------------------
 

@@ -211,9 +211,13 @@ class Replicas:
             replica.task.cancel()
 
     def _lose(self, replica: Replica) -> None:
-        """Its controller has not said that it ends, so it should be there."""
+        """It is missing unless its controller has drained it, or another has come in its place."""
+        names = list(self._replicas)
+        later = names[names.index(replica.name) + 1 :] if replica.name in names else names
+        is_replaced = short_name(replica.name) in map(short_name, later)
+        is_drained = replica.place.state is ReplicaState.DRAINING or self._is_draining
         self._drop(replica)
-        if replica.place.state is not ReplicaState.DRAINING and not self._is_draining:
+        if not is_drained and not is_replaced:
             self.missing.lose(replica.name)
 
     @property

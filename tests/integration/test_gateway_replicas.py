@@ -411,6 +411,23 @@ def test_a_replica_that_is_lost_with_its_controller_is_missed_until_another_has_
         assert series(both, "outrider:engine_up") == {"0": 0.0, "1": 1.0}
 
 
+def test_a_replica_is_not_missed_whose_successor_came_before_it_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
+    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics_page.KEEP_S", 0.0):
+        first, second = places_of(both.engines)
+        both.publish([first], "c")
+        both.publish((), "")
+        both.publish([dataclasses.replace(second, name="0")], "its successor")
+        both.wait_connected(2)
+        both.engines[0].stop()
+        both.forget("c")
+        wait_until(lambda: sorted(both.replicas) == ["its successor/0"], 10)
+        assert numbers(both) == (1, 1)
+        assert series(both, "outrider:engine_up") == {"0": 1.0}
+
+
 def test_a_replica_that_its_controller_has_drained_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

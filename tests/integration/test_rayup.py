@@ -126,6 +126,24 @@ def test_a_host_that_is_cut_off_is_replaced_by_one_that_joins(
     hosts.remove(lost)
 
 
+@pytest.mark.slow
+def test_a_server_that_is_killed_on_the_head_is_started_anew(
+    deployed: Deployed, texts: list[str]
+) -> None:
+    operator = deployed.operator
+    before = operator.status()
+    deployed.head.run(f"kill -9 {before['server']['pid']}")
+    operator.note("the server was killed on the head")
+
+    def is_back() -> bool:
+        server = operator.status()["server"]
+        return server is not None and (server["restarts"] > 0, server["state"]) == (True, "serving")
+
+    wait_until(is_back, REPAIR_S, lambda: operator.said[-1])
+    assert operator.status()["keeper"] == before["keeper"]
+    assert deployed.over_grpc() == texts
+
+
 def test_down_leaves_nothing_on_any_host_nor_here(deployed: Deployed) -> None:
     operator = deployed.operator
     operator.deploy("down")
