@@ -49,6 +49,7 @@ from outrider.links.fleet_messages import (
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Hello
 from outrider.links.speculation import SpeculationChange
+from outrider.quiet_log import QuietLog
 
 GREETING_S = 5.0
 MOST_STRANGERS = 64  # who have dialled in and not proved themselves yet
@@ -102,6 +103,7 @@ class Desk:
         self.is_draining = False
         self._settings = dict(settings)
         self._secret = secret
+        self._quiet_log = QuietLog(logger)
         self._answers = answers
         self._places: tuple[ReplicaPlace, ...] = ()
         self._speculation = SpeculationChange()
@@ -124,7 +126,7 @@ class Desk:
                 try:
                     sock, _ = await loop.sock_accept(listener)
                 except OSError as error:
-                    logger.warning("nobody can come in at the moment: %s", error)
+                    self._quiet_log.warning("no connection can be accepted: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
                 if len(strangers) >= MOST_STRANGERS:
@@ -198,7 +200,7 @@ class Desk:
                 sock, self._secret, FLEET_CODEC, GREETING_S, peer="the gateway"
             )
         except (LinkError, OSError) as error:
-            logger.warning("somebody dialled in and was refused: %s", error)
+            self._quiet_log.warning("a connection was refused: %s", error)
             return
         finally:
             strangers.pop(sock, None)

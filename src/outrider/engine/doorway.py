@@ -18,6 +18,7 @@ from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, STORE_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
 from outrider.links.handshake import receive_greeting
 from outrider.links.rank_messages import Hello, Role
+from outrider.quiet_log import QuietLog
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Doorway:
 
     def __init__(self, addresses: Sequence[str], secret: str, sizes: Mapping[str, int]) -> None:
         self._secret = secret
+        self._quiet_log = QuietLog(logger)
         self._sizes = dict(sizes)
         self._changed = threading.Condition()
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
@@ -103,13 +105,13 @@ class Doorway:
                 sock, _ = listener.accept()
             except OSError as error:
                 if not self._is_closed.wait(_ACCEPT_PAUSE_S):
-                    logger.warning("nobody can come in at the moment: %s", error)
+                    self._quiet_log.warning("no connection can be accepted: %s", error)
                 continue
             self._remember(sock)
             try:
                 threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
             except RuntimeError as error:
-                logger.warning("somebody was turned away: %s", error)
+                self._quiet_log.warning("a connection was refused: %s", error)
                 self._forget(sock)
                 sock.close()
 
@@ -131,6 +133,7 @@ class Doorway:
             raise LinkClosedError("it took too long while many others were at the door.")
 
     def _admit(self, sock: socket.socket) -> None:
+        hello: Hello | None = None
         try:
             welcome = partial(self._welcome, sock)
             hello = receive_greeting(sock, self._secret, GREETING_TIMEOUT_S, welcome)
@@ -141,7 +144,9 @@ class Doorway:
             else:
                 self._admit_rank(hello, sock)
         except LinkError as error:
-            logger.warning("somebody was turned away: %s", error)
+            # Without the secret anybody can cause these lines, as many as they like.
+            warn = self._quiet_log.warning if hello is None else logger.warning
+            warn("a connection was refused: %s", error)
             self._forget(sock)
             sock.close()
 

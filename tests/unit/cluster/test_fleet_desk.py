@@ -223,6 +223,20 @@ def test_whoever_does_not_know_the_secret_hears_nothing(tmp_path: Path) -> None:
     _test(tmp_path, test)
 
 
+def test_strangers_leave_one_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(doors: Doors) -> None:
+        hello = Hello(Role.GATEWAY, 0, 0, 1, "elsewhere")
+        for _ in range(10):
+            with pytest.raises(LinkError):
+                await open_channel(doors.tcp, "another secret", hello, FLEET_CODEC, TIMEOUT_S)
+
+    _test(tmp_path, test)
+    (record,) = caplog.records
+    assert "with another secret" in record.getMessage()
+
+
 def test_strangers_who_keep_still_do_not_keep_guests_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,3 +150,18 @@ def test_a_closed_door_hangs_up_on_everybody_outside(tmp_path: Path) -> None:
             waiting = stranger(door, stack)
             wait_until(lambda: door._strangers)
         wait_until(lambda: is_hung_up_on(waiting))
+
+
+def test_strangers_leave_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with open_door("tcp:127.0.0.1:0") as door, ExitStack() as stack:
+        for _ in range(20):
+            sock = stranger(door, stack)
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: a stranger's\r\n\r\n")
+            wait_until(lambda sock=sock: is_hung_up_on(sock))
+        hello = Hello(Role.TARGET, 0, 2, os.getpid(), "here")
+        with dial_in(door.addresses[0], SECRET, hello, 10) as sock:
+            wait_until(lambda: is_hung_up_on(sock))
+        join(door)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and "does not speak the link protocol" in told[0]
+    assert "does not belong to this engine" in told[1]  # who knows the secret is no stranger
