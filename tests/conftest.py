@@ -17,7 +17,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 # Whoever uses these starts servers or ranks, which need the cores and are waited for.
-STARTING_PROCESSES = frozenset({"cluster_tools", "process_tools", "hosts", "pod_cluster"})
+STARTING_PROCESSES = frozenset(
+    {"cluster_tools", "process_tools", "hosts", "kubelet", "pod_cluster"}
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -61,26 +61,37 @@ class Row:
     whole_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page with one table, whose rows the first two cells name."""
+
+    text: str
+    headings: Sequence[str]
+    command: str
+
+    def write(self, path: Path, rows: Iterable[Sequence[object]]) -> None:
+        """Rows of cases that did not run this time stay as they are."""
+        lines = self._old_lines(path)
+        for row in rows:
+            lines[str(row[0]), str(row[1])] = _line(map(_cell, row))
+        head = [_line(self.headings), _line("---" for _ in self.headings)]
+        machine = f"{os.cpu_count()} cores ({platform.machine()})"
+        table = "\n".join([*head, *lines.values()])
+        path.write_text(self.text.format(machine=machine, command=self.command, table=table))
+
+    def _old_lines(self, path: Path) -> dict[tuple[str, str], str]:
+        found = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if line.startswith("|") and len(cells) == len(self.headings):
+                found[cells[0], cells[1]] = line
+        found.pop((self.headings[0], self.headings[1]), None)
+        found.pop(("---", "---"), None)
+        return found
+
+
 def write(path: Path, rows: Iterable[Row]) -> None:
-    """Rows of cases that did not run this time stay as they are."""
-    lines = _old_lines(path)
-    for row in rows:
-        lines[row.where, row.what] = _line(map(_cell, astuple(row)))
-    head = [_line(_HEADINGS), _line("---" for _ in _HEADINGS)]
-    machine = f"{os.cpu_count()} cores ({platform.machine()})"
-    table = "\n".join([*head, *lines.values()])
-    path.write_text(_TEXT.format(machine=machine, command=COMMAND, table=table))
-
-
-def _old_lines(path: Path) -> dict[tuple[str, str], str]:
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and len(cells) == len(_HEADINGS):
-            found[cells[0], cells[1]] = line
-    found.pop(_HEADINGS[:2], None)
-    found.pop(("---", "---"), None)
-    return found
+    Page(_TEXT, _HEADINGS, COMMAND).write(path, map(astuple, rows))
 
 
 def _line(cells: Iterable[str]) -> str:

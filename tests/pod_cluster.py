@@ -143,15 +143,14 @@ class PodCluster:
             return self._ways[service, port].address
 
     def wait_ready(self, limit_s: float = UP_S) -> None:
-        """Until all pods that there should be are ready, and none is about to go."""
+        self.wait(self.is_whole, limit_s)
 
-        def is_whole() -> bool:
-            with self._lock:
-                there = [each for each in self.pods if not each.is_done]
-                wanted = sum(count for *_, count in self._wanted())
-                return len(there) == wanted and all(each.is_ready for each in there)
-
-        self.wait(is_whole, limit_s)
+    def is_whole(self) -> bool:
+        """All pods that there should be are ready, and none is about to go."""
+        with self._lock:
+            there = [each for each in self.pods if not each.is_done]
+            wanted = sum(count for *_, count in self._wanted())
+            return len(there) == wanted and all(each.is_ready for each in there)
 
     def wait(self, condition: Callable[[], bool], limit_s: float = UP_S) -> None:
         wait_until(lambda: condition() or bool(self._error), limit_s, self.report)

@@ -271,7 +271,14 @@ class Running:
         wait(self._has_begun, f"{sandbox.name}: container {name} did not start")
 
     def _has_begun(self) -> bool:
-        return bool(self.process.poll() is not None or (self.pid and self._mounts))
+        """It has its mounts, and its user's rights: what boots it has neither."""
+        if self.process.poll() is not None:
+            return True
+        with suppress(OSError):
+            pid = self.pid
+            status = Path(f"/proc/{pid}/status").read_text() if pid and self._mounts else ""
+            return f"\nUid:\t{self._user[0]}\t" in status
+        return False
 
     @property
     def pid(self) -> int | None:

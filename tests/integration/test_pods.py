@@ -15,10 +15,7 @@ from pods import skip_reason
 
 from outrider.client import Client
 
-pytestmark = [
-    pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason())),
-    pytest.mark.model,
-]
+pytestmark = pytest.mark.model
 
 SERVICE = "demo-outrider-gateway"
 VALUES = merged(example_values("cpu-demo"), {"config": {"deterministic": True}})
@@ -30,6 +27,9 @@ ANSWERED_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[PodCluster]:
+    reason = skip_reason()
+    if reason is not None:
+        pytest.skip(reason)
     with PodCluster(pace=0.1) as made:
         made.install(VALUES)
         made.wait_ready()
