@@ -6,7 +6,7 @@ the controllers of Kubernetes and KubeRay would have it, in the namespaces of `p
         cluster.wait_ready()
         address = cluster.address("demo-outrider-gateway", 50051)   # 127.0.0.1:...; also 8000
         target = cluster.pod("target")
-        cluster.kill(target, "ray::Rank")         # a process, by a pattern of its command line
+        cluster.kill(target, RANK)                # a process, by a pattern of its command line
         target.delete()                           # as `kubectl delete pod`; `lose()`: power cut
         cluster.drain(target.host)                # cordons the node and evicts its pods
         cluster.install(new_values)               # again: helm upgrade
@@ -55,6 +55,9 @@ from outrider.workers.weights.checkpoint import checkpoint_folder
 library_path()
 checkpoint_folder("smollm2-135m-instruct")
 """
+# Of command lines. What was a spare keeps its name; the oldest is the one that works.
+RANK, ENGINE = "^ray::(RankActor|SpareRank)", "^ray::(EngineActor|SpareEngine)"
+CONTROLLER, GCS = "python3 .*outrider controller", "gcs_server"
 NEXT = "next"  # tag of another image that is there, of the same checkout
 
 
@@ -156,13 +159,13 @@ class PodCluster:
         wait_until(lambda: condition() or bool(self._error), limit_s, self.report)
         assert not self._error, self._error
 
-    def kill(self, pod: Pod, pattern: str, number: signal.Signals = signal.SIGKILL) -> set[int]:
-        """Processes of a pod whose command line the pattern is found in."""
-        found = set(pod.processes(pattern))
+    def kill(self, pod: Pod, pattern: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """The oldest process of a pod whose command line the pattern is found in."""
+        found = pod.processes(pattern)
         assert found, f"no process of {pod.name} matches {pattern}: {pod.processes()}"
-        for pid in found:
-            os.kill(pid, number)
-        return found
+        pid = min(found, key=lambda each: int(_stat(each)[19]))
+        os.kill(pid, number)
+        return pid
 
     def drain(self, node: str) -> None:
         """Cordon a node and evict its pods, as budgets allow."""
@@ -350,6 +353,11 @@ class PodCluster:
             if found:
                 pod = found[self._num_ticks % len(found)]
                 way.target = f"{pod.ip}:{port}"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system says of a process after its name; at 19, when it began."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _key(item: Mapping[str, Any]) -> tuple[str, str]:

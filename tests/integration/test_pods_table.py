@@ -14,7 +14,7 @@ import pytest
 from chart_tools import example_values, merged
 from kill_load import LIMIT_S, Addresses, Running, is_same
 from kill_table import Page
-from pod_cluster import NEXT, PodCluster
+from pod_cluster import CONTROLLER, ENGINE, GCS, NEXT, RANK, PodCluster
 from pods import skip_reason
 
 from outrider import OutriderError
@@ -133,10 +133,10 @@ def upgraded(tag: str) -> Loss:
 
 
 LOSSES: dict[str, Loss] = {
-    "rank killed": killed("target", "^ray::RankActor"),
-    "engine killed": killed("target", "^ray::EngineActor"),
-    "controller killed": killed("controller", "outrider controller --config"),
-    "gcs_server killed": killed("controller", "gcs_server"),
+    "rank killed": killed("target", RANK),
+    "engine killed": killed("target", ENGINE),
+    "controller killed": killed("controller", CONTROLLER),
+    "gcs_server killed": killed("controller", GCS),
     "worker pod deleted": deleted("target"),
     "head pod deleted": deleted("controller"),
     "node drained": drained,
