@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from outrider.config import ServerConfig
-from outrider.errors import CapacityError, RequestError
+from outrider.errors import RequestError
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.session import Session
 from outrider.scheduler.params import SamplingParams
@@ -18,7 +18,6 @@ from outrider.scheduler.types import RequestSpec
 # Whoever collects a whole answer holds all of them; a stream holds few at a time.
 MAX_LOGPROBS_OF_REQUEST = 2**21
 MAX_OPEN_FILES = 65_536
-MAX_READING_BYTES = 256 * 2**20  # of bodies that are not read yet, all together
 # A queue that is too long now is shorter in a while.
 RETRY_QUEUE_S = 5.0
 
@@ -67,33 +66,6 @@ def check_prepared(spec: RequestSpec, config: ServerConfig) -> None:
             f"to {num_outputs} tokens); this server gives {MAX_LOGPROBS_OF_REQUEST}, so lower "
             "logprobs, n or max_tokens."
         )
-
-
-class Reading:
-    """Room for what clients have sent of their requests until it is understood."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._left = most_bytes
-
-    @contextlib.contextmanager
-    def room(self) -> Iterator[Callable[[int], None]]:
-        """Call what is given for every so many bytes; it raises `CapacityError` if they are too
-        many. They count until the context is left."""
-        taken = 0
-
-        def take(num_bytes: int) -> None:
-            nonlocal taken
-            if num_bytes > self._left:
-                raise CapacityError(
-                    "the server is reading as many large requests as it can hold; retry later."
-                )
-            self._left -= num_bytes
-            taken += num_bytes
-
-        try:
-            yield take
-        finally:
-            self._left += taken
 
 
 @contextlib.contextmanager

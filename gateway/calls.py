@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.gateway.caller import LOCAL, Caller
+from outrider.gateway.limits import Admission
 from outrider.gateway.resume import Resumption
 from outrider.text.front_door import Prompt
 from outrider.text.messages import Conversation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """`params` are those that were given, by the names of `SamplingParams`; what is left out gets
     the model's default."""
@@ -20,6 +21,7 @@ class Call:
     prompt: Prompt | Conversation
     params: Mapping[str, Any]
     caller: Caller = LOCAL
+    admission: Admission = field(default_factory=Admission)
     model: str = ""
     request_id: str = ""
     priority: int = 0
@@ -30,3 +32,7 @@ class Call:
     resumption: Resumption | None = None  # what the client has of it already
     protocol: str = "grpc"  # as the access log calls it
     label: str = ""  # the client's own name for it, as X-Request-Id; only logged
+
+    def forget_prompt(self) -> None:
+        """Once it is prepared: a request keeps tokens, not what they were made of."""
+        self.prompt, self.params = "", {}

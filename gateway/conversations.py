@@ -18,6 +18,7 @@ from outrider.text.messages import (
 
 
 def conversation_from_proto(chat: generation_pb2.Conversation) -> Conversation:
+    check_conversation(chat.messages)  # before anything is done with each of them
     return Conversation(
         [_message(f"messages[{at}]", each) for at, each in enumerate(chat.messages)],
         chat.template if chat.HasField("template") else None,

@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
 from enum import StrEnum
 from typing import Any
 
 from outrider.config import ServerConfig
-from outrider.errors import RequestError
+from outrider.errors import OutriderError, RequestError
 from outrider.gateway import bounds
 from outrider.gateway.access_log import AccessLog
+from outrider.gateway.bodies import Bodies
 from outrider.gateway.callers import Caller, Callers
 from outrider.gateway.calls import Call
 from outrider.gateway.errors import UnavailableError, UnknownModelError
 from outrider.gateway.in_hand import InHand
-from outrider.gateway.limits import Limits
+from outrider.gateway.limits import Admission, Limits
 from outrider.gateway.metrics import CLIENT_BACK, GatewayMetrics
 from outrider.gateway.preparing import Preparing
+from outrider.gateway.reading import MAX_READING_BYTES, Reading, Upload
 from outrider.gateway.replicas import Replicas, model_of
 from outrider.gateway.request_watch import RequestWatch
 from outrider.gateway.resume import ResumeTokens, new_resume_id
@@ -88,10 +90,11 @@ class Gateway:
         self._is_draining = False
         self._started_s = time.monotonic()
         self.in_hand = InHand()
-        self.reading = bounds.Reading(max(bounds.MAX_READING_BYTES, 4 * config.max_body_bytes))
+        self.reading = Reading(max(MAX_READING_BYTES, 4 * config.max_body_bytes))
         self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
         self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
         self._templates = TemplateProcesses()
+        self.bodies = Bodies(config)
         self.tokenizers = Tokenizers()
         self.resume_tokens = ResumeTokens(secret)  # as every gateway of this server has them
         self._tenants = Tenants(secret)
@@ -126,6 +129,7 @@ class Gateway:
         self.preparing.close()
         self._templating.close()
         self._templates.close()
+        self.bodies.close()
         self.tokenizers.close()
 
     async def _tell_state(self) -> None:
@@ -164,6 +168,23 @@ class Gateway:
 
     # -- requests -----------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def admitted(
+        self, caller: Caller, owner: str, *, protocol: str = "grpc", label: str = ""
+    ) -> Iterator[tuple[Admission, Upload]]:
+        """A call, charged to its key before anything of its body is read. `owner` is the client
+        that the body counts for where there are no keys."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self._serving("")  # what cannot be answered costs nothing
+                self.in_hand.check_room(self.limits.share_of(self.config.max_requests))
+                admission = stack.enter_context(self.limits.admitted(caller))
+            except OutriderError:
+                call = Call("", {}, caller=caller, protocol=protocol, label=label)
+                with RequestWatch(call, self.model, self.metrics, self._access_log):
+                    raise
+            yield admission, stack.enter_context(self.reading.upload(caller.name or owner))
+
     @contextlib.asynccontextmanager
     async def session(self, call: Call) -> AsyncIterator[Session]:
         """A checked request, ready to run; its id is taken until the context is left."""
@@ -179,22 +200,18 @@ class Gateway:
         resumption = call.resumption
         most = self.limits.share_of(self.config.max_requests)
         late_s = time.monotonic() + self.config.queue_timeout_s
-        # In this order: what there is no room for is not charged to the caller's key.
-        with (
-            self.in_hand.taken(
-                call.caller.name, call.request_id, most, may_share=resumption is not None
-            ) as request_id,
-            self.limits.admitted(call.caller) as admission,
-        ):
+        with self.in_hand.taken(
+            call.caller.name, call.request_id, most, may_share=resumption is not None
+        ) as request_id:
             prepared = await self._prepared(served, request_id, call, params)
             bounds.check_prepared(prepared.spec, self.config)
             session = self._session(served, call, prepared)
             if resumption is not None:
                 await self.preparing.run(call.deadline_s, session.take_up, resumption)
                 self.metrics.resume(self.model, CLIENT_BACK)
-            admission.read(len(prepared.spec.prompt_ids))
-            admission.num_generated = session.num_generated
-            session.may_be_left = admission.may_be_left
+            call.forget_prompt()
+            call.admission.read(len(prepared.spec.prompt_ids), session.num_generated)
+            session.may_be_left = call.admission.may_be_left
             with bounds.waits_until(late_s, session, self.config), self.in_hand.running(session):
                 yield session
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import time
+from array import array
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from outrider.errors import RequestError
 from outrider.gateway.callers import Caller
@@ -15,8 +14,11 @@ from outrider.gateway.calls import Call
 from outrider.gateway.conversations import conversation_from_proto
 from outrider.gateway.convert import params_from_request
 from outrider.gateway.gateway import Gateway
-from outrider.gateway.grpc_calls import caller_of
+from outrider.gateway.grpc_calls import caller_of, deadline_of
+from outrider.gateway.grpc_requests import MAX_INLINE_BYTES
+from outrider.gateway.limits import Admission
 from outrider.gateway.once import WholeAnswer
+from outrider.gateway.reading import Upload
 from outrider.gateway.responses import Responses
 from outrider.gateway.resume import ResumeTokens, digest_of, resumption_from_proto
 from outrider.logs import request_context
@@ -24,7 +26,7 @@ from outrider.proto import generation_pb2
 from outrider.text.front_door import Prompt
 from outrider.text.messages import Conversation
 
-MAX_INLINE_BYTES = 64 * 2**10
+Admitted: TypeAlias = tuple[Admission, Upload]
 _Request = TypeVar("_Request", generation_pb2.GenerateRequest, generation_pb2.ResumeRequest)
 
 
@@ -34,18 +36,22 @@ class GenerationServicer:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
+    # Requests are let go of before the answer begins: it may take minutes.
+
     async def Generate(  # noqa: N802 - gRPC's name
-        self, request: generation_pb2.GenerateRequest, context: Any
+        self, request: generation_pb2.GenerateRequest, context: Any, admitted: Admitted
     ) -> None:
-        call = await self._read(request, context, _call)
-        await self._stream(call, request.want_text_spans, context)
+        call, wants_spans = await self._read(request, context, admitted, _call)
+        del request
+        await self._stream(call, wants_spans, admitted, context)
 
     async def ResumeStream(  # noqa: N802 - gRPC's name
-        self, request: generation_pb2.ResumeRequest, context: Any
+        self, request: generation_pb2.ResumeRequest, context: Any, admitted: Admitted
     ) -> None:
-        tokens = self._gateway.resume_tokens
-        call = await self._read(request, context, partial(_resumed_call, tokens))
-        await self._stream(call, request.request.want_text_spans, context)
+        read = partial(_resumed_call, self._gateway.resume_tokens)
+        call, wants_spans = await self._read(request, context, admitted, read)
+        del request
+        await self._stream(call, wants_spans, admitted, context)
 
     async def Release(  # noqa: N802 - gRPC's name
         self, request: generation_pb2.ReleaseRequest, context: Any
@@ -55,32 +61,34 @@ class GenerationServicer:
         return generation_pb2.ReleaseResponse(was_held=was_held)
 
     async def GenerateOnce(  # noqa: N802 - gRPC's name
-        self, request: generation_pb2.GenerateRequest, context: Any
+        self, request: generation_pb2.GenerateRequest, context: Any, admitted: Admitted
     ) -> generation_pb2.GenerateOnceResponse:
         whole = WholeAnswer()
-        call = await self._read(request, context, _call)
-        answering = self._responses(call, request.want_text_spans)
+        call, wants_spans = await self._read(request, context, admitted, _call)
+        del request
+        answering = self._responses(call, wants_spans, admitted)
         async with contextlib.aclosing(answering) as responses:
             async for response in responses:
                 whole.take(response)
         return whole.answer()
 
     async def Tokenize(  # noqa: N802 - gRPC's name
-        self, request: generation_pb2.TokenizeRequest, context: Any
+        self, request: generation_pb2.TokenizeRequest, context: Any, admitted: Admitted
     ) -> generation_pb2.TokenizeResponse:
-        match request.WhichOneof("prompt"):
-            case "text":
-                prompt: str | Conversation = request.text
-            case "chat":
-                prompt = conversation_from_proto(request.chat)
-            case _:
-                raise RequestError("the request has no prompt; give text or chat.")
+        deadline_s = deadline_of(context)
+        if request.ByteSize() <= MAX_INLINE_BYTES:
+            prompt = _prompt_to_tokenize(request)
+        else:
+            preparing = self._gateway.preparing
+            prompt = await preparing.run(deadline_s, _prompt_to_tokenize, request)
         is_special = not request.HasField("add_special_tokens") or request.add_special_tokens
+        model = request.model
+        del request
         token_ids = await self._gateway.tokenize(
             prompt,
-            model=request.model,
+            model=model,
             add_special_tokens=is_special,
-            deadline_s=_deadline_of(context),
+            deadline_s=deadline_s,
         )
         facts = self._gateway.facts
         return generation_pb2.TokenizeResponse(
@@ -88,26 +96,28 @@ class GenerationServicer:
         )
 
     async def Detokenize(  # noqa: N802 - gRPC's name
-        self, request: generation_pb2.DetokenizeRequest, context: Any
+        self, request: generation_pb2.DetokenizeRequest, context: Any, admitted: Admitted
     ) -> generation_pb2.DetokenizeResponse:
         text = await self._gateway.detokenize(
             request.token_ids,
             model=request.model,
             skip_special_tokens=request.skip_special_tokens,
-            deadline_s=_deadline_of(context),
+            deadline_s=deadline_of(context),
         )
         return generation_pb2.DetokenizeResponse(text=text)
 
-    async def _stream(self, call: Call, want_spans: bool, context: Any) -> None:
-        async with contextlib.aclosing(self._responses(call, want_spans)) as responses:
+    async def _stream(self, call: Call, want_spans: bool, admitted: Admitted, context: Any) -> None:
+        answering = self._responses(call, want_spans, admitted)
+        async with contextlib.aclosing(answering) as responses:
             async for response in responses:
                 await context.write(response)
 
     async def _responses(
-        self, call: Call, want_spans: bool
+        self, call: Call, want_spans: bool, admitted: Admitted
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
         """Closing it early cancels the request, or leaves it to the engine if it is resumable."""
         async with self._gateway.session(call) as session:
+            admitted[1].release()
             with request_context(session.prepared.request_id):
                 parts = (session, self._gateway.model, want_spans)
                 if session.held and want_spans:  # which are cut from all that the client has
@@ -124,25 +134,24 @@ class GenerationServicer:
         self,
         request: _Request,
         context: Any,
-        read: Callable[[_Request, float | None, Caller], Call],
-    ) -> Call:
-        deadline_s = _deadline_of(context)
+        admitted: Admitted,
+        read: Callable[[Caller, _Request], tuple[Call, bool]],
+    ) -> tuple[Call, bool]:
+        """The call, and whether it wants spans of its text."""
+        deadline_s = deadline_of(context)
         caller = caller_of(self._gateway, context)
         if request.ByteSize() <= MAX_INLINE_BYTES:
-            return read(request, deadline_s, caller)
-        # Reading millions of entries would hold up every stream.
-        return await self._gateway.preparing.run(deadline_s, read, request, deadline_s, caller)
+            call, wants_spans = read(caller, request)
+        else:  # Reading thousands of entries would hold up every stream.
+            preparing = self._gateway.preparing
+            call, wants_spans = await preparing.run(deadline_s, read, caller, request)
+        call.deadline_s, call.admission = deadline_s, admitted[0]
+        call.admission.count(1, int(call.params.get("n", 1)))
+        return call, wants_spans
 
 
-def _deadline_of(context: Any) -> float | None:
-    left_s = context.time_remaining()
-    return None if left_s is None else time.monotonic() + left_s
-
-
-def _call(
-    request: generation_pb2.GenerateRequest, deadline_s: float | None, caller: Caller
-) -> Call:
-    return Call(
+def _call(caller: Caller, request: generation_pb2.GenerateRequest) -> tuple[Call, bool]:
+    call = Call(
         prompt=_prompt(request),
         params=params_from_request(request),
         caller=caller,
@@ -150,22 +159,29 @@ def _call(
         request_id=request.request_id,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        deadline_s=deadline_s,
         resumable=request.resumable,
         digest=digest_of(request),
     )
+    return call, request.want_text_spans
 
 
 def _resumed_call(
-    tokens: ResumeTokens,
-    request: generation_pb2.ResumeRequest,
-    deadline_s: float | None,
-    caller: Caller,
-) -> Call:
+    tokens: ResumeTokens, caller: Caller, request: generation_pb2.ResumeRequest
+) -> tuple[Call, bool]:
     digest = digest_of(request.request)
     resume_id = tokens.read(request.resume_token, caller.name, digest, request.seed)
-    call = _call(request.request, deadline_s, caller)
-    return replace(call, resumption=resumption_from_proto(request, resume_id))
+    call, wants_spans = _call(caller, request.request)
+    call.resumption = resumption_from_proto(request, resume_id)
+    return call, wants_spans
+
+
+def _prompt_to_tokenize(request: generation_pb2.TokenizeRequest) -> str | Conversation:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return request.text
+        case "chat":
+            return conversation_from_proto(request.chat)
+    raise RequestError("the request has no prompt; give text or chat.")
 
 
 def _prompt(request: generation_pb2.GenerateRequest) -> Prompt | Conversation:
@@ -173,7 +189,7 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt | Conversation:
         case "text":
             return request.text
         case "token_ids":
-            return request.token_ids.ids
+            return array("I", request.token_ids.ids)  # a view would keep the whole message
         case "chat":
             return conversation_from_proto(request.chat)
     raise RequestError("the request has no prompt; give text, token_ids or chat.")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from outrider.errors import OutriderError, RequestError
+from outrider.errors import OutriderError
 from outrider.gateway.caller import Caller, is_loopback
 from outrider.gateway.errors import metadata_of, status_of
 from outrider.gateway.gateway import Gateway
+
+if TYPE_CHECKING:
+    from outrider.gateway.grpc_requests import Requests
 
 # A status travels in a header, of which 8 KiB are sure to arrive, each byte of a letter as three.
 MAX_SENTENCE_CHARS = 500
@@ -32,14 +35,15 @@ def _unnoticed(error: OutriderError) -> None:
 def handler_of(
     service: ServiceDescriptor,
     servicer: object,
+    requests: Requests,
     on_failure: OnFailure,
     on_error: OnError = _unnoticed,
 ) -> grpc.GenericRpcHandler:
     """The methods of a service that the servicer has, as coroutines of a request and a context.
 
-    In place of the generated one, with which bytes that are no request end in UNKNOWN. Errors that
-    a method raises end the call with their status and sentence, after `on_error` has heard them;
-    `on_failure` hears those that nobody expected.
+    In place of the generated one, which receives and parses a request before any code of ours runs.
+    Errors that a method raises end the call with their status and sentence, after `on_error` has
+    heard them; `on_failure` hears unexpected ones.
     """
     handlers = {}
     for name, method in service.methods_by_name.items():
@@ -47,36 +51,25 @@ def handler_of(
         if own is None:
             continue  # gRPC answers UNIMPLEMENTED
         make = (
-            grpc.unary_stream_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler
             if method.server_streaming
-            else grpc.unary_unary_rpc_method_handler
+            else grpc.stream_unary_rpc_method_handler
         )
         handlers[name] = make(
-            _guarded(own, method.input_type.name, on_failure, on_error),
-            request_deserializer=_reader_of(GetMessageClass(method.input_type)),
+            _guarded(
+                requests.serve(name, own, GetMessageClass(method.input_type)), on_failure, on_error
+            ),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _reader_of(kind: type[Message]) -> Callable[[bytes], Message | None]:
-    def read(data: bytes) -> Message | None:
+def _guarded(
+    serve: Callable[[Any], Awaitable[Any]], on_failure: OnFailure, on_error: OnError
+) -> _Method:
+    async def call(requests: Any, context: Any) -> Any:
         try:
-            return kind.FromString(data)
-        except DecodeError:
-            return None
-
-    return read
-
-
-def _guarded(method: _Method, wanted: str, on_failure: OnFailure, on_error: OnError) -> _Method:
-    async def call(request: Any, context: Any) -> Any:
-        try:
-            if request is None:
-                raise RequestError(
-                    f"the request cannot be read; send a {wanted} as the .proto file has it."
-                )
-            return await method(request, context)
+            return await serve(context)
         except OutriderError as error:
             on_error(error)
             await abort(context, error)
@@ -119,8 +112,16 @@ def _shown_keys(metadata: Any) -> list[str]:
 
 def is_from_this_host(peer: str) -> bool:
     """Whether gRPC's name of a peer is that of a socket file or of the loopback."""
-    kind, _, address = peer.partition(":")
-    host = unquote(address).rpartition(":")[0].strip("[]")
-    if kind == "unix":
-        return True
-    return is_loopback(host)
+    return peer.partition(":")[0] == "unix" or is_loopback(host_of(peer))
+
+
+def host_of(peer: str) -> str:
+    """The address in gRPC's name of a peer; nothing for a socket file."""
+    _, _, address = peer.partition(":")
+    return unquote(address).rpartition(":")[0].strip("[]")
+
+
+def deadline_of(context: Any) -> float | None:
+    """That of a call, on the clock of `time.monotonic`."""
+    left_s = context.time_remaining()
+    return None if left_s is None else time.monotonic() + left_s

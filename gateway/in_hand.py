@@ -29,14 +29,17 @@ class InHand:
     def __len__(self) -> int:
         return len(self._ids)
 
-    @contextlib.contextmanager
-    def taken(self, key: str, wanted: str, most: int, *, may_share: bool) -> Iterator[str]:
-        """An id of the key of that name, the wanted one if there is any. `may_share`: the request
-        that has it may be of the same client, cut off without our notice; then it is another."""
+    def check_room(self, most: int) -> None:
         if len(self._ids) >= most:
             raise CapacityError(
                 f"{most} requests are in hand already (server.max_requests); retry later."
             )
+
+    @contextlib.contextmanager
+    def taken(self, key: str, wanted: str, most: int, *, may_share: bool) -> Iterator[str]:
+        """An id of the key of that name, the wanted one if there is any. `may_share`: the request
+        that has it may be of the same client, cut off without our notice; then it is another."""
+        self.check_room(most)
         request_id = self._claim(key, wanted, may_share)
         try:
             yield request_id

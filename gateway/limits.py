@@ -1,5 +1,8 @@
 """What each caller may use: requests and tokens a minute, and requests at once.
 
+A call is charged before its body is read, so that reading is within its limits. Each prompt counts
+as a request, each sample as one of those at once.
+
 Each gateway process counts for itself and allows its share of a limit, so the whole is kept only
 as evenly as connections are spread over the processes.
 """
@@ -14,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from outrider.errors import RequestError
 from outrider.gateway.caller import Caller
 from outrider.gateway.errors import RateLimitError
 
@@ -45,21 +49,26 @@ class _Bucket:
 
 
 class Admission:
-    """A request that was let in; what it uses is charged to its caller."""
+    """A call that was let in, from before its body is read until it has ended. What it uses is
+    charged to its key; by itself it is one without limits."""
 
     def __init__(self) -> None:
-        self.num_generated: Callable[[], int] = lambda: 0
+        self.num_samples = 1  # it counts as, of those that a key may have at once
+        self.count: Callable[[int, int], None] = lambda num_prompts, num_samples: None
+        """Call it once the prompts of the call, and the samples of each, are known."""
         self.may_be_left: Callable[[], bool] = lambda: True  # to go on without its reader
+        self._generated: list[Callable[[], int]] = []  # tokens so far, of each of its requests
         self._num_charged = 0  # of the tokens generated
-        self._num_read = 0  # tokens of the prompt that are not charged yet
+        self._num_read = 0  # tokens of prompts that are not charged yet
 
-    def read(self, num_tokens: int) -> None:
-        """The prompt has so many tokens."""
+    def read(self, num_tokens: int, num_generated: Callable[[], int] = lambda: 0) -> None:
+        """A prompt has so many tokens, and its samples as many as the function says."""
         self._num_read += num_tokens
+        self._generated.append(num_generated)
 
     def take_uncharged(self) -> int:
         """Tokens since the last time."""
-        generated = self.num_generated()
+        generated = sum(each() for each in self._generated)
         new = self._num_read + generated - self._num_charged
         self._num_read, self._num_charged = 0, generated
         return new
@@ -93,15 +102,16 @@ class Limits:
 
     @contextlib.contextmanager
     def admitted(self, caller: Caller) -> Iterator[Admission]:
-        """Raises `RateLimitError` if the caller has used what its key allows for now."""
+        """Charges a call; raises `RateLimitError` if its key has used what it may for now."""
         admission = Admission()
         if not caller.name:
             yield admission
             return
         use = self._uses.setdefault(caller.name, _Use())
-        self._check_concurrent(caller, use)
+        self._check_concurrent(caller, use, 1)
         self._check_tokens(caller, use)
         self._take_request(caller, use)
+        admission.count = partial(self._count, caller, use, admission)
         admission.may_be_left = partial(self._may_be_left, caller, use)
         use.running.add(admission)
         try:
@@ -110,9 +120,31 @@ class Limits:
             use.running.discard(admission)
             self._charge(caller, use, [admission])
 
-    def _check_concurrent(self, caller: Caller, use: _Use) -> None:
+    def _count(
+        self, caller: Caller, use: _Use, admission: Admission, num_prompts: int, num_samples: int
+    ) -> None:
+        """Each prompt is a request, and each sample one of those that run at once."""
+        total, most = num_prompts * num_samples, caller.limits.max_concurrent
+        if most is not None and total > most:
+            raise RequestError(
+                f"n is {num_samples} for {num_prompts} prompts, which are {total} samples at once; "
+                f"the key {caller.name!r} may have {most} (max_concurrent), so send fewer."
+            )
+        use.running.discard(admission)
+        try:
+            self._check_concurrent(caller, use, total)
+            admission.num_samples = total
+        finally:
+            use.running.add(admission)
+        if caller.limits.requests_per_minute is not None:
+            use.requests.take(num_prompts - 1)  # may overdraw, so that it can succeed at all
+
+    def _check_concurrent(self, caller: Caller, use: _Use, num_more: int) -> None:
         most = caller.limits.max_concurrent
-        if most is not None and len(use.running) >= self.share_of(most):
+        if most is None or not use.running:
+            return  # alone it may have more than the share of this process
+        num_running = sum(each.num_samples for each in use.running)
+        if num_running + num_more > self.share_of(most):
             raise RateLimitError(
                 f"the key {caller.name!r} may have {most} requests at once and has them; wait for "
                 "one to end.",

@@ -19,6 +19,7 @@ from outrider.gateway.generation import GenerationServicer
 from outrider.gateway.grpc_access import AccessInterceptor
 from outrider.gateway.grpc_calls import caller_of, check_key, handler_of, is_from_this_host
 from outrider.gateway.grpc_connections import GrpcConnections
+from outrider.gateway.grpc_requests import CHARGED_METHODS, Requests
 from outrider.gateway.ports import GRPC_OPTION, shown
 from outrider.gateway.seats import Seats
 from outrider.proto import control_pb2, generation_pb2
@@ -86,6 +87,8 @@ class GrpcServer:
                 ("grpc.so_reuseport", int(self._shares_port)),
                 ("grpc.max_receive_message_length", config.max_body_bytes),
                 ("grpc.max_allowed_incoming_connections", self._connections.seats.most_at_all),
+                # Windows do not grow: what is not asked for yet stays with the client.
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.max_concurrent_streams", config.max_streams_per_connection),
                 ("grpc.max_metadata_size", MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
@@ -102,15 +105,17 @@ class GrpcServer:
                 handler_of(
                     _GENERATION,
                     GenerationServicer(self.gateway),
+                    Requests(self.gateway, CHARGED_METHODS),
                     self.gateway.fail,
                     self._count_error,
                 ),
                 handler_of(
                     _CONTROL,
                     ControlServicer(self.gateway, self._ask_cluster, self._broadcast),
+                    Requests(self.gateway),
                     self.gateway.fail,
                 ),
-                handler_of(_HEALTH, self._health, self.gateway.fail),
+                handler_of(_HEALTH, self._health, Requests(self.gateway), self.gateway.fail),
             )
         )
         reflection.enable_server_reflection(SERVICES, server)

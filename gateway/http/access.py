@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
-from typing import Annotated
+from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, shown
 from outrider.gateway.caller import Caller, Scope, is_loopback
 from outrider.gateway.errors import ForbiddenError
 from outrider.gateway.gateway import Gateway
-from outrider.gateway.http.errors import error_response, shown
+from outrider.gateway.http.errors import error_response
+from outrider.gateway.http.labels import label_in
+from outrider.gateway.limits import Admission
+from outrider.gateway.reading import Upload
 
-_CALLER = "outrider.caller"
+_CALLER, _ADMITTED = "outrider.caller", "outrider.admitted"
 ON_KNOWN = "outrider.on_known"
 """What in a scope hears that the request has a valid key, or needs none."""
+# What is charged to a key before its body is read: all that takes a body from whoever may ask for
+# text.
+CHARGED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
 _OPEN_PATHS = ("/livez", "/readyz", "/health", "/healthz", "/ping", "/version", "/", "/favicon.ico")
 _OPEN_FOLDERS = ("/page/",)
+
+
+Admitted: TypeAlias = tuple[Admission, Upload]
 
 
 async def gateway_of(request: Request) -> Gateway:
@@ -34,13 +44,20 @@ async def caller_of(request: Request) -> Caller:
     return _require(request, Scope.INFER)
 
 
+async def admitted_of(request: Request) -> Admitted:
+    """The call as it was charged, on a path where it is."""
+    admitted: Admitted = request.scope[_ADMITTED]
+    return admitted
+
+
 async def admin_of(request: Request) -> Caller:
     """Whoever may change how the server works."""
     return _require(request, Scope.ADMIN)
 
 
 class AccessGuard:
-    """Asks for a key before all routes but those that are open, so that none can be forgotten.
+    """Asks for a key before all routes but those that are open, so that none can be forgotten, and
+    charges it for those that cost something.
 
     What they depend on finds the caller that was found here.
     """
@@ -52,16 +69,41 @@ class AccessGuard:
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # there is nothing else
             return
-        if not is_open(scope["path"]):
-            try:
-                scope[_CALLER] = _identified(Request(scope), self._gateway)
-            except OutriderError as error:
-                self._gateway.metrics.turn_away(self._gateway.model, error)
-                await error_response(error)(scope, receive, send)
+        try:
+            with contextlib.ExitStack() as stack:
+                if not is_open(scope["path"]):
+                    self._let_in(scope, stack)
+                await self._app(scope, receive, send)
                 return
+        except _Refused as refused:
+            error = refused.error
+        self._gateway.metrics.turn_away(self._gateway.model, error)
+        await error_response(error)(scope, receive, send)
+
+    def _let_in(self, scope: ASGIScope, stack: contextlib.ExitStack) -> None:
+        try:
+            caller = scope[_CALLER] = _identified(Request(scope), self._gateway)
             if ON_KNOWN in scope:
                 scope[ON_KNOWN]()
-        await self._app(scope, receive, send)
+            if scope["path"] in CHARGED_PATHS and scope["method"] == "POST":
+                caller.require(Scope.INFER)
+                scope[_ADMITTED] = stack.enter_context(
+                    self._gateway.admitted(
+                        caller,
+                        (scope.get("client") or ("",))[0],
+                        protocol="http",
+                        label=label_in(scope["headers"]),
+                    )
+                )
+        except OutriderError as error:
+            raise _Refused(error) from None
+
+
+class _Refused(Exception):  # noqa: N818 - never leaves the guard
+    """A call is not let in."""
+
+    def __init__(self, error: OutriderError) -> None:
+        self.error = error
 
 
 def is_open(path: str) -> bool:
@@ -138,3 +180,4 @@ def _is_address(host: str) -> bool:
 GatewayOf = Annotated[Gateway, Depends(gateway_of)]
 CallerOf = Annotated[Caller, Depends(caller_of)]
 AdminOf = Annotated[Caller, Depends(admin_of)]
+AdmittedOf = Annotated[Admitted, Depends(admitted_of)]

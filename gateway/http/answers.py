@@ -26,6 +26,7 @@ from outrider.gateway.http.errors import with_field
 from outrider.gateway.http.labels import REQUEST_ID
 from outrider.gateway.http.logprobs import prompt_logprobs
 from outrider.gateway.http.summary import speculation_stats, usage
+from outrider.gateway.reading import Upload
 from outrider.gateway.session import Session
 from outrider.logs import request_context
 from outrider.text.outputs import OutputDelta
@@ -40,6 +41,7 @@ class Asked:
     """A request, read and checked as far as that goes without a tokenizer."""
 
     calls: Sequence[Call]  # one for each prompt
+    upload: Upload  # which all prompts came with
     num_samples: int  # of each
     wanted: Wanted
     answer_id: str
@@ -126,6 +128,7 @@ class Answer(Response, ABC):
                     await stack.enter_async_context(self._gateway.session(call))
                     for call in self._asked.calls
                 ]
+                self._asked.upload.release()
                 await self._send(Running(sessions, self._asked), send)
         except OutriderError as error:
             await self._fail(with_field(error, self._asked.field_names), send)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from outrider.errors import RequestError
-from outrider.gateway.errors import RequestCancelledError
+from outrider.errors import FieldRefusedError, shown
+from outrider.gateway.errors import RequestCancelledError, UnavailableError
 from outrider.gateway.gateway import Gateway
-from outrider.gateway.http.errors import (
-    BodyTooLargeError,
-    FieldRefusedError,
-    refusal_of,
-    shown,
-)
+from outrider.gateway.http.errors import BodyTooLargeError, naming_fields, refusal_of
+from outrider.gateway.reading import Upload
+from outrider.text.bodies import parse
 
 Asked = TypeVar("Asked", bound=BaseModel)
 
@@ -28,7 +23,11 @@ JSON_TYPE = "application/json"
 
 
 async def read_json(
-    request: Request, gateway: Gateway, kind: type[Asked], deadline_s: float | None = None
+    request: Request,
+    gateway: Gateway,
+    upload: Upload,
+    kind: type[Asked],
+    deadline_s: float | None = None,
 ) -> Asked:
     """The body as an instance of `kind`."""
     sent_as = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -38,28 +37,34 @@ async def read_json(
             "Content-Type",
             f"Content-Type is {shown(sent_as)}; send JSON, with 'Content-Type: {JSON_TYPE}'.",
         )
-    with gateway.reading.room() as take:
-        body = await _read(request, gateway.config.max_body_bytes, take)
-        if len(body) <= MAX_INLINE_BYTES:
-            return parse(kind, body)
-        return await gateway.preparing.run(deadline_s, parse, kind, body)
+    async with upload.receiving():
+        body = await _read(request, gateway.config.max_body_bytes, upload)
+    if len(body) <= MAX_INLINE_BYTES:
+        return validated(kind, parse(body))
+    known = list(kind.model_fields)
+    facts = gateway.facts
+    if facts is None:
+        raise UnavailableError("the engine is starting; try again in a moment.")
+    with naming_fields(known):
+        found = await gateway.bodies.parse(body, known, facts, deadline_s)
+    del body
+    return validated(kind, found)
 
 
-async def _read(request: Request, most: int, take: Callable[[int], None]) -> bytes:
+async def _read(request: Request, most: int, upload: Upload) -> bytearray:
     try:
         announced = int(request.headers.get("content-length", "0"))
     except ValueError:
         announced = 0
-    pieces, size = [], announced
+    body, size = bytearray(), announced
     try:
         if size <= most:
-            size = 0
             async for piece in request.stream():
-                pieces.append(piece)
-                size += len(piece)
+                size = len(body) + len(piece)
                 if size > most:
                     break
-                take(len(piece))
+                body += piece
+                await upload.receive(len(piece))
     except ClientDisconnect:
         raise RequestCancelledError("the client left before its request was complete.") from None
     if size > most:
@@ -67,36 +72,14 @@ async def _read(request: Request, most: int, take: Callable[[int], None]) -> byt
             f"the body has {size} bytes or more; it may have {most} (server.max_body_bytes), so "
             "send less at once."
         )
-    return b"".join(pieces)
+    return body
 
 
-def parse(kind: type[Asked], body: bytes) -> Asked:
-    """An instance made of the JSON of a body; raises the sentence that is wrong with it."""
+def validated(kind: type[Asked], fields: dict[str, Any]) -> Asked:
     try:
-        found = json.loads(body, parse_constant=_refuse, object_pairs_hook=_unique)
-    except RecursionError:
-        raise RequestError("the body is nested too deeply; send a flatter one.") from None
-    except ValueError as error:
-        raise RequestError(f"the body is not JSON ({error}); send an object.") from None
-    if not isinstance(found, dict):
-        raise RequestError(f"the body is {shown(found)}; it must be a JSON object.")
-    try:
-        return kind.model_validate(found)
+        return kind.model_validate(fields)
     except ValidationError as invalid:
         raise refusal_of(invalid) from None
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise RequestError(f"the body holds {constant}, which is not JSON; send finite numbers.")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise FieldRefusedError(name[:64], f"{shown(name)} is in the body twice; send it once.")
-        found[name] = value
-    return found
 
 
 def inline_schema(kind: type[BaseModel]) -> dict[str, Any]:

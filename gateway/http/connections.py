@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from http import HTTPStatus
@@ -26,6 +27,7 @@ WRITE_TIMEOUT_S = 120.0  # for a client that reads nothing of what it has asked 
 WRITE_BUFFER_BYTES = 64 * 2**10  # then answers wait for the client
 KEEP_ALIVE_S = 75
 BODY_SLACK_BYTES = 256 * 2**10  # so that the routes can tell what is wrong, in their own words
+DRAIN_S = 5.0  # for a body whose request is answered already, so that the client gets to the answer
 LINGER_S = 1.0  # to read a refusal in, before the connection is cut under what is still sent
 
 
@@ -68,6 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive: float = KEEP_ALIVE_S if seat.is_known else UNKNOWN_IDLE_S
         self._phase = _Phase.IDLE
         self._is_refused = False
+        self._stays_open = True  # after the request
         self._num_bytes = 0  # of the phase
         self._num_bytes_before = 0  # when its speed was last looked at
         self._was_paused = False  # by us, at the last look
@@ -171,6 +174,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._seat.set_busy(True)
         self._enter(_Phase.BODY, self.bounds.header_timeout_s)
         super().on_headers_complete()
+        # Closed under a body that is still being sent, the connection would be reset, and the
+        # answer lost.
+        self._stays_open, self.cycle.keep_alive = self.cycle.keep_alive, True
 
     def on_body(self, body: bytes) -> None:
         if self._is_refused:
@@ -190,6 +196,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._enter(_Phase.IDLE, None)
+        if not self._stays_open:
+            self.cycle.keep_alive = False
+            if self.cycle.response_complete:
+                self.transport.close()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -198,15 +208,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if not is_last:
             return
         self._seat.set_busy(False)
-        if self._phase is _Phase.BODY and not self._seat.is_known:
-            self._enter(_Phase.BODY, UNKNOWN_IDLE_S)  # that nobody reads any more
+        if self._phase is _Phase.BODY and self.cycle.response_complete and not self._is_refused:
+            self._set_timer(DRAIN_S, self.transport.close)
 
     def _become_known(self) -> None:
         self._seat.know()
         self.timeout_keep_alive = KEEP_ALIVE_S
 
     def _make_room(self) -> None:
-        """Hang up for somebody else's sake."""
+        """Close an idle connection so that a newcomer gets its place."""
         self._is_refused = True
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -222,9 +232,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _enter(self, phase: _Phase, limit_s: float | None) -> None:
         self._phase = phase
         self._num_bytes = self._num_bytes_before = 0
+        self._set_timer(limit_s, self._late)
+
+    def _set_timer(self, limit_s: float | None, act: Callable[[], None]) -> None:
         if self._reading is not None:
             self._reading.cancel()
-        self._reading = None if limit_s is None else self.loop.call_later(limit_s, self._late)
+        self._reading = None if limit_s is None else self.loop.call_later(limit_s, act)
 
     def _late(self) -> None:
         is_answering = self.cycle is not None and not self.cycle.response_complete

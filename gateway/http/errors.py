@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import reprlib
 from collections.abc import Collection, Iterator
 from http import HTTPStatus
 from typing import Any
@@ -18,7 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.errors import CapacityError, OutriderError, RequestError
+from outrider.errors import (
+    MAX_SHOWN_CHARS,
+    CapacityError,
+    FieldRefusedError,
+    OutriderError,
+    RequestError,
+    shown,
+)
 from outrider.gateway.errors import (
     DeadlineError,
     ForbiddenError,
@@ -32,7 +38,6 @@ from outrider.gateway.gateway import Gateway
 
 RETRY_AFTER_S = 1
 MAX_SENTENCE_CHARS = 300
-MAX_SHOWN_CHARS = 60
 SERVER_FAILED = "the server failed in a way it should not; its log has the details."
 
 
@@ -78,30 +83,13 @@ _RULES = {
 }
 
 
-class FieldRefusedError(RequestError):
-    """A field of the request is wrong or not supported; `param` is its name."""
-
-    def __init__(self, param: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.param = param
-
-
 # -- sentences --------------------------------------------------------------------------------
 
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = _repr.maxlong = MAX_SHOWN_CHARS
-_repr.maxlevel = 2
 # A field that is missing, the one that was sent in its place, and the route that takes that.
 _OTHER_ROUTES = {
     "prompt": ("messages", "/v1/chat/completions"),
     "messages": ("prompt", "/v1/completions"),
 }
-
-
-def shown(value: Any) -> str:
-    """A value of a request, in a few words however much it is."""
-    text = _repr.repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def refusal_of(invalid: ValidationError | RequestValidationError) -> FieldRefusedError:

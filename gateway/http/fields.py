@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.gateway.http.errors import FieldRefusedError, shown
+from outrider.errors import FieldRefusedError, shown
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 
 from outrider import __version__
+from outrider.errors import FieldRefusedError, shown
 from outrider.gateway.callers import Caller
 from outrider.gateway.calls import Call
 from outrider.gateway.gateway import Gateway
-from outrider.gateway.http.access import CallerOf, GatewayOf
+from outrider.gateway.http.access import Admitted, AdmittedOf, CallerOf, GatewayOf
 from outrider.gateway.http.answers import Answer, Asked, WholeAnswer
 from outrider.gateway.http.body import described, read_json
 from outrider.gateway.http.choices import Wanted
-from outrider.gateway.http.errors import FieldRefusedError, shown
 from outrider.gateway.http.labels import clean_label, label_in
 from outrider.gateway.http.logprobs import TokenNames
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -35,21 +35,25 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 @router.post("/v1/completions", openapi_extra=described(CompletionRequest))
-async def create_completion(request: Request, gateway: GatewayOf, caller: CallerOf) -> Answer:
+async def create_completion(
+    request: Request, gateway: GatewayOf, caller: CallerOf, admitted: AdmittedOf
+) -> Answer:
     """Go on with a text."""
     deadline_s = deadline_of(request)
-    asked = await read_json(request, gateway, CompletionRequest, deadline_s)
+    asked = await read_json(request, gateway, admitted[1], CompletionRequest, deadline_s)
     prompts = asked.prompts()
-    return _answer(request, gateway, caller, asked, prompts, deadline_s, is_chat=False)
+    return _answer(request, gateway, caller, admitted, asked, prompts, deadline_s, is_chat=False)
 
 
 @router.post("/v1/chat/completions", openapi_extra=described(ChatRequest))
-async def create_chat_completion(request: Request, gateway: GatewayOf, caller: CallerOf) -> Answer:
+async def create_chat_completion(
+    request: Request, gateway: GatewayOf, caller: CallerOf, admitted: AdmittedOf
+) -> Answer:
     """Go on with a conversation."""
     deadline_s = deadline_of(request)
-    asked = await read_json(request, gateway, ChatRequest, deadline_s)
+    asked = await read_json(request, gateway, admitted[1], ChatRequest, deadline_s)
     prompts = [asked.conversation()]
-    return _answer(request, gateway, caller, asked, prompts, deadline_s, is_chat=True)
+    return _answer(request, gateway, caller, admitted, asked, prompts, deadline_s, is_chat=True)
 
 
 def deadline_of(request: Request) -> float | None:
@@ -74,6 +78,7 @@ def _answer(
     request: Request,
     gateway: Gateway,
     caller: Caller,
+    admitted: Admitted,
     asked: GenerationRequest,
     prompts: Sequence[Prompt | Conversation],
     deadline_s: float | None,
@@ -82,6 +87,8 @@ def _answer(
 ) -> Answer:
     num_samples = max(asked.n or 1, 1)
     _check_samples(len(prompts), num_samples, gateway.config.max_samples)
+    admission, upload = admitted
+    admission.count(len(prompts), num_samples)
     answer_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
     params = asked.params()
     label = label_in(request.scope["headers"]) or clean_label(asked.request_id or "")
@@ -90,6 +97,7 @@ def _answer(
             prompt=prompt,
             params=params,
             caller=caller,
+            admission=admission,
             model=asked.model or "",
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{number}",
             priority=asked.priority or 0,
@@ -102,6 +110,7 @@ def _answer(
     ]
     read = Asked(
         calls=calls,
+        upload=upload,
         num_samples=num_samples,
         wanted=Wanted(
             is_chat=is_chat,

@@ -7,10 +7,11 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from outrider.errors import shown
 from outrider.gateway.errors import UnavailableError, UnknownModelError
 from outrider.gateway.gateway import Gateway
 from outrider.gateway.http.access import CallerOf, GatewayOf
-from outrider.gateway.http.errors import shown, with_field
+from outrider.gateway.http.errors import with_field
 
 router = APIRouter(tags=["models"])
 

@@ -7,12 +7,23 @@ whose name it knows goes there as it is, and null is the same as leaving a field
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
-from outrider.gateway.http.errors import FieldRefusedError, naming_fields, shown
+from outrider.errors import FieldRefusedError, shown
+from outrider.gateway.http.errors import naming_fields
 from outrider.gateway.http.fields import (
     REFUSED,
     REFUSED_IN_CHAT,
@@ -22,10 +33,10 @@ from outrider.gateway.http.fields import (
     check_extras,
 )
 from outrider.scheduler.params import SamplingParams
+from outrider.text.bodies import MAX_PROMPTS
 from outrider.text.front_door import Prompt
-from outrider.text.messages import Conversation, check_conversation
+from outrider.text.messages import Conversation, check_conversation, check_fields
 
-MAX_PROMPTS = 128
 _OF_SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 
 _NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -53,6 +64,11 @@ _TokenIds = Annotated[Any, WithJsonSchema({"anyOf": [_NUMBERS, {"type": "null"}]
 # One wrong entry is enough to know: complaints about a million would take seconds to collect.
 _Texts = Annotated[list[str] | None, FailFast()]
 _Messages = Annotated[list[dict[str, Any]], FailFast()]
+
+
+def _unless_packed(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """What was parsed in a child process and packed there is known to be whole numbers."""
+    return value if isinstance(value, array) else check(value)
 
 
 class _Strict(BaseModel):
@@ -194,7 +210,7 @@ class CompletionRequest(GenerationRequest):
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        if not isinstance(given, list):
+        if not isinstance(given, list | array):
             raise FieldRefusedError(
                 "prompt",
                 f"prompt is {shown(given)}; it must be text, a list of token ids, or a list of "
@@ -211,7 +227,7 @@ class CompletionRequest(GenerationRequest):
                 "the others in another request.",
             )
         for number, each in enumerate(given):
-            if not isinstance(each, str | list):
+            if not isinstance(each, str | list | array):
                 raise FieldRefusedError(
                     "prompt",
                     f"prompt[{number}] is {shown(each)}; it must be text or a list of token ids.",
@@ -288,7 +304,9 @@ class DetokenizeRequest(_Strict):
     """A request of /detokenize."""
 
     model: str | None = Field(None, description="A name the model is served under.")
-    tokens: Annotated[list[int], FailFast()] = Field(description="Token ids.")
+    tokens: Annotated[list[int], FailFast(), WrapValidator(_unless_packed)] = Field(
+        description="Token ids."
+    )
     skip_special_tokens: bool | None = Field(
         None, description="Leave them out of the text; false if left out."
     )
@@ -300,10 +318,16 @@ def conversation_of(
     add_generation_prompt: bool | None,
     more: Mapping[str, Any] | None,
 ) -> Conversation:
-    """Fields of messages that are null are as good as left out, but for the content."""
+    """Fields of messages that are empty are as good as left out, but for the content."""
     check_conversation(messages)
-    told = [
-        {name: value for name, value in message.items() if value is not None or name == "content"}
-        for message in messages
-    ]
+    told = []
+    for at, message in enumerate(messages):
+        check_fields(f"messages[{at}]", message)
+        told.append(
+            {
+                name: value
+                for name, value in message.items()
+                if name in ("role", "content") or not (value is None or value in ([], {}, ""))
+            }
+        )
     return Conversation(told, template, add_generation_prompt is not False, dict(more or {}))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from outrider.gateway.cluster_view import AskCluster
 from outrider.gateway.convert import STATE_NAMES
 from outrider.gateway.http.access import AdminOf, CallerOf, GatewayOf
+from outrider.gateway.http.body import described, read_json
 from outrider.gateway.status import status_of
 from outrider.links.gateway_messages import SpeculationExplained
 from outrider.links.speculation import MOST_STEPS, SpeculationChange
@@ -51,11 +52,11 @@ async def status(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict
     }
 
 
-@router.post("/speculation")
-async def set_speculation(
-    wish: SpeculationWish, gateway: GatewayOf, caller: AdminOf
-) -> dict[str, Any]:
+@router.post("/speculation", openapi_extra=described(SpeculationWish))
+async def set_speculation(request: Request, gateway: GatewayOf, caller: AdminOf) -> dict[str, Any]:
     """Change how speculation is decided, from the next step on; answers with what holds then."""
+    with gateway.reading.upload(caller.name) as upload:
+        wish = await read_json(request, gateway, upload, SpeculationWish)
     return dataclasses.asdict(await gateway.replicas.set_speculation(wish.change()))
 
 

@@ -6,6 +6,21 @@ it as it is. `exit_code` is what the command line leaves with.
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
+MAX_SHOWN_CHARS = 60
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = MAX_SHOWN_CHARS
+_repr.maxlevel = 2
+
+
+def shown(value: Any) -> str:
+    """A value of a request, in a few words however much it is."""
+    text = _repr.repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
+
 
 class OutriderError(Exception):
     """Base of all errors a user can cause or must hear about. `retry_after_s` is when the same may
@@ -30,6 +45,14 @@ class RequestError(OutriderError):
     """A request cannot be served as it is: bad parameter, empty or over-long prompt."""
 
     exit_code = 2
+
+
+class FieldRefusedError(RequestError):
+    """A field of the request is wrong or not supported; `param` is its name."""
+
+    def __init__(self, param: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.param = param
 
 
 class UnknownParameterError(RequestError, TypeError):

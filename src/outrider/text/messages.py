@@ -16,6 +16,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 MAX_MESSAGES = 10_000
 MAX_PARTS = 10_000  # of a message
+MAX_MESSAGE_FIELDS = 64
 MAX_KWARGS_CHARS = 16 * 2**10
 KNOWN_ROLES = ("system", "developer", "user", "assistant")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -68,6 +69,15 @@ def check_conversation(messages: Any) -> None:
         raise RequestError(
             f"the conversation has {len(messages)} messages; it may have {MAX_MESSAGES}, so "
             "leave out the oldest."
+        )
+
+
+def check_fields(place: str, message: Message) -> None:
+    """That it has no more fields than any message could need: each is kept and looked at."""
+    if len(message) > MAX_MESSAGE_FIELDS:
+        raise RequestError(
+            f"{place} has {len(message)} fields; it may have {MAX_MESSAGE_FIELDS}, so leave out "
+            "those that are empty."
         )
 
 

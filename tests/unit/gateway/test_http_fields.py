@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import Request
 from pydantic import ValidationError
 
-from outrider.errors import CapacityError, RequestError
-from outrider.gateway.bounds import Reading
+from outrider.errors import FieldRefusedError, RequestError, shown
 from outrider.gateway.http.answers import in_pieces
-from outrider.gateway.http.body import parse, read_json
-from outrider.gateway.http.errors import FieldRefusedError, error_body, shown, with_field
+from outrider.gateway.http.body import validated
+from outrider.gateway.http.errors import error_body, with_field
 from outrider.gateway.http.labels import clean_label
 from outrider.gateway.http.schemas import (
     ChatRequest,
@@ -24,6 +20,7 @@ from outrider.gateway.http.schemas import (
     DetokenizeRequest,
     conversation_of,
 )
+from outrider.text.bodies import parse
 
 
 def chat(**more: Any) -> ChatRequest:
@@ -32,7 +29,9 @@ def chat(**more: Any) -> ChatRequest:
 
 
 def test_only_what_was_given_is_passed_on() -> None:
-    asked = parse(CompletionRequest, b'{"prompt": "a", "top_p": null, "seed": 0, "user": "me"}')
+    asked = validated(
+        CompletionRequest, parse(b'{"prompt": "a", "top_p": null, "seed": 0, "user": "me"}')
+    )
     assert asked.params() == {"seed": 0}
 
 
@@ -54,7 +53,7 @@ def test_a_conversation_has_what_the_template_may_want_to_know() -> None:
 
 def test_fields_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "outrider.gateway.http.fields"):
-        parse(CompletionRequest, b'{"prompt": "a", "temprature": 1, "user": "me"}')
+        validated(CompletionRequest, parse(b'{"prompt": "a", "temprature": 1, "user": "me"}'))
     assert [record.message for record in caplog.records] == [
         "ignored 1 unknown fields of a request: 'temprature'"
     ]
@@ -78,7 +77,7 @@ def test_fields_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFixtu
 )
 def test_what_belongs_to_another_route_is_told_so(kind: Any, body: bytes, sentence: str) -> None:
     with pytest.raises(FieldRefusedError) as caught:
-        parse(kind, body)
+        validated(kind, parse(body))
     assert str(caught.value) == sentence
 
 
@@ -144,28 +143,3 @@ def test_json_in_pieces_is_the_same_json() -> None:
     for levels in range(7):
         assert "".join(in_pieces(value, levels)) == whole
     assert len(list(in_pieces({"a": list(range(100))}, 2))) > 100
-
-
-def test_bodies_that_are_too_many_together_are_refused_until_some_are_read() -> None:
-    reading = Reading(30)
-    gateway: Any = SimpleNamespace(config=SimpleNamespace(max_body_bytes=1024), reading=reading)
-
-    async def ask(*pieces: bytes) -> CompletionRequest:
-        async def receive() -> dict[str, Any]:
-            await asyncio.sleep(0)
-            body, left[:] = left[0], left[1:]
-            return {"type": "http.request", "body": body, "more_body": bool(left)}
-
-        left = list(pieces)
-        headers = [(b"content-type", b"application/json")]
-        request = Request({"type": "http", "method": "POST", "headers": headers}, receive)
-        return await read_json(request, gateway, CompletionRequest)
-
-    async def ask_two() -> list[Any]:
-        asking = [ask(b'{"prompt": ', b'"abcdef"}') for _ in range(2)]  # of 20 bytes each
-        return await asyncio.gather(*asking, return_exceptions=True)
-
-    for _ in range(2):
-        outcomes = asyncio.run(ask_two())
-        refused = [each for each in outcomes if isinstance(each, Exception)]
-        assert [type(each) for each in refused] == [CapacityError]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from outrider.errors import RequestError
 from outrider.gateway.caller import LOCAL, Caller, CallerLimits, Scope
 from outrider.gateway.errors import RateLimitError
 from outrider.gateway.limits import Limits
@@ -77,13 +78,15 @@ def test_prompts_are_charged_when_read_and_outputs_as_they_are_generated(
 ) -> None:
     caller = _caller(tokens_per_minute=600)
     with limits.admitted(caller) as admission:
-        admission.read(500)
+        num_generated = 0
+        admission.read(200)
+        admission.read(300, lambda: num_generated)
         assert _wait_s(limits, caller) is None
-        admission.num_generated = lambda: 99
+        num_generated = 99
         assert _wait_s(limits, caller) is None
-        admission.num_generated = lambda: 100
+        num_generated = 100
         assert _wait_s(limits, caller) == 1
-        admission.num_generated = lambda: 200  # it goes on: only new requests are refused
+        num_generated = 200  # it goes on: only new requests are refused
         assert _wait_s(limits, caller) == 11
     assert _wait_s(limits, caller) == 11
     clock.now_s += 11
@@ -93,7 +96,7 @@ def test_prompts_are_charged_when_read_and_outputs_as_they_are_generated(
 def test_tokens_are_charged_though_nobody_asks_while_they_are_generated(limits: Limits) -> None:
     caller = _caller(tokens_per_minute=60)
     with limits.admitted(caller) as admission:
-        admission.num_generated = lambda: 119
+        admission.read(0, lambda: 119)
     assert _wait_s(limits, caller) == 60
 
 
@@ -148,3 +151,45 @@ def test_as_many_are_left_running_as_may_run_at_once(clock: Clock) -> None:
     clock.now_s += 1
     assert [leave(caller) for _ in range(3)] == [True, True, False]
     assert all(leave(other) for other in (LOCAL, _caller("bob")) for _ in range(9))
+
+
+def test_samples_count_among_those_at_once_and_prompts_as_requests(
+    limits: Limits, clock: Clock
+) -> None:
+    caller = _caller(max_concurrent=6, requests_per_minute=4)
+    with limits.admitted(caller) as large:
+        large.count(2, 2)
+        with limits.admitted(caller) as other:
+            with pytest.raises(RateLimitError, match="6 requests at once"):
+                other.count(1, 3)
+            other.count(1, 2)
+            assert _wait_s(limits, caller) == 1, "there is no place"
+    assert _wait_s(limits, caller) is None
+    assert _wait_s(limits, caller) == 15, "four prompts of three calls are paid for"
+    clock.now_s += 60
+
+
+def test_prompts_beyond_the_limit_of_a_minute_are_paid_for_by_the_next(limits: Limits) -> None:
+    caller = _caller(requests_per_minute=2)
+    with limits.admitted(caller) as admission:
+        admission.count(5, 1)
+    assert _wait_s(limits, caller) == 120
+
+
+def test_what_can_never_be_let_in_is_no_matter_of_waiting(limits: Limits) -> None:
+    caller = _caller(max_concurrent=2)
+    with (
+        limits.admitted(caller) as admission,
+        pytest.raises(
+            RequestError, match=r"3 prompts, which are 3 samples .* may have 2 \(max_con"
+        ),
+    ):
+        admission.count(3, 1)
+
+
+def test_a_call_alone_may_have_more_than_the_share_of_its_process(limits: Limits) -> None:
+    limits.num_processes = 4
+    caller = _caller(max_concurrent=4)
+    with limits.admitted(caller) as admission:
+        admission.count(1, 4)
+        assert _wait_s(limits, caller) == 1

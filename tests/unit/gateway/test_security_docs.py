@@ -10,10 +10,22 @@ import yaml
 from outrider.config import settings
 from outrider.config.rules import Setting
 from outrider.config.schema import MAX_WAITING_OF_SERVERS
-from outrider.gateway import bounds, gateway, grpc_connections, seats, server, session
+from outrider.gateway import (
+    bodies,
+    bounds,
+    gateway,
+    grpc_connections,
+    proto_scan,
+    reading,
+    seats,
+    server,
+    session,
+)
 from outrider.gateway.http import connections
+from outrider.gateway.http.body import MAX_INLINE_BYTES
 from outrider.gateway.keys_file import read_keys
 from outrider.scheduler import params
+from outrider.text.messages import MAX_MESSAGE_FIELDS, MAX_MESSAGES
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "security.md").read_text()
 SETTINGS = [each for path, each in settings().items() if f"| `{path}` |" in TEXT]
@@ -48,7 +60,10 @@ def test_the_table_has_every_limit_of_the_server() -> None:
         ("headers of a request", [connections.MAX_HEADER_BYTES, connections.MAX_HEADERS]),
         ("metadata of a call", [server.MAX_METADATA_BYTES]),
         ("slowest body", [connections.MIN_BODY_BYTES_PER_S]),
-        ("bodies that are still read", [bounds.MAX_READING_BYTES]),
+        ("until they are prepared", [reading.MAX_READING_BYTES, reading.SMALL_BYTES]),
+        ("large JSON", [MAX_INLINE_BYTES, int(bodies.TIMEOUT_S), bodies.NUM_CHILDREN]),
+        ("fields of a gRPC", [proto_scan.MAX_FIELDS]),
+        ("fields of a message", [MAX_MESSAGES, MAX_MESSAGE_FIELDS]),
         ("reads nothing", [int(connections.WRITE_TIMEOUT_S)]),
         ("idle connection |", [connections.KEEP_ALIVE_S, server.MAX_IDLE_MS // 1000]),
         (
