@@ -11,3 +11,7 @@ class ClusterError(OutriderError):
 
 class PlacementError(CapacityError):
     """The cluster has no room for a model."""
+
+
+class DetachedError(ClusterError):
+    """Ray, or the controller in it, no longer answers; a server may attach to it anew."""

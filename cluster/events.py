@@ -69,6 +69,11 @@ class Journal:
         self._events.append(event)
         self.wake()
 
+    @property
+    def bookmark(self) -> Bookmark:
+        """After all there is."""
+        return Bookmark(self._id, len(self._events), self._num_wakes)
+
     def wake(self) -> None:
         """Readers that wait, or come back: there may be other news than lines."""
         self._num_wakes += 1
@@ -91,5 +96,4 @@ class Journal:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await arrival.wait()
-        read = Bookmark(self._id, len(self._events), self._num_wakes)
-        return Pages(self._events[bookmark.num_read :], read)
+        return Pages(self._events[bookmark.num_read :], self.bookmark)

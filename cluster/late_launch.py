@@ -1,49 +1,88 @@
-"""A launch on what is not there yet: Ray takes seconds to start, and gateways need not wait."""
+"""A launch on a session that may not be there yet, or not any more.
+
+Ray takes seconds to start, and gateways need not wait for it. When its head is lost, the server
+attaches to the next one; gateways keep their requests and their links to engines meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from outrider.cluster.errors import ClusterError
-from outrider.cluster.events import Say
+from outrider.cluster.errors import ClusterError, DetachedError
+from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.launch import Launch
+from outrider.cluster.tasks import in_own_thread
 from outrider.config import EngineConfig
+from outrider.engine.launch.restarts import Restarts
 from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaPlace
 
 T = TypeVar("T")
 
+REATTACH_S = 600.0  # for a lost session to come back; then the supervisor starts this server anew
+OPEN_S = 120.0  # beyond the time a session is waited for: opening it hangs
+LONGEST_PAUSE_S = 5.0  # between sessions that are lost soon
+
 
 class LateLaunch(Generic[T]):
-    """See `outrider.cluster.launch.Launch`. `wait` blocks until what `make` needs is there, or
-    fails soon after `give_up`."""
+    """See `outrider.cluster.launch.Launch`. `open_session` is given the seconds to wait for one,
+    blocks, and fails soon after `give_up`; `make` raises `DetachedError` if the session is lost."""
 
     def __init__(
         self,
-        wait: Callable[[], T],
-        make: Callable[[T], Launch],
+        open_session: Callable[[float], T],
+        make: Callable[[T], Awaitable[Launch]],
         give_up: Callable[[], None] = lambda: None,
+        *,
+        first_wait_s: float = 0.0,
     ) -> None:
         self.on_change: list[Callable[[], None]] = []
-        self._wait = wait
+        self._open = open_session
         self._make = make
         self._give_up = give_up
+        self._first_wait_s = first_wait_s
         self._made: Launch | None = None
 
     @property
     def places(self) -> tuple[ReplicaPlace, ...]:
+        """None while there is no session: what was last known may not be so."""
         return () if self._made is None else self._made.places
+
+    @property
+    def config(self) -> EngineConfig | None:
+        return None if self._made is None else self._made.config
 
     async def view(self) -> ClusterView | None:
         return None if self._made is None else await self._made.view()
 
     async def keep(self, say: Say) -> None:
-        # Made here and not in the thread: whoever is stopped while it waits has made nothing.
-        self._made = self._make(await asyncio.to_thread(self._wait))
-        self._made.on_change.extend(self.on_change)
-        await self._made.keep(say)
+        wait_s, lost = self._first_wait_s, Restarts()
+        while True:
+            session = await self._opened(wait_s)
+            try:
+                made = await self._make(session)
+                made.on_change.extend(self.on_change)
+                self._made = made
+                lost.runs()
+                await made.keep(say)
+                return
+            except DetachedError as error:
+                self._made = None
+                pause_s, wait_s = lost.lost(), REATTACH_S
+                words = f"{str(error).rstrip('.')}; attaching to Ray anew, requests wait"
+                say(Event(Kind.TROUBLE, words))
+                await asyncio.sleep(min(pause_s, LONGEST_PAUSE_S))
+
+    async def _opened(self, wait_s: float) -> T:
+        opening = in_own_thread(lambda: self._open(wait_s), "outrider-ray")
+        try:
+            async with asyncio.timeout(wait_s + OPEN_S):
+                return await opening
+        except TimeoutError:
+            limit_s = wait_s + OPEN_S
+            raise ClusterError(f"Ray has not let this server in within {limit_s:g} s.") from None
 
     async def scale(self, num_replicas: int) -> None:
         await self._there().scale(num_replicas)

@@ -21,6 +21,10 @@ class Launch(Protocol):
     def places(self) -> tuple[ReplicaPlace, ...]:
         """All there are, as last heard. Addresses are such that this process reaches the first."""
 
+    @property
+    def config(self) -> EngineConfig | None:
+        """Of the next replica, as far as known: what was ordered before counts."""
+
     async def view(self) -> ClusterView | None:
         """How their processes fare, as far as whoever starts them knows."""
 

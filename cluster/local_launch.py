@@ -81,6 +81,10 @@ class LocalLaunch:
     def places(self) -> tuple[ReplicaPlace, ...]:
         return () if self._set is None else self._set.places
 
+    @property
+    def config(self) -> EngineConfig | None:
+        return None if self._set is None else self._set.config
+
     async def view(self) -> ClusterView | None:
         found = self._set
         if found is None:

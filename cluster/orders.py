@@ -60,7 +60,7 @@ class Orders:
 
     def roll_out(self, settings: Mapping[str, Any]) -> None:
         """Likewise."""
-        config = changed(self.config, settings)
+        config = changed(self._launch.config or self.config, settings)
         is_draft_only = bool(settings) and all(path.startswith("draft.") for path in settings)
         shown = ", ".join(f"{path}={value}" for path, value in settings.items())
         what = f"roll out {shown}" if settings else "roll out the same settings"

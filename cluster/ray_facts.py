@@ -60,6 +60,29 @@ def num_nodes() -> int:
     return sum(node["Alive"] for node in _ray.nodes())
 
 
+def bootstrap_address(address: str) -> str:
+    """Where "auto" leads, if that is known; any other address as it is."""
+    if address != "auto":
+        return address
+    try:
+        return str(_ray._private.services.canonicalize_bootstrap_address(address) or address)
+    except (OSError, ValueError):
+        return address
+
+
+def actor_state(actor: Any) -> str:
+    """What Ray says of it: ALIVE, RESTARTING, DEAD, ...; empty if Ray does not know it."""
+    found = _ray._private.state.actors(actor._actor_id.hex())
+    return str(found.get("State", ""))
+
+
+def dead_services() -> list[str]:
+    """Those that have ended of a Ray that was started here."""
+    node = _ray._private.worker._global_node
+    dead = {kind for kind, _ in node.dead_processes()} if node is not None else set()
+    return sorted(dead & {"gcs_server", "raylet"})
+
+
 def own_node_id() -> str:
     found: str = _ray.get_runtime_context().get_node_id()
     return found

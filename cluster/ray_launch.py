@@ -4,61 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayError, RayTaskError
 
-from outrider.cluster.controller import NAME, NAMESPACE, Controller, News
-from outrider.cluster.errors import ClusterError
+from outrider.cluster.controller import News
+from outrider.cluster.errors import ClusterError, DetachedError
 from outrider.cluster.events import Bookmark, Say
+from outrider.cluster.lease import Driver, LeaseLostError
+from outrider.cluster.ray_facts import actor_state
 from outrider.cluster.ray_session import RaySession
+from outrider.cluster.silence import patience_s, reason_of
+from outrider.cluster.tasks import in_own_thread
 from outrider.config import EngineConfig
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import OutriderError
 from outrider.links.cluster_view import ClusterView
-from outrider.links.fleet_messages import ReplicaPlace
-from outrider.workers.weights.environment import model_environment
+from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 
 _NEWS_S = 0.5
+_ANSWER_S = 5.0  # for news beyond the time they are waited for, and for Ray itself
 _VIEW_S = 2.0
 _SHUTDOWN_S = 10.0
-_FOR_EVER = -1
+_KILL_S = 5.0
 
 
 class RayLaunch:
-    """See `outrider.cluster.launch.Launch`."""
+    """See `outrider.cluster.launch.Launch`. Lasts as long as its session: `keep` raises
+    `DetachedError` when Ray or the controller is silent or gone."""
 
-    def __init__(self, config: EngineConfig, session: RaySession, secret: str) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        session: RaySession,
+        driver: Driver,
+        controller: Any,
+        bookmark: Bookmark | None = None,
+    ) -> None:
+        """`bookmark` is where the news of a controller that was adopted begin."""
         self.on_change: list[Callable[[], None]] = []
+        self.config = config  # that a successor begins with
+        self.has_served = False
         self._session = session
-        self._config = config  # that a successor of the controller begins with
+        self._driver = driver
+        self._controller = controller
+        self._bookmark = bookmark or Bookmark()
+        self._is_owner = True
         self._places: tuple[ReplicaPlace, ...] = ()
         self._is_over = asyncio.Event()
-        actor: Any = ray.remote(Controller)
-        try:
-            self._controller = actor.options(
-                name=NAME,
-                namespace=NAMESPACE,
-                lifetime="detached",
-                num_cpus=0,
-                max_restarts=_FOR_EVER,
-                max_task_retries=_FOR_EVER,
-                # Whatever other node is lost, it is not; and with this one the server is.
-                scheduling_strategy=NodeAffinitySchedulingStrategy(session.node_id, soft=True),
-            ).remote(
-                config,
-                secret,
-                session.node_id,
-                model_environment(),
-                can_grow=session.end_own is None,
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"a server already runs in this cluster (actor {NAME} of namespace {NAMESPACE}); "
-                "stop it first, or use another cluster."
-            ) from error
 
     @property
     def places(self) -> tuple[ReplicaPlace, ...]:
@@ -67,7 +62,7 @@ class RayLaunch:
     async def view(self) -> ClusterView | None:
         try:
             async with asyncio.timeout(_VIEW_S):
-                found: ClusterView = await self._controller.view.remote()
+                found: ClusterView = await self._once("view")
         except (RayError, TimeoutError):  # it is being restarted
             return None
         return found
@@ -75,33 +70,60 @@ class RayLaunch:
     async def keep(self, say: Say) -> None:
         """Until `stop`; raises if one never came to run, or all are lost beyond repair."""
         running = asyncio.ensure_future(self._controller.run.remote())
-        bookmark = Bookmark()
+        bookmark, timeout_s = self._bookmark, 0.0
         try:
             while True:
                 is_over = running.done()
-                timeout_s = 0.0 if is_over else _NEWS_S
-                news: News = await self._controller.news.remote(bookmark, timeout_s)
+                news = await self._next_news(bookmark, 0.0 if is_over else timeout_s)
                 await self._take(news, bookmark)
-                bookmark = news.pages.bookmark
+                bookmark, timeout_s = news.pages.bookmark, _NEWS_S
                 for event in news.pages.events:
                     say(event)
                 if is_over:
                     running.result()
                     return
         except RayTaskError as error:
-            raise _own_error(error) from None
-        except RayActorError as error:
-            raise ClusterError(f"the controller is lost: {error}") from error
+            found = own_error(error)
+            self._is_owner = not isinstance(found, LeaseLostError)
+            raise found from None
+        except RayError as error:
+            raise DetachedError(f"the controller is lost: {error}") from error
         finally:
+            running.cancel()
             self._is_over.set()
+
+    async def _next_news(self, bookmark: Bookmark, timeout_s: float) -> News:
+        """`DetachedError` once it makes no sense to wait any longer."""
+        heard_s = time.monotonic()
+        while True:
+            if (failure := self._session.failure()) is not None:
+                raise DetachedError(failure)
+            try:
+                async with asyncio.timeout(timeout_s + _ANSWER_S):
+                    news: News = await self._once("news", self._driver, bookmark, timeout_s)
+                    return news
+            except RayTaskError:
+                raise
+            except (RayError, TimeoutError):
+                state = await state_of(self._controller)
+            silent_s = time.monotonic() - heard_s
+            if silent_s >= patience_s(state):
+                raise DetachedError(reason_of(state, silent_s))
+            await asyncio.sleep(_NEWS_S)
+
+    def _once(self, method: str, *arguments: object) -> Any:
+        return once(self._controller, method, *arguments)
 
     async def _take(self, news: News, bookmark: Bookmark) -> None:
         if bookmark.journal not in ("", news.pages.bookmark.journal):
-            await self._controller.adopt.remote(self._config)  # it is a successor
+            with contextlib.suppress(RayError, TimeoutError):
+                async with asyncio.timeout(_ANSWER_S):
+                    await self._once("adopt", self.config)  # it is a successor
         else:
-            self._config = news.config
+            self.config = news.config
         if news.places != self._places:
             self._places = news.places
+            self.has_served |= any(each.state is ReplicaState.SERVING for each in self._places)
             for hear in self.on_change:
                 hear()
 
@@ -113,27 +135,58 @@ class RayLaunch:
 
     async def _order(self, order: Any) -> None:
         """A controller that is lost meanwhile begins with it anew, once it is back."""
+        ordered = asyncio.ensure_future(order)
+        over = asyncio.create_task(self._is_over.wait())
         try:
-            await order
+            await asyncio.wait({ordered, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not ordered.done():
+                raise ClusterError("Ray was lost meanwhile; order it again once the server serves.")
+            ordered.result()
         except RayTaskError as error:
-            raise _own_error(error) from None
+            raise own_error(error) from None
         except RayError as error:
             raise ClusterError(f"the controller is lost: {error}") from error
+        finally:
+            ordered.cancel()
+            over.cancel()
 
     async def stop(self) -> None:
-        with contextlib.suppress(RayError, TimeoutError):
+        """A controller that another driver directs is left to that one."""
+        try:
             async with asyncio.timeout(_SHUTDOWN_S):
-                await self._controller.shutdown.remote()
+                await self._once("shutdown", self._driver)
                 await self._is_over.wait()
-        ray.kill(self._controller)
+        except RayTaskError as error:
+            self._is_owner &= not isinstance(own_error(error), LeaseLostError)
+        except (RayError, TimeoutError):
+            pass  # it is killed
+        if self._is_owner:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KILL_S):
+                    await in_own_thread(lambda: ray.kill(self._controller), "outrider-ray-kill")
 
     def abort(self) -> None:
         if self._session.end_own is not None:
             self._session.end_own()
-        else:
+        elif self._is_owner:
             ray.kill(self._controller)
 
 
-def _own_error(error: RayTaskError) -> OutriderError:
+def once(actor: Any, method: str, *arguments: object) -> Any:
+    """A call that Ray does not repeat for as long as it takes."""
+    return getattr(actor, method).options(max_task_retries=0).remote(*arguments)
+
+
+async def state_of(actor: Any) -> str | None:
+    """What Ray says of it; None if Ray does not answer."""
+    asking = in_own_thread(lambda: actor_state(actor), "outrider-ray-state")
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await asking
+    except Exception:  # Ray's library raises anything when its head is gone
+        return None
+
+
+def own_error(error: RayTaskError) -> OutriderError:
     cause = error.cause
     return cause if isinstance(cause, OutriderError) else ClusterError(str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -38,7 +38,7 @@ class RayRooms:
     def __init__(self, secret: str, say: Say, asker_node_id: str, *, can_grow: bool) -> None:
         self._secret = secret
         self._say = say
-        self._asker_node_id = asker_node_id
+        self.asker_node_id = asker_node_id
         self._can_grow = can_grow
 
     async def settle(self, config: EngineConfig) -> EngineConfig:
@@ -60,13 +60,13 @@ class RayRooms:
 
     def life(self, config: EngineConfig, room: Room, say: Say) -> RayLife:
         replica = Replica(config, self._secret, room.placed, room.spares, say)
-        return RayLife(replica, self._asker_node_id, self._secret)
+        return RayLife(replica, lambda: self.asker_node_id, self._secret)
 
 
 class RayLife:
     """See `outrider.cluster.kept_replica.Life`."""
 
-    def __init__(self, replica: Replica, asker_node_id: str, secret: str) -> None:
+    def __init__(self, replica: Replica, asker_node_id: Callable[[], str], secret: str) -> None:
         self._replica = replica
         self._secret = secret
         self._asker_node_id = asker_node_id
@@ -74,7 +74,7 @@ class RayLife:
     @property
     def addresses(self) -> tuple[str, ...]:
         endpoint = self._replica.endpoint
-        return () if endpoint is None else addresses_from(endpoint, self._asker_node_id)
+        return () if endpoint is None else addresses_from(endpoint, self._asker_node_id())
 
     @property
     def load(self) -> int | None:

@@ -11,7 +11,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from ray.exceptions import AuthenticationError
 from outrider.cluster.controller import NAMESPACE
 from outrider.cluster.ray_facts import (
     Resources,
+    bootstrap_address,
     cluster_resources,
+    dead_services,
     end_without_asking,
     hush,
     logs_folder,
@@ -50,6 +53,67 @@ class RaySession:
     node_id: str
     summary: str
     end_own: Callable[[], None] | None  # ends a Ray that was started here, at once
+
+    def failure(self) -> str | None:
+        """Why a Ray that was started here is of no more use; None while its services run."""
+        dead = [] if self.end_own is None else dead_services()
+        return f"Ray's {' and '.join(dead)} on this machine ended" if dead else None
+
+
+class RaySessions:
+    """Sessions one after the other: Ray may be lost and come back. `begin`, then `open` each of
+    them, and `close` in the end; all but `begin` block, in any thread. One that is `given_up` is
+    not waited for."""
+
+    def __init__(self, address: str | None, num_ranks: int, given_up: threading.Event) -> None:
+        self._address = address
+        self._num_ranks = num_ranks
+        self._given_up = given_up
+        self._stack = ExitStack()
+        self._lock = threading.Lock()  # Ray knows one session at a time
+        self._is_closed = False
+        self._first: Future[RaySession] = Future()
+        self._is_first_taken = False
+
+    def begin(self, timeout_s: float) -> None:
+        """Open the first one while others do something else."""
+
+        def start() -> None:
+            try:
+                self._first.set_result(self._open(timeout_s))
+            except BaseException as error:  # for whoever waits for the session
+                self._first.set_exception(error)
+
+        # A daemon, which does not hold up the end of the process if Ray hangs.
+        threading.Thread(target=start, name="outrider-ray", daemon=True).start()
+
+    def first(self) -> RaySession:
+        return self._first.result()
+
+    def open(self, timeout_s: float) -> RaySession:
+        """The first one, at first; then the next one, after the end of the one before. A cluster
+        that does not answer is waited for up to `timeout_s`."""
+        if not self._is_first_taken:
+            self._is_first_taken = True
+            return self.first()
+        return self._open(timeout_s)
+
+    def _open(self, timeout_s: float) -> RaySession:
+        with self._lock:
+            try:
+                self._stack.close()
+            except Exception as error:
+                logger.warning("the last session with Ray did not end well: %s", error)
+            if self._is_closed:
+                raise ConfigError("the server is ending.")
+            session = ray_session(self._address, self._num_ranks, timeout_s, self._given_up)
+            return self._stack.enter_context(session)
+
+    def close(self) -> None:
+        self._given_up.set()
+        with self._lock:
+            self._is_closed = True
+            self._stack.close()
 
 
 @contextmanager
@@ -131,29 +195,26 @@ def _signals_blocked() -> Iterator[None]:
 @contextmanager
 def _connected(address: str, timeout_s: float, given_up: threading.Event) -> Iterator[RaySession]:
     try:
-        _attach(address, timeout_s, given_up)
+        session = _attach(address, timeout_s, given_up)
     except AuthenticationError as error:
         reason = str(error).strip().partition("\n")[0].partition(". ")[0]
         raise ConfigError(
             f"cluster.address is {address!r} but that Ray cluster does not let us in: {reason}; "
             "set RAY_AUTH_MODE as on its nodes, and if that is token RAY_AUTH_TOKEN too."
         ) from error
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray's library raises plain ones as well
         reason = str(error).strip().partition("\n")[0].rstrip(".") + "."
         raise ConfigError(
             f"cluster.address is {address!r} but no Ray cluster can be used there: {reason} "
             "Correct it, or leave it out to start one here."
         ) from error
     try:
-        summary = (
-            f"connected to Ray at {address} ({num_nodes()} nodes, {_size(cluster_resources())})"
-        )
-        yield RaySession(own_node_id(), summary, None)
+        yield session
     finally:
         ray.shutdown()
 
 
-def _attach(address: str, timeout_s: float, given_up: threading.Event) -> None:
+def _attach(address: str, timeout_s: float, given_up: threading.Event) -> RaySession:
     """Ray's head and this process may be started together, in any order."""
     deadline_s = time.monotonic() + timeout_s
     is_told = False
@@ -163,10 +224,11 @@ def _attach(address: str, timeout_s: float, given_up: threading.Event) -> None:
             ray.init(
                 address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False
             )
-            return
+            size = f"{num_nodes()} nodes, {_size(cluster_resources())}"
+            return RaySession(own_node_id(), f"connected to Ray at {address} ({size})", None)
         except AuthenticationError:
             raise
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:
             ray.shutdown()  # what is left of the attempt
             if time.monotonic() + _RETRY_S > deadline_s:
                 raise
@@ -181,7 +243,7 @@ def _attach(address: str, timeout_s: float, given_up: threading.Event) -> None:
 
 def _knock(address: str) -> None:
     """Ray itself tries for minutes where nobody listens."""
-    host, colon, port = address.rpartition(":")
+    host, colon, port = bootstrap_address(address).rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), _KNOCK_S).close()
 

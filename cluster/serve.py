@@ -15,7 +15,6 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from outrider.cluster.deadline import END_S, Deadline
@@ -32,7 +31,10 @@ from outrider.links.address import listen
 from outrider.links.secret import SECRET_VARIABLE
 
 if TYPE_CHECKING:
-    from outrider.cluster.ray_session import RaySession
+    from outrider.cluster.ray_launch import RayLaunch
+    from outrider.cluster.ray_session import RaySession, RaySessions
+
+_RAY_AWAY_S = 24 * 3600  # a lost head is noticed by other means, and waited for
 
 
 def serve(
@@ -59,21 +61,22 @@ def serve(
         if config.cluster.listen is not None:
             guests = stack.enter_context(_door(config.cluster.listen))
         # What takes longest begins first. Ray itself mostly waits for processes it starts.
+        deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
         given_up = threading.Event()
-        ray = stack.enter_context(_ray_starting(config, given_up)) if use_ray else None
+        ray = stack.enter_context(_ray_starting(config, given_up, deadline)) if use_ray else None
         from outrider.cluster.serving import Doors, Serving
         from outrider.engine.preflight import check_models
 
-        doors = Doors(ports, secret, guests)
         # Ranks of a cluster that runs already may all be on other hosts.
         has_weights = not use_ray or config.cluster.address is None
         models = check_models(config, has_weights=has_weights)
         config = models.config
         checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
+        secret = (_running_secret(config, ray) if ray is not None else None) or secret
+        doors = Doors(ports, secret, guests)
         heard = noted_signals()
         try:
             watchers.say(Event(Kind.STAGE, f"{checked} checked"))
-            deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
             engine = config.without_secrets()  # of clients, whom no engine meets
             launch: Launch
             if ray is not None:
@@ -122,49 +125,69 @@ def _local_launch(config: EngineConfig, secret: str) -> Launch:
 
 @contextlib.contextmanager
 def _ray_starting(
-    config: EngineConfig, given_up: threading.Event
-) -> Iterator[Callable[[], RaySession]]:
-    """Ray, which starts while models are checked and gateways start: all take seconds. To be called
-    for the session, which lasts as long as this. One that is `given_up` is not waited for."""
-    if config.cluster.address is None:
+    config: EngineConfig, given_up: threading.Event, deadline: Deadline
+) -> Iterator[RaySessions]:
+    """Ray, which starts while models are checked and gateways start: all take seconds. The last
+    session ends with this. One that is `given_up` is not waited for."""
+    cluster = config.cluster
+    if cluster.address is None:
         # Ray reads these once, when it is imported. It listens on every interface, so only a
         # token keeps other users and hosts out.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    else:
+        # Ray's library ends this process when the head was away for so long, 60 s unless set.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(_RAY_AWAY_S))
     # Not in the thread: two that import at once take as long as one after the other, and nothing
     # of Ray starts before it is imported.
     try:
-        from outrider.cluster.ray_session import ray_session
+        from outrider.cluster.ray_session import RaySessions
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
     from outrider.engine.over_ranks import group_sizes
 
     # Room for one more than there are: replicas are replaced and added while they serve.
-    num_ranks = sum(group_sizes(config).values()) * (config.cluster.replicas + 1)
-    with ThreadPoolExecutor(1, "ray") as thread, contextlib.ExitStack() as stack:
-        cluster = config.cluster
-        session = ray_session(cluster.address, num_ranks, cluster.ray_timeout_s, given_up)
-        starting = thread.submit(stack.enter_context, session)
-        try:
-            yield starting.result
-        finally:
-            given_up.set()
-            wait([starting])
+    num_ranks = sum(group_sizes(config).values()) * (cluster.replicas + 1)
+    sessions = RaySessions(cluster.address, num_ranks, given_up)
+    sessions.begin(cluster.ray_timeout_s)
+    try:
+        yield sessions
+    finally:
+        deadline.begin()
+        sessions.close()
+
+
+def _running_secret(config: EngineConfig, sessions: RaySessions) -> str | None:
+    """That of replicas that an earlier server has left running, unless the environment has one."""
+    if config.cluster.address is None or os.environ.get(SECRET_VARIABLE):
+        return None
+    from outrider.cluster.attach import running_secret
+
+    sessions.first()
+    return running_secret()
 
 
 def _ray_launch(
     config: EngineConfig,
     secret: str,
     say: Say,
-    starting: Callable[[], RaySession],
+    sessions: RaySessions,
     give_up: Callable[[], None],
 ) -> Launch:
+    from outrider.cluster.attach import Attaching
     from outrider.cluster.late_launch import LateLaunch
-    from outrider.cluster.ray_launch import RayLaunch
+    from outrider.cluster.lease import Driver
 
-    def launch(session: RaySession) -> RayLaunch:
+    driver = Driver()
+    made: RayLaunch | None = None
+
+    async def make(session: RaySession) -> RayLaunch:
+        nonlocal made
         take_back_signals()
         say(Event(Kind.STAGE, session.summary))
-        return RayLaunch(config, session, secret)
+        last = config if made is None else made.config
+        attaching = Attaching(last, session, secret, driver, say)
+        made = await attaching.attach(is_first=made is None or not made.has_served)
+        return made
 
-    return LateLaunch(starting, launch, give_up)
+    return LateLaunch(sessions.open, make, give_up, first_wait_s=config.cluster.ray_timeout_s)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.cluster.deadline import Deadline
+from outrider.cluster.deadline import Deadline, abort_in_time
 from outrider.cluster.events import Event, Kind
 from outrider.cluster.fleet import Fleet
 from outrider.cluster.fleet_desk import Answers
@@ -215,6 +215,8 @@ class Serving:
 
     async def _publish(self) -> None:
         places = self._launch.places
+        if not places:  # none is known at present: gateways go on with those that they can reach
+            return
         await self._replicas.publish("", places)
         if self._is_ending and self._fleet.desk.guests:  # who may have replicas elsewhere
             places = tuple(
@@ -230,7 +232,8 @@ class Serving:
     def _state(self) -> str:
         if self._signalled.is_set() or self._fleet.desk.is_draining:
             return "draining"
-        if not any(each.state is ReplicaState.SERVING for each in self._launch.places):
+        serves = any(each.state is ReplicaState.SERVING for each in self._launch.places)
+        if not serves or not self._replicas.is_any_usable:  # as told, and as found
             return "engine away" if self._has_served else "starting"
         is_served = self._fleet.num_serving or not self._config.server.processes
         return "serving" if is_served else "no gateway serves"
@@ -254,8 +257,9 @@ class Serving:
         )
         processes = (*self._fleet.view(), *found.processes)
         num_configured = 0 if self._is_ending else found.num_configured
+        order = self._orders.last or found.order  # that of a server before this one
         return dataclasses.replace(
-            found, processes=processes, order=self._orders.last, num_configured=num_configured
+            found, processes=processes, order=order, num_configured=num_configured
         )
 
     # -- signals ------------------------------------------------------------------------------
@@ -267,7 +271,7 @@ class Serving:
 
     def _on_signal(self, number: int) -> None:
         if self._signalled.is_set():
-            self._abort()
+            abort_in_time(self._abort)
             os._exit(128 + number)  # as shells report it
         self._signalled.set()
 

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -37,31 +38,26 @@ async def all_of(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def in_own_thread(work: Callable[[], None], name: str) -> asyncio.Future[None]:
+def in_own_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
     """Begun at once, in a thread that nobody else waits for; done or failed as the work is, or with
     `OSError` if the system gives no thread for it."""
     loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[None] = loop.create_future()
+    outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is None:
-            outcome.set_result(None)
-        else:
-            outcome.set_exception(error)
+    def settle(tell: Callable[[], None]) -> None:
+        if not outcome.done():
+            tell()
 
     def run() -> None:
-        failure: BaseException | None = None
         try:
-            work()
+            tell = partial(outcome.set_result, work())
         except BaseException as error:  # whatever it is, somebody waits for it
-            failure = error
+            tell = partial(outcome.set_exception, error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody does
-            loop.call_soon_threadsafe(settle, failure)
+            loop.call_soon_threadsafe(settle, tell)
 
     try:
         threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as error:
-        settle(OSError(errno.EAGAIN, str(error)))
+        outcome.set_exception(OSError(errno.EAGAIN, str(error)))
     return outcome

@@ -162,18 +162,28 @@ class Replicas:
     async def publish(self, controller: str, places: Iterable[ReplicaPlace]) -> None:
         """These are all that the controller has. What is on others of its own goes on elsewhere."""
         named = {qualified(controller, place.name): place for place in places}
-        taken = {address for place in named.values() for address in place.addresses}
         for replica in self:
-            is_renamed = replica.is_orphan and bool(taken.intersection(replica.place.addresses))
-            if replica.name not in named and (replica.controller == controller or is_renamed):
+            if replica.name not in named and replica.controller == controller:
                 self._drop(replica)
         for name, place in named.items():
+            if name not in self._replicas:
+                self._adopt(name, controller, place)
             if (known := self._replicas.get(name)) is not None:
                 known.move(place)
             else:
                 self._add(Replica(name, controller, place))
                 self.missing.find(name)
         await self._tell_change()
+
+    def _adopt(self, name: str, controller: str, place: ReplicaPlace) -> None:
+        """The successor of a controller that is gone has other names for the same engines: the link
+        and what is on it stay."""
+        for replica in self:
+            if replica.is_orphan and set(place.addresses).intersection(replica.place.addresses):
+                del self._replicas[replica.name]
+                replica.name, replica.controller = name, controller
+                self._replicas[name] = replica
+                return
 
     async def forget(self, controller: str) -> None:
         """The controller is gone: its replicas stay as they were while they can be reached, and

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 from cluster_tools import wait_until
 
+from outrider.cluster.attach import Attaching
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.events import Event
+from outrider.cluster.lease import Driver
 from outrider.cluster.placement import place
 from outrider.cluster.ray_facts import cluster_resources, free_resources, logs_folder
 from outrider.cluster.ray_launch import RayLaunch
@@ -37,14 +39,17 @@ def session() -> Iterator[RaySession]:
 
 @asynccontextmanager
 async def _launched(session: RaySession) -> AsyncIterator[RayLaunch]:
-    launch = RayLaunch(CONFIG, session, SECRET)
     events: list[Event] = []
+    launch = await Attaching(CONFIG, session, SECRET, Driver(), events.append).attach(is_first=True)
     keeping = asyncio.create_task(launch.keep(events.append))
     try:
         yield launch
     finally:
         await launch.stop()
         await keeping
+
+
+def _ignore(event: Event) -> None: ...
 
 
 def _is_running(pid: int) -> bool:
@@ -64,7 +69,8 @@ def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySessio
             [address] = place.addresses  # nobody could be elsewhere
             assert place.name == "0" and address.startswith("unix:")
             with pytest.raises(ConfigError, match="a server already runs in this cluster"):
-                RayLaunch(CONFIG, session, SECRET)
+                other = Attaching(CONFIG, session, SECRET, Driver("other"), _ignore)
+                await other.attach(is_first=True)
             status = await launch.view()
             assert status is not None
             return status

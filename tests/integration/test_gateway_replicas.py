@@ -353,8 +353,10 @@ def test_replicas_of_a_lost_controller_serve_for_as_long_as_they_can_be_reached(
         assert both.client.generate(PROMPT, max_tokens=2).usage.completion_tokens == 2
         both.engines[0].stop()
         wait_until(lambda: sorted(both.replicas) == ["c/1"], 30)
+        link = both.replicas["c/1"].link
         both.publish(places_of(both.engines[1:]), "again")  # the same engine by another name
         assert sorted(both.replicas) == ["again/0"]
+        assert both.replicas["again/0"].link is link and link.connected  # streams go on
         both.wait_connected(1)
         assert both.client.generate(PROMPT, max_tokens=2).usage.completion_tokens == 2
 

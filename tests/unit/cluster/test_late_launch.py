@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.cluster.errors import ClusterError
+from outrider.cluster import late_launch
+from outrider.cluster.errors import ClusterError, DetachedError
 from outrider.cluster.events import Event, Kind, Say
-from outrider.cluster.late_launch import LateLaunch
+from outrider.cluster.late_launch import REATTACH_S, LateLaunch
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.links.cluster_view import ClusterView
@@ -28,7 +29,12 @@ class Noting:
         self.on_change: list[Callable[[], None]] = []
         self.places: tuple[ReplicaPlace, ...] = ()
         self.asked: list[object] = [session]
+        self.loss: Exception | None = None
         self._is_over = asyncio.Event()
+
+    @property
+    def config(self) -> EngineConfig | None:
+        return None
 
     async def view(self) -> ClusterView | None:
         return VIEW
@@ -38,6 +44,12 @@ class Noting:
         for hear in self.on_change:
             hear()
         await self._is_over.wait()
+        if self.loss is not None:
+            raise self.loss
+
+    def lose(self, loss: Exception) -> None:
+        self.loss = loss
+        self._is_over.set()
 
     async def scale(self, num_replicas: int) -> None:
         self.asked.append(num_replicas)
@@ -61,11 +73,11 @@ def test_it_is_nothing_until_what_it_needs_is_there_and_then_what_was_made() -> 
     is_there = threading.Event()
     made: list[Noting] = []
 
-    def wait() -> str:
+    def wait(timeout_s: float) -> str:
         assert is_there.wait(LIMIT_S)
         return "a session"
 
-    def make(session: str) -> Noting:
+    async def make(session: str) -> Noting:
         made.append(Noting(session))
         return made[0]
 
@@ -96,11 +108,11 @@ def test_it_is_nothing_until_what_it_needs_is_there_and_then_what_was_made() -> 
 def test_who_is_stopped_before_has_made_nothing() -> None:
     is_there = threading.Event()
 
-    def make(session: bool) -> Noting:
+    async def make(session: bool) -> Noting:
         raise AssertionError("it was stopped")
 
     async def run() -> None:
-        launch = LateLaunch(lambda: is_there.wait(LIMIT_S), make)
+        launch = LateLaunch(lambda _: is_there.wait(LIMIT_S), make)
         keeping = asyncio.create_task(launch.keep(_ignore))
         await asyncio.sleep(0.01)
         await launch.stop()
@@ -113,11 +125,91 @@ def test_who_is_stopped_before_has_made_nothing() -> None:
 
 
 def test_what_never_comes_is_told() -> None:
-    def wait() -> str:
+    def wait(timeout_s: float) -> str:
         raise ConfigError("no Ray cluster can be used there.")
 
+    async def make(session: str) -> Noting:
+        raise AssertionError("there is no session")
+
     async def run() -> None:
-        await LateLaunch(wait, Noting).keep(_ignore)
+        await LateLaunch(wait, make).keep(_ignore)
 
     with pytest.raises(ConfigError, match="no Ray cluster can be used there"):
         asyncio.run(run())
+
+
+def test_a_session_that_is_lost_is_opened_again_and_its_places_are_withdrawn_meanwhile() -> None:
+    may_return = threading.Event()
+    waits: list[float] = []
+    made: list[Noting] = []
+    said: list[str] = []
+
+    def wait(timeout_s: float) -> str:
+        waits.append(timeout_s)
+        assert len(waits) == 1 or may_return.wait(LIMIT_S)
+        return f"session {len(waits)}"
+
+    async def make(session: str) -> Noting:
+        made.append(Noting(session))
+        return made[-1]
+
+    async def run() -> None:
+        changed = asyncio.Event()
+        launch = LateLaunch(wait, make, first_wait_s=7.0)
+        launch.on_change.append(changed.set)
+        keeping = asyncio.create_task(launch.keep(lambda event: said.append(event.text)))
+        await asyncio.wait_for(changed.wait(), LIMIT_S)
+        assert launch.places == (PLACE,)
+        changed.clear()
+        made[0].lose(DetachedError("the controller has not answered for 10 s (alive)"))
+        while len(waits) < 2:
+            await asyncio.sleep(0.005)
+        assert launch.places == () and await launch.view() is None
+        assert not changed.is_set()  # gateways go on with what they know
+        with pytest.raises(ClusterError, match="order it again once it serves"):
+            await launch.scale(2)
+        may_return.set()
+        await asyncio.wait_for(changed.wait(), LIMIT_S)
+        assert launch.places == (PLACE,)
+        await launch.stop()
+        await asyncio.wait_for(keeping, LIMIT_S)
+
+    asyncio.run(run())
+    assert waits == [7.0, REATTACH_S]
+    assert [each.asked[0] for each in made] == ["session 1", "session 2"]
+    assert said == [
+        "the controller has not answered for 10 s (alive); attaching to Ray anew, requests wait"
+    ]
+
+
+def test_a_session_that_does_not_come_back_ends_the_server() -> None:
+    def wait(timeout_s: float) -> str:
+        if timeout_s:
+            raise ConfigError("no Ray cluster can be used there.")
+        return "a session"
+
+    async def make(session: str) -> Noting:
+        made = Noting(session)
+        made.lose(DetachedError("Ray is lost"))
+        return made
+
+    async def run() -> None:
+        await LateLaunch(wait, make).keep(lambda event: None)
+
+    with pytest.raises(ConfigError, match="no Ray cluster can be used there"):
+        asyncio.run(run())
+
+
+def test_a_session_that_hangs_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_launch, "OPEN_S", 0.01)
+    is_there = threading.Event()
+
+    async def make(session: bool) -> Noting:
+        raise AssertionError("there is no session")
+
+    async def run() -> None:
+        await LateLaunch(lambda _: is_there.wait(LIMIT_S), make).keep(_ignore)
+
+    with pytest.raises(ClusterError, match="Ray has not let this server in within 0.01 s"):
+        asyncio.run(run())
+    is_there.set()

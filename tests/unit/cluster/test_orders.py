@@ -41,6 +41,10 @@ class RecordingLaunch:
             raise self.failure
         self.done.append(what)
 
+    @property
+    def config(self) -> EngineConfig | None:
+        return None
+
     async def view(self) -> ClusterView | None:
         return None
 

@@ -339,6 +339,7 @@ class Ray:
         raise SystemExit(0)
     def shutdown(self): pass
 ray_session.ray, ray_session._RETRY_S = Ray(), 0.01
+ray_session.bootstrap_address = str  # whatever other Ray this host has
 given_up = threading.Event()
 if sys.argv[2] == "given up":
     given_up.set()

@@ -34,6 +34,10 @@ class RunningEngine:
         self.stopped = asyncio.Event()
         self._address = address
 
+    @property
+    def config(self) -> EngineConfig | None:
+        return None
+
     async def view(self) -> ClusterView | None:
         return None
 
