@@ -116,6 +116,45 @@ def test_how_gateways_log_is_no_setting_of_the_engine(tmp_path: Path) -> None:
         engine.stop()
 
 
+def test_readiness_is_what_was_heard_lately_and_found_and_links_outlive_a_silent_launch(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
+
+    async def run() -> None:
+        launch = RunningEngine(engine.address)
+        with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
+            server = dataclasses.replace(ports.config, processes=0)
+            config = dataclasses.replace(CONFIG, server=server)
+            watchers = Watchers(_say_nothing, _show_nothing)
+            serving = Serving(config, launch, watchers, deadline, Doors(ports, SECRET), "error")
+            running = asyncio.create_task(serving.run())
+
+            async def until(state: str) -> None:
+                while serving._state() != state:
+                    assert not running.done()
+                    await asyncio.sleep(0.01)
+
+            await until("serving")
+            places, launch.places = launch.places, ()
+            assert serving._state() == "engine away"
+            for hear in launch.on_change:
+                hear()
+            await asyncio.sleep(0.05)
+            assert serving._replicas.is_any_usable  # who can reach it may go on
+            launch.places = places
+            await until("serving")
+            engine.stop()
+            await until("engine away")  # whatever the launch was told last
+            serving._signalled.set()
+            await running
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        engine.stop()
+
+
 STUCK = """
 import threading
 from outrider.cluster.deadline import Deadline
@@ -128,6 +167,13 @@ with Deadline(0.1) as deadline:
 def test_a_server_that_does_not_end_in_time_is_ended() -> None:
     done = subprocess.run([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, timeout=60)
     assert (done.returncode, done.stdout) == (1, b"aborted\n")
+
+
+def test_a_server_whose_abort_hangs_is_ended_all_the_same() -> None:
+    hangs = STUCK.replace("lambda: print(", "lambda: threading.Event().wait() or print(")
+    quick = "from outrider.cluster import deadline as d; d._ABORT_S = 0.1" + hangs
+    done = subprocess.run([sys.executable, "-c", quick], stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def test_room_for_text_is_told_of_target_and_draft_apart() -> None:
