@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
 from outrider.kernels.cpu.build import load_library
 from outrider.kernels.cpu.ops import CpuOps
 from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.trust import trusted_folder
 from outrider.kernels.types import KernelUnavailableError, Linear, Ops, RaggedBatch
 
 __all__ = ["KernelUnavailableError", "Linear", "Ops", "RaggedBatch", "select_ops"]
@@ -40,6 +44,7 @@ def select_ops(
         )
     if backend is None and _runs_triton(device, dtype):
         # Imported only here: Triton is not installed on every machine.
+        _keep_triton_cache_private()
         from outrider.kernels.gpu.ops import GpuOps
 
         return GpuOps(deterministic)
@@ -52,6 +57,15 @@ def select_ops(
             raise
         logger.warning("CPU kernels run in plain torch, at about half the speed: %s", error)
         return ReferenceOps(deterministic)
+
+
+def _keep_triton_cache_private() -> None:
+    """Triton loads compiled code from its cache, whoever has put it there."""
+    home = Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache")
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or home).expanduser()
+    with suppress(OSError):  # where it cannot be made, Triton says so
+        if (trusted := trusted_folder(folder, "triton")) != folder:
+            os.environ["TRITON_CACHE_DIR"] = str(trusted)
 
 
 def _runs_triton(device: torch.device, dtype: torch.dtype) -> bool:
