@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 _V1, _V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9}
 _REMOVAL_S = 10.0
+_POLL_S = 0.02
 
 
 def size_of(quantity: str | int | None) -> int | None:
@@ -32,7 +32,6 @@ class Memory:
         self._parent = self.place / name
 
     def __enter__(self) -> Memory:
-        self._sweep()
         try:
             if not self._is_v1:
                 (_V2 / "cgroup.subtree_control").write_text("+memory")
@@ -44,7 +43,7 @@ class Memory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _remove(self._parent)
+        self.remove()
 
     def group(self, name: str, limit_bytes: int | None) -> Path | None:
         """The cgroup of a container; a restart has that of before."""
@@ -63,20 +62,11 @@ class Memory:
             with suppress(OSError):
                 each.rmdir()
 
-    def _sweep(self) -> None:
-        """Those of processes that are gone."""
-        prefix = self._parent.name.rstrip("0123456789")
-        for each in self._parent.parent.glob(f"{prefix}[0-9]*"):
-            if not Path(f"/proc/{each.name.removeprefix(prefix)}").exists():
-                _remove(each)
-
-
-def _remove(parent: Path) -> None:
-    deadline_s = time.monotonic() + _REMOVAL_S
-    while parent.exists():
-        for each in (*(e for e in parent.glob("*") if e.is_dir()), parent):
-            with suppress(OSError):  # its last processes are about to end
-                os.rmdir(each)
-        if time.monotonic() > deadline_s:
-            return
-        time.sleep(0.05)
+    def remove(self) -> None:
+        """It and those below it, once their last processes have ended."""
+        deadline_s = time.monotonic() + _REMOVAL_S
+        while self._parent.exists() and time.monotonic() < deadline_s:
+            for each in (*(e for e in self._parent.glob("*") if e.is_dir()), self._parent):
+                with suppress(OSError):
+                    each.rmdir()
+            time.sleep(_POLL_S)

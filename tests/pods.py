@@ -116,7 +116,7 @@ class Machine:
         with ExitStack() as stack:
             self.folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
-            self.memory = stack.enter_context(Memory(f"{_FOLDER}{os.getpid()}"))
+            self.memory = stack.enter_context(Memory(self.folder.name))
             for name in ("root", "logs", "pods"):
                 (self.folder / name).mkdir()
             _write_etc(self.folder / "etc")
@@ -453,8 +453,9 @@ def skip_reason() -> str | None:
 
 
 def _sweep() -> None:
-    """Folders that tests left behind which were killed."""
+    """Folders and cgroups that tests left behind which were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if not Path(f"/proc/{pid}").exists():
+            Memory(folder.name).remove()
             shutil.rmtree(folder, ignore_errors=True)
