@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from chart_tools import example_values, merged
-from kill_load import LIMIT_S, Addresses, Running, is_same
+from kill_load import LIMIT_S, LOAD, Addresses, Running, is_same
 from kill_table import Page
 from pod_cluster import CONTROLLER, ENGINE, GCS, NEXT, RANK, PodCluster
 from pods import skip_reason
@@ -33,6 +33,7 @@ VALUES = merged(
         "upgrade": {"handoverSeconds": 60},
     },
 )
+FEW = [LOAD[0], LOAD[1], LOAD[2], LOAD[7]]  # the last over HTTP
 NUM_TOKENS = 120
 TOKENS_BEFORE = 6
 WHOLE_S = 300.0
@@ -47,7 +48,7 @@ PAGE = Page(
 
 Each line is a case of [test_pods_table.py](../../tests/integration/test_pods_table.py). Two
 replicas of the chart run in pods made of namespaces, with KubeRay's commands and probes
-([on Kubernetes](../helm.md)). Eight streams (gRPC and HTTP) have a few tokens each when it
+([on Kubernetes](../helm.md#pods-without-kubelet)). Four streams (gRPC and HTTP) have a few tokens each when it
 happens; they are read to the end and compared with an undisturbed run. New requests for one token
 are sent meanwhile, one after the other, until all is whole.
 
@@ -145,13 +146,10 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-@pytest.fixture(scope="module")
-def rows() -> Iterator[list[tuple[Any, ...]]]:
-    found: list[tuple[Any, ...]] = []
-    yield found
+def note(*row: object) -> None:
     path = os.environ.get("OUTRIDER_POD_TABLE")
     if path:
-        PAGE.write(Path(path), found)
+        PAGE.write(Path(path), [row])
 
 
 @pytest.fixture(scope="module")
@@ -203,13 +201,12 @@ def test_what_a_loss_costs(
     name: str,
     cluster: PodCluster,
     shared: list[PodCluster],
-    rows: list[tuple[Any, ...]],
     expected: dict[str, Any],
 ) -> None:
     where = addresses(cluster)
     if not expected:
-        expected["results"] = Running(where, num_tokens=NUM_TOKENS).results()
-    load = Running(where, num_tokens=NUM_TOKENS)
+        expected["results"] = Running(where, FEW, num_tokens=NUM_TOKENS).results()
+    load = Running(where, FEW, num_tokens=NUM_TOKENS)
     load.wait_tokens(TOKENS_BEFORE)
     begin_s = time.monotonic()
     LOSSES[name](cluster)
@@ -232,5 +229,5 @@ def test_what_a_loss_costs(
         num_lost = sum(not is_same(each.result, whole) for each, whole in pairs)
         accepted_s = None if newcomers.is_rejected else newcomers.rejected_s
         pause_s, slowest_s = load.longest_pause_s(), newcomers.slowest_s
-        rows.append((REPLICAS, name, num_lost, pause_s, accepted_s, slowest_s, whole_s))
+        note(REPLICAS, name, num_lost, pause_s, accepted_s, slowest_s, whole_s)
     assert num_lost == 0, load.errors
