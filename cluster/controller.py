@@ -190,6 +190,9 @@ class Controller:
                 raise
             self._order = OrderView(what, DONE, "")
 
+    async def leave(self, hosts: tuple[str, ...], limit_s: float) -> None:
+        await self._set.leave(hosts, limit_s)
+
     async def view(self) -> ClusterView:
         found = self._set
         phase = Phase.ENDED if self._ended.is_set() else found.phase

@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,8 @@ from outrider.links.fleet_messages import (
     ClusterViewed,
     Drain,
     DrainAll,
+    Leaving,
+    Left,
     Listening,
     Load,
     NumProcesses,
@@ -47,7 +49,7 @@ from outrider.links.fleet_messages import (
     Welcome,
 )
 from outrider.links.frames import LinkError
-from outrider.links.rank_messages import Hello
+from outrider.links.rank_messages import Hello, Role
 from outrider.links.speculation import SpeculationChange
 from outrider.quiet_log import QuietLog
 
@@ -88,6 +90,8 @@ class Answers:
     view: Callable[[], Awaitable[ClusterView | None]]
     scale: Callable[[int], None]  # raises `OutriderError` if that is refused
     roll_out: Callable[[Mapping[str, Any]], None]  # likewise
+    # Have no replica on a host that is known by these addresses and ends in so many seconds.
+    leave: Callable[[Collection[str], float], Awaitable[None]] | None = None
 
 
 class Desk:
@@ -195,7 +199,7 @@ class Desk:
 
     async def _serve(self, sock: socket.socket, strangers: dict[socket.socket, None]) -> None:
         try:
-            sock_name = sock.getsockname()
+            sock_name, peer_name = sock.getsockname(), sock.getpeername()
             hello, channel = await accept_channel(
                 sock, self._secret, FLEET_CODEC, GREETING_S, peer="the gateway"
             )
@@ -204,6 +208,9 @@ class Desk:
             return
         finally:
             strangers.pop(sock, None)
+        if hello.role is Role.NODE:
+            await self._see_off(channel, peer_name)
+            return
         member = _member(hello, channel, sock_name)
         channel.peer = "a guest" if member.is_guest else f"gateway {hello.rank}"
         failure: LinkError | None = None
@@ -216,6 +223,27 @@ class Desk:
         finally:
             channel.close()
             self._leave(member, failure)
+
+    async def _see_off(self, channel: AsyncChannel, peer_name: Any) -> None:
+        """A host that is about to end; it waits for the answer, or for the end of this process."""
+        channel.peer = "a node that ends"
+        try:
+            async with asyncio.timeout(GREETING_S):
+                message = await channel.receive()
+            if not isinstance(message, Leaving):
+                raise LinkError(f"{channel.peer} sent a {type(message).__name__} out of turn.")
+            hosts = {*message.hosts, *peer_name[:1]} if peer_name else set(message.hosts)
+            error = ""
+            try:
+                if self._answers.leave is not None:
+                    await self._answers.leave(hosts, message.limit_s)
+            except OutriderError as failure:
+                error = str(failure)
+            channel.send(Left(error))
+        except (LinkError, TimeoutError) as error_:
+            logger.warning("a node that ends was not seen off: %s", error_)
+        finally:
+            channel.close()
 
     def _join(self, member: Member) -> None:
         if member.is_guest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -76,6 +76,9 @@ class Rooms(Protocol):
         then."""
 
     def give_back(self, room: Room) -> None: ...
+
+    async def avoid(self, hosts: Collection[str]) -> None:
+        """Find no room any more on hosts that are known by these addresses now."""
 
     def life(self, config: EngineConfig, room: Room, say: Say) -> Life: ...
 

@@ -7,7 +7,7 @@ attaches to the next one; gateways keep their requests and their links to engine
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Generic, TypeVar
 
 from outrider.cluster.errors import ClusterError, DetachedError
@@ -89,6 +89,10 @@ class LateLaunch(Generic[T]):
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         await self._there().roll_out(config, is_draft_only=is_draft_only)
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        if self._made is not None:
+            await self._made.leave(hosts, limit_s)
 
     async def stop(self) -> None:
         self._give_up()

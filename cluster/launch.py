@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from outrider.cluster.events import Say
@@ -37,6 +37,10 @@ class Launch(Protocol):
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         """Replace all, one after the other, or only their drafts where that is possible; returns
         and raises likewise."""
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        """Have no replica on a host of these addresses, which ends by then: moved where there is
+        room, else drained; returns and raises likewise."""
 
     async def stop(self) -> None:
         """End all processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from outrider.cluster.errors import ClusterError, PlacementError
 from outrider.cluster.events import Say
@@ -60,6 +60,9 @@ class LocalRooms:
         self._given.remove(room)
         room.engines.close()
 
+    async def avoid(self, hosts: Collection[str]) -> None:
+        """There is no other host."""
+
     def life(self, config: EngineConfig, room: Room, say: Say) -> LocalLife:
         life = LocalLife(room, say)
         self.lives = [*(each for each in self.lives if not each.is_over), life]
@@ -111,6 +114,9 @@ class LocalLaunch:
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         await self._running().roll_out(config, is_draft_only=is_draft_only)
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        """All are on this host, which ends with this process."""
 
     async def stop(self) -> None:
         self._stopping.set()

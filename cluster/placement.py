@@ -122,16 +122,22 @@ def _names(config: EngineConfig, role: str) -> str:
 
 
 async def place(
-    needs: Sequence[Need], timeout_s: float, *, can_grow: bool, near: Collection[str] = ()
+    needs: Sequence[Need],
+    timeout_s: float,
+    *,
+    can_grow: bool,
+    near: Collection[str] = (),
+    avoid: Set[str] = frozenset(),
 ) -> dict[str, Placed]:
     """Room for every role, or for none: `PlacementError` says which one has none.
 
     A second role is put on the nodes of the first if it fits there, a lonely one on those that
-    are `near`. A cluster that cannot grow is not waited for if it is too small.
+    are `near`, and none on those to `avoid`, which are about to end. A cluster that cannot grow is
+    not waited for if it is too small.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        nodes = await asyncio.to_thread(live_nodes)
+        nodes = await _nodes_but(avoid)
         for need in needs:
             if (refusal := too_small(need, nodes)) is not None:
                 raise PlacementError(refusal)
@@ -147,12 +153,17 @@ async def place(
             # Not on nodes by name: whoever adds nodes to this cluster sees what is missing.
             asked = [_anywhere(need, nodes) for need in needs]
             placed = await _reserve_all(asked, deadline_s)
-            if placed is not None:
+            if placed is not None and not any(avoid & set(e.node_ids) for e in placed.values()):
                 return placed
+            release(placed or {})
         if time.monotonic() >= deadline_s:
-            nodes = await asyncio.to_thread(live_nodes)
+            nodes = await _nodes_but(avoid)
             raise PlacementError(_no_room(needs, nodes, nodes, timeout_s))
         await asyncio.sleep(_POLL_S)
+
+
+async def _nodes_but(avoid: Set[str]) -> list[Node]:
+    return [each for each in await asyncio.to_thread(live_nodes) if each.id not in avoid]
 
 
 def release(placed: Mapping[str, Placed]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -132,6 +132,9 @@ class RayLaunch:
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         await self._order(self._controller.roll_out.remote(config, is_draft_only))
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        await self._order(self._controller.leave.remote(tuple(hosts), limit_s))
 
     async def _order(self, order: Any) -> None:
         """A controller that is lost meanwhile begins with it anew, once it is back."""

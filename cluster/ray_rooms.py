@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -14,7 +14,7 @@ from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.kept_replica import Room
 from outrider.cluster.placement import ENGINE, Placed, needs_of, place, release, settle_devices
 from outrider.cluster.probe import probe
-from outrider.cluster.ray_facts import cluster_resources
+from outrider.cluster.ray_facts import cluster_resources, live_nodes
 from outrider.cluster.replica import ProcessStatus, Replica
 from outrider.cluster.spares import Spares
 from outrider.config import EngineConfig
@@ -40,6 +40,7 @@ class RayRooms:
         self._say = say
         self.asker_node_id = asker_node_id
         self._can_grow = can_grow
+        self._avoided: frozenset[str] = frozenset()  # nodes by id
 
     async def settle(self, config: EngineConfig) -> EngineConfig:
         has = await asyncio.to_thread(cluster_resources)
@@ -48,7 +49,9 @@ class RayRooms:
 
     async def find(self, config: EngineConfig, timeout_s: float) -> RayRoom:
         try:
-            placed = await place(needs_of(config), timeout_s, can_grow=self._can_grow)
+            placed = await place(
+                needs_of(config), timeout_s, can_grow=self._can_grow, avoid=self._avoided
+            )
         except RayError as error:
             raise PlacementError(f"no room could be reserved: {error}") from error
         self._say(Event(Kind.STAGE, f"placed: {placing(placed)}"))
@@ -57,6 +60,12 @@ class RayRooms:
     def give_back(self, room: Room) -> None:
         room.spares.close()
         release(room.placed)
+
+    async def avoid(self, hosts: Collection[str]) -> None:
+        """By their ids: the address of a pod may be another's later."""
+        nodes = await asyncio.to_thread(live_nodes)
+        ids = {node.id for node in nodes if node.id in self._avoided or node.ip in hosts}
+        self._avoided = frozenset(ids)
 
     def life(self, config: EngineConfig, room: Room, say: Say) -> RayLife:
         replica = Replica(config, self._secret, room.placed, room.spares, say)

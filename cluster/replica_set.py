@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 
 from outrider.cluster.errors import ClusterError, PlacementError
 from outrider.cluster.events import Event, Kind, Say
@@ -16,6 +17,7 @@ from outrider.config import EngineConfig
 from outrider.errors import OutriderError
 from outrider.links.cluster_view import ProcessView, ReplicaView
 from outrider.links.fleet_messages import ReplicaPlace
+from outrider.links.rank_messages import Role
 
 LET_GO_S = 0.2  # for gateways to let go of a replica before it ends
 QUICK_S = 2.0  # for room beside what runs; without it, what runs makes room
@@ -41,6 +43,8 @@ class ReplicaSet:
         self._past_restarts = [0, 0]  # of replicas that are gone, and of their drafts
         self._broken: asyncio.Future[None] | None = None
         self._begun = asyncio.Event()
+        self._changing = asyncio.Lock()  # held while replicas are added, replaced or moved
+        self._moves: dict[str, asyncio.Task[None]] = {}  # by replica
         self._is_over = False
 
     # -- what is known ------------------------------------------------------------------------
@@ -177,7 +181,8 @@ class ReplicaSet:
         await self._begun.wait()
         self._num_ordered = num_replicas
         try:
-            await self._scale(num_replicas)
+            async with self._changing:
+                await self._scale(num_replicas)
         finally:
             self._num_ordered = None
 
@@ -221,14 +226,76 @@ class ReplicaSet:
         cluster = dataclasses.replace(self.config.cluster, replicas=len(self._replicas))
         self.config = dataclasses.replace(self.config, cluster=cluster)
 
+    # -- hosts that end -----------------------------------------------------------------------
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        """Returns when no replica is on such a host. One that finds room elsewhere by then, less
+        the time to drain, serves there first; else it drains, and is placed when there is room."""
+        await self._begun.wait()
+        await self._rooms.avoid(hosts)
+        there = [
+            replica
+            for replica in self.replicas
+            # Without its draft a replica goes on, and gets another when that is lost.
+            if any(p.node in hosts for p in replica.processes() if p.role != Role.DRAFT)
+        ]
+        for replica in there:  # hosts that end together may have parts of the same one
+            if replica.name not in self._moves:
+                task = asyncio.create_task(self._move(replica, limit_s))
+                task.add_done_callback(partial(self._note_moved, replica.name))
+                self._moves[replica.name] = task
+        for move in [self._moves[each.name] for each in there if each.name in self._moves]:
+            await asyncio.shield(move)
+
+    def _note_moved(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._moves[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._tell(Kind.TROUBLE, f"replica {name} has not left its host: {error}")
+
+    async def _move(self, old: KeptReplica, limit_s: float) -> None:
+        drain_s = self.config.server.drain_s
+        async with self._changing:
+            if self._replicas.get(old.name) is not old:
+                return
+            self._tell(Kind.STAGE, f"replica {old.name} leaves a host that is about to end")
+            is_moved = False
+            try:
+                async with asyncio.timeout(max(limit_s - drain_s, QUICK_S)):
+                    is_moved = await self._start_beside(old)
+            except TimeoutError:
+                self._tell(Kind.TROUBLE, f"replica {old.name} was not moved in time and drains")
+            if is_moved:
+                await self._retire(old)
+                return
+            await old.drain(drain_s)
+            await self._end(old)
+            self._add(old.config, name=old.name, may_fail=False)
+
+    async def _start_beside(self, old: KeptReplica) -> bool:
+        """Whether another like it serves now."""
+        room = await self._find_quickly(old.config)
+        if room is None:
+            return False
+        new = self._begun_in(room, old.config)
+        try:
+            await self._started(new)
+        except asyncio.CancelledError:
+            await self._remove(new)
+            raise
+        except OutriderError as error:
+            self._tell(Kind.TROUBLE, f"replica {old.name} cannot be moved and drains: {error}")
+            return False
+        return True
+
     # -- other settings -----------------------------------------------------------------------
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         """One after the other. If one fails, those replaced before are rolled back as well."""
         await self._begun.wait()
-        swaps = [_Swap(self, each, config, is_draft_only) for each in self.replicas]
-        await roll(swaps, self._say)
-        self.config = dataclasses.replace(config, cluster=self.config.cluster)
+        async with self._changing:
+            swaps = [_Swap(self, each, config, is_draft_only) for each in self.replicas]
+            await roll(swaps, self._say)
+            self.config = dataclasses.replace(config, cluster=self.config.cluster)
 
     async def _change_draft(self, replica: KeptReplica, config: EngineConfig) -> bool:
         """False if the replica must be replaced for it."""

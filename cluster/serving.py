@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class Serving:
         self._is_ending = False
         server = config.server
         self._orders = Orders(config.without_secrets(), launch, watchers.say, _check_models)
-        answers = Answers(self._view, self._orders.scale, self._orders.roll_out)
+        answers = Answers(self._view, self._orders.scale, self._orders.roll_out, self._leave)
         self._fleet = Fleet(
             server.processes,
             _settings_of(dataclasses.replace(config, log_level=gateway_log_level)),
@@ -237,6 +237,11 @@ class Serving:
             return "engine away" if self._has_served else "starting"
         is_served = self._fleet.num_serving or not self._config.server.processes
         return "serving" if is_served else "no gateway serves"
+
+    async def _leave(self, hosts: Collection[str], limit_s: float) -> None:
+        if self._signalled.is_set():  # ranks must be there while this process drains them
+            await asyncio.get_running_loop().create_future()
+        await self._launch.leave(hosts, limit_s)
 
     async def _metrics(self) -> bytes:
         """What all gateways have counted, and the engines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -31,6 +31,10 @@ class FakeLife:
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
+    def host(self) -> str:
+        return f"host-{self.number}"
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         return (f"unix:/{self.number}",)
 
@@ -39,7 +43,10 @@ class FakeLife:
         return {"engine": [self.number]}
 
     def processes(self, restarts: int) -> list[ProcessView]:
-        return [ProcessView("engine", 0, self.number, "here", (), restarts, "ready")]
+        return [
+            ProcessView("engine", 0, self.number, self.host, (), restarts, "ready"),
+            ProcessView("draft", 0, self.number, f"draft-{self.host}", (), restarts, "ready"),
+        ]
 
     async def start(self) -> None:
         self.say(Event(Kind.STAGE, f"life {self.number} starts"))
@@ -81,6 +88,7 @@ class FakeRooms:
     can_change_drafts: bool = False
     refused: dict[str, str] = field(default_factory=dict)  # why no start with such a draft is one
     mute: dict[str, str] = field(default_factory=dict)  # why such a one answers no probe
+    avoided: set[str] = field(default_factory=set)
     lives: list[FakeLife] = field(default_factory=list)
     most_at_once: int = 0
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +111,9 @@ class FakeRooms:
 
     def give_back(self, room: str) -> None:
         self.num_free += 1
+
+    async def avoid(self, hosts: Collection[str]) -> None:
+        self.avoided |= set(hosts)
 
     def life(self, config: EngineConfig, room: str, say: Say) -> FakeLife:
         life = FakeLife(self, config, len(self.lives), say)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from chart_tools import EXAMPLES, Pod, Rendered, example, render
 
+from outrider.cli import main
 from outrider.cluster.deadline import END_S
 
 SERVERS = {"gateway", "controller", "server"}  # containers of ours that serve
@@ -100,9 +101,12 @@ def grace_left(rendered: Rendered, pod: Pod, container: dict[str, Any]) -> float
 
 
 def _pre_stop_s(container: dict[str, Any]) -> float:
-    found: float = (
-        container.get("lifecycle", {}).get("preStop", {}).get("sleep", {"seconds": 0})["seconds"]
-    )
+    """The longest that it takes."""
+    handler = container.get("lifecycle", {}).get("preStop", {})
+    if "exec" in handler:
+        options = dict(each.split("=") for each in handler["exec"]["command"] if "=" in each)
+        return float(options["--limit"]) + float(options.get("--after", 0))
+    found: float = handler.get("sleep", {"seconds": 0})["seconds"]
     return found
 
 
@@ -142,6 +146,26 @@ def test_ray_outlives_the_controller_that_drains() -> None:
         for pod in pods:
             ray = pod.spec["containers"][0]
             assert drained_s <= _pre_stop_s(ray) < pod.spec["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_worker_that_is_to_end_tells_the_controller(role: str) -> None:
+    def command(**values: Any) -> list[str]:
+        handler = render(**values).pod(role).container(role)["lifecycle"]["preStop"]
+        found: list[str] = handler["exec"]["command"]
+        return found
+
+    engine = {"moveSeconds": 100, "drainSeconds": 30}
+    found = command(engine=engine)
+    assert found == ["outrider", "leave", "--limit=150", "--unreached=50"]
+    ungated = command(engine=engine, upgrade={"gate": False, "handoverSeconds": 7})
+    assert ungated == [*found, "--after=7"]
+    # Its options are those of the command; the image has it and the pod the secret.
+    with pytest.raises(SystemExit) as ended:
+        main(["leave", *found[2:], "--help"])
+    assert ended.value.code == 0
+    env = render().pod(role).container(role)["env"]
+    assert "OUTRIDER_SECRET" in {each["name"] for each in env}
 
 
 def test_probes_ask_the_admin_port_of_what_serves() -> None:

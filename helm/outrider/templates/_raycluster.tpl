@@ -31,6 +31,32 @@ num-gpus: {{ .gpus | toString | quote }}
 object-store-memory: "104857600"
 {{- end }}
 
+{{/*
+A worker that is to end tells the controller, which moves or drains its replica; it ends as soon as
+that is done. Ray's head stays for as long as the controller may drain.
+*/}}
+{{- define "outrider.leaveSeconds" -}}
+{{- add .Values.engine.moveSeconds .Values.engine.drainSeconds (include "outrider.endSeconds" .) -}}
+{{- end }}
+
+{{- define "outrider.workerGraceSeconds" -}}
+{{- add (include "outrider.handoverSeconds" .) .Values.engine.moveSeconds .Values.engine.drainSeconds (include "outrider.bufferSeconds" .) -}}
+{{- end }}
+
+{{- define "outrider.leave" -}}
+lifecycle:
+  preStop:
+    exec:
+      command:
+        - outrider
+        - leave
+        - --limit={{ include "outrider.leaveSeconds" . }}
+        - --unreached={{ add .Values.engine.drainSeconds (include "outrider.endSeconds" .) }}
+        {{- with include "outrider.handoverSeconds" . | int }}
+        - --after={{ . }}
+        {{- end }}
+{{- end }}
+
 {{- define "outrider.upgradeHook" -}}
 helm.sh/hook: pre-upgrade,pre-rollback
 helm.sh/hook-weight: {{ . | quote }}
@@ -55,7 +81,7 @@ image: {{ include "outrider.image" (dict "root" .root "kind" "engine") }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 securityContext: {{- toYaml .root.Values.securityContext | nindent 2 }}
 env: {{- include "outrider.env.engine" .root | nindent 2 }}
-{{ include "outrider.preStop" (include "outrider.engineStopSeconds" .root) }}
+{{ if eq .name "ray-head" }}{{ include "outrider.preStop" (include "outrider.engineStopSeconds" .root) }}{{ else }}{{ include "outrider.leave" .root }}{{ end }}
 resources: {{- toYaml .resources | nindent 2 }}
 volumeMounts: {{- include "outrider.mounts.engine" .root | nindent 2 }}
 {{- end }}
@@ -124,7 +150,7 @@ template:
     {{- with include "outrider.scheduling" $scheduling | trim }}
     {{- . | nindent 4 }}
     {{- end }}
-    terminationGracePeriodSeconds: {{ include "outrider.engineGraceSeconds" .root }}
+    terminationGracePeriodSeconds: {{ include "outrider.workerGraceSeconds" .root }}
     containers:
       - {{ include "outrider.rayContainer" (dict "root" .root "name" .role "resources" $resources) | nindent 8 | trim }}
     volumes: {{- include "outrider.volumes.engine" .root | nindent 6 }}

@@ -44,6 +44,7 @@ COMMANDS = {
     "scale": _Lazy("outrider.cli.scale", "Have more or fewer replicas."),
     "rollout": _Lazy("outrider.cli.rollout", "Replace replicas or drafts, and lose no request."),
     "drain": _Lazy("outrider.cli.drain", "Have a server refuse new requests."),
+    "leave": _Lazy("outrider.cli.leave", "Have replicas leave this host before it ends."),
     "abort": _Lazy("outrider.cli.abort", "End a running request."),
     "explain": _Lazy("outrider.cli.explain", "Explain how far recent steps were drafted."),
     "deploy": _Lazy("outrider.cli.deploy", "Bring a cluster up (`ray up`) with a server on it."),

@@ -174,6 +174,24 @@ class Ordered:
     error: str = ""
 
 
+# -- hosts that end ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Node to controller, its only message: this host ends in `limit_s`. Answered by `Left`."""
+
+    hosts: tuple[str, ...]  # addresses it is known by
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Controller to node: no replica runs there any more; with an `error` one may."""
+
+    error: str = ""
+
+
 # -- the controller's own -------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ class Role(StrEnum):
     DRAFT = "draft"
     GATEWAY = "gateway"
     STORE = "store"  # a rank again, for what its group agrees on
+    NODE = "node"  # a host that is about to end, at a controller
 
 
 def proposal_meeting(number: int) -> str:

@@ -274,6 +274,72 @@ def test_one_without_room_is_given_up_and_the_others_go_on() -> None:
     _run(test, rooms=FakeRooms(num_free=3))
 
 
+# -- hosts that end ---------------------------------------------------------------------------
+
+
+def test_with_room_elsewhere_a_replica_serves_there_before_it_drains() -> None:
+    async def test(running: RunningSet) -> None:
+        began = len(running.states)
+        await running.replicas.leave({"host-0"}, 60.0)
+        assert running.rooms.avoided == {"host-0"}
+        assert [each.host for each in running.rooms.running] == ["host-1", "host-2"]
+        serving = [sum(s == SERVING for s in each.values()) for each in running.states[began:]]
+        assert min(serving) == 2
+
+    _run(test, rooms=FakeRooms(num_free=3))
+
+
+def test_without_room_it_drains_while_the_other_serves_and_comes_back_with_room() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.lives[0].load = 3
+        began = len(running.states)
+        leaving = asyncio.create_task(running.replicas.leave({"host-0"}, 60.0))
+        await running.until({"0": "draining", "1": SERVING})
+        assert not leaving.done()  # it has requests in hand
+        running.rooms.num_free -= 1  # its own room goes with the host
+        running.rooms.lives[0].load = 0
+        await leaving
+        assert running.rooms.lives[0].is_over
+        assert running.state == {"0": "starting", "1": SERVING}
+        running.rooms.num_free += 1  # a host is added
+        await running.until({"0": SERVING, "1": SERVING})
+        assert all(SERVING in each.values() for each in running.states[began:])
+
+    _run(test, rooms=FakeRooms(num_free=2))
+
+
+def test_one_that_does_not_start_elsewhere_in_time_drains() -> None:
+    async def test(running: RunningSet) -> None:
+        running.rooms.may_start.clear()
+        leaving = asyncio.create_task(running.replicas.leave({"host-0"}, 5.2))
+        await leaving
+        assert running.rooms.lives[0].is_over
+        assert "replica 0 was not moved in time and drains" in running.said
+        running.rooms.may_start.set()
+        await running.until({"0": SERVING, "1": SERVING})
+        assert running.rooms.num_free == 1
+
+    _run(test, rooms=FakeRooms(num_free=3))
+
+
+def test_hosts_that_end_together_move_a_replica_once() -> None:
+    async def test(running: RunningSet) -> None:
+        hosts = [{"host-0"}, {"host-0", "draft-host-0"}]
+        await asyncio.gather(*(running.replicas.leave(each, 60.0) for each in hosts))
+        assert len(running.rooms.lives) == 3 and len(running.state) == 2
+
+    _run(test, rooms=FakeRooms(num_free=4))
+
+
+def test_the_host_of_a_draft_alone_moves_nothing() -> None:
+    async def test(running: RunningSet) -> None:
+        began = len(running.states)
+        await running.replicas.leave({"draft-host-0"}, 60.0)
+        assert len(running.states) == began and len(running.rooms.lives) == 2
+
+    _run(test)
+
+
 # -- other settings ---------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ class RunningEngine:
         self.on_change: list[Callable[[], None]] = []
         self.places: tuple[ReplicaPlace, ...] = ()
         self.stopped = asyncio.Event()
+        self.left: list[set[str]] = []
         self._address = address
 
     @property
@@ -52,6 +53,9 @@ class RunningEngine:
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         raise AssertionError("nobody wants others")
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        self.left.append(set(hosts))
 
     async def stop(self) -> None:
         self.stopped.set()
@@ -153,6 +157,24 @@ def test_readiness_is_what_was_heard_lately_and_found_and_links_outlive_a_silent
         asyncio.run(asyncio.wait_for(run(), 60))
     finally:
         engine.stop()
+
+
+def test_a_node_that_ends_with_the_server_waits_for_its_drain(tmp_path: Path) -> None:
+    """All pods of a RayCluster may be told to end at once."""
+
+    async def run() -> None:
+        with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
+            config = dataclasses.replace(CONFIG, server=ports.config)
+            launch, watchers = RunningEngine("unix:/e"), Watchers(_say_nothing, _show_nothing)
+            serving = Serving(config, launch, watchers, deadline, Doors(ports, SECRET), "warning")
+            await serving._leave({"10.0.0.1"}, 60.0)
+            assert launch.left == [{"10.0.0.1"}]
+            serving._signalled.set()
+            with pytest.raises(TimeoutError):  # until the end of the process
+                await asyncio.wait_for(serving._leave({"10.0.0.2"}, 60.0), 0.05)
+            assert len(launch.left) == 1
+
+    asyncio.run(run())
 
 
 STUCK = """
