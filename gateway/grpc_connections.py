@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,11 +25,11 @@ _Key: TypeAlias = tuple[str, int]  # address and port of the client
 
 
 class _Found(NamedTuple):
-    """A socket of the server. A descriptor can soon be another socket's; its link tells."""
+    """A socket of the server. A descriptor can soon be another socket's; its inode tells."""
 
     key: _Key
     descriptor: int
-    link: str
+    inode: int
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class GrpcConnections:
         self.seats = seats
         self._is_possible = os.path.isdir(_DESCRIPTORS)
         self._connections: dict[_Key, _Connection] = {}
-        self._sockets: dict[str, _Key | None] = {}  # by link, as last seen; None: not of gRPC
+        self._sockets: dict[int, _Key | None] = {}  # by inode, as last seen; None: not of gRPC
         self._num_closed = 0
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -88,19 +89,20 @@ class GrpcConnections:
             await asyncio.sleep(CROWDED_SWEEP_S if self._num_closed else SWEEP_S)
 
     def _find(self) -> list[_Found]:
-        """Those there are now. Most are known from the last time by their links."""
+        """Those there are now. Most are known from the last time by their inodes."""
         found, seen = [], {}
-        for name in os.listdir(_DESCRIPTORS):
+        for descriptor in map(int, os.listdir(_DESCRIPTORS)):
             try:
-                link = os.readlink(f"{_DESCRIPTORS}/{name}")
-                if not link.startswith("socket:"):
+                status = os.fstat(descriptor)
+                inode = status.st_ino
+                if not stat.S_ISSOCK(status.st_mode):
                     continue
-                key = self._sockets[link] if link in self._sockets else self._look(int(name))
+                key = self._sockets[inode] if inode in self._sockets else self._look(descriptor)
             except OSError:  # closed meanwhile
                 continue
-            seen[link] = key
+            seen[inode] = key
             if key is not None:
-                found.append(_Found(key, int(name), link))
+                found.append(_Found(key, descriptor, inode))
         self._sockets = seen
         return found
 
@@ -146,7 +148,7 @@ class GrpcConnections:
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(found.descriptor)) as sock,
         ):
-            if os.readlink(f"{_DESCRIPTORS}/{sock.fileno()}") == found.link:
+            if os.fstat(sock.fileno()).st_ino == found.inode:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
