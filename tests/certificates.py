@@ -38,11 +38,13 @@ class Authority:
         self.cert = folder / f"{name.replace(' ', '-')}.pem"
         self.cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str = "127.0.0.1", *, expired: bool = False) -> Pair:
+    def issue(
+        self, name: str = "127.0.0.1", *, expired: bool = False, address: str = "127.0.0.1"
+    ) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_named(name), self._name, key, ended=expired)
         alternatives = [
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.IPAddress(ipaddress.ip_address(address)),
             x509.DNSName("localhost"),
         ]
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from enum import Enum
@@ -19,13 +20,17 @@ class Direction(Enum):
 
 
 class Way:
-    """Forwards connections to `target`, "host:port"; with `is_closed` it takes none."""
+    """Forwards connections to `target`, "host:port"; with `is_closed` it takes none. It listens on
+    `host`, with TLS if there is a context."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(
+        self, target: str, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
+    ) -> None:
         self.target = target
         self.is_closed = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        listener = socket.create_server((host, 0))
+        self._listener = context.wrap_socket(listener, server_side=True) if context else listener
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = []
         self._to_halve: Direction | None = None
         self.was_halved = threading.Event()
@@ -54,6 +59,8 @@ class Way:
         while True:
             try:
                 near, _ = self._listener.accept()
+            except ssl.SSLError:  # a client that does not speak it, or trusts others
+                continue
             except OSError:
                 return
             if self.is_closed:
@@ -90,8 +97,10 @@ class Way:
 
 
 @contextlib.contextmanager
-def way_to(target: str) -> Iterator[Way]:
-    way = Way(target)
+def way_to(
+    target: str, host: str = "127.0.0.1", context: ssl.SSLContext | None = None
+) -> Iterator[Way]:
+    way = Way(target, host, context)
     try:
         yield way
     finally:

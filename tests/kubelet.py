@@ -24,6 +24,7 @@ from pods import IMAGE_ENV, UID, Machine, Mount, Running, Sandbox, decoded
 GRACE_S = 30.0
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 10.0, 300.0
 _FORGIVEN_S = 600.0  # a container that ran as long is restarted at once again
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LEAST_S = 2.0  # after a hook that used up the grace period
 
 Getter = Callable[[str, str], Mapping[str, Any]]
@@ -39,6 +40,8 @@ class Node:
     images: Mapping[str, Path]  # to checkouts; one that is not here cannot be pulled
     warm: Path | None  # what a volume named models has from the beginning
     pace: float
+    api: str = ""  # address of the API server, as pods reach it
+    account: Mapping[str, bytes] = field(default_factory=dict)  # files of a service account
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(32))
 
 
@@ -168,10 +171,13 @@ class Container:
         elif is_late:
             self.running.kill()
 
-    @property
-    def is_told(self) -> bool:
-        """To end: its hook is over."""
-        return self._is_told
+    def to_status(self) -> dict[str, Any]:
+        """As the API server would show it."""
+        state: dict[str, Any] = {"running": {}}
+        if self.running is None:
+            state = {"waiting": {"reason": self.reason, "message": self.spec["image"]}}
+        common = {"name": self.name, "image": self.spec["image"], "ready": self.is_ready}
+        return {**common, "restartCount": self.num_restarts, "state": state}
 
     # -- probes and hooks ----------------------------------------------------------------------
 
@@ -277,6 +283,23 @@ class Pod:
         ending = " terminating" if self.is_deleted else ""
         return f"{self.name} {self.ip} on {self.host}{ending}: {', '.join(parts)}"
 
+    def to_object(self) -> dict[str, Any]:
+        """As the API server would show it."""
+        metadata = {"name": self.name, "namespace": self.namespace, "labels": dict(self.labels)}
+        if self.deleted_s is not None:
+            metadata["deletionTimestamp"] = f"{self.deleted_s:.1f}"
+        phase = "Succeeded" if self.is_done else "Pending" if self._init else "Running"
+        conditions = {"PodScheduled": True, "Ready": self.is_ready}
+        return {
+            **{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": self.spec},
+            "status": {
+                **{"phase": phase, "podIP": self.ip},
+                "conditions": [{"type": k, "status": str(v)} for k, v in conditions.items()],
+                "initContainerStatuses": [each.to_status() for each in self._init],
+                "containerStatuses": [each.to_status() for each in self.containers],
+            },
+        }
+
     def processes(self, pattern: str = "") -> dict[int, str]:
         """Command lines that the pattern is found in, by pid."""
         found = self._sandbox.processes() if not self.is_gone else {}
@@ -338,12 +361,19 @@ class Pod:
             spec["name"],
             [_expanded(word, environment) for word in words],
             environment,
-            [self._mount(each) for each in spec.get("volumeMounts", ())],
+            [*map(self._mount, spec.get("volumeMounts", ())), *self._account()],
             checkout,
             user=(context.get("runAsUser", UID), context.get("runAsGroup", UID)),
             memory_bytes=size_of(limits.get("memory")),
             shares_processes=bool(self.spec.get("shareProcessNamespace")),
         )
+
+    def _account(self) -> list[Mount]:
+        if not self.node.account or self.spec.get("automountServiceAccountToken") is False:
+            return []
+        if _ACCOUNT not in self._volumes:
+            self._volumes[_ACCOUNT] = self._sandbox.files("account", self.node.account), "ro"
+        return [Mount("ro", str(self._volumes[_ACCOUNT][0]), _ACCOUNT)]
 
     def _mount(self, mount: Mapping[str, Any]) -> Mount:
         name = mount["name"]
@@ -370,6 +400,9 @@ class Pod:
 
     def _environment(self, spec: Mapping[str, Any]) -> dict[str, str]:
         found = dict(IMAGE_ENV) | {"HOSTNAME": self.name}
+        if self.node.api:
+            host, _, port = self.node.api.rpartition(":")
+            found |= {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
         for source in spec.get("envFrom", ()):
             kind = "ConfigMap" if "configMapRef" in source else "Secret"
             item = self.node.get(kind, next(iter(source.values()))["name"])

@@ -25,6 +25,7 @@ import random
 import re
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ from typing import Any
 import helm_python
 import kuberay
 import yaml
+from certificates import Authority
 from chart_tools import CHART, NAMESPACE, RELEASE
 from cluster_tools import wait_until
 from cut_connections import Way, way_to
@@ -45,7 +47,6 @@ from kubelet import Node, Pod, describe
 from pods import ROOT, UID, Machine
 
 UP_S = 240.0
-_HELM_S = 60
 _TICK_S = 0.1
 _REPOSITORIES = ("outrider-engine", "outrider-engine-cpu", "outrider-gateway")
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -106,6 +107,7 @@ class PodCluster:
             )
             warm = _warmed(self._machine.folder / "warm")
             self._node = Node(self._machine, self._get, self.images, warm, self._pace)
+            self._publish_api(url, stack)
             stack.callback(self._node.pool.shutdown, cancel_futures=True)
             thread = threading.Thread(target=self._run, name="pods", daemon=True)
             thread.start()
@@ -116,19 +118,49 @@ class PodCluster:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _publish_api(self, url: str, stack: ExitStack) -> None:
+        """For pods, with TLS; and have it know of pods and run Jobs."""
+        host = f"{self._machine.switch.subnet}.1"
+        authority = Authority(self._machine.folder)
+        issued = authority.issue(address=host)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(issued.cert, issued.key)
+        way = stack.enter_context(way_to(url.removeprefix("http://"), host, context))
+        self._node.api = way.address
+        self._node.account = {
+            "token": b"a token",
+            "namespace": NAMESPACE.encode(),
+            "ca.crt": authority.cert.read_bytes(),
+        }
+        vars(self.api).update(find_pods=self.pod_objects, run_job=self.run_job)
+
+    def pod_objects(self) -> list[dict[str, Any]]:
+        return [each.to_object() for each in list(self.pods) if not each.is_gone]
+
+    def run_job(self, job: Mapping[str, Any]) -> bool:
+        """Run the pod of a Job to its end; whether it succeeded."""
+        with self._lock:
+            pod = self._create(job, "", job["spec"]["template"])
+        limit_s = job["spec"].get("activeDeadlineSeconds", UP_S)
+        try:
+            self.wait(lambda: pod.is_done or pod.is_gone, limit_s)
+        except AssertionError:
+            return False
+        return not pod.is_gone and all(each.exit_codes[-1] == 0 for each in pod.containers)
+
     def _get(self, kind: str, name: str) -> Mapping[str, Any]:
         return self.api.objects[kind, name]
 
     # -- what tests do -------------------------------------------------------------------------
 
-    def install(self, values: Mapping[str, Any]) -> None:
-        """Install the release, or upgrade it."""
+    def install(self, values: Mapping[str, Any], limit_s: float = UP_S) -> None:
+        """Install the release, or upgrade it; hooks are waited for."""
         act = self._helm.upgrade if self._is_installed else self._helm.install
-        act(CHART, RELEASE, dict(values), timeout=_HELM_S)
+        act(CHART, RELEASE, dict(values), timeout=int(limit_s))
         self._is_installed = True
 
     def uninstall(self) -> None:
-        self._helm.uninstall(RELEASE, timeout=_HELM_S)
+        self._helm.uninstall(RELEASE, timeout=int(UP_S))
 
     def of(self, component: str) -> list[Pod]:
         """Pods of a component that are not gone, oldest first."""
@@ -240,7 +272,7 @@ class PodCluster:
                 if key not in self._made:
                     self._made[key] = list(kuberay.wanted(item))
                 for group, count, template in self._made[key]:
-                    yield item, group, template, count
+                    yield item, group, template, 0 if item["spec"].get("suspend") else count
             elif kind in ("Deployment", "StatefulSet"):
                 yield item, "", item["spec"]["template"], item["spec"].get("replicas", 1)
 
@@ -278,7 +310,7 @@ class PodCluster:
 
     def _create(
         self, item: Mapping[str, Any], group: str, template: Mapping[str, Any], suffix: str = ""
-    ) -> None:
+    ) -> Pod:
         owner = item["metadata"]["name"]
         infix = {"": "", "headgroup": "-head"}.get(group, f"-{group}-worker")
         suffix = suffix or "".join(random.choices(_LETTERS, k=5))
@@ -288,6 +320,7 @@ class PodCluster:
         pod.host = self._place(pod)
         pod.write_hosts(self._hosts)
         self.pods.append(pod)
+        return pod
 
     def _place(self, pod: Pod) -> str:
         """With its siblings of one RayCluster, else where there are fewest."""
@@ -299,15 +332,21 @@ class PodCluster:
         return min(free, key=lambda node: sum(each.host == node for each in self.pods))
 
     def _may_evict(self, pod: Pod) -> bool:
+        """Whether the budgets of a pod that is ready leave room for its end."""
         for (kind, _), item in self._objects():
-            if kind == "PodDisruptionBudget":
-                spec = item["spec"]
-                if _selects(spec["selector"]["matchLabels"], pod) and pod.is_ready:
-                    every = [p for p in self.pods if _selects(spec["selector"]["matchLabels"], p)]
-                    total = sum(not each.is_deleted for each in every)
-                    least = spec.get("minAvailable", total - int(spec.get("maxUnavailable", 0)))
-                    if sum(each.is_ready for each in every) - 1 < int(least):
-                        return False
+            if kind == "PodDisruptionBudget" and pod.is_ready:
+                labels, spec = item["spec"]["selector"]["matchLabels"], item["spec"]
+                if not _selects(labels, pod.labels):
+                    continue
+                wanted = [
+                    count
+                    for _, _, template, count in self._wanted()
+                    if _selects(labels, template["metadata"].get("labels") or {})
+                ]
+                least = spec.get("minAvailable", sum(wanted) - int(spec.get("maxUnavailable", 0)))
+                ready = [p for p in self.pods if p.is_ready and _selects(labels, p.labels)]
+                if len(ready) - 1 < int(least):
+                    return False
         return True
 
     # -- services ------------------------------------------------------------------------------
@@ -321,7 +360,9 @@ class PodCluster:
 
     def _endpoints(self, service: Mapping[str, Any]) -> list[Pod]:
         spec = service["spec"]
-        found = [each for each in self.pods if _selects(spec.get("selector") or {"": ""}, each)]
+        found = [
+            each for each in self.pods if _selects(spec.get("selector") or {"": ""}, each.labels)
+        ]
         if spec.get("publishNotReadyAddresses"):
             return found
         ready = [each for each in found if each.is_ready]
@@ -368,8 +409,8 @@ def _digest(template: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _selects(labels: Mapping[str, str], pod: Pod) -> bool:
-    return labels.items() <= pod.labels.items()
+def _selects(wanted: Mapping[str, str], labels: Mapping[str, str]) -> bool:
+    return wanted.items() <= labels.items()
 
 
 def _warmed(folder: Path) -> Path:
