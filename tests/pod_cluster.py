@@ -43,8 +43,10 @@ from chart_tools import CHART, NAMESPACE, RELEASE
 from cluster_tools import wait_until
 from cut_connections import Way, way_to
 from kube_api import running_api
-from kubelet import Node, Pod, describe
-from pods import ROOT, UID, Machine
+from kubelet import Pod, describe
+from pod_containers import Node
+from pod_image import UID
+from pods import ROOT, Machine
 
 UP_S = 240.0
 _TICK_S = 0.1

@@ -5,10 +5,6 @@ A pod has a network, a host name and IPC of its own; each of its containers has 
 context, and a read-only root. `kubelet.py` decides when containers start and end, and
 `pod_cluster.py` which pods there are.
 
-The image is this machine's programs with the environment of the tests at /opt/outrider, as the
-Dockerfiles have it, and a checkout beside it. The engine's image has `ray[default]`; where the
-environment has only `ray`, `OUTRIDER_POD_PACKAGES` may name a folder with what else that takes.
-
 Nothing stays, however a test ends: everything runs below one PID namespace that ends when the pipe
 to the tests breaks, and mounts and networks go with their processes. Folders and cgroups of
 processes that were killed are removed by the next `Machine`.
@@ -18,11 +14,9 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,31 +25,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pod_image import IMAGE_ENV, UID, Mount, image_mounts, write_etc
 from pod_memory import Memory, size_of
 from switch import SYSTEM_PATH, Switch, children, end, run, start, wait
 
 ROOT = Path(__file__).resolve().parents[1]
-UID = 10001  # of the images
 PROGRAMS = ("ip", "unshare", "nsenter", "mount", "pivot_root", "setpriv")
-PREFIX = "/opt/outrider"
-PACKAGES = os.environ.get("OUTRIDER_POD_PACKAGES", "")
-_CHECKOUT, _PACKAGES = "/opt/checkout", "/opt/packages"
 _FOLDER = "outrider-pods-"
-_ETC = ("ssl", "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime")
-_SHM_BYTES = 64 * 2**20  # what a container has that mounts none
-# What the images' Dockerfiles set; PYTHONPATH instead of an installed wheel.
-IMAGE_ENV = {
-    "PATH": f"{PREFIX}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-    "HF_HOME": "/var/cache/outrider/hub",
-    "OUTRIDER_CACHE": "/var/cache/outrider",
-    "OUTRIDER_SERVER_HOST": "0.0.0.0",
-    "OUTRIDER_SERVER_ADMIN_PORT": "8081",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONPATH": f"{_CHECKOUT}/src" + (f":{_PACKAGES}" if PACKAGES else ""),
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "TRITON_CACHE_DIR": "/var/cache/outrider/triton",
-}
 # boot CGROUP ROOT UID GID MOUNTS COMMAND...: the first process of a container.
 _BOOT = r"""
 set -eu
@@ -95,15 +71,6 @@ exec setpriv --reuid "$uid" --regid "$gid" --groups "$gid" --bounding-set -all -
 _PAUSE = 'hostname "$1"; echo up; cat; :'  # bash waits for orphans too, as pause does
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """Of a container: `mode` is ro, rw or tmpfs, whose source is a number of bytes."""
-
-    mode: str
-    source: str
-    place: str
-
-
 class Machine:
     """Where pods are: a network, a PID namespace and a folder; leaving the context ends them."""
 
@@ -119,7 +86,7 @@ class Machine:
             self.memory = stack.enter_context(Memory(self.folder.name))
             for name in ("root", "logs", "pods"):
                 (self.folder / name).mkdir()
-            _write_etc(self.folder / "etc")
+            write_etc(self.folder / "etc")
             own = ["--pid", "--mount", "--fork", "--kill-child"]
             self.switch = Switch(stack, own)
             owners = ("self", self.switch.pid)
@@ -246,7 +213,8 @@ class Running:
         self._sandbox = sandbox
         cgroup = machine.memory.group(f"{sandbox.name}.{name}", memory_bytes)
         listed = sandbox.folder / f"{name}.mounts"
-        fixed = _image_mounts(sandbox, checkout, cgroup)
+        seen = None if cgroup is None else (cgroup, machine.memory.place)
+        fixed = image_mounts(machine.folder, sandbox.folder, checkout, seen)
         given = {each.place for each in mounts}
         every = [*(each for each in fixed if each.place not in given), *mounts]
         listed.write_text("".join(f"{m.mode} {m.source} {m.place}\n" for m in every))
@@ -350,76 +318,6 @@ def _processes(kind: str, own: str) -> Iterator[tuple[int, str]]:
 def _is_wrapper(line: str) -> bool:
     """One that makes namespaces and waits, or the pod's pause."""
     return line == "cat" or _PAUSE in line or Path(line.split()[0]).name in ("nsenter", "unshare")
-
-
-def _image_mounts(sandbox: Sandbox, checkout: Path, cgroup: Path | None) -> list[Mount]:
-    """What a container has before its volumes."""
-    machine = sandbox.machine
-    system = [each for each in ("/bin", "/lib", "/lib32", "/lib64", "/sbin", "/usr")]
-    mounts = [Mount("ro", each, each) for each in system if _is_folder(each)]
-    mounts += [
-        Mount("ro", str(each), f"/etc/{each.name}") for each in (machine.folder / "etc").iterdir()
-    ]
-    for name in ("hosts", "resolv.conf", "hostname"):
-        mounts.append(Mount("ro", str(sandbox.folder / name), f"/etc/{name}"))
-    base = Path(sys.base_prefix).resolve()
-    if not base.is_relative_to("/usr"):
-        mounts.append(Mount("ro", str(base), str(base)))
-        if Path(sys.base_prefix) != base:
-            mounts.append(Mount("ro", str(base), sys.base_prefix))
-    mounts += [
-        Mount("ro", str(Path(sys.prefix).resolve()), PREFIX),
-        Mount("ro", str(_programs(machine, checkout)), f"{PREFIX}/bin"),
-        Mount("ro", str(checkout), _CHECKOUT),
-        Mount("tmpfs", str(_SHM_BYTES), "/dev/shm"),
-    ]
-    if PACKAGES:
-        mounts.append(Mount("ro", PACKAGES, _PACKAGES))
-    if cgroup is not None:  # its own is the root of what it sees
-        mounts.append(Mount("tmpfs", "65536", "/sys/fs/cgroup"))
-        mounts.append(Mount("ro", str(cgroup), str(machine.memory.place)))
-    return mounts
-
-
-def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
-
-
-def _programs(machine: Machine, checkout: Path) -> Path:
-    """The image's: those of the environment, run by its Python where it is mounted."""
-    folder = machine.folder / f"bin-{abs(hash(checkout))}"
-    if folder.exists():
-        return folder
-    folder.mkdir()
-    programs = Path(sys.prefix).resolve() / "bin"
-    for name in ("ray", "outrider"):
-        text = re.sub(r"\A#!.*", f"#!{PREFIX}/bin/python3", (programs / name).read_text())
-        (folder / name).write_text(text)
-    for name in ("entrypoint.sh", "healthcheck.sh"):
-        shutil.copy(checkout / "docker" / name, folder)
-    for each in folder.iterdir():
-        each.chmod(0o755)
-    interpreter = (programs / "python3").resolve()
-    for name in ("python", "python3", interpreter.name):
-        (folder / name).symlink_to(interpreter)
-    return folder
-
-
-def _write_etc(folder: Path) -> None:
-    folder.mkdir()
-    for name in _ETC:
-        source = Path("/etc") / name
-        if source.is_dir():
-            shutil.copytree(source, folder / name, symlinks=True)
-        elif source.exists():
-            shutil.copy(source, folder / name)
-    (folder / "passwd").write_text(
-        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-        f"outrider:x:{UID}:{UID}::/home/outrider:/bin/bash\n"
-    )
-    (folder / "group").write_text(f"root:x:0:\noutrider:x:{UID}:\n")
-    (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-    (folder / "profile").write_text(f"export PATH={IMAGE_ENV['PATH']}\n")
 
 
 def decoded(item: Mapping[str, Any]) -> dict[str, bytes]:

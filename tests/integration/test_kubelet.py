@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from cluster_tools import wait_until
-from kubelet import Node, Pod
+from kubelet import Pod
+from pod_containers import Node
 from pods import ROOT, Machine, skip_reason
 
 IMAGE = "registry.example/here"
@@ -21,7 +22,8 @@ LIMIT_S = 60.0
 # Has a pod, says its pid and the folder, and waits to be killed.
 HOLDER = """
 import sys, time
-from pods import IMAGE_ENV, ROOT, Machine, Running
+from pod_image import IMAGE_ENV
+from pods import ROOT, Machine, Running
 with Machine() as machine:
     sandbox = machine.sandbox("held")
     running = Running(sandbox, "held", ["sleep", "60"], IMAGE_ENV, [], ROOT)
