@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -56,7 +57,7 @@ class Attaching:
                 self._tell_adoption(claim)
                 return RayLaunch(self._config, self._session, self._driver, actor, claim.bookmark)
             self._say(Event(Kind.TROUBLE, f"replicas run already and are started anew: {refusal}"))
-            await self._end(actor)
+            await self._end(actor, is_silent=claim is None)
         made = await self._made(is_first=is_first)
         return RayLaunch(self._config, self._session, self._driver, made)
 
@@ -134,12 +135,11 @@ class Attaching:
         if claim.change:
             self._say(Event(Kind.STAGE, f"their settings differ: {claim.change}"))
 
-    async def _end(self, actor: Any) -> None:
-        try:
-            async with asyncio.timeout(_SHUTDOWN_S):
-                await once(actor, "shutdown", self._driver)
-        except (RayError, TimeoutError):
-            pass  # it is killed
+    async def _end(self, actor: Any, *, is_silent: bool) -> None:
+        if not is_silent:
+            with contextlib.suppress(RayError, TimeoutError):  # it is killed in any case
+                async with asyncio.timeout(_SHUTDOWN_S):
+                    await once(actor, "shutdown", self._driver)
         await _in_time(lambda: ray.kill(actor))
         deadline_s = time.monotonic() + _GONE_S
         while await _in_time(find_controller) is not None:

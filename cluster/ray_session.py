@@ -87,8 +87,8 @@ class RaySessions:
         # A daemon, which does not hold up the end of the process if Ray hangs.
         threading.Thread(target=start, name="outrider-ray", daemon=True).start()
 
-    def first(self) -> RaySession:
-        return self._first.result()
+    def first(self, timeout_s: float | None = None) -> RaySession:
+        return self._first.result(timeout_s)
 
     def open(self, timeout_s: float) -> RaySession:
         """The first one, at first; then the next one, after the end of the one before. A cluster

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from outrider.cluster.deadline import END_S, Deadline
+from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.launch import Launch
 from outrider.cluster.progress import Progress
@@ -162,8 +163,12 @@ def _running_secret(config: EngineConfig, sessions: RaySessions) -> str | None:
     if config.cluster.address is None or os.environ.get(SECRET_VARIABLE):
         return None
     from outrider.cluster.attach import running_secret
+    from outrider.cluster.late_launch import OPEN_S
 
-    sessions.first()
+    try:
+        sessions.first(config.cluster.ray_timeout_s + OPEN_S)
+    except TimeoutError:
+        raise ClusterError("Ray does not let this server in, and does not refuse it.") from None
     return running_secret()
 
 
