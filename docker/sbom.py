@@ -26,11 +26,19 @@ Component = dict[str, Any]
 
 
 def python_components() -> Iterator[Component]:
-    for found in metadata.distributions():
+    for found in metadata.distributions(path=_folders()):
         name, version = found.metadata["Name"], found.version
         if name:  # what is left of a removed one has none
             purl = f"pkg:pypi/{re.sub(r'[-_.]+', '-', name).lower()}@{quote(version)}"
             yield _component(name, version, purl, _python_licences(found.metadata))
+
+
+def _folders() -> list[str]:
+    """Where distributions are installed, and where some of them carry others along."""
+    found = dict.fromkeys(path for path in sys.path if Path(path).is_dir())
+    for path in [path for path in found if Path(path).name in ("site-packages", "dist-packages")]:
+        found |= dict.fromkeys(str(each.parent) for each in Path(path).rglob("*.dist-info"))
+    return list(found)
 
 
 def _python_licences(described: Any) -> list[Component]:
