@@ -62,7 +62,7 @@ class ClusterFile:
     @property
     def uses_systemd(self) -> bool:
         """Whether a unit of systemd on the head is to keep the server's keeper."""
-        return self._supervisor == SYSTEMD
+        return bool(self._supervisor == SYSTEMD)
 
     @property
     def _supervisor(self) -> Any:
