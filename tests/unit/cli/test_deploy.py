@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from outrider.cli import main
+from outrider.cli import deploy, main
 from outrider.gateway.keys_file import key_digest, read_keys
 
 
@@ -63,3 +66,36 @@ def test_a_file_that_was_not_edited_is_refused_in_a_sentence(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1
     assert told[0].endswith("provider.head_ip is 'EDIT-HEAD-IP'; put your own in its place.")
+
+
+@pytest.mark.parametrize(
+    ("server", "keeper", "expected"),
+    [
+        (None, None, "not running, outrider 1"),
+        (None, 5, "not running, being started anew, outrider 1"),
+        ({"pid": 7, "state": "serving", "restarts": 0}, 5, "serving (pid 7), outrider 1"),
+        (
+            {"pid": 7, "state": "serving", "restarts": 2},
+            None,
+            "serving (pid 7, 2 restarts, kept by nobody), outrider 1",
+        ),
+    ],
+)
+def test_status_says_who_keeps_the_server(
+    server: dict[str, Any] | None, keeper: int | None, expected: str
+) -> None:
+    found = {"version": "1", "server": server, "keeper": keeper, "nodes": [], "processes": []}
+    assert deploy._status_lines(found) == [f"server  {expected}"]
+
+
+def test_a_supervisor_that_does_not_exist_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("init", "on-premise", str(tmp_path)) == 0
+    file = tmp_path / "cluster.yaml"
+    numbers = itertools.count(1)  # no two hosts are the same
+    text = re.sub(r"EDIT-[A-Z0-9-]+", lambda _: f"10.0.0.{next(numbers)}", file.read_text())
+    file.write_text(text + "metadata: {supervisor: runit}\n")
+    assert run("up", "-f", str(file)) == 2
+    said = capsys.readouterr().err
+    assert "metadata.supervisor is 'runit'; it must be keeper or systemd." in said
