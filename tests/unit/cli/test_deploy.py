@@ -84,7 +84,13 @@ def test_a_file_that_was_not_edited_is_refused_in_a_sentence(
 def test_status_says_who_keeps_the_server(
     server: dict[str, Any] | None, keeper: int | None, expected: str
 ) -> None:
-    found = {"version": "1", "server": server, "keeper": keeper, "nodes": [], "processes": []}
+    found: dict[str, Any] = {
+        "version": "1",
+        "server": server,
+        "keeper": keeper,
+        "nodes": [],
+        "processes": [],
+    }
     assert deploy._status_lines(found) == [f"server  {expected}"]
 
 
