@@ -161,7 +161,7 @@ METRICS: tuple[Described, ...] = (
         "replica_start_seconds",
         _G,
         _CONTROLLER,
-        "Time that the last start of a replica took once it had room.",
+        "Time that the last start of a replica took once it had room, or found it anew.",
         ("replica",),
     ),
     # -- the engine
