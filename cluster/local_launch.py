@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 
 from outrider.cluster.errors import ClusterError, PlacementError
 from outrider.cluster.events import Say
+from outrider.cluster.host_memory import available_bytes, used_bytes
 from outrider.cluster.kept_replica import Room
 from outrider.cluster.local_life import LocalLife, LocalRoom, local_room
 from outrider.cluster.replica_set import ReplicaSet
@@ -19,6 +20,9 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaPlace
 
 NAME = "outrider serve"
+MAX_STARTING = 4  # replicas, at a time
+_POLL_S = 0.1
+_GB = 2**30
 
 
 class LocalRooms:
@@ -37,9 +41,43 @@ class LocalRooms:
         return settle_colocation(config, len(self._gpu_ids))
 
     async def find(self, config: EngineConfig, timeout_s: float) -> Room:
+        """Waits while many others start: what those take is not known before they have loaded."""
+        limit_s = config.cluster.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._num_starting >= MAX_STARTING:
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise PlacementError(
+                f"{self._num_starting} replicas have been starting for {limit_s:g} s; wait until "
+                "they serve, or have fewer."
+            ) from None
+        self.check_memory(1)
         room = self._room(config)
         self._given.append(room)
         return room
+
+    @property
+    def _num_starting(self) -> int:
+        return len(self._given) - sum(life.is_ready for life in self.lives)
+
+    def check_memory(self, num_further: int) -> None:
+        """Raises `PlacementError` unless there is memory for so many more of what runs already."""
+        running = [life for life in self.lives if life.is_ready]
+        available = available_bytes()
+        if not running or available is None:  # what one takes is not known
+            return
+        largest = max(used_bytes(each.pid for each in life.processes(0)) for life in running)
+        num_starting = max(self._num_starting, 0)
+        if (num_further + num_starting) * largest <= available:
+            return
+        num_fitting = max(available // largest - num_starting, 0)
+        needed_gb, free_gb = num_further * largest / _GB, available / _GB
+        raise PlacementError(
+            f"{_count(num_further)} more would take {needed_gb:.1f} GB of memory, by what one that "
+            f"runs takes, and {free_gb:.1f} GB are free, enough for {num_fitting}; have fewer, or "
+            "use a cluster."
+        )
 
     def _room(self, config: EngineConfig) -> LocalRoom:
         if not self._gpu_ids or config.target.device == "cpu":
@@ -110,6 +148,9 @@ class LocalLaunch:
         await asyncio.shield(self._keeping)
 
     async def scale(self, num_replicas: int) -> None:
+        num_further = num_replicas - len(self._running().replicas)
+        if num_further > 0:
+            self._rooms.check_memory(num_further)
         await self._running().scale(num_replicas)
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
@@ -135,3 +176,7 @@ class LocalLaunch:
     def _tell_change(self) -> None:
         for hear in self.on_change:
             hear()
+
+
+def _count(num_replicas: int) -> str:
+    return "1 replica" if num_replicas == 1 else f"{num_replicas} replicas"

@@ -74,6 +74,11 @@ class LocalLife:
     def draft_restarts(self) -> int:
         return 0 if self._status is None else self._status.draft_losses
 
+    @property
+    def is_ready(self) -> bool:
+        """It has loaded its models, and serves."""
+        return self._asking is not None and not self._is_over
+
     def processes(self, restarts: int) -> list[ProcessView]:
         host, status = socket.gethostname(), self._status
         state = ProcessState.STARTING if self._asking is None else ProcessState.READY

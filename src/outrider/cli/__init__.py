@@ -168,6 +168,9 @@ def _report(error: Exception) -> int:
         hint = "run 'outrider --debug ...' to see where"
         messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1
     with contextlib.suppress(OSError):  # nobody reads it any more; the exit code tells
+        from outrider.cli.visible import visible_on
+
         for message in messages:
+            message = visible_on(sys.stderr, message)
             typer.echo(f"error: {message}", err=True)
     return exit_code

@@ -88,9 +88,10 @@ class _Conversation:
     """What was said so far, and the two terminals it is shown on."""
 
     def __init__(self, client: Client, params: SamplingParams, system: str | None) -> None:
-        from rich.console import Console
+        from outrider.cli.visible import SafeConsole
 
-        self._stdout, self._stderr = Console(highlight=False), Console(stderr=True, highlight=False)
+        self._stdout = SafeConsole(highlight=False)
+        self._stderr = SafeConsole(stderr=True, highlight=False)
         self._client = client
         self._params = params
         self._opening = [] if system is None else [{"role": "system", "content": system}]
@@ -142,6 +143,8 @@ class _Conversation:
 
     def _show(self, stream: Stream) -> bool:
         """Write the text as it comes; whether it came to its end."""
+        from outrider.cli.visible import visible_on
+
         file = self._stdout.file
         waiting = AtWork(self._stderr, "waiting for the server")
         waiting.start()
@@ -149,7 +152,8 @@ class _Conversation:
             for chunk in stream:
                 waiting.stop()
                 spans = [(size, origin != "target") for size, origin in chunk.spans]
-                file.write(coloured(chunk.text, spans) if spans else chunk.text)
+                text = chunk.text
+                file.write(coloured(text, spans) if spans else visible_on(file, text))
                 file.flush()
         except KeyboardInterrupt:
             if not sys.stdin.isatty():

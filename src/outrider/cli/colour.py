@@ -13,7 +13,7 @@ ACCEPTED_COLOUR, OWN_COLOUR = "green", "magenta"
 
 
 class ColouredText:
-    """Writes a stream's text unchanged, each character in the colour of its token."""
+    """Writes a stream's text, each character in the colour of its token."""
 
     def __init__(self, file: IO[str], detokenizer: Detokenizer) -> None:
         from outrider.text.spans import TextSpans
@@ -26,12 +26,15 @@ class ColouredText:
 
 
 def coloured(text: str, spans: Iterable[tuple[int, bool]]) -> str:
-    """`text` cut into spans of (characters, whether they were drafted), with escape codes."""
+    """`text` cut into spans of (characters, whether they were drafted), with escape codes; its own
+    control characters are shown."""
     from rich.style import Style
+
+    from outrider.cli.visible import visible
 
     shown, at = "", 0
     for num_chars, is_draft in spans:
         colour = ACCEPTED_COLOUR if is_draft else OWN_COLOUR
-        shown += Style(color=colour).render(text[at : at + num_chars])
+        shown += Style(color=colour).render(visible(text[at : at + num_chars]))
         at += num_chars
-    return shown + text[at:]
+    return shown + visible(text[at:])

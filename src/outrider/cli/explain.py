@@ -49,9 +49,9 @@ def explain(
     if as_json:
         typer.echo(json.dumps(_as_dict(account)))
         return
-    from rich.console import Console
+    from outrider.cli.visible import SafeConsole
 
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     for part in _picture(account):
         console.print(part)
 

@@ -158,9 +158,9 @@ class _Session:
     """One call of the command: an engine, a prompt, and the two terminals it talks to."""
 
     def __init__(self, config: EngineConfig, prompt: str, raw: bool, system: str | None) -> None:
-        from rich.console import Console
+        from outrider.cli.visible import SafeConsole
 
-        self._stdout, self._stderr = Console(), Console(stderr=True)
+        self._stdout, self._stderr = SafeConsole(), SafeConsole(stderr=True)
         models = filter(None, (config.target.model, config.draft.model))
         with AtWork(self._stderr, f"loading {' and '.join(models)}"):
             from outrider.engine.build import build_engine
@@ -242,8 +242,10 @@ def _encode(engine: Engine, prompt: str, raw: bool, system: str | None) -> Promp
 
 
 def _writer(stdout: Console, engine: Engine, prompt: Prompt) -> Callable[[OutputDelta], Any]:
+    from outrider.cli.visible import visible_on
+
     if stdout.color_system is None or stdout.no_color:
-        return lambda delta: stdout.file.write(delta.text)
+        return lambda delta: stdout.file.write(visible_on(stdout.file, delta.text))
     from outrider.text.detokenize import Detokenizer
 
     prompt_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else ()

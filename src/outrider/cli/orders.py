@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import typer
 
+from outrider.cli.visible import visible_on
 from outrider.client import Client, UnavailableError
 from outrider.errors import OutriderError
 from outrider.links.cluster_view import OrderView
@@ -30,11 +32,11 @@ def follow(client: Client, timeout_s: float) -> None:
         if order is not None:
             if order.state == UNDER_WAY and order.detail not in ("", told):
                 told = order.detail
-                typer.echo(told)
+                typer.echo(visible_on(sys.stdout, told))
             elif order.state == FAILED:
                 raise OrderError(f"{order.what}: {order.detail}")
             elif order.state != UNDER_WAY:
-                typer.echo(f"done: {order.what}")
+                typer.echo(visible_on(sys.stdout, f"done: {order.what}"))
                 return
         if time.monotonic() > deadline_s:
             raise OrderError(

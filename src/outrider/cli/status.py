@@ -59,9 +59,9 @@ def status(
         elif watch:
             _watch(client, every_s)
         else:
-            from rich.console import Console
+            from outrider.cli.visible import SafeConsole
 
-            Console(highlight=False).print(_picture(client.status()))
+            SafeConsole(highlight=False).print(_picture(client.status()))
 
 
 def _as_json(found: ServerStatus) -> str:
@@ -75,7 +75,10 @@ def _as_json(found: ServerStatus) -> str:
 def _watch(client: Client, every_s: float) -> None:
     from rich.live import Live
 
-    with Live(_picture(client.status()), auto_refresh=False) as live:
+    from outrider.cli.visible import SafeConsole
+
+    console = SafeConsole()
+    with Live(_picture(client.status()), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(every_s)
             live.update(_picture(client.status()), refresh=True)

@@ -11,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from outrider import __version__
 from outrider.cli.speculation_words import speculation_sentence
+from outrider.cli.visible import SafeConsole
 from outrider.config import EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ _OWN_AUTHORITY = (
 )
 
 
-class _PatientConsole(Console):
+class _PatientConsole(SafeConsole):
     """Nobody needs to read it: once nothing can be written any more, it falls silent."""
 
     def print(self, *objects: Any, **options: Any) -> None:
