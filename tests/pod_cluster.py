@@ -74,12 +74,19 @@ def default_images() -> dict[str, Path]:
 class PodCluster:
     """Leaving the context ends everything in it, at once."""
 
-    def __init__(self, *, pace: float = 1.0, nodes: Sequence[str] = ("node-a", "node-b")) -> None:
+    def __init__(
+        self,
+        *,
+        pace: float = 1.0,
+        nodes: Sequence[str] = ("node-a", "node-b"),
+        is_warm: bool = True,  # volumes named models have the bundled pair, converted
+    ) -> None:
         self.images = default_images()
         self.pods: list[Pod] = []
         self.nodes = list(nodes)
         self.cordoned: set[str] = set()
         self._pace = pace
+        self._is_warm = is_warm
         self._is_installed = False
         self._drained: set[str] = set()
         self._made: dict[tuple[str, str], list[kuberay.Wanted]] = {}  # by name and version
@@ -107,7 +114,7 @@ class PodCluster:
                     burst_limit=1000,
                 )
             )
-            warm = _warmed(self._machine.folder / "warm")
+            warm = _warmed(self._machine.folder / "warm") if self._is_warm else None
             self._node = Node(self._machine, self._get, self.images, warm, self._pace)
             self._publish_api(url, stack)
             stack.callback(self._node.pool.shutdown, cancel_futures=True)

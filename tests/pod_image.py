@@ -111,4 +111,5 @@ def write_etc(folder: Path) -> None:
     )
     (folder / "group").write_text(f"root:x:0:\noutrider:x:{UID}:\n")
     (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    (folder / "host.conf").write_text("multi on\n")  # all addresses of a name
     (folder / "profile").write_text(f"export PATH={IMAGE_ENV['PATH']}\n")

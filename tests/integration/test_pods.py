@@ -30,7 +30,7 @@ def cluster() -> Iterator[PodCluster]:
     reason = skip_reason()
     if reason is not None:
         pytest.skip(reason)
-    with PodCluster(pace=0.1) as made:
+    with PodCluster(pace=0.2) as made:
         made.install(VALUES)
         made.wait_ready()
         yield made
