@@ -9,16 +9,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from outrider.cluster.controller import NAME, NAMESPACE, Claim, Controller
 from outrider.cluster.errors import DetachedError
 from outrider.cluster.events import Event, Kind, Say
 from outrider.cluster.lease import LEASE_S, Driver
-from outrider.cluster.ray_launch import RayLaunch, once, state_of
+from outrider.cluster.ray_launch import START_S, RayLaunch, once
 from outrider.cluster.ray_session import RaySession
-from outrider.cluster.silence import patience_s
 from outrider.cluster.tasks import in_own_thread
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
@@ -109,10 +108,10 @@ class Attaching:
             try:
                 async with asyncio.timeout(_CLAIM_S):
                     claim: Claim = await once(actor, "claim", *terms)
-            except (RayTaskError, AttributeError):
+            except (ActorDiedError, RayTaskError, AttributeError):
                 return None
             except (RayError, TimeoutError):
-                if waited_s >= patience_s(await state_of(actor)):
+                if waited_s >= START_S:  # Ray may be restarting it
                     return None
             else:
                 if claim.is_granted:

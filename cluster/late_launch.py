@@ -44,6 +44,7 @@ class LateLaunch(Generic[T]):
         self._give_up = give_up
         self._first_wait_s = first_wait_s
         self._made: Launch | None = None
+        self._has_run = False  # what was never there is not waited for
 
     @property
     def places(self) -> tuple[ReplicaPlace, ...]:
@@ -69,6 +70,9 @@ class LateLaunch(Generic[T]):
                 await made.keep(say)
                 return
             except DetachedError as error:
+                self._has_run |= bool(self.places)
+                if not self._has_run:
+                    raise
                 self._made = None
                 pause_s, wait_s = lost.lost(), REATTACH_S
                 words = f"{str(error).rstrip('.')}; attaching to Ray anew, requests wait"

@@ -70,12 +70,6 @@ def bootstrap_address(address: str) -> str:
         return address
 
 
-def actor_state(actor: Any) -> str:
-    """What Ray says of it: ALIVE, RESTARTING, DEAD, ...; empty if Ray does not know it."""
-    found = _ray._private.state.actors(actor._actor_id.hex())
-    return str(found.get("State", ""))
-
-
 def dead_services() -> list[str]:
     """Those that have ended of a Ray that was started here."""
     node = _ray._private.worker._global_node

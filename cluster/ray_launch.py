@@ -9,23 +9,25 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
 from outrider.cluster.controller import News
 from outrider.cluster.errors import ClusterError, DetachedError
 from outrider.cluster.events import Bookmark, Say
 from outrider.cluster.lease import Driver, LeaseLostError
-from outrider.cluster.ray_facts import actor_state
 from outrider.cluster.ray_session import RaySession
-from outrider.cluster.silence import patience_s, reason_of
 from outrider.cluster.tasks import in_own_thread
 from outrider.config import EngineConfig
 from outrider.errors import OutriderError
 from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 
+# A controller that Ray restarts may take longer: then the server attaches to it again.
+SILENCE_S = 10.0
+START_S = 120.0  # for the first news, while Ray starts its process
+
 _NEWS_S = 0.5
-_ANSWER_S = 5.0  # for news beyond the time they are waited for, and for Ray itself
+_ANSWER_S = 5.0  # beyond the time that news are waited for
 _VIEW_S = 2.0
 _SHUTDOWN_S = 10.0
 _KILL_S = 5.0
@@ -51,6 +53,7 @@ class RayLaunch:
         self._driver = driver
         self._controller = controller
         self._bookmark = bookmark or Bookmark()
+        self._is_heard = bookmark is not None
         self._is_owner = True
         self._places: tuple[ReplicaPlace, ...] = ()
         self._is_over = asyncio.Event()
@@ -101,14 +104,17 @@ class RayLaunch:
             try:
                 async with asyncio.timeout(timeout_s + _ANSWER_S):
                     news: News = await self._once("news", self._driver, bookmark, timeout_s)
-                    return news
+                self._is_heard = True
+                return news
             except RayTaskError:
                 raise
-            except (RayError, TimeoutError):
-                state = await state_of(self._controller)
+            except ActorDiedError as error:
+                raise DetachedError(f"the controller has ended: {error}") from error
+            except (RayError, TimeoutError) as error:
+                failure = str(error).strip().partition("\n")[0] or "it does not answer"
             silent_s = time.monotonic() - heard_s
-            if silent_s >= patience_s(state):
-                raise DetachedError(reason_of(state, silent_s))
+            if silent_s >= (SILENCE_S if self._is_heard else START_S):
+                raise DetachedError(f"the controller is silent for {silent_s:.0f} s: {failure}")
             await asyncio.sleep(_NEWS_S)
 
     def _once(self, method: str, *arguments: object) -> Any:
@@ -178,16 +184,6 @@ class RayLaunch:
 def once(actor: Any, method: str, *arguments: object) -> Any:
     """A call that Ray does not repeat for as long as it takes."""
     return getattr(actor, method).options(max_task_retries=0).remote(*arguments)
-
-
-async def state_of(actor: Any) -> str | None:
-    """What Ray says of it; None if Ray does not answer."""
-    asking = in_own_thread(lambda: actor_state(actor), "outrider-ray-state")
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            return await asking
-    except Exception:  # Ray's library raises anything when its head is gone
-        return None
 
 
 def own_error(error: RayTaskError) -> OutriderError:

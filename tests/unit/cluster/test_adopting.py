@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import ActorUnavailableError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from replica_tools import FakeRooms
 
-from outrider.cluster import attach, controller, kept_replica, ray_launch, replica_set, silence
+from outrider.cluster import attach, controller, kept_replica, ray_launch, replica_set
 from outrider.cluster.attach import Attaching
 from outrider.cluster.controller import Controller
 from outrider.cluster.errors import DetachedError
@@ -75,7 +75,6 @@ class Scene:
         self.clock = Clock()
         self.rooms: FakeRooms
         self.actor: Actor | None = None
-        self.state: str | None = "ALIVE"
         self.said: list[str] = []
         monkeypatch.setattr(
             ray,
@@ -87,13 +86,12 @@ class Scene:
         monkeypatch.setattr(attach, "find_controller", lambda: self.actor)
         monkeypatch.setattr(Attaching, "_make", lambda _, is_first: self.begin())
         monkeypatch.setattr(ray, "kill", self._kill)
-        for module in (attach, ray_launch):
-            monkeypatch.setattr(module, "state_of", self._state_of)
         monkeypatch.setattr(ray_launch, "_ANSWER_S", 0.05)
         monkeypatch.setattr(attach, "_CLAIM_S", 0.05)
         monkeypatch.setattr(attach, "_TAKE_OVER_S", 0.05)
         monkeypatch.setattr(attach, "_POLL_S", 0.005)
-        monkeypatch.setattr(silence, "SILENCE_S", 0.2)
+        monkeypatch.setattr(ray_launch, "SILENCE_S", 0.2)
+        monkeypatch.setattr(attach, "START_S", 0.2)
         for name in ("HEARD_S", "_IDLE_POLL_S"):
             monkeypatch.setattr(kept_replica, name, 0.005)
         monkeypatch.setattr(replica_set, "QUICK_S", 0.01)
@@ -110,9 +108,6 @@ class Scene:
         actor.is_killed = True
         if actor is self.actor:
             self.actor = None
-
-    async def _state_of(self, actor: object) -> str | None:
-        return self.state
 
     async def attach(
         self, driver: Driver, config: EngineConfig = CONFIG, secret: str = "secret"
@@ -270,8 +265,7 @@ def test_a_silent_controller_is_given_up(scene: Scene, is_silent: bool) -> None:
             await asyncio.sleep(0.005)
         scene.actor.is_silent = is_silent
         scene.actor.failure = ActorUnavailableError("Socket closed", None)
-        scene.state = None if is_silent else "ALIVE"
-        with pytest.raises(DetachedError, match="has not answered|has answered for"):
+        with pytest.raises(DetachedError, match="the controller is silent for"):
             await keeping
         with pytest.raises(Exception, match="order it again once the server serves"):
             await order
@@ -280,31 +274,32 @@ def test_a_silent_controller_is_given_up(scene: Scene, is_silent: bool) -> None:
     _run(test)
 
 
-@pytest.mark.parametrize(("state", "reason"), [("", "its head was started anew"), ("DEAD", "lost")])
-def test_a_controller_that_is_gone_is_not_waited_for(scene: Scene, state: str, reason: str) -> None:
+def test_a_controller_that_has_ended_is_not_waited_for(scene: Scene) -> None:
     async def test() -> None:
         keeping = await _served(await scene.attach(OLD))
         assert scene.actor is not None
-        scene.actor.failure, scene.state = ActorUnavailableError("Socket closed", None), state
-        with pytest.raises(DetachedError, match=reason):
+        scene.actor.failure = ActorDiedError("it was killed")
+        with pytest.raises(DetachedError, match="the controller has ended"):
             await keeping
 
     _run(test)
 
 
-def test_a_controller_that_ray_restarts_is_waited_for(scene: Scene) -> None:
+def test_a_controller_that_is_away_for_a_moment_is_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test() -> None:
         launch = await scene.attach(OLD)
         keeping = await _served(launch)
         assert scene.actor is not None
-        scene.actor.failure = ActorUnavailableError("Socket closed", None)
-        scene.state = "RESTARTING"
-        await asyncio.sleep(3 * silence.SILENCE_S)
-        assert not keeping.done()
-        scene.actor.failure, scene.state = None, "ALIVE"
+        scene.actor.failure = ActorUnavailableError("The actor is restarting", None)
+        await asyncio.sleep(1.0)
+        assert not keeping.done() and launch.places
+        scene.actor.failure = None
         await launch.stop()
         await keeping
 
+    monkeypatch.setattr(ray_launch, "SILENCE_S", LIMIT_S)
     _run(test)
 
 

@@ -200,6 +200,17 @@ def test_a_session_that_does_not_come_back_ends_the_server() -> None:
         asyncio.run(run())
 
 
+def test_a_session_that_was_lost_before_anything_ran_ends_the_server() -> None:
+    async def make(session: str) -> Noting:
+        raise DetachedError("Ray has not answered for 20 s")
+
+    async def run() -> None:
+        await LateLaunch(lambda _: "a session", make).keep(_ignore)
+
+    with pytest.raises(DetachedError, match="has not answered for 20 s"):
+        asyncio.run(run())
+
+
 def test_a_session_that_hangs_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_launch, "OPEN_S", 0.01)
     is_there = threading.Event()

@@ -6,7 +6,6 @@ import pytest
 
 from outrider.cluster.adoption import changes_between
 from outrider.cluster.lease import LEASE_S, Driver, Lease, LeaseLostError
-from outrider.cluster.silence import RESTART_S, SILENCE_S, patience_s, reason_of
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 
@@ -80,14 +79,3 @@ def test_replicas_that_cannot_become_the_wanted_ones_are_refused(path: str) -> N
     value = {"target__model": "another", "cluster__colocate": True, "num_threads": 3}[path]
     with pytest.raises(ConfigError, match=path.replace("__", ".")):
         changes_between(GIVEN, _with(**{path: value}))
-
-
-@pytest.mark.parametrize(
-    ("state", "expected_s"),
-    [("RESTARTING", RESTART_S), ("ALIVE", SILENCE_S), (None, SILENCE_S), ("DEAD", 0), ("", 0)],
-)
-def test_a_controller_that_ray_restarts_is_waited_for_longer_than_a_silent_one(
-    state: str | None, expected_s: float
-) -> None:
-    assert patience_s(state) == expected_s
-    assert reason_of(state, expected_s)
