@@ -85,6 +85,18 @@ def test_a_head_that_is_started_anew_is_attached_to_and_requests_go_on() -> None
 
 
 @pytest.mark.slow
+def test_a_head_that_is_back_before_its_loss_was_noticed_is_attached_to() -> None:
+    with ray_head(4) as head, ServeProcess(*COMMAND, "--address", head.address) as server:
+        with server.wait_ready() as client:
+            expected = streamed_tokens(client, PROMPT, **GREEDY)
+        streaming = Streaming(server)
+        lose(head)
+        head.start()
+        assert streaming.result() == expected
+        wait_until(lambda: _is_ready(server), BACK_S, lambda: server.output)
+
+
+@pytest.mark.slow
 def test_a_head_that_is_away_for_longer_than_ray_waits_does_not_end_the_server() -> None:
     """Ray's library ends its process after 60 s unless it is told otherwise."""
     with ray_head(4) as head, ServeProcess(*COMMAND, "--address", head.address) as server:

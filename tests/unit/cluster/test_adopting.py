@@ -278,7 +278,7 @@ def test_a_controller_that_has_ended_is_not_waited_for(scene: Scene) -> None:
     async def test() -> None:
         keeping = await _served(await scene.attach(OLD))
         assert scene.actor is not None
-        scene.actor.failure = ActorDiedError("it was killed")
+        scene.actor.failure = ActorDiedError()
         with pytest.raises(DetachedError, match="the controller has ended"):
             await keeping
 
