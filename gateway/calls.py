@@ -33,6 +33,6 @@ class Call:
     protocol: str = "grpc"  # as the access log calls it
     label: str = ""  # the client's own name for it, as X-Request-Id; only logged
 
-    def forget_prompt(self) -> None:
-        """Once it is prepared: a request keeps tokens, not what they were made of."""
-        self.prompt, self.params = "", {}
+    def release(self) -> None:
+        """Keep nothing of what was sent: once a request is prepared it is tokens."""
+        self.prompt, self.params, self.resumption = "", {}, None

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from outrider.config import ServerConfig
@@ -174,16 +175,23 @@ class Gateway:
     ) -> Iterator[tuple[Admission, Upload]]:
         """A call, charged to its key before anything of its body is read. `owner` is the client
         that the body counts for where there are no keys."""
+        refusals = partial(self._refusals, Call("", {}, caller, protocol=protocol, label=label))
         with contextlib.ExitStack() as stack:
-            try:
+            with refusals():
                 self._serving("")  # what cannot be answered costs nothing
                 self.in_hand.check_room(self.limits.share_of(self.config.max_requests))
                 admission = stack.enter_context(self.limits.admitted(caller))
-            except OutriderError:
-                call = Call("", {}, caller=caller, protocol=protocol, label=label)
-                with RequestWatch(call, self.model, self.metrics, self._access_log):
-                    raise
+            admission.count = refusals()(admission.count)
             yield admission, stack.enter_context(self.reading.upload(caller.name or owner))
+
+    @contextlib.contextmanager
+    def _refusals(self, call: Call) -> Iterator[None]:
+        """Errors from inside are counted and logged as that of a request."""
+        try:
+            yield
+        except OutriderError:
+            with RequestWatch(call, self.model, self.metrics, self._access_log):
+                raise
 
     @contextlib.asynccontextmanager
     async def session(self, call: Call) -> AsyncIterator[Session]:
@@ -197,19 +205,17 @@ class Gateway:
         served = self._serving(call.model)
         params = await self._params(call)
         bounds.check_params(params, self.config)
-        resumption = call.resumption
         most = self.limits.share_of(self.config.max_requests)
         late_s = time.monotonic() + self.config.queue_timeout_s
-        with self.in_hand.taken(
-            call.caller.name, call.request_id, most, may_share=resumption is not None
-        ) as request_id:
+        may_share, key = call.resumption is not None, call.caller.name
+        with self.in_hand.taken(key, call.request_id, most, may_share=may_share) as request_id:
             prepared = await self._prepared(served, request_id, call, params)
             bounds.check_prepared(prepared.spec, self.config)
             session = self._session(served, call, prepared)
-            if resumption is not None:
-                await self.preparing.run(call.deadline_s, session.take_up, resumption)
+            if call.resumption is not None:
+                await self.preparing.run(call.deadline_s, session.take_up, call.resumption)
                 self.metrics.resume(self.model, CLIENT_BACK)
-            call.forget_prompt()
+            call.release()
             call.admission.read(len(prepared.spec.prompt_ids), session.num_generated)
             session.may_be_left = call.admission.may_be_left
             with bounds.waits_until(late_s, session, self.config), self.in_hand.running(session):

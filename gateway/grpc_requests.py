@@ -18,11 +18,12 @@ from outrider.gateway.gateway import Gateway
 from outrider.gateway.grpc_calls import caller_of, deadline_of, host_of
 from outrider.gateway.http.connections import MIN_BODY_BYTES_PER_S
 from outrider.gateway.proto_scan import check_counts
-from outrider.gateway.reading import Upload
+from outrider.gateway.reading import Reading, Upload
 from outrider.gateway.resume import MAX_HELD_TOKENS
 
 # Larger ones are parsed and converted in threads: two bytes may be a message.
 MAX_INLINE_BYTES = 8 * 2**10
+MAX_OTHERS = 8  # requests of methods that are not charged, if all are as large as can be
 CHARGED_METHODS = frozenset({"Generate", "GenerateOnce", "ResumeStream", "Tokenize", "Detokenize"})
 """Those of the service `Generation` that cost something; `Release` must get through always."""
 
@@ -35,6 +36,8 @@ class Requests:
     def __init__(self, gateway: Gateway, charged: frozenset[str] = frozenset()) -> None:
         self._gateway = gateway
         self._charged = charged
+        # Probes and orders do not wait for uploads of prompts.
+        self._others = Reading(MAX_OTHERS * gateway.config.max_body_bytes)
 
     def serve(self, name: str, method: _Method, kind: type[Message]) -> _Method:
         """The method as one of a call's context. One that is charged gets what `Gateway.admitted`
@@ -48,7 +51,7 @@ class Requests:
                 return await method(await request, context, admitted)
 
         async def serve(context: Any) -> Any:
-            with gateway.reading.upload(host_of(context.peer())) as upload:
+            with self._others.upload(host_of(context.peer())) as upload:
                 return await method(await self._receive(kind, context, upload), context)
 
         return serve_charged if name in self._charged else serve

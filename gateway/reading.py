@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 
 from outrider.errors import CapacityError
 
@@ -20,8 +21,8 @@ MAX_READING_BYTES = 128 * 2**20  # of requests, each of which takes several time
 SMALL_BYTES = 64 * 2**10
 GRACE_S = 1.0  # that every upload has
 PATIENCE_S = 10.0  # that an upload waits for room
-MAX_WAITING = 256
-_POLL_S, _LOOK_S = 0.1, 0.02  # how often uploads look for room, and for one to close
+MAX_WAITING = 4096
+_LOOK_S = 0.05  # how often there is a look for uploads to close while others wait
 _FULL = "the server is reading as many large requests as it can hold; retry later."
 _CLOSED = (
     "the server is reading as many large requests as it can hold, and this one came too slowly; "
@@ -98,9 +99,9 @@ class Reading:
         self._most = self._left = most_bytes
         self._uploads: set[Upload] = set()
         self._held: Counter[str] = Counter()  # bytes, by owner
-        self._waiting: Counter[str] = Counter()  # uploads, by owner
-        self._look_at_s = 0.0
-        self._changed = asyncio.Event()
+        self._waiting: dict[str, deque[_Waiter]] = {}  # by owner
+        self._num_waiting = 0
+        self._next_look: asyncio.Handle | None = None
 
     @contextlib.contextmanager
     def upload(self, owner: str) -> Iterator[Upload]:
@@ -113,32 +114,29 @@ class Reading:
             upload.release()
 
     async def take(self, upload: Upload, num_bytes: int) -> None:
-        if self._fits(upload, num_bytes):
+        """Wait for room; raises `CapacityError` if there is none in time."""
+        if upload.owner not in self._waiting and self._fits(upload, num_bytes):
             self._give(upload, num_bytes)
             return
-        if self._waiting.total() >= MAX_WAITING:
+        if self._num_waiting >= MAX_WAITING:
             raise CapacityError(_FULL)
-        self._waiting[upload.owner] += 1
-        late_s = self.clock() + PATIENCE_S
+        waiter = _Waiter(upload, num_bytes, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(upload.owner, deque()).append(waiter)
+        self._num_waiting += 1
+        self._look_soon()
         try:
-            while not self._fits(upload, num_bytes):
-                victim = self._victim(upload) if num_bytes > self._left else None
-                if victim is not None:
-                    victim.close()
-                elif self.clock() >= late_s:
-                    raise CapacityError(_FULL)
-                else:
-                    await self._next_change()
-            self._give(upload, num_bytes)
+            async with asyncio.timeout(PATIENCE_S):
+                await waiter.given
+        except TimeoutError:
+            raise CapacityError(_FULL) from None
         finally:
-            self._waiting[upload.owner] -= 1
-            if not self._waiting[upload.owner]:
-                del self._waiting[upload.owner]
+            self._leave(waiter)
 
     def give_back(self, upload: Upload, num_bytes: int) -> None:
         if num_bytes:
             self._give(upload, -num_bytes)
-            self._changed.set()
+            if self._waiting:
+                self._look_soon()
 
     def _give(self, upload: Upload, num_bytes: int) -> None:
         upload.num_bytes += num_bytes
@@ -146,6 +144,44 @@ class Reading:
         self._held[upload.owner] += num_bytes
         if not self._held[upload.owner]:
             del self._held[upload.owner]
+
+    def _leave(self, waiter: _Waiter) -> None:
+        waiting = self._waiting.get(waiter.upload.owner, deque())
+        with contextlib.suppress(ValueError):
+            waiting.remove(waiter)
+            self._num_waiting -= 1
+        if not waiting:
+            self._waiting.pop(waiter.upload.owner, None)
+
+    def _look_soon(self, wait_s: float = 0.0) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        loop = asyncio.get_running_loop()
+        self._next_look = (
+            loop.call_later(wait_s, self._look) if wait_s else loop.call_soon(self._look)
+        )
+
+    def _look(self) -> None:
+        """Let in whoever fits, the first of each owner in turn."""
+        is_full = False
+        while not is_full:
+            num_before = self._num_waiting
+            for waiting in list(self._waiting.values()):
+                waiter = waiting[0]
+                if waiter.num_bytes > self._left and (victim := self._victim(waiter.upload)):
+                    victim.close()
+                if self._fits(waiter.upload, waiter.num_bytes):
+                    self._give(waiter.upload, waiter.num_bytes)
+                    if not waiter.given.done():
+                        waiter.given.set_result(None)
+                    self._leave(waiter)
+                elif waiter.num_bytes > self._left:
+                    is_full = True
+                    break
+            if self._num_waiting == num_before:
+                break
+        if self._waiting:
+            self._look_soon(_LOOK_S)  # uploads grow old meanwhile
 
     def _fits(self, upload: Upload, num_bytes: int) -> bool:
         if num_bytes > self._left:
@@ -156,11 +192,8 @@ class Reading:
 
     def _victim(self, upload: Upload) -> Upload | None:
         """The slowest of the owner who holds most, if there is one that has had its moment."""
+        biggest = max(self._held, key=self._held.__getitem__, default="")
         now_s = self.clock()
-        if now_s < self._look_at_s or not self._held:
-            return None
-        self._look_at_s = now_s + _LOOK_S
-        biggest = max(self._held, key=self._held.__getitem__)
         found = [
             each
             for each in self._uploads
@@ -172,8 +205,9 @@ class Reading:
         ]
         return min(found, key=lambda each: each.rate(now_s), default=None)
 
-    async def _next_change(self) -> None:
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_POLL_S):  # uploads grow old meanwhile
-                await self._changed.wait()
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    upload: Upload
+    num_bytes: int
+    given: asyncio.Future[None]

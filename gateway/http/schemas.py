@@ -218,7 +218,7 @@ class CompletionRequest(GenerationRequest):
             )
         if not given:
             raise FieldRefusedError("prompt", "prompt is empty; give at least one token.")
-        if isinstance(given[0], int):
+        if isinstance(given, array) or isinstance(given[0], int):
             return [given]
         if len(given) > MAX_PROMPTS:
             raise FieldRefusedError(

@@ -56,7 +56,7 @@ class Gateway:
             try:
                 call(request, timeout=120)
             except grpc.RpcError as error:
-                code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
+                code: grpc.StatusCode = error.code()
                 return code
         return grpc.StatusCode.OK
 

@@ -30,7 +30,7 @@ _MAX_CUT_ENTRIES, _MAX_CUT_LEVELS = 16, 3
 _HUGE_NUMBER = re.compile(rb"[0-9]{19}")
 
 
-def parse(body: bytes, parse_int: Callable[[str], Any] | None = None) -> dict[str, Any]:
+def parse(body: bytes | bytearray, parse_int: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """The object that a body is; raises `RequestError` with what is wrong with it."""
     try:
         found = json.loads(

@@ -27,7 +27,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_POLL_S", 0.001)
+    monkeypatch.setattr(module, "_LOOK_S", 0.001)
 
 
 class Stalled:
@@ -142,15 +142,14 @@ async def _hold(reading: Reading, owner: str, num_bytes: int) -> Upload:
     return upload
 
 
-def test_whoever_waits_too_long_is_refused() -> None:
+def test_an_upload_that_waits_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+
     async def body() -> None:
-        clock = Clock()
-        reading = Reading(LARGE, clock)
+        reading = Reading(LARGE, Clock())
         with reading.upload("a") as prepared:
-            await prepared.receive(LARGE)  # not received any more, so nobody closes it
+            await prepared.receive(LARGE)  # not received any more, so it is not closed
             waiting = asyncio.create_task(_take(reading, "b", LARGE))
-            await asyncio.sleep(0.01)
-            clock.now_s += module.PATIENCE_S
             with pytest.raises(CapacityError, match="as many large requests as it can hold"):
                 await waiting
         await _take(reading, "b", LARGE)
@@ -170,5 +169,23 @@ def test_what_was_reserved_beyond_a_request_is_given_back() -> None:
             assert large.num_bytes == LARGE
             large.release()
             await _take(reading, "b", 2 * LARGE)
+
+    _run(body())
+
+
+def test_many_small_requests_at_once_pass_one_after_the_other() -> None:
+    """None knows the size of another's before it has come."""
+
+    async def body() -> None:
+        reading = Reading(4 * LARGE, Clock())
+
+        async def call() -> None:
+            with reading.upload("a") as upload:
+                await upload.reserve(LARGE)
+                await asyncio.sleep(0)
+                upload.received(10)
+
+        await asyncio.gather(*(call() for _ in range(2000)))
+        assert not reading._held and not reading._waiting and reading._num_waiting == 0
 
     _run(body())
