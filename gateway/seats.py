@@ -11,7 +11,7 @@ from outrider.gateway.bounds import most_connections
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-UNKNOWN_IDLE_S = 5.0  # that a connection without a valid key may idle
+UNKNOWN_IDLE_S = 5  # that a connection without a valid key may idle
 LEAST_PER_ADDRESS = 64
 LEAST_HEADROOM = 8
 

@@ -67,7 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, {})
         self.bounds = bounds
         self._seat = seat
-        self.timeout_keep_alive: float = KEEP_ALIVE_S if seat.is_known else UNKNOWN_IDLE_S
+        self.timeout_keep_alive = KEEP_ALIVE_S if seat.is_known else UNKNOWN_IDLE_S
         self._phase = _Phase.IDLE
         self._is_refused = False
         self._stays_open = True  # after the request

@@ -68,7 +68,7 @@ def test_the_table_has_every_limit_of_the_server() -> None:
         ("idle connection |", [connections.KEEP_ALIVE_S, server.MAX_IDLE_MS // 1000]),
         (
             "idle connection without a valid key",
-            [int(seats.UNKNOWN_IDLE_S), int(grpc_connections.UNKNOWN_IDLE_S)],
+            [seats.UNKNOWN_IDLE_S, int(grpc_connections.UNKNOWN_IDLE_S)],
         ),
         ("log-probabilities of a request", [bounds.MAX_LOGPROBS_OF_REQUEST]),
         ("wait for a slow reader", [session.MAX_UNREAD]),
