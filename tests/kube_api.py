@@ -4,7 +4,9 @@ KubeRay would make them, and Jobs are run by a function of the test."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import dataclasses
 import json
 import re
 import threading
@@ -15,6 +17,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+
+from outrider.cluster.kube import Kube
+from outrider.cluster.kube_rollout import Plan, roll_out
+from outrider.errors import OutriderError
 
 # By version: names in paths, and kinds.
 RESOURCES = {
@@ -361,3 +367,30 @@ def running_api() -> Iterator[tuple[KubeApi, str]]:
         server.shutdown()
         server.server_close()
         thread.join(60)
+
+
+def run_upgrade(
+    api: KubeApi,
+    url: str,
+    job: dict[str, Any],
+    said: list[str],
+    settle_s: float | None = None,
+) -> bool:
+    """What the one container of the chart's upgrade Job does, with the volume that it mounts."""
+    template = job["spec"]["template"]["spec"]
+    [container] = template["containers"]
+    *command, path = container["args"]
+    assert command == ["outrider", "rollout", "--kube"]
+    [volume] = [each for each in template["volumes"] if "configMap" in each]
+    data = api.objects["ConfigMap", volume["configMap"]["name"]]["data"]
+    settings, *items = yaml.load_all(data[path.rpartition("/")[2]], Loader=_LOADER)
+    plan = Plan.of(settings, items)
+    if settle_s is not None:
+        plan = dataclasses.replace(plan, settle_s=settle_s)
+    kube = Kube(url, plan.namespace)
+    try:
+        asyncio.run(roll_out(kube, plan, lambda event: said.append(event.text)))
+    except OutriderError as error:
+        said.append(str(error))
+        return False
+    return True

@@ -3,22 +3,16 @@ one at a time. The API server is a stand-in (tests/kube_api.py) with pods that a
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import helm_python
 import pytest
-import yaml
 from chart_tools import BASE, CHART, NAMESPACE, RELEASE, merged
-from kube_api import KubeApi, running_api
+from kube_api import KubeApi, run_upgrade, running_api
 
 from outrider.cluster import kube_rollout
-from outrider.cluster.kube import Kube
-from outrider.cluster.kube_rollout import Plan, roll_out
-from outrider.errors import OutriderError
 
 pytestmark = pytest.mark.thorough
 
@@ -31,27 +25,14 @@ class Release:
     def __init__(self, api: KubeApi, url: str, config: helm_python.Config) -> None:
         self.api = api
         self.said: list[str] = []  # by the last Job
-        self._kube = Kube(url, NAMESPACE)
+        self._url = url
         self._config = config
         api.run_job = self._run_job
         self._config.install(CHART, RELEASE, merged(BASE, {"replicas": 2}), timeout=LIMIT_S)
 
     def _run_job(self, job: dict[str, Any]) -> bool:
-        """What its one container does, with the volume that it mounts."""
-        [container] = job["spec"]["template"]["spec"]["containers"]
-        *command, path = container["args"]
-        assert command == ["outrider", "rollout", "--kube"]
-        [volume] = [v for v in job["spec"]["template"]["spec"]["volumes"] if "configMap" in v]
-        data = self.api.objects["ConfigMap", volume["configMap"]["name"]]["data"]
-        settings, *items = yaml.safe_load_all(data[path.rpartition("/")[2]])
-        plan = dataclasses.replace(Plan.of(settings, items), settle_s=0.0)
         self.said = []
-        try:
-            asyncio.run(roll_out(self._kube, plan, lambda event: self.said.append(event.text)))
-        except OutriderError as error:
-            self.said.append(str(error))
-            return False
-        return True
+        return run_upgrade(self.api, self._url, job, self.said, settle_s=0.0)
 
     def upgrade(self, **values: Any) -> None:
         self.api.changes.clear()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from outrider.cluster import placement
+from outrider.cluster.errors import PlacementError
 from outrider.cluster.no_room import no_room, too_small
-from outrider.cluster.placement import needs_of, settle_devices
+from outrider.cluster.placement import Placed, needs_of, settle_devices
 from outrider.cluster.ray_facts import Node
 from outrider.cluster.rooms import Need, find_rooms
 from outrider.config import EngineConfig
@@ -259,3 +264,21 @@ def test_models_that_fit_no_gpu_there_are_refused_with_what_to_change(eight_bill
 def test_a_checkpoint_that_is_not_at_hand_is_not_judged() -> None:
     [need] = needs_of(settle_devices(EngineConfig.from_kwargs(model="/not/here"), has_gpus=True))
     assert need.gpu_bytes is None
+
+
+def test_nothing_is_placed_on_a_node_that_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [Node(each, "10.0.0.1", {}, {"CPU": 4.0}, {"CPU": 4.0}) for each in ("ends", "stays")]
+    asked: list[set[str]] = []
+
+    async def reserve(wanted: Sequence[Any], deadline_s: float) -> dict[str, Placed]:
+        asked.append({value for each in wanted for one in each.selectors for value in one.values()})
+        return {each.need.role: Placed(each.need, None, ()) for each in wanted}
+
+    monkeypatch.setattr(placement, "live_nodes", lambda: nodes)
+    monkeypatch.setattr(placement, "_reserve_all", reserve)
+    needs = [Need("target", 1, CPU), Need("draft", 1, CPU)]
+    asyncio.run(placement.place(needs, 1.0, can_grow=False, avoid={"ends"}))
+    asyncio.run(placement.place(needs, 1.0, can_grow=False, avoid={"stays"}))
+    assert asked == [{"stays"}, {"ends"}]
+    with pytest.raises(PlacementError):
+        asyncio.run(placement.place(needs, 0.0, can_grow=False, avoid={"ends", "stays"}))
