@@ -32,13 +32,13 @@ VALUES = merged(
         "replicas": REPLICAS,
         "config": {"deterministic": True, "num_threads": 1, "cache": {"kv_cache_gb": 0.2}},
         "engine": {"drainSeconds": 10},
-        "upgrade": {"handoverSeconds": 60},
+        "upgrade": {"handoverSeconds": 10},
     },
 )
 FEW = [LOAD[0], LOAD[1], LOAD[2], LOAD[7]]  # the last over HTTP
 NUM_TOKENS = 120
 TOKENS_BEFORE = 6
-WHOLE_S = 300.0
+WHOLE_S = 600.0
 PAUSE_S = 0.5
 ANSWERED_S = 60.0
 BAD = "missing"  # tag of an image that is not there
