@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
 
 import ray
 from ray.exceptions import AuthenticationError
@@ -35,6 +37,8 @@ from outrider.cluster.sweeper import Sweeper
 from outrider.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _SPARE_CPUS = 2
 _KNOCK_S = 5.0
@@ -63,31 +67,29 @@ class RaySession:
 class RaySessions:
     """Sessions one after the other: Ray may be lost and come back. `begin`, then `open` each of
     them, and `close` in the end; all but `begin` block, in any thread. One that is `given_up` is
-    not waited for."""
+    not waited for.
+
+    All is done in one thread that lasts: the processes of a Ray started here end with the thread
+    that has started them. A daemon, it does not hold up the end of the process if Ray hangs.
+    """
 
     def __init__(self, address: str | None, num_ranks: int, given_up: threading.Event) -> None:
         self._address = address
         self._num_ranks = num_ranks
         self._given_up = given_up
         self._stack = ExitStack()
-        self._lock = threading.Lock()  # Ray knows one session at a time
-        self._is_closed = False
-        self._first: Future[RaySession] = Future()
+        self._first: Future[RaySession] | None = None
         self._is_first_taken = False
+        self._is_closed = False
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._run, name="outrider-ray", daemon=True).start()
 
     def begin(self, timeout_s: float) -> None:
         """Open the first one while others do something else."""
-
-        def start() -> None:
-            try:
-                self._first.set_result(self._open(timeout_s))
-            except BaseException as error:  # for whoever waits for the session
-                self._first.set_exception(error)
-
-        # A daemon, which does not hold up the end of the process if Ray hangs.
-        threading.Thread(target=start, name="outrider-ray", daemon=True).start()
+        self._first = self._submit(lambda: self._open(timeout_s))
 
     def first(self, timeout_s: float | None = None) -> RaySession:
+        assert self._first is not None, "begin first"
         return self._first.result(timeout_s)
 
     def open(self, timeout_s: float) -> RaySession:
@@ -96,24 +98,38 @@ class RaySessions:
         if not self._is_first_taken:
             self._is_first_taken = True
             return self.first()
-        return self._open(timeout_s)
-
-    def _open(self, timeout_s: float) -> RaySession:
-        with self._lock:
-            try:
-                self._stack.close()
-            except Exception as error:
-                logger.warning("the last session with Ray did not end well: %s", error)
-            if self._is_closed:
-                raise ConfigError("the server is ending.")
-            session = ray_session(self._address, self._num_ranks, timeout_s, self._given_up)
-            return self._stack.enter_context(session)
+        return self._submit(lambda: self._open(timeout_s)).result()
 
     def close(self) -> None:
         self._given_up.set()
-        with self._lock:
-            self._is_closed = True
+        self._is_closed = True
+        self._submit(self._stack.close).result()
+
+    def _open(self, timeout_s: float) -> RaySession:
+        try:
             self._stack.close()
+        except Exception as error:
+            logger.warning("the last session with Ray did not end well: %s", error)
+        if self._is_closed:
+            raise ConfigError("the server is ending.")
+        session = ray_session(self._address, self._num_ranks, timeout_s, self._given_up)
+        return self._stack.enter_context(session)
+
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        outcome: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                outcome.set_result(work())
+            except BaseException as error:  # for whoever waits for it
+                outcome.set_exception(error)
+
+        self._work.put(settle)
+        return outcome
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
 
 
 @contextmanager
