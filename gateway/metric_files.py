@@ -108,4 +108,4 @@ def _allocate_new(filename: str) -> None:
 
 
 # The library has no setting for what it maps.
-values.MmapedDict = CountFile  # type: ignore[misc]
+vars(values)["MmapedDict"] = CountFile

@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
     """Pods of one group."""
 
     group: str
-    count: int
+    num_pods: int
     template: dict[str, Any]
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TextIO
+from typing import TextIO, cast
 
 MAX_QUEUED_CHARS = 1 << 20
 DRAIN_S = 1.0  # at the end of a process
@@ -139,7 +139,7 @@ def never_blocking(stream: TextIO) -> TextIO:
         return stream
     if fd not in _streams:
         _streams[fd] = DroppingStream(stream)
-    return _streams[fd]
+    return cast(TextIO, _streams[fd])
 
 
 def guard_stderr() -> None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_tools import START_S, ServeProcess, wait_until
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(420)]
 SECRET = {"OUTRIDER_SECRET": "a secret of the tests"}
 MODEL = "smollm2-135m-draft"
 PROMPT = "The sea was"
-GREEDY = {"max_tokens": 500, "temperature": 0.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"max_tokens": 500, "temperature": 0.0, "ignore_eos": True}
 SETTINGS = (
     "server.drain_s=1",
     "cluster.colocate=true",

@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 from cluster_tools import ServeProcess, streamed_tokens, wait_until
@@ -20,7 +21,7 @@ PROMPT = "The sea was"
 SERVE = ("--model", MODEL, "--admin-port", "0", "--set", "server.drain_s=1")
 SETTINGS = ("cluster.colocate=true", "cluster.standby=false", "cache.kv_cache_gb=0.1")
 COMMAND = (*SERVE, *(word for each in SETTINGS for word in ("--set", each)))
-GREEDY = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
 NUM_BEFORE = 20  # tokens
 AWAY_S, BACK_S = 120.0, 180.0  # generous: the machine may be busy
 

@@ -76,7 +76,8 @@ def cached(server: Front, name: str, first: int, salt: str = "") -> int:
     with Client(server.grpc_address, api_key=name) as client:
         client.wait_ready(60)
         options = {"cache_salt": salt} if salt else {}
-        return client.generate(prompt, max_tokens=1, **options).usage.cached_tokens
+        usage = client.generate(prompt, max_tokens=1, **options).usage
+        return int(usage.cached_tokens)
 
 
 def test_a_key_does_not_learn_what_another_has_sent(server: Front, sharing: str) -> None:

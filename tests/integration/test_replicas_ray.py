@@ -12,8 +12,10 @@ import pytest
 import ray
 from cluster_tools import wait_until
 
+from outrider.cluster.attach import Attaching
 from outrider.cluster.controller import NAME, NAMESPACE
 from outrider.cluster.events import Event
+from outrider.cluster.lease import Driver
 from outrider.cluster.orders import changed
 from outrider.cluster.ray_facts import cluster_resources, free_resources
 from outrider.cluster.ray_launch import RayLaunch
@@ -64,8 +66,9 @@ def test_orders_are_carried_out_and_outlast_the_controller(session: RaySession, 
     )
 
     async def run() -> None:
-        launch = RayLaunch(config, session, "a secret of the tests")
         events: list[Event] = []
+        attaching = Attaching(config, session, "a secret of the tests", Driver(), events.append)
+        launch = await attaching.attach(is_first=True)
         keeping = asyncio.create_task(launch.keep(events.append))
         try:
             one = await _serving(launch, 1)
@@ -85,7 +88,7 @@ def test_orders_are_carried_out_and_outlast_the_controller(session: RaySession, 
                 await asyncio.sleep(0.1)
             anew = await _serving(launch, 2)
             assert set(_pids(anew, "engine")).isdisjoint(_pids(two, "engine"))
-            assert launch._config.draft.model == str(pair.target)
+            assert launch.config.draft.model == str(pair.target)
         finally:
             await launch.stop()
             await keeping

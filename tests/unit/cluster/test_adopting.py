@@ -156,6 +156,7 @@ def test_the_next_driver_adopts_the_same_lives_and_the_first_one_ends(scene: Sce
     async def test() -> None:
         first = await scene.attach(OLD)
         actor, keeping = scene.actor, await _served(first)
+        assert actor is not None
         with pytest.raises(ConfigError, match=r"already runs in this cluster .*old, pid 1"):
             await scene.attach(NEW)
         scene.clock.now_s += 3.0

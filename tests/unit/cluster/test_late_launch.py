@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -56,6 +56,9 @@ class Noting:
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         self.asked.append(is_draft_only)
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        self.asked.append(tuple(hosts))
 
     async def stop(self) -> None:
         self.asked.append("stop")
@@ -164,7 +167,7 @@ def test_a_session_that_is_lost_is_opened_again_and_its_places_are_withdrawn_mea
         made[0].lose(DetachedError("the controller has not answered for 10 s (alive)"))
         while len(waits) < 2:
             await asyncio.sleep(0.005)
-        assert launch.places == () and await launch.view() is None
+        assert not launch.places and await launch.view() is None
         assert not changed.is_set()  # gateways go on with what they know
         with pytest.raises(ClusterError, match="order it again once it serves"):
             await launch.scale(2)

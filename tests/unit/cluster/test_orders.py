@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -34,6 +34,9 @@ class RecordingLaunch:
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
         await self._do((config.draft.model, config.scheduler.max_num_seqs, is_draft_only))
+
+    async def leave(self, hosts: Collection[str], limit_s: float) -> None:
+        raise NotImplementedError  # no order
 
     async def _do(self, what: Any) -> None:
         await self.may.wait()

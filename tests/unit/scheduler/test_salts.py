@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from scheduler_tools import Record, Simulation, make_request
@@ -13,7 +14,7 @@ from outrider.workers.proposers.base import DRAFT
 PROMPT = list(range(13))
 
 
-def run_alone(simulation: Simulation, name: str, salt: str, **fields: int) -> Record:
+def run_alone(simulation: Simulation, name: str, salt: str, **fields: Any) -> Record:
     request = make_request(name, PROMPT, cache_salt=salt, proposer=DRAFT, depth=2, **fields)
     record = simulation.add(request)
     simulation.drain()
