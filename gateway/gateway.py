@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from outrider.config import ServerConfig
@@ -175,21 +174,25 @@ class Gateway:
     ) -> Iterator[tuple[Admission, Upload]]:
         """A call, charged to its key before anything of its body is read. `owner` is the client
         that the body counts for where there are no keys."""
-        refusals = partial(self._refusals, Call("", {}, caller, protocol=protocol, label=label))
         with contextlib.ExitStack() as stack:
-            with refusals():
+            try:
                 self._serving("")  # what cannot be answered costs nothing
                 self.in_hand.check_room(self.limits.share_of(self.config.max_requests))
                 admission = stack.enter_context(self.limits.admitted(caller))
-            admission.count = refusals()(admission.count)
+            except OutriderError:
+                with self._refusals(caller, protocol, label):
+                    raise
+            if caller.name:
+                admission.count = self._refusals(caller, protocol, label)(admission.count)
             yield admission, stack.enter_context(self.reading.upload(caller.name or owner))
 
     @contextlib.contextmanager
-    def _refusals(self, call: Call) -> Iterator[None]:
+    def _refusals(self, caller: Caller, protocol: str, label: str) -> Iterator[None]:
         """Errors from inside are counted and logged as that of a request."""
         try:
             yield
         except OutriderError:
+            call = Call("", {}, caller, protocol=protocol, label=label)
             with RequestWatch(call, self.model, self.metrics, self._access_log):
                 raise
 

@@ -44,7 +44,7 @@ async def caller_of(request: Request) -> Caller:
     return _require(request, Scope.INFER)
 
 
-async def admitted_of(request: Request) -> Admitted:
+def admitted_of(request: Request) -> Admitted:
     """The call as it was charged, on a path where it is."""
     admitted: Admitted = request.scope[_ADMITTED]
     return admitted
@@ -180,4 +180,3 @@ def _is_address(host: str) -> bool:
 GatewayOf = Annotated[Gateway, Depends(gateway_of)]
 CallerOf = Annotated[Caller, Depends(caller_of)]
 AdminOf = Annotated[Caller, Depends(admin_of)]
-AdmittedOf = Annotated[Admitted, Depends(admitted_of)]

@@ -16,7 +16,7 @@ from outrider.errors import FieldRefusedError, shown
 from outrider.gateway.callers import Caller
 from outrider.gateway.calls import Call
 from outrider.gateway.gateway import Gateway
-from outrider.gateway.http.access import Admitted, AdmittedOf, CallerOf, GatewayOf
+from outrider.gateway.http.access import Admitted, CallerOf, GatewayOf, admitted_of
 from outrider.gateway.http.answers import Answer, Asked, WholeAnswer
 from outrider.gateway.http.body import described, read_json
 from outrider.gateway.http.choices import Wanted
@@ -35,22 +35,18 @@ MAX_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 @router.post("/v1/completions", openapi_extra=described(CompletionRequest))
-async def create_completion(
-    request: Request, gateway: GatewayOf, caller: CallerOf, admitted: AdmittedOf
-) -> Answer:
+async def create_completion(request: Request, gateway: GatewayOf, caller: CallerOf) -> Answer:
     """Go on with a text."""
-    deadline_s = deadline_of(request)
+    deadline_s, admitted = deadline_of(request), admitted_of(request)
     asked = await read_json(request, gateway, admitted[1], CompletionRequest, deadline_s)
     prompts = asked.prompts()
     return _answer(request, gateway, caller, admitted, asked, prompts, deadline_s, is_chat=False)
 
 
 @router.post("/v1/chat/completions", openapi_extra=described(ChatRequest))
-async def create_chat_completion(
-    request: Request, gateway: GatewayOf, caller: CallerOf, admitted: AdmittedOf
-) -> Answer:
+async def create_chat_completion(request: Request, gateway: GatewayOf, caller: CallerOf) -> Answer:
     """Go on with a conversation."""
-    deadline_s = deadline_of(request)
+    deadline_s, admitted = deadline_of(request), admitted_of(request)
     asked = await read_json(request, gateway, admitted[1], ChatRequest, deadline_s)
     prompts = [asked.conversation()]
     return _answer(request, gateway, caller, admitted, asked, prompts, deadline_s, is_chat=True)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from outrider.errors import FieldRefusedError
-from outrider.gateway.http.access import AdmittedOf, CallerOf, GatewayOf
+from outrider.gateway.http.access import CallerOf, GatewayOf, admitted_of
 from outrider.gateway.http.body import described, read_json
 from outrider.gateway.http.errors import naming_fields
 from outrider.gateway.http.schemas import DetokenizeRequest, TokenizeRequest, conversation_of
@@ -17,11 +17,9 @@ router = APIRouter(tags=["tokens"])
 
 
 @router.post("/tokenize", openapi_extra=described(TokenizeRequest))
-async def tokenize(
-    request: Request, gateway: GatewayOf, caller: CallerOf, admitted: AdmittedOf
-) -> dict[str, Any]:
+async def tokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, Any]:
     """Token ids of a text or a conversation, as generation would read it."""
-    asked = await read_json(request, gateway, admitted[1], TokenizeRequest)
+    asked = await read_json(request, gateway, admitted_of(request)[1], TokenizeRequest)
     special = asked.add_special_tokens is not False
     with naming_fields(TokenizeRequest.model_fields):
         tokens = await gateway.tokenize(
@@ -37,11 +35,9 @@ async def tokenize(
 
 
 @router.post("/detokenize", openapi_extra=described(DetokenizeRequest))
-async def detokenize(
-    request: Request, gateway: GatewayOf, caller: CallerOf, admitted: AdmittedOf
-) -> dict[str, str]:
+async def detokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, str]:
     """The text of token ids."""
-    asked = await read_json(request, gateway, admitted[1], DetokenizeRequest)
+    asked = await read_json(request, gateway, admitted_of(request)[1], DetokenizeRequest)
     skip = bool(asked.skip_special_tokens)
     with naming_fields(DetokenizeRequest.model_fields):
         text = await gateway.detokenize(
