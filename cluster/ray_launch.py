@@ -113,9 +113,15 @@ class RayLaunch:
             except (RayError, TimeoutError) as error:
                 failure = str(error).strip().partition("\n")[0] or "it does not answer"
             silent_s = time.monotonic() - heard_s
-            if silent_s >= (SILENCE_S if self._is_heard else START_S):
+            if silent_s >= self._patience_s:
                 raise DetachedError(f"the controller is silent for {silent_s:.0f} s: {failure}")
             await asyncio.sleep(_NEWS_S)
+
+    @property
+    def _patience_s(self) -> float:
+        """A Ray of the server's own would be ended with all that runs, and tells of its end."""
+        is_own = self._session.end_own is not None
+        return START_S if is_own or not self._is_heard else SILENCE_S
 
     def _once(self, method: str, *arguments: object) -> Any:
         return once(self._controller, method, *arguments)

@@ -143,6 +143,14 @@ def test_changed_settings_are_rolled_out_and_another_model_is_started_anew() -> 
             assert other != engine
             second.kill()
             second.wait()
+        same = ("--set", "scheduler.max_num_seqs=3", "--address", head.address)
+        settings = [word for each in SETTINGS for word in ("--set", each)]
+        with ServeProcess("--model", MODEL, *same, *settings) as own:  # without OUTRIDER_SECRET
+            with own.wait_ready() as client:
+                assert client.generate(PROMPT, max_tokens=2).usage.completion_tokens == 2
+            assert head.actor_pids("EngineActor") == [other]
+            own.kill()
+            own.wait()
         with controller(head, free_port(), "--set", "num_threads=2") as third:
             third.wait_line("replicas run already and are started anew: num_threads", LATE_S)
             wait_serving(third)
