@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kube_api import KubeApi, running_api
 
+from outrider.cli import main
 from outrider.cluster import kube_rollout
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.kube import RAY_CLUSTERS, Kube, KubeError
@@ -274,3 +279,39 @@ def test_outside_of_a_cluster_there_is_no_api(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match="there is no Kubernetes API to reach"):
         Kube.in_cluster()
+
+
+def test_the_command_reads_what_the_chart_renders(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Kube, "in_cluster", lambda: cluster.kube)
+    settings = {"release": "demo", "namespace": "llm", "base": "demo", "labels": LABELS}
+    times = {"maxSurge": 1, "settleSeconds": 0, "startSeconds": 20, "stopSeconds": 20}
+    objects = [item for each in plan(NEW).replicas for item in (each.config_map, each.cluster)]
+    file = tmp_path / "replicas.yaml"
+    file.write_text(yaml.safe_dump_all([settings | times, *objects]), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout", "--kube", str(file)])
+    assert not ended.value.code
+    assert cluster.names == [f"demo-0-{NEW}", f"demo-1-{NEW}"]
+    assert "replicas replaced: 2" in capsys.readouterr().out
+    cluster.api.bad_images.add(f"engine:{OLD}")
+    objects = [item for each in plan(OLD).replicas for item in (each.config_map, each.cluster)]
+    file.write_text(yaml.safe_dump_all([settings | times, *objects]), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["rollout", "--kube", str(file)])
+    assert ended.value.code == 1  # which the Job does not try again
+    assert "replica 0 stays as it was" in capsys.readouterr().err
+
+
+def test_the_image_of_gateways_can_run_it() -> None:
+    """It has neither torch nor Ray."""
+    code = (
+        "import sys, outrider.cli.rollout, outrider.cluster.kube_rollout, outrider.cluster.leaving;"
+        "print({'torch', 'ray'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stderr
