@@ -13,7 +13,6 @@ from outrider.errors import RequestError
 
 # As many as the longest conversation has: each message with its role, its name and a few parts.
 MAX_FIELDS = 2**16
-_VARINT, _LONG, _BYTES, _SHORT = 0, 1, 2, 5
 _ID_BYTES = 5  # of the largest number of 32 bits
 
 
