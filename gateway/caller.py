@@ -6,7 +6,9 @@ import ipaddress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from outrider.errors import RequestError
 from outrider.gateway.errors import ForbiddenError
+from outrider.scheduler.params import LATEST_PRIORITY, SOONEST_PRIORITY
 
 
 class Scope(StrEnum):
@@ -33,6 +35,8 @@ class Caller:
     scopes: frozenset[Scope]
     limits: CallerLimits = CallerLimits()
     group: str = ""  # of keys that share cached prompts; "" is the key alone
+    min_priority: int = SOONEST_PRIORITY
+    max_priority: int = LATEST_PRIORITY
 
     def require(self, scope: Scope) -> None:
         if scope not in self.scopes:
@@ -42,6 +46,13 @@ class Caller:
                 if self.name
                 else f"this needs the scope {scope.value!r}; without keys only callers on the "
                 "server's own host have it."
+            )
+
+    def check_priority(self, priority: int) -> None:
+        if self.name and not self.min_priority <= priority <= self.max_priority:
+            raise RequestError(
+                f"priority is {priority}; the key {self.name!r} may use {self.min_priority} to "
+                f"{self.max_priority}, lower ones running sooner."
             )
 
 

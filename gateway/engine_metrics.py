@@ -129,6 +129,8 @@ def _load(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
         ("prefix_cache_queries", counters.prompt_tokens),
         ("prefix_cache_hits", counters.cached_tokens),
         ("num_preemptions", status.preemptions),
+        ("num_fairness_preemptions", counters.fairness_preemptions),
+        ("num_displaced", counters.displaced),
         ("engine_steps", status.steps),
         ("draft_time_seconds", counters.draft_s),
         ("verify_time_seconds", counters.verify_s),

@@ -208,6 +208,7 @@ class Gateway:
         served = self._serving(call.model)
         params = await self._params(call)
         bounds.check_params(params, self.config)
+        call.caller.check_priority(call.priority)
         most = self.limits.share_of(self.config.max_requests)
         late_s = time.monotonic() + self.config.queue_timeout_s
         may_share, key = call.resumption is not None, call.caller.name
@@ -310,13 +311,14 @@ class Gateway:
         preparing = self._preparing_of(call.prompt)
         sharing = served.config.cache.prefix_sharing
         salt = self._tenants.cache_salt(call.caller, call.cache_salt, sharing)
+        tenant = self._tenants.tenant(call.caller)
         # Settled here and now: preparations may overtake each other, arrivals do not.
         if call.resumption is not None:
             seed = call.resumption.seed
         else:
             seed = served.front_door.settle_seed(params)
         return await preparing.run(
-            call.deadline_s, served.prepare, request_id, call, params, seed, salt
+            call.deadline_s, served.prepare, request_id, call, params, seed, salt, tenant
         )
 
     def _preparing_of(self, prompt: Prompt | Conversation) -> Preparing:

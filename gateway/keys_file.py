@@ -9,6 +9,8 @@ keys:
     max_concurrent: 8
     expires: 2030-01-31
     group: research
+    min_priority: -10
+    max_priority: 50
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ import yaml
 from outrider.config.rules import did_you_mean
 from outrider.errors import ConfigError
 from outrider.gateway.caller import Caller, CallerLimits, Scope
+from outrider.scheduler.params import LATEST_PRIORITY, SOONEST_PRIORITY
 
 MAX_FILE_BYTES = 16 * 2**20
 KEY_PREFIX = "or-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent")
-_FIELDS = ("name", "sha256", "scopes", "expires", "group", *_LIMITS)
+_PRIORITIES = ("min_priority", "max_priority")
+DEFAULT_MIN_PRIORITY = 0  # of a key among others: it may be less urgent, not more
+_FIELDS = ("name", "sha256", "scopes", "expires", "group", *_PRIORITIES, *_LIMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ def _key(place: str, entry: Any) -> Key:
         _scopes(place, entry.get("scopes", ["infer"])),
         CallerLimits(**limits),
         _group(place, entry.get("group")),
+        *_priorities(place, entry),
     )
     return Key(caller, _digest(place, entry.get("sha256")), _expiry(place, entry.get("expires")))
 
@@ -142,6 +148,24 @@ def _group(place: str, given: Any) -> str:
             "'._@-'."
         )
     return given
+
+
+def _priorities(place: str, entry: Mapping[str, Any]) -> tuple[int, int]:
+    least = entry.get("min_priority", DEFAULT_MIN_PRIORITY)
+    most = entry.get("max_priority", LATEST_PRIORITY)
+    for field, given in zip(_PRIORITIES, (least, most), strict=True):
+        is_whole = isinstance(given, int) and not isinstance(given, bool)
+        if not is_whole or not SOONEST_PRIORITY <= given <= LATEST_PRIORITY:
+            raise ConfigError(
+                f"{place} has {field} {given!r}; it must be a whole number from "
+                f"{SOONEST_PRIORITY} to {LATEST_PRIORITY}."
+            )
+    if not least <= 0 <= most:
+        raise ConfigError(
+            f"{place} has priorities from {least} to {most}; 0, which requests have by default, "
+            "must be one of them."
+        )
+    return least, most
 
 
 def _limit(place: str, field: str, given: Any) -> int | None:

@@ -220,6 +220,20 @@ METRICS: tuple[Described, ...] = (
         _REPLICA,
         is_vllms=True,
     ),
+    Described(
+        "num_fairness_preemptions",
+        _C,
+        _ENGINE,
+        "Samples that gave up their rows to a tenant that waited without one.",
+        _REPLICA,
+    ),
+    Described(
+        "num_displaced",
+        _C,
+        _ENGINE,
+        "Samples refused while they waited, as their tenant held most of a full queue.",
+        _REPLICA,
+    ),
     Described("engine_steps", _C, _ENGINE, "Passes of the target.", _REPLICA),
     # -- speculation
     Described(

@@ -42,7 +42,13 @@ class Served:
         return cls(facts, config, tokenizer, front_door)
 
     def prepare(
-        self, request_id: str, call: Call, params: SamplingParams, seed: int, cache_salt: str
+        self,
+        request_id: str,
+        call: Call,
+        params: SamplingParams,
+        seed: int,
+        cache_salt: str,
+        tenant: str,
     ) -> PreparedRequest:
         prompt = call.prompt
         return self.front_door.prepare(
@@ -53,6 +59,7 @@ class Served:
             deadline_s=call.deadline_s,
             seed=seed,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
 
     def tokenize(self, prompt: str | Conversation, add_special_tokens: bool) -> list[int]:

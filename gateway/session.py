@@ -295,7 +295,7 @@ class Session:
         deadline_s = self.prepared.deadline_s
         spec = self.prepared.spec
         submit = Submit(
-            spec if link.knows_tenants else replace(spec, cache_salt=""),
+            spec if link.knows_tenants else replace(spec, cache_salt="", tenant=""),
             samples,
             None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0),
             is_resumed,

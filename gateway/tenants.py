@@ -25,6 +25,10 @@ class Tenants:
     def __init__(self, secret: str) -> None:
         self._key = hmac.digest(secret.encode(), _LABEL, hashlib.sha256)
 
+    def tenant(self, caller: Caller) -> str:
+        """Whom a request is served for; "" without keys."""
+        return self._id("tenant", caller.name) if caller.name else ""
+
     def cache_salt(self, caller: Caller, given: str, sharing: str) -> str:
         """Under which a request's prompt is cached, where the client has `given` a salt or "".
 

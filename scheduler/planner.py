@@ -17,6 +17,7 @@ from outrider.scheduler.depths import Choice
 from outrider.scheduler.proposers import MOST_BEHIND, Place, ProposerTraits
 from outrider.scheduler.request import NO_BLOCKS, Request, State
 from outrider.scheduler.residents import Residents
+from outrider.scheduler.tenants import Tenants
 from outrider.scheduler.turns import Turns
 from outrider.scheduler.types import NOBODY, Apart, RowInit, RowPlan
 from outrider.scheduler.waiting import WaitingQueue
@@ -40,6 +41,9 @@ class SchedulerLimits:
     priority_aging_s: float = 10.0  # waiting so long is worth one priority level
     max_waiting: int | None = None
     max_depth: int | None = None  # of proposers on the device; a request may want more
+    # Seconds after which a tenant without a row takes one from a tenant with more than its share,
+    # and that a row runs at least before it is taken.
+    max_wait_for_row_s: float = 2.0
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -85,7 +89,10 @@ class Planner:
         waiting: WaitingQueue,
         proposers: Mapping[str, ProposerTraits],
         control: SpeculationControl,
+        tenants: Tenants,
     ) -> None:
+        self._tenants = tenants
+        self._wait_s = limits.max_wait_for_row_s
         self._budget = limits.max_num_batched_tokens
         self._max_depths = {name: _max_depth(each, limits) for name, each in proposers.items()}
         self._residents = residents
@@ -101,11 +108,17 @@ class Planner:
         self.has_draft = True  # or its rows are planned as if nobody drafted for them
         self.has_apart = False  # anybody, ever, who shares no step with others
         self.turns = Turns()
+        self._blocked: Request | None = None  # the first that waits, if it could not be admitted
         self._unannounced: list[RowInit] = []  # admitted, but by no plan yet
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_fairness_preemptions = 0
 
     def make_step(self, number: int) -> Step:
+        self._waiting.now_s = self._control.now_s
+        self._residents.preempted.clear()
+        if self._blocked is not None:
+            self._free_row()
         if not self.has_apart:
             return self._fill(Step(self._budget), number)
         running = self._residents.running
@@ -281,7 +294,7 @@ class Planner:
                 break
             if request.state is State.RUNNING:
                 self._take_chunk(step, request)
-        self._admit(step)
+        self._admit(step, decoding)
         step.tokens += left
 
     def _take_chunk(self, step: Step, request: Request) -> None:
@@ -361,23 +374,45 @@ class Planner:
         request.behind += samples
         return depth
 
-    def _admit(self, step: Step) -> None:
+    def _free_row(self) -> None:
+        """Preempt for a tenant that has waited long without a row."""
+        first = self._waiting.peek()
+        if first is None or first is not self._blocked or first.tenant.num_running:
+            return
+        wait_s, waited_s = self._wait_s, self._waiting.now_s - first.tenant.without_row_s
+        if waited_s < wait_s or self._residents.leaving:
+            return  # what is leaving may make room
+        num_tenants = len(self._tenants.active)
+        self.num_fairness_preemptions += self._residents.preempt_for(first, wait_s, num_tenants)
+
+    def _is_in(self, step: Step, request: Request, decoding: Candidates) -> bool:
+        """Whether the step has tokens of a request that was preempted meanwhile."""
+        return request in self._residents.preempted and (
+            request in decoding.requests or any(request is each for each, _ in step.prompts)
+        )
+
+    def _admit(self, step: Step, decoding: Candidates) -> None:
         """Start waiting requests in order while rows, budget and memory last.
 
-        The head of the queue is never passed over: that is what makes waiting finite.
+        The head of the queue is never passed over: that is what makes waiting finite. Nor does one
+        start in a step that has tokens of it already, from before it was preempted.
         """
         while step.tokens > 0:
-            request = self._waiting.peek()
-            if request is None:
+            request = self._blocked = self._waiting.peek()
+            if request is None or self._is_in(step, request, decoding):
                 return
             if request.spec.proposer in self._looking_ahead:
                 request.allow_drafts(self._control.allows_drafts(request))
             if not self._residents.admit(request):
                 return
-            self._waiting.pop()
+            self._waiting.pop(request)
+            self._blocked = None
+            request.tenant.num_waiting -= 1
+            request.started_s = self._control.now_s
             self.num_prompt_tokens += len(request.tokens)
             self.num_cached_tokens += request.num_cached
-            if request.queued_s is None:
+            if request.queued_s is None:  # what is computed again is charged once
+                request.tenant.service += len(request.tokens) - request.num_cached
                 request.queued_s = max(self._control.now_s - request.arrival_s, 0.0)
             step.admitted.append(request.row_init())
             step.short.append(request)

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from outrider.scheduler.hazards import RowLuck
 from outrider.scheduler.pool import ROOT, Node
+from outrider.scheduler.tenants import Tenant
 from outrider.scheduler.types import NOBODY, Apart, FinishReason, RequestSpec, RowInit, SampleId
 
 NO_BLOCKS: tuple[int, ...] = ()
@@ -81,6 +82,7 @@ class Request:
         "key",
         "luck",
         "max_len",
+        "may_be_displaced",
         "missing_blocks",
         "num_cached",
         "num_preemptions",
@@ -93,9 +95,11 @@ class Request:
         "sample_id",
         "seed",
         "spec",
+        "started_s",
         "state",
         "stop_ids",
         "target",
+        "tenant",
         "tokens",
         "upper",
     )
@@ -122,6 +126,8 @@ class Request:
         self.arrival_s = arrival_s
         self.stop_ids = frozenset(spec.stop_ids)
         self.key = (arrival_s, 0)  # the place in the queue, set when it is added
+        self.tenant = Tenant(spec.tenant)  # the one known by this name, set when it is added
+        self.may_be_displaced = False  # while it waits, by a tenant that has fewer waiting
         self.deadline_s = deadline_s
         self.is_watched = False  # by those who mind deadlines
         self.allow_drafts(True)
@@ -133,6 +139,7 @@ class Request:
         self.num_preemptions = 0
         self.num_cached = 0
         self.queued_s: float | None = None  # until it first got a row; None: it has not
+        self.started_s = 0.0  # when it last got a row
         self.missing_blocks = (0, 0)  # when it was last refused a row, and how much was cached then
         self.row = -1
         self.generation = 0

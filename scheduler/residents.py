@@ -39,6 +39,7 @@ class Residents:
         self.released_rows: list[int] = []  # since the last plan
         self.draft_released_rows: list[int] = []  # likewise, of the draft's KV alone
         self.num_preemptions = 0
+        self.preempted: set[Request] = set()  # in the step being planned
         self.spare_blocks = 0  # for drafts, in the step being planned
         self._block_size = target_pool.block_size
         self._waiting = waiting
@@ -74,6 +75,7 @@ class Residents:
         row = self._free_rows.pop()
         self._generations[row] += 1
         request.start(row, self._generations[row])
+        request.tenant.num_running += 1
         insort(self.running, request, key=_key)
         return True
 
@@ -102,16 +104,46 @@ class Residents:
     def end(self, request: Request, *, was_running: bool) -> None:
         """A request has finished that was running or leaving."""
         if was_running:
-            self.running.remove(request)
+            self._stop(request)
         self.leave(request)
 
     def preempt(self, request: Request) -> None:
         """Take a running request's memory; it waits again and is recomputed."""
         self.num_preemptions += 1
         request.num_preemptions += 1
-        self.running.remove(request)
+        self.preempted.add(request)
+        self._stop(request)
         request.state = State.PREEMPTED
         self.leave(request)
+
+    def _stop(self, request: Request) -> None:
+        self.running.remove(request)
+        tenant = request.tenant
+        tenant.num_running -= 1
+        if not tenant.num_running:
+            tenant.without_row_s = self._waiting.now_s
+
+    def preempt_for(self, first: Request, least_s: float, num_tenants: int) -> bool:
+        """Take a row for the first request that waits, whose tenant has none, of `num_tenants` in
+        all: of the most served tenant with more than its share of rows the least urgent that comes
+        after `first` and has run for `least_s`, so that no two take rows from each other in turns.
+        """
+        now_s, num_running = self._waiting.now_s, len(self.running)
+        standing = self._waiting.standing(first)
+        victim: Request | None = None
+        for request in self.running:  # among equals the last
+            owner = request.tenant
+            if (
+                self._waiting.standing(request) > standing
+                and owner.num_running * num_tenants > num_running
+                and now_s - request.started_s >= least_s
+                and (victim is None or owner.service >= victim.tenant.service)
+            ):
+                victim = request
+        if victim is None:
+            return False
+        self.preempt(victim)
+        return True
 
     def leave(self, request: Request) -> None:
         """Give back row and blocks, now or when the last plan naming the request has returned."""
@@ -128,12 +160,14 @@ class Residents:
         request.forget_kv()
         if request.state is State.PREEMPTED:
             request.state = State.WAITING
+            request.tenant.num_waiting += 1
             self._waiting.push(request)
 
     # -- growing ----------------------------------------------------------------------------
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Blocks up to `num_tokens`, preempting the youngest of the least urgent if need be."""
+        """Blocks up to `num_tokens`, preempting if need be: of the most served tenant the youngest
+        of the least urgent."""
         pool, held = self.target_pool, request.target.blocks
         missing = pool.blocks_for(num_tokens) - len(held)
         if missing <= 0:
@@ -141,7 +175,7 @@ class Residents:
         while (blocks := pool.allocate(missing)) is None:
             if self.leaving:
                 return False  # blocks are on their way back with a verdict
-            victim = self.running[-1]
+            victim = max(reversed(self.running), key=_service)  # the last of several
             self.preempt(victim)
             if victim is request:
                 return False
@@ -263,6 +297,10 @@ class Residents:
         self.draft_pool.check_integrity(request.draft.blocks for request in holders)
         rows = [*self._free_rows, *(request.row for request in holders)]
         assert sorted(rows) == list(range(self.num_rows)), f"rows lost: {rows}"
+
+
+def _service(request: Request) -> int:
+    return request.tenant.service
 
 
 def _key(request: Request) -> tuple[float, int]:

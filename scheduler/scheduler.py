@@ -20,6 +20,7 @@ from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request, State
 from outrider.scheduler.residents import Residents
+from outrider.scheduler.tenants import Tenant, Tenants
 from outrider.scheduler.types import (
     Apart,
     FinishReason,
@@ -73,7 +74,10 @@ class Scheduler:
         self._arrivals = 0
         self._num_parked = 0
         self._requests: dict[SampleId, Request] = {}
-        self._waiting = WaitingQueue()
+        self._tenants = Tenants()
+        # A priority is worth a step's tokens to the tenant: urgent, but a bounded head start.
+        self._waiting = WaitingQueue(limits.max_num_batched_tokens)
+        self.num_displaced = 0
         self._deadlines = Deadlines()
         self._proposers = {each.name: each for each in proposers}
         self._kv_rules = {
@@ -90,7 +94,7 @@ class Scheduler:
         self.control = control or SpeculationControl(seats=limits.max_num_seqs)
         self.control.know(self._proposers.values())
         self._planner = Planner(
-            limits, self._residents, self._waiting, self._proposers, self.control
+            limits, self._residents, self._waiting, self._proposers, self.control, self._tenants
         )
         self._apart = apart
         self._in_flight: deque[_InFlight] = deque()
@@ -126,6 +130,11 @@ class Scheduler:
         return self._residents.num_preemptions
 
     @property
+    def num_fairness_preemptions(self) -> int:
+        """Of the preemptions: for a tenant that had waited long without a row."""
+        return self._planner.num_fairness_preemptions
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Looked for in the cache when their requests were given rows."""
         return self._planner.num_prompt_tokens
@@ -149,21 +158,32 @@ class Scheduler:
         *,
         after: SampleId | None = None,
         is_resumed: bool = False,
-    ) -> None:
+    ) -> tuple[SampleId, ...]:
         """Queue a request. `after` names a sibling with the same prompt: this one waits until the
         sibling's prompt is computed, then finds it in the prefix cache. One that is resumed was
-        let in before, and has a reader who waits for the rest: no limit turns it away."""
+        let in before, and has a reader who waits for the rest: no limit turns it away.
+
+        Returns what was displaced: with `max_waiting` requests waiting, the tenant with most of
+        them loses its newest to one with at least two fewer. Displaced requests have ended, which
+        no update tells."""
         if request.sample_id in self._requests:
             link, handle = request.sample_id
             raise OutriderError(f"handle {handle} of link {link} is in use; choose another.")
         if len(request.tokens) >= request.max_len:  # resumed when all but its end had been told
             self.stats.finished += 1
             self._outcomes.end(request.sample_id, FinishReason.LENGTH)
-            return
+            return ()
         self._refuse_what_cannot_fit(request)
+        displaced: tuple[SampleId, ...] = ()
         limit = self.limits.max_waiting
         if limit is not None and not is_resumed and self.num_waiting >= limit:
-            raise CapacityError(f"{limit} requests are waiting already (max_waiting); retry later.")
+            displaced = self._displace_for(request.spec.tenant)
+            if not displaced:
+                raise CapacityError(self.full_message)
+        request.tenant = self._tenants.enter(request.spec.tenant)
+        request.tenant.num_waiting += 1
+        # A sample whose siblings run is not refused by itself.
+        request.may_be_displaced = after is None and not is_resumed
         self._arrivals += 1
         aged = request.spec.priority * self.limits.priority_aging_s + request.arrival_s
         request.key = (aged, self._arrivals)
@@ -180,6 +200,30 @@ class Scheduler:
             sibling.followers.append(request)
         else:
             self._waiting.push(request)
+        return displaced
+
+    @property
+    def full_message(self) -> str:
+        """What is said to requests that are refused or displaced for want of room to wait."""
+        limit = self.limits.max_waiting
+        return f"{limit} requests are waiting already (max_waiting); retry later."
+
+    def _displace_for(self, name: str) -> tuple[SampleId, ...]:
+        """End the newest waiting request, with its siblings, of the tenant that has most of them,
+        if that has more than the one of this name will have."""
+        tenant, largest = self._tenants.active.get(name), self._tenants.largest_waiting()
+        num_waiting = 0 if tenant is None else tenant.num_waiting
+        if largest is None or num_waiting + 1 >= largest.num_waiting:
+            return ()
+        newest = self._waiting.newest(largest)
+        if newest is None:
+            return ()
+        displaced = [newest, *(each for each in newest.followers if each.state is State.PARKED)]
+        newest.followers = []
+        for each in displaced:
+            self._finish(each)
+        self.num_displaced += len(displaced)
+        return tuple(each.sample_id for each in displaced)
 
     def _refuse_what_cannot_fit(self, request: Request) -> None:
         pool = self.target_pool
@@ -347,6 +391,7 @@ class Scheduler:
             request.upper += len(new) - depth - 1
             new, finish = request.until_end(new[:-1] if is_broken else new)
             request.tokens += new
+            request.tenant.service += len(new)
         if is_broken:
             finish = finish or FinishReason.ERROR
             self.target_pool.withdraw(request.target.blocks)  # others would fail by them, too
@@ -370,10 +415,13 @@ class Scheduler:
         if before in (State.RUNNING, State.PREEMPTED):
             self._residents.end(request, was_running=before is State.RUNNING)
         elif before is State.WAITING:
-            self._waiting.forget_one()
+            request.tenant.num_waiting -= 1
+            self._waiting.forget(request)
         elif before is State.PARKED:
+            request.tenant.num_waiting -= 1
             self._num_parked -= 1
         self._deadlines.forget(request)
+        self._tenants.leave(request.tenant)
 
     def _release_followers(self, request: Request) -> None:
         for follower in request.followers:
@@ -386,8 +434,23 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Rows and blocks add up, and whoever a plan in flight names still holds them."""
         self._residents.check_integrity()
+        self._check_tenants()
         holders = {*self._residents.running, *self._residents.leaving}
         for flight in self._in_flight:
             for request, row in zip(flight.requests, flight.plan.rows, strict=True):
                 assert request in holders, f"{request.sample_id} is in flight but holds nothing"
                 assert (request.row, request.generation) == (row.row, row.generation)
+
+    def _check_tenants(self) -> None:
+        """What is counted of each tenant is what it has."""
+        counts: dict[Tenant, list[int]] = {
+            tenant: [0, 0, 0] for tenant in self._tenants.active.values()
+        }
+        for request in self._requests.values():
+            count = counts[request.tenant]
+            count[0] += 1
+            count[1] += request.state in (State.WAITING, State.PARKED)
+            count[2] += request.state is State.RUNNING
+        for tenant, count in counts.items():
+            counted = [tenant.num_requests, tenant.num_waiting, tenant.num_running]
+            assert count == counted, f"{tenant.name!r} has {count}, not {counted}"

@@ -65,6 +65,7 @@ class RequestSpec:
     is_depth_fixed: bool = False  # draft so far whatever the policy says, not at most so far
     priority: int = 0  # lower runs sooner
     cache_salt: str = added("")  # opaque: prompts share cached KV only under equal salts
+    tenant: str = added("")  # opaque: among tenants service is shared fairly
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from outrider.scheduler.request import Request, State
+from outrider.scheduler.tenants import Tenant
 
 _Order: TypeAlias = tuple[float, ...]
+_Rank: TypeAlias = tuple[int, tuple[float, int]]
 _FEW = 16  # entries that are not worth clearing out
 
 
@@ -26,6 +28,9 @@ class _LazyHeap:
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_stale
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, request in self._heap if self._is_wanted(request))
 
     @property
     def num_entries(self) -> int:
@@ -54,35 +59,121 @@ class _LazyHeap:
 
 
 class WaitingQueue:
-    """Requests ordered by `priority * aging_s + arrival`, smallest first.
+    """Fair among tenants, and by `priority * aging_s + arrival` among the requests of one.
 
-    Within a priority that is longest wait first. Across priorities a request gains one level for
-    every `aging_s` it waits, so nothing starves; and the key never changes, so a heap will do.
+    The next request is the first of the tenant that was served least, where a priority is worth
+    `priority_tokens` of service: it puts a tenant ahead of others once, by a bounded amount, so
+    none starves. Within a tenant it is the longest wait first within a priority. Across priorities
+    a request gains one level for every `aging_s` it waits; and the key never changes, so a heap
+    will do.
+
+    The heap of tenants is put in order only where it is looked at: service grows with every step,
+    which moves a tenant back, and what moves one forward adds an entry.
     """
 
-    def __init__(self) -> None:
-        self._heap = _LazyHeap(lambda request: request.state is State.WAITING)
+    def __init__(self, priority_tokens: int = 0) -> None:
+        self.now_s = 0.0  # set by every plan
+        self._priority_tokens = priority_tokens
+        self._heaps: dict[Tenant, _LazyHeap] = {}  # none of them empty
+        self._ranks: list[tuple[_Rank, Tenant]] = []  # a heap
+        self._rank_of: dict[Tenant, _Rank] = {}  # others of the tenant in the heap are stale
+        self._last: Tenant | None = None  # that stopped waiting
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._num_waiting
 
     @property
     def num_entries(self) -> int:
-        return self._heap.num_entries
+        """With those that are not to come up any more."""
+        return sum(heap.num_entries for heap in self._heaps.values())
+
+    @property
+    def num_ranks(self) -> int:
+        """Entries of tenants in memory, stale ones included."""
+        return len(self._ranks)
 
     def push(self, request: Request) -> None:
-        self._heap.push(request.key, request)
+        tenant = request.tenant
+        heap = self._heaps.get(tenant)
+        if heap is None:
+            self._lift(tenant)
+            heap = self._heaps[tenant] = _LazyHeap(_is_waiting)
+            if not tenant.num_running:
+                tenant.without_row_s = self.now_s
+        heap.push(request.key, request)
+        self._num_waiting += 1
+        self._rank(tenant)
 
-    def forget_one(self) -> None:
+    def forget(self, request: Request) -> None:
         """A waiting request left this state without being popped."""
-        self._heap.forget_one()
+        self._num_waiting -= 1
+        self._heaps[request.tenant].forget_one()
+        self._settle(request.tenant)
 
     def peek(self) -> Request | None:
-        found = self._heap.peek()
-        return None if found is None else found[1]
+        while self._ranks:
+            rank, tenant = self._ranks[0]
+            if self._rank_of.get(tenant) != rank:
+                heapq.heappop(self._ranks)
+                continue
+            first = self._heaps[tenant].peek()
+            assert first is not None
+            now = (self.standing(first[1]), first[1].key)
+            if now == rank:
+                return first[1]
+            self._rank_of[tenant] = now
+            heapq.heapreplace(self._ranks, (now, tenant))
+        return None
 
-    def pop(self) -> Request:
-        return self._heap.pop()
+    def pop(self, first: Request) -> None:
+        """Take what `peek` has shown, which may have its row already."""
+        popped = self._heaps[first.tenant].pop()
+        assert popped is first
+        self._num_waiting -= 1
+        self._settle(first.tenant)
+
+    def newest(self, tenant: Tenant) -> Request | None:
+        """The request of a tenant that came last, of those that may be displaced."""
+        heap = self._heaps.get(tenant)
+        found = () if heap is None else (each for each in heap if each.may_be_displaced)
+        return max(found, key=lambda each: each.key[1], default=None)
+
+    def _lift(self, tenant: Tenant) -> None:
+        """It begins to wait: what it did not ask for before is not owed to it."""
+        first = self.peek()
+        level = self._last if first is None else first.tenant
+        if level is not None and level.service > tenant.service:
+            tenant.service = level.service
+
+    def _settle(self, tenant: Tenant) -> None:
+        """One of its requests is gone."""
+        if self._heaps[tenant]:
+            self._rank(tenant)
+            return
+        del self._heaps[tenant], self._rank_of[tenant]
+        self._last = tenant
+
+    def _rank(self, tenant: Tenant) -> None:
+        """Its first request may have changed: see that it comes up no later than it should."""
+        first = self._heaps[tenant].peek()
+        assert first is not None
+        rank, known = (self.standing(first[1]), first[1].key), self._rank_of.get(tenant)
+        if known is not None and known <= rank:
+            return
+        self._rank_of[tenant] = rank
+        heapq.heappush(self._ranks, (rank, tenant))
+        if len(self._ranks) > 2 * len(self._heaps) + _FEW:
+            self._ranks = [(rank, tenant) for tenant, rank in self._rank_of.items()]
+            heapq.heapify(self._ranks)
+
+    def standing(self, request: Request) -> int:
+        """What its tenant was served, by the priority of the request; the least comes first."""
+        return request.tenant.service + request.spec.priority * self._priority_tokens
+
+
+def _is_waiting(request: Request) -> bool:
+    return request.state is State.WAITING
 
 
 class Deadlines:

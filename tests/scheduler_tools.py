@@ -259,19 +259,24 @@ class Simulation:
     def _check_admission_order(self, plan: StepPlan) -> None:
         if not plan.admitted:
             return
-        last = max(self.records[name_of(init.sample_id)].request.key for init in plan.admitted)
+        last: dict[str, tuple[float, int]] = {}
+        for init in plan.admitted:
+            request = self.records[name_of(init.sample_id)].request
+            last[request.spec.tenant] = max(last.get(request.spec.tenant, request.key), request.key)
         for record in self.live.values():
             request = record.request
-            assert request.state is not State.WAITING or request.key > last, "passed over"
+            if request.state is State.WAITING and request.spec.tenant in last:
+                assert request.key > last[request.spec.tenant], "passed over"
 
     def _check_patience(self) -> None:
-        """Whoever comes first among all that compete is done after a bounded number of steps."""
+        """Whoever comes first among all that compete is done after a bounded number of steps; of
+        several tenants, each of which waits for the others, see `test_fair_tenants`."""
         competing = [
             record.request
             for record in self.live.values()
             if record.request.state is not State.PARKED
         ]
-        if not competing:
+        if len({request.spec.tenant for request in competing}) != 1:
             self._head = None
             return
         head = min(competing, key=lambda request: request.key)

@@ -48,6 +48,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
         + _entry("slow", ", requests_per_minute: 1")
         + _entry("short", ", tokens_per_minute: 10")
         + _entry("single", ", max_concurrent: 1")
+        + _entry("urgent", ", min_priority: -10, group: team")
+        + _entry("mate", ", group: team")
     )
     return path
 
@@ -285,3 +287,35 @@ def test_without_a_key_a_call_ends_although_its_request_is_never_sent(service: F
         finally:
             is_over.set()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_key_may_not_raise_its_priority_beyond_its_bounds(service: FakeService) -> None:
+    with _client(service, "user-key") as user, _client(service, "urgent-key") as urgent:
+        with pytest.raises(RequestError, match="priority is -1; the key 'user' may use 0 to 100"):
+            user.generate([5, 6], max_tokens=1, priority=-1)
+        assert user.generate([5, 6], max_tokens=1, priority=7).usage.completion_tokens == 1
+        assert urgent.generate([5, 6], max_tokens=1, priority=-10).usage.completion_tokens == 1
+        with pytest.raises(RequestError, match="priority is -11; the key 'urgent' may use -10"):
+            urgent.generate([5, 6], max_tokens=1, priority=-11)
+
+
+def test_a_priority_beyond_the_bounds_of_a_key_is_a_bad_request(service: FakeService) -> None:
+    connection = http.client.HTTPConnection(service.server.http_address, timeout=60)
+    body = json.dumps({"prompt": [5, 6], "max_tokens": 1, "priority": -1})
+    headers = {"Authorization": "Bearer user-key", "Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", body, headers)
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert "priority is -1" in json.loads(answer.read())["error"]["message"]
+
+
+def test_engines_learn_opaque_tenants_and_salts_of_groups(service: FakeService) -> None:
+    specs = {}
+    for name in ("user", "urgent", "mate"):
+        with _client(service, f"{name}-key") as client:
+            client.generate([5, 6], max_tokens=1)
+        specs[name] = service.engine.submitted[-1].spec
+    assert len({spec.tenant for spec in specs.values()}) == 3
+    assert specs["urgent"].cache_salt == specs["mate"].cache_salt != specs["user"].cache_salt
+    for name, spec in specs.items():
+        assert spec.tenant and spec.cache_salt and name not in spec.tenant + spec.cache_salt

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
-from unittest import mock
 
 import pytest
-from fake_engine import MODEL, SECRET, fake_tokenizer_source, running_server
+from keyed_server import server_with_keys
 
 from outrider.client import Client
-from outrider.config import EngineConfig
-from outrider.engine.build import build_engine
-from outrider.engine.doorway import Doorway
-from outrider.engine.service import EngineService
 from outrider.gateway.front import Front
-from outrider.gateway.keys_file import key_digest
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
@@ -31,43 +22,10 @@ def sharing(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, sharing: str) -> Iterator[Front]:
-    folder = tmp_path_factory.mktemp("groups")
-    keys = folder / "keys.yaml"
-    groups = {"alice": "", "bob": "", "carol": ", group: team", "dave": ", group: team"}
-    keys.write_text(
-        "keys:\n"
-        + "".join(
-            f"  - {{name: {name}, sha256: '{key_digest(name).hex()}'{group}}}\n"
-            for name, group in groups.items()
-        )
-    )
-    config = EngineConfig.from_settings(
-        {
-            "target.model": MODEL,
-            "target.max_model_len": 256,
-            "cache.kv_cache_gb": 0.05,
-            "cache.block_size": BLOCK_SIZE,
-            "cache.prefix_sharing": sharing,
-        }
-    )
-    doorway = Doorway([f"unix:{folder}/engine.sock"], SECRET, {})
-    engine = build_engine(config)
-    service = EngineService(engine, doorway)
-    stepping = threading.Thread(target=service.run)
-    stepping.start()
-    try:
-        place: Any = SimpleNamespace(address=doorway.addresses[0])
-        with (
-            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
-            running_server(place, api_keys_file=str(keys)) as front,
-        ):
-            yield front
-    finally:
-        service.stop()
-        stepping.join(60)
-        service.close()
-        doorway.close()
-        engine.close()
+    fields = {"alice": "", "bob": "", "carol": ", group: team", "dave": ", group: team"}
+    settings = {"cache.block_size": BLOCK_SIZE, "cache.prefix_sharing": sharing}
+    with server_with_keys(tmp_path_factory.mktemp("groups"), fields, settings) as front:
+        yield front
 
 
 def cached(server: Front, name: str, first: int, salt: str = "") -> int:

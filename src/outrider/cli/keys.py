@@ -39,6 +39,8 @@ def new(
         str | None, _limit("Last day (2030-01-31), or when it ends (2030-01-31T12:00:00Z).")
     ] = None,
     group: Annotated[str | None, _limit("Keys of a group share cached prompts.")] = None,
+    min_priority: Annotated[int | None, _limit("Most urgent priority of its requests.")] = None,
+    max_priority: Annotated[int | None, _limit("Least urgent priority of its requests.")] = None,
 ) -> None:
     """Make a key. It is printed once on stderr; the entry for the file goes to stdout."""
     key = new_key()
@@ -52,6 +54,8 @@ def new(
         "max_concurrent": max_concurrent,
         "expires": expires,
         "group": group,
+        "min_priority": min_priority,
+        "max_priority": max_priority,
     }
     given = {field: value for field, value in entry.items() if value is not None}
     entry_of(given)

@@ -29,6 +29,8 @@ def counters_of(loop: StepLoop) -> EngineCounters:
         verify_s=loop.verify_s,
         wait_s=loop.wait_s,
         proposers=_proposers(scheduler.stats),
+        displaced=scheduler.num_displaced,
+        fairness_preemptions=scheduler.num_fairness_preemptions,
     )
 
 

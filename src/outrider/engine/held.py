@@ -150,6 +150,16 @@ class HeldRequests:
         elif reader not in self._by_own:  # else it is somebody else's to read by now
             self._cancel(reader)
 
+    def forget_displaced(self, own: SampleId) -> SampleId:
+        """The scheduler has refused a sample after all; returns what its reader knows it by."""
+        found = self._by_own.get(own)
+        if found is None:
+            return own
+        request, sample = found
+        sample.is_finished = True
+        self._forget(request, sample)
+        return sample.reader
+
     # -- when they lose them ------------------------------------------------------------------
 
     def let_go(self, readers: Iterable[SampleId], now_s: float) -> None:

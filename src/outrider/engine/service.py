@@ -246,17 +246,29 @@ class EngineService:
             sample_id = gateway.sample_id(sample.handle)
             request = as_request(submit, sample, sample_id, now_s)
             try:
-                self._scheduler.add(request, after=first_id, is_resumed=submit.is_resumed)
+                displaced = self._scheduler.add(
+                    request, after=first_id, is_resumed=submit.is_resumed
+                )
             except OutriderError as error:
                 is_capacity = isinstance(error, CapacityError)
                 gateway.send(Refused(sample.handle, str(error), is_capacity))
                 break
             first_id = first_id or sample_id
             taken.append(sample)
+            for other in displaced:
+                self._refuse_displaced(other)
         if submit.resume_id:
             self._held.add(submit.resume_id, gateway.number, taken)
         else:
             gateway.sample_ids.update(gateway.sample_id(sample.handle) for sample in taken)
+
+    def _refuse_displaced(self, own: SampleId) -> None:
+        """It waited, and another tenant's request has its place."""
+        reader = self._held.forget_displaced(own)
+        gateway = self._gateways.get(reader.link)
+        if gateway is not None:
+            gateway.sample_ids.discard(own)
+            gateway.send(Refused(reader.handle, self._scheduler.full_message, is_capacity=True))
 
     def _attach(self, gateway: _Gateway, attach: Attach) -> None:
         found = self._held.attach(attach.resume_id, gateway.number, attach.samples)

@@ -191,6 +191,8 @@ class EngineCounters:
     transfer_s: float = 0.0  # that the target waited for drafts on their way to it
     wait_s: float = 0.0  # that the engine waited for verdicts
     proposers: tuple[ProposerCounters, ...] = ()
+    displaced: int = 0  # samples that gave up their places in a full queue to another tenant's
+    fairness_preemptions: int = 0  # samples that gave up their rows to a tenant without one
 
 
 @dataclass(frozen=True, slots=True)

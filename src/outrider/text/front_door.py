@@ -76,6 +76,7 @@ class FrontDoor:
         deadline_s: float | None = None,
         seed: int | None = None,
         cache_salt: str = "",
+        tenant: str = "",
     ) -> PreparedRequest:
         """`seed` is one that `settle_seed` gave; left out, it is settled here."""
         check_priority(priority)
@@ -100,6 +101,7 @@ class FrontDoor:
             is_depth_fixed=params.fix_depth and proposer != NOBODY,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
         )
         echo = self._echo(text, ids) if params.echo else ""
         return PreparedRequest(

@@ -34,6 +34,8 @@ def test_an_entry_has_scopes_limits_and_an_end(tmp_path: Path) -> None:
             "max_concurrent": 2,
             "expires": datetime.date(2030, 1, 31),
             "group": "research",
+            "min_priority": -10,
+            "max_priority": 50,
         },
         {"name": "bob", "sha256": key_digest("another").hex()},
     )
@@ -42,6 +44,8 @@ def test_an_entry_has_scopes_limits_and_an_end(tmp_path: Path) -> None:
     assert alice.caller.limits == CallerLimits(60, 1000, 2)
     assert alice.digest == key_digest("a key")
     assert (alice.caller.group, bob.caller.group) == ("research", "")
+    assert (alice.caller.min_priority, alice.caller.max_priority) == (-10, 50)
+    assert (bob.caller.min_priority, bob.caller.max_priority) == (0, 100)
     assert bob.caller.scopes == {Scope.INFER}
     assert bob.caller.limits == CallerLimits() and bob.expires_s is None
 
@@ -79,6 +83,9 @@ def test_a_key_lasts_until_the_end_of_a_day_or_a_moment(
         ({"name": "a", "sha256": DIGEST, "expires": "soon"}, "expires 'soon'"),
         ({"name": "a", "sha256": DIGEST, "group": "a b"}, "has the group 'a b'"),
         ({"name": "a", "sha256": DIGEST, "group": 7}, "has the group 7"),
+        ({"name": "a", "sha256": DIGEST, "min_priority": -101}, "has min_priority -101"),
+        ({"name": "a", "sha256": DIGEST, "max_priority": "high"}, "has max_priority 'high'"),
+        ({"name": "a", "sha256": DIGEST, "min_priority": 5}, "from 5 to 100; 0, which"),
     ],
 )
 def test_a_wrong_entry_is_told_by_its_number_and_never_shows_a_key(

@@ -54,6 +54,22 @@ def test_all_gateways_of_a_server_agree_and_another_servers_do_not() -> None:
     assert "alice" not in salt(alice)
 
 
+def test_a_tenant_is_a_key_and_nothing_tells_which() -> None:
+    alice, bob = TENANTS.tenant(key("alice", "team")), TENANTS.tenant(key("bob", "team"))
+    assert alice != bob and "alice" not in alice
+    assert Tenants("a secret").tenant(key("alice")) == alice != salt(key("alice"))
+    assert TENANTS.tenant(LOCAL) == ""
+
+
+@pytest.mark.parametrize("priority", [-1, -100, 51])
+def test_a_key_keeps_to_its_priorities(priority: int) -> None:
+    caller = Caller("alice", frozenset(), min_priority=0, max_priority=50)
+    for fine in (0, 50):
+        caller.check_priority(fine)
+    with pytest.raises(RequestError, match=f"priority is {priority}; the key 'alice' may use 0"):
+        caller.check_priority(priority)
+
+
 def test_a_salt_that_is_too_long_is_refused() -> None:
     with pytest.raises(RequestError, match="cache_salt has 257 characters"):
         salt(LOCAL, "a" * (MAX_SALT_CHARS + 1))

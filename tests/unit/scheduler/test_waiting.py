@@ -23,20 +23,28 @@ def queued(*keys: tuple[float, int]) -> tuple[WaitingQueue, list[Request]]:
     return queue, requests
 
 
+def drained(queue: WaitingQueue) -> list[Request]:
+    found: list[Request] = []
+    while (first := queue.peek()) is not None:
+        queue.pop(first)
+        found.append(first)
+    return found
+
+
 def test_the_smallest_key_comes_first() -> None:
     queue, (late, early, middle) = queued((3.0, 1), (1.0, 2), (2.0, 3))
-    assert [queue.pop() for _ in range(3)] == [early, middle, late]
+    assert drained(queue) == [early, middle, late]
 
 
 def test_equal_keys_come_in_the_order_of_arrival() -> None:
     queue, (first, second) = queued((1.0, 1), (1.0, 2))
-    assert [queue.pop(), queue.pop()] == [first, second]
+    assert drained(queue) == [first, second]
 
 
 def test_a_request_that_ended_while_waiting_is_never_the_head() -> None:
     queue, (first, second) = queued((1.0, 1), (2.0, 2))
     first.state = State.FINISHED
-    queue.forget_one()
+    queue.forget(first)
     assert queue.peek() is second
     assert len(queue) == 1
 
