@@ -123,7 +123,9 @@ class GenerationRequest(_Strict):
     return_tokens_as_token_ids: bool | None = Field(
         None, description="Tokens of log-probabilities as 'token_id:N'."
     )
-    priority: int | None = Field(None, description="Lower runs sooner, -100 to 100; 0 is usual.")
+    priority: int | None = Field(
+        None, description="Lower runs sooner, -100 to 100; 0 is usual. A key may have bounds."
+    )
     cache_salt: str | None = Field(
         None, description="Share cached prompts only with requests of the same salt."
     )
