@@ -23,6 +23,7 @@ from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
+    REVISION,
     Attach,
     Attached,
     Cancel,
@@ -298,7 +299,7 @@ class EngineLink:
         place = await self._locate()
         self._address = place.address
         self._moved.clear()
-        hello = Hello(Role.GATEWAY, 0, 1, os.getpid(), socket.gethostname())
+        hello = Hello(Role.GATEWAY, REVISION, 1, os.getpid(), socket.gethostname())
         try:
             async with asyncio.timeout(None) as self._attempt:
                 channel = await open_channel(

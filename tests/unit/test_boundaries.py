@@ -73,6 +73,7 @@ DIRECTIONS = {
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),
         *(
+            "outrider.added_fields",
             "outrider.config",
             "outrider.garbage",
             "outrider.logs",

@@ -57,7 +57,7 @@ class Doorway:
         self.board = Board()
         # Twice: a rank that is started anew may come before the end of the last was noticed.
         self._board_seats = threading.Semaphore(2 * sum(sizes.values()))
-        self.on_gateway: Callable[[Channel], None] | None = None
+        self.on_gateway: Callable[[Channel, int], None] | None = None
         self._listeners = [listen(address) for address in addresses]
         self.addresses = [bound_address(listener) for listener in self._listeners]
         for listener in self._listeners:
@@ -153,7 +153,8 @@ class Doorway:
     def _admit_gateway(self, hello: Hello, sock: socket.socket) -> None:
         if self.on_gateway is None:
             raise LinkError("a gateway came before the engine was ready; it will try again.")
-        self.on_gateway(Channel(sock, GATEWAY_CODEC, peer=f"the gateway (pid {hello.pid})"))
+        channel = Channel(sock, GATEWAY_CODEC, peer=f"the gateway (pid {hello.pid})")
+        self.on_gateway(channel, hello.rank)
 
     def _admit_to_board(self, hello: Hello, sock: socket.socket) -> None:
         if not self._board_seats.acquire(blocking=False):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+from outrider.added_fields import without_added
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine
 from outrider.engine.doorway import Doorway
@@ -22,6 +23,7 @@ from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
+    REVISION,
     Attach,
     Attached,
     Cancel,
@@ -55,8 +57,9 @@ class _Gateway:
     A thread of its own sends, so that a gateway that hangs holds up nobody else.
     """
 
-    def __init__(self, number: int, channel: Channel) -> None:
+    def __init__(self, number: int, channel: Channel, revision: int) -> None:
         self.number = number
+        self.revision = revision  # of the messages it knows
         self.channel = channel
         self.sample_ids: set[SampleId] = set()  # unfinished, and ending with the link
         self.updates: list[RequestUpdate] = []  # of the step under way
@@ -161,12 +164,12 @@ class EngineService:
 
     # -- on threads of their own ----------------------------------------------------------------
 
-    def _welcome(self, channel: Channel) -> None:
+    def _welcome(self, channel: Channel, revision: int = REVISION) -> None:
         with self._welcome_lock:
             if self._is_closed:
                 channel.close()
                 return
-            gateway = _Gateway(next(self._numbers), channel)
+            gateway = _Gateway(next(self._numbers), channel, revision)
             self._gateways[gateway.number] = gateway
         gateway.send(self._engine.facts)
         logger.info("%s is connected", channel.peer)
@@ -230,7 +233,8 @@ class EngineService:
         elif isinstance(message, Attach):
             self._attach(gateway, message)
         elif isinstance(message, StatusQuery):
-            gateway.send(self._engine.status(message.query, self._speculation.status()))
+            status = self._engine.status(message.query, self._speculation.status())
+            gateway.send(status if gateway.revision >= REVISION else without_added(status))
         elif isinstance(message, SetSpeculation):
             gateway.send(self._speculation.set(message))
         elif isinstance(message, ExplainSpeculation):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from outrider.added_fields import added
 from outrider.links.speculation import (
     SpeculationChange,
     SpeculationSettings,
@@ -21,6 +22,9 @@ from outrider.links.speculation import (
     StepAccount,
 )
 from outrider.scheduler.types import RequestSpec, RequestUpdate
+
+# Of these messages. A gateway's `Hello` has it as its rank, which was 0 before fields were added.
+REVISION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +195,8 @@ class EngineCounters:
     transfer_s: float = 0.0  # that the target waited for drafts on their way to it
     wait_s: float = 0.0  # that the engine waited for verdicts
     proposers: tuple[ProposerCounters, ...] = ()
-    displaced: int = 0  # samples that gave up their places in a full queue to another tenant's
-    fairness_preemptions: int = 0  # samples that gave up their rows to a tenant without one
+    displaced: int = added(0)  # samples refused for those of another tenant
+    fairness_preemptions: int = added(0)  # rows that went to a tenant without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, Codec
 from outrider.links.fleet_messages import ClusterViewed
 from outrider.links.frames import LinkError
+from outrider.links.gateway_messages import EngineCounters, EngineStatus
 from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
@@ -242,3 +244,10 @@ def test_a_field_after_those_that_were_added_is_a_mistake() -> None:
 
     with pytest.raises(TypeError, match="Grown has fields after those that were added"):
         Codec(Grown)
+
+
+def test_a_status_reaches_a_gateway_that_has_no_added_counters() -> None:
+    status = EngineStatus(1, (), "", *[0] * 11, counters=EngineCounters(displaced=3))
+    sent, expected = without_added(status), dataclasses.replace(status, counters=EngineCounters())
+    assert GATEWAY_CODEC.decode(GATEWAY_CODEC.encode(status)) == status
+    assert GATEWAY_CODEC.encode(sent) == GATEWAY_CODEC.encode(expected)
