@@ -38,7 +38,12 @@ def test_a_key_that_fills_rows_and_queue_does_not_starve_another(tmp_path: Path)
             streams.enter_context(greedy.stream([7, number], max_tokens=200, ignore_eos=True))
             for number in range(SEATS + MAX_WAITING)
         ]
-        wait_until(lambda: greedy.status().engine.waiting == MAX_WAITING)
+
+        def is_full() -> bool:
+            engine = greedy.status().engine
+            return engine is not None and engine.waiting == MAX_WAITING
+
+        wait_until(is_full)
         assert modest.generate([9, 9], max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
         outcomes = [outcome(stream) for stream in many]
     assert outcomes.count("refused") == 1

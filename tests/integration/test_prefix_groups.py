@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from keyed_server import server_with_keys
 
-from outrider.client import Client
+from outrider.client import Client, Completion
 from outrider.gateway.front import Front
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
@@ -34,8 +34,8 @@ def cached(server: Front, name: str, first: int, salt: str = "") -> int:
     with Client(server.grpc_address, api_key=name) as client:
         client.wait_ready(60)
         options = {"cache_salt": salt} if salt else {}
-        usage = client.generate(prompt, max_tokens=1, **options).usage
-        return int(usage.cached_tokens)
+        completion: Completion = client.generate(prompt, max_tokens=1, **options)
+        return completion.usage.cached_tokens
 
 
 def test_a_key_does_not_learn_what_another_has_sent(server: Front, sharing: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from scheduler_tools import Record, Simulation, make_request
@@ -14,8 +13,8 @@ from outrider.workers.proposers.base import DRAFT
 PROMPT = list(range(13))
 
 
-def run_alone(simulation: Simulation, name: str, salt: str, **fields: Any) -> Record:
-    request = make_request(name, PROMPT, cache_salt=salt, proposer=DRAFT, depth=2, **fields)
+def run_alone(simulation: Simulation, name: str, salt: str, max_tokens: int = 8) -> Record:
+    request = make_request(name, PROMPT, max_tokens, cache_salt=salt, proposer=DRAFT, depth=2)
     record = simulation.add(request)
     simulation.drain()
     return record

@@ -19,10 +19,9 @@ PROMPT = list(range(5))
 def ask(simulation: Simulation, name: str, tenant: str, num_tokens: int = 8, **more: Any) -> Record:
     """A prompt of its own, so that none of it is cached."""
     prompt = [sum(name.encode()) % 50, *name.encode()]
-    more = {"arrival_s": simulation.now_s, "tenant": tenant} | more
-    after, is_resumed = more.pop("after", None), more.pop("is_resumed", False)
-    request = make_request(name, prompt, num_tokens, **more)
-    return simulation.add(request, after=after, is_resumed=is_resumed)
+    is_resumed = bool(more.pop("is_resumed", False))
+    request = make_request(name, prompt, num_tokens, simulation.now_s, tenant=tenant, **more)
+    return simulation.add(request, is_resumed=is_resumed)
 
 
 def admitted(simulation: Simulation, num_steps: int) -> list[str]:
