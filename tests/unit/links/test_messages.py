@@ -247,7 +247,8 @@ def test_a_field_after_those_that_were_added_is_a_mistake() -> None:
 
 
 def test_a_status_reaches_a_gateway_that_has_no_added_counters() -> None:
-    status = EngineStatus(1, (), "", *[0] * 11, counters=EngineCounters(displaced=3))
+    counters = EngineCounters(displaced=3)
+    status = EngineStatus(1, (), "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, counters=counters)
     sent, expected = without_added(status), dataclasses.replace(status, counters=EngineCounters())
     assert GATEWAY_CODEC.decode(GATEWAY_CODEC.encode(status)) == status
     assert GATEWAY_CODEC.encode(sent) == GATEWAY_CODEC.encode(expected)
