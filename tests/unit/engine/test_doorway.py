@@ -163,5 +163,6 @@ def test_strangers_leave_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -
             wait_until(lambda: is_hung_up_on(sock))
         join(door)
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2 and "does not speak the link protocol" in told[0]
-    assert "does not belong to this engine" in told[1]  # who knows the secret is no stranger
+    # Doors of tests before this one may still log.
+    assert sum("does not speak the link protocol" in each for each in told) == 1
+    assert any("does not belong to this engine" in each for each in told)  # knows the secret

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_a_tokenizer_beside_a_gguf_is_used(tokenizer: Any, tmp_path: Path) -> No
 
 
 def test_a_gguf_whose_tokenizer_cannot_be_rebuilt_says_so(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "model.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0))
     with pytest.raises(ModelError, match=r"put the original model's tokenizer\.json beside"):
         load_tokenizer(tmp_path / "model.gguf")
 
