@@ -177,7 +177,7 @@ class Gateway:
         with contextlib.ExitStack() as stack:
             try:
                 self._serving("")  # what cannot be answered costs nothing
-                self.in_hand.check_room(self.limits.share_of(self.config.max_requests))
+                self.in_hand.check_room(caller.name, self.limits.share_of(self.config.max_requests))
                 admission = stack.enter_context(self.limits.admitted(caller))
             except OutriderError:
                 with self._refusals(caller, protocol, label):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
 
-from outrider.errors import OutriderError
+from outrider.errors import CapacityError, OutriderError
 from outrider.gateway.caller import Caller, Scope
-from outrider.gateway.grpc_calls import OnError, abort
+from outrider.gateway.grpc_calls import OnError, abort, host_of
 from outrider.gateway.grpc_connections import GrpcConnections, know
 
+MAX_OPEN_CALLS, MAX_OPEN_CALLS_OF_HOST = 1024, 64
 # Probes have no keys.
 _OPEN_SERVICES = ("grpc.health.v1.Health",)
 _INFER_SERVICES = (
@@ -39,6 +41,28 @@ def scope_of(method: str) -> Scope | None:
     return Scope.INFER if is_for_all else Scope.ADMIN
 
 
+class _OpenCalls:
+    """Calls that need no key, such as `Watch` of the health service, which last as long as their
+    clients like."""
+
+    def __init__(self) -> None:
+        self._hosts: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def taken(self, host: str) -> Iterator[None]:
+        if self._hosts[host] >= MAX_OPEN_CALLS_OF_HOST or self._hosts.total() >= MAX_OPEN_CALLS:
+            raise CapacityError(
+                "too many calls without a key are open; close some, or retry later."
+            )
+        self._hosts[host] += 1
+        try:
+            yield
+        finally:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
+
+
 class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls of whoever may not make them, before the method hears of them.
 
@@ -58,6 +82,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._identify = identify
         self._check_key = check_key
         self._on_error = on_error
+        self._open_calls = _OpenCalls()
         self._guarded: dict[str, grpc.RpcMethodHandler] = {}  # of methods that there are
 
     async def intercept_service(
@@ -91,9 +116,14 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _guard(self, handler: Any, scope: Scope | None) -> grpc.RpcMethodHandler:
         @contextlib.asynccontextmanager
         async def guarded(context: Any) -> AsyncIterator[None]:
-            with self._connections.call(context.peer()) as connection:
+            with (
+                self._connections.call(context.peer()) as connection,
+                contextlib.ExitStack() as stack,
+            ):
                 try:
-                    if scope is not None:
+                    if scope is None:
+                        stack.enter_context(self._open_calls.taken(host_of(context.peer())))
+                    else:
                         caller = self._identify(context)
                         know(connection)
                         caller.require(scope)

@@ -7,6 +7,7 @@ import contextlib
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 from outrider.errors import CapacityError, RequestError
@@ -24,13 +25,17 @@ class InHand:
 
     def __init__(self) -> None:
         self._ids: set[tuple[str, str]] = set()  # with the names of their keys
+        self._held: Counter[str] = Counter()  # requests, by key
         self._sessions: set[Session] = set()
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def check_room(self, most: int) -> None:
-        if len(self._ids) >= most:
+    def check_room(self, key: str, most: int) -> None:
+        """When full, a key below an equal share is still let in: one key cannot lock others out.
+        Each is let in up to such a share, so all together stay below twice as many."""
+        held = self._held[key]
+        if len(self._ids) >= most and held >= most // (len(self._held) + (held == 0)):
             raise CapacityError(
                 f"{most} requests are in hand already (server.max_requests); retry later."
             )
@@ -39,12 +44,16 @@ class InHand:
     def taken(self, key: str, wanted: str, most: int, *, may_share: bool) -> Iterator[str]:
         """An id of the key of that name, the wanted one if there is any. `may_share`: the request
         that has it may be of the same client, cut off without our notice; then it is another."""
-        self.check_room(most)
+        self.check_room(key, most)
         request_id = self._claim(key, wanted, may_share)
+        self._held[key] += 1
         try:
             yield request_id
         finally:
             self._ids.discard((key, request_id))
+            self._held[key] -= 1
+            if not self._held[key]:
+                del self._held[key]
 
     @contextlib.contextmanager
     def running(self, session: Session) -> Iterator[None]:

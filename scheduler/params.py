@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import RequestError, UnknownParameterError
+from outrider.errors import RequestError, UnknownParameterError, shown
 
 MAX_LOGPROBS = 50
 MAX_SAMPLES = 128
@@ -26,25 +26,15 @@ MAX_FIXED_DEPTH = 8  # whoever fixes a depth has drafts verified that may not pa
 MAX_ALLOWED_OF_ALL_SAMPLES = 2**21  # each sample carries the list with it
 # Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
 SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
-MAX_SHOWN_CHARS = 120  # of a wrong value
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
-
-
-def _shown(value: Any) -> str:
-    """A value in a sentence, in a few words however much it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number too long to be written
-        text = f"of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value)}"
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 
 def _ints(name: str, value: Any) -> tuple[int, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise RequestError(f"{name} must be a list of token ids, not {_shown(value)}.")
+        raise RequestError(f"{name} must be a list of token ids, not {shown(value)}.")
     for item in value:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise RequestError(f"{name} holds {_shown(item)}; every entry must be a token id >= 0.")
+            raise RequestError(f"{name} holds {shown(item)}; every entry must be a token id >= 0.")
     return tuple(value)
 
 
@@ -57,17 +47,17 @@ def _strings(name: str, value: Any, most: int, most_chars: int) -> tuple[str, ..
     if value is None:
         return ()
     if not isinstance(value, Iterable) or isinstance(value, Mapping):
-        raise RequestError(f"{name} must be a string or a list of them, not {_shown(value)}.")
+        raise RequestError(f"{name} must be a string or a list of them, not {shown(value)}.")
     items = (value,) if isinstance(value, str) else tuple(value)
     _check_count(name, len(items), most)
     for item in items:
         if not isinstance(item, str) or not item:
             raise RequestError(
-                f"{name} holds {_shown(item)}; every entry must be a non-empty string."
+                f"{name} holds {shown(item)}; every entry must be a non-empty string."
             )
         if _HALF_CHARACTER.search(item):
             raise RequestError(
-                f"{name} holds {_shown(item)} with half a character; give whole ones."
+                f"{name} holds {shown(item)} with half a character; give whole ones."
             )
         if len(item) > most_chars:
             raise RequestError(
@@ -141,7 +131,7 @@ class SamplingParams:
                     continue
                 raise RequestError(f"{name} is None; it must be {rule}.")
             if not _is_kind(value, kind) or not is_valid(value):
-                raise RequestError(f"{name} is {_shown(value)}; it must be {rule}.")
+                raise RequestError(f"{name} is {shown(value)}; it must be {rule}.")
             if kind is int and value >= 2**64:
                 raise RequestError(f"{name} is beyond 64 bits; choose a smaller number.")
         self._check_combinations()
@@ -150,7 +140,7 @@ class SamplingParams:
         checked: dict[int, float] = {}
         given = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(given, Mapping):
-            raise RequestError(f"logit_bias must be a mapping from token ids, not {_shown(given)}.")
+            raise RequestError(f"logit_bias must be a mapping from token ids, not {shown(given)}.")
         _check_count("logit_bias", len(given), MAX_LOGIT_BIASES)
         for token, bias in given.items():
             try:
@@ -159,11 +149,11 @@ class SamplingParams:
                 token_id = -1
             if token_id < 0 or isinstance(token, bool):
                 raise RequestError(
-                    f"logit_bias has the key {_shown(token)}; keys are token ids >= 0."
+                    f"logit_bias has the key {shown(token)}; keys are token ids >= 0."
                 )
             if not _is_kind(bias, float) or not -100 <= bias <= 100:
                 raise RequestError(
-                    f"logit_bias[{token_id}] is {_shown(bias)}; it must be in [-100, 100]."
+                    f"logit_bias[{token_id}] is {shown(bias)}; it must be in [-100, 100]."
                 )
             checked[token_id] = float(bias)
         return checked
@@ -251,7 +241,7 @@ def check_priority(priority: Any) -> None:
     is_whole = isinstance(priority, int) and not isinstance(priority, bool)
     if not is_whole or not SOONEST_PRIORITY <= priority <= LATEST_PRIORITY:
         raise RequestError(
-            f"priority is {_shown(priority)}; it must be a whole number from {SOONEST_PRIORITY} to "
+            f"priority is {shown(priority)}; it must be a whole number from {SOONEST_PRIORITY} to "
             f"{LATEST_PRIORITY}, lower ones running sooner."
         )
 

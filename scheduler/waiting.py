@@ -142,9 +142,12 @@ class WaitingQueue:
     def _lift(self, tenant: Tenant) -> None:
         """It begins to wait: what it did not ask for before is not owed to it."""
         first = self.peek()
-        level = self._last if first is None else first.tenant
-        if level is not None and level.service > tenant.service:
-            tenant.service = level.service
+        if first is not None:
+            # Not above its standing, or its priority would count anew for each that begins to wait.
+            level = min(first.tenant.service, self.standing(first))
+        else:
+            level = 0 if self._last is None else self._last.service
+        tenant.service = max(tenant.service, level)
 
     def _settle(self, tenant: Tenant) -> None:
         """One of its requests is gone."""

@@ -216,12 +216,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = KEEP_ALIVE_S
 
     def _make_room(self) -> None:
-        """Close an idle connection so that a newcomer gets its place."""
+        """Close at once so that a newcomer gets the place: a client need not answer TLS's goodbye,
+        and its socket would outlive its seat."""
         self._is_refused = True
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
-        else:
-            self.transport.close()
+        self.transport.abort()
 
     # -- refusals -----------------------------------------------------------------------------
 

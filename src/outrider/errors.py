@@ -18,7 +18,10 @@ _repr.maxlevel = 2
 
 def shown(value: Any) -> str:
     """A value of a request, in a few words however much it is."""
-    text = _repr.repr(value)
+    try:
+        text = _repr.repr(value)
+    except ValueError:  # a number with too many digits to be written
+        text = f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."
 
 

@@ -65,6 +65,8 @@ class DroppingStream(io.TextIOBase):
         """Never waits; see `drain`."""
 
     def write(self, text: str) -> int:
+        if not isinstance(text, str):  # click finds out by b"" whether a stream is binary
+            raise TypeError(f"write() takes text, not {type(text).__name__}")
         with self._changed:
             if self._num_chars >= self._max_chars:
                 self._num_dropped += text.count("\n")

@@ -2,13 +2,18 @@
 
 import json
 import logging
+import os
 import re
+import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import typer
 
 from outrider.errors import ConfigError
+from outrider.log_stream import DroppingStream
 from outrider.logs import LAST_LINES, last_lines, request_context, setup_logging
 
 LOG = logging.getLogger("outrider.some.part")
@@ -147,3 +152,14 @@ def test_only_the_last_lines_a_process_wrote_itself_are_shown(tmp_path: Path) ->
 
 def test_a_log_that_is_gone_is_told() -> None:
     assert last_lines("/no/such/log") == ["/no/such/log cannot be read: No such file or directory"]
+
+
+def test_commands_write_their_errors_to_a_guarded_stream() -> None:
+    """click asks a stream whether it is binary by writing no bytes to it."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as reader, open(writing, "w") as pipe:
+        stream = DroppingStream(pipe)
+        with mock.patch.object(sys, "stderr", stream):
+            typer.echo("error: a sentence", err=True)
+        stream.drain(60)
+        assert os.read(reader.fileno(), 100) == b"error: a sentence\n"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.errors import RequestError
+from outrider.errors import CapacityError, RequestError
 from outrider.gateway.caller import LOCAL, Caller, CallerLimits, Scope
 from outrider.gateway.errors import RateLimitError
+from outrider.gateway.in_hand import InHand
 from outrider.gateway.limits import Limits
 
 
@@ -193,3 +194,17 @@ def test_a_call_alone_may_have_more_than_the_share_of_its_process(limits: Limits
     with limits.admitted(caller) as admission:
         admission.count(1, 4)
         assert _wait_s(limits, caller) == 1
+
+
+def test_a_key_that_fills_the_gateway_does_not_lock_others_out() -> None:
+    in_hand = InHand()
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):
+            stack.enter_context(in_hand.taken("greedy", "", 8, may_share=False))
+        with pytest.raises(CapacityError, match="8 requests are in hand already"):
+            in_hand.check_room("greedy", 8)
+        for _ in range(4):
+            stack.enter_context(in_hand.taken("modest", "", 8, may_share=False))
+        with pytest.raises(CapacityError):
+            in_hand.check_room("modest", 8)
+    in_hand.check_room("greedy", 8)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import RequestError
-from outrider.scheduler.params import MAX_SHOWN_CHARS, SamplingParams, check_priority
+from outrider.errors import MAX_SHOWN_CHARS, RequestError
+from outrider.scheduler.params import SamplingParams, check_priority
 
 WRONG: tuple[Any, ...] = (
     True, 1, -1, 1.5, math.nan, math.inf, 10**5000, -(10**5000), "x", "",

@@ -356,3 +356,32 @@ def test_the_first_of_several_tenants_is_that_of_the_least_rank(seed: int) -> No
             queue.pop(first)
             waiting.remove(first)
         assert len(queue) == len(waiting) and queue.num_ranks <= 2 * 4 + 17
+
+
+def test_a_tenant_is_let_in_beyond_siblings_that_cannot_be_displaced() -> None:
+    """Samples of a request that runs are not refused one by one, however many there are."""
+    simulation = Simulation(max_num_seqs=1, max_waiting=8)
+    ask(simulation, "a", "greedy")
+    simulation.step()
+    for number in range(8):
+        sibling = make_request(f"a{number}", PROMPT, 8, simulation.now_s, tenant="greedy")
+        simulation.add(sibling, after="a")
+    ask(simulation, "b", "modest")
+    ask(simulation, "c", "modest")
+    with pytest.raises(CapacityError, match="8 requests are waiting already"):
+        ask(simulation, "d", "modest")
+    with pytest.raises(CapacityError):
+        ask(simulation, "a9", "greedy")
+
+
+def test_a_priority_counts_once_for_a_tenant_that_waits_now_and_then() -> None:
+    queue, tenants = WaitingQueue(priority_tokens=100), Tenants()
+    urgent, modest = tenants.enter("urgent"), tenants.enter("modest")
+    urgent.service = 5000
+    first = make_request("u", PROMPT, priority=-10)
+    first.tenant, first.key = urgent, (0.0, 1)
+    queue.push(first)
+    second = make_request("m", PROMPT)
+    second.tenant, second.key = modest, (0.0, 2)
+    queue.push(second)
+    assert queue.standing(second) == queue.standing(first) == 4000
