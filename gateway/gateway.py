@@ -247,7 +247,7 @@ class Gateway:
         )
 
     def fail(self, error: Exception) -> None:
-        """A request ended by an error that nobody expected, by a fault of the server's own."""
+        """A request ended by an error that was not expected, by a fault of the server's own."""
         self.metrics.fail(self.model)
         self._quiet_log.exception("a request failed", error)
 

@@ -1,7 +1,7 @@
 """Room for what clients have sent of their requests, from the first byte until the prompt is
 prepared: one budget for all protocols of a process.
 
-Nobody can fill it for long. Small requests are exempt. While others wait, an owner (a key, or an
+No client can fill it for long. Small requests are exempt. While others wait, an owner (a key, or an
 address where there are no keys) holds half of it at most; and if there is no room, the slowest
 upload of the owner who holds most is closed, once it has had a moment.
 """
@@ -76,7 +76,7 @@ class Upload:
         await self._reading.take(self, num_bytes)
 
     async def receive(self, num_bytes: int) -> None:
-        """So many bytes more have come; waits until there is room to go on."""
+        """`num_bytes` more were received; waits until there is room to go on."""
         self._num_received += num_bytes
         if self._num_received > SMALL_BYTES:
             await self._reading.take(self, self._num_received - self.num_bytes)
@@ -162,7 +162,7 @@ class Reading:
         )
 
     def _look(self) -> None:
-        """Let in whoever fits, the first of each owner in turn."""
+        """Admit uploads that fit, the first of each owner in turn."""
         is_full = False
         while not is_full:
             num_before = self._num_waiting

@@ -49,7 +49,7 @@ def _distrust_folder(folder: Path) -> str | None:
 
 
 def _private_folder(name: str) -> Path:
-    """The same for every process of this user, unless somebody was there before."""
+    """The same for every process of this user, unless another user owns it."""
     private = Path(tempfile.gettempdir(), f"outrider-{name}-{os.geteuid()}")
     private.mkdir(mode=0o700, exist_ok=True)
     if stat.S_ISDIR(private.lstat().st_mode) and distrust(private.lstat()) is None:

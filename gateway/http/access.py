@@ -24,8 +24,8 @@ from outrider.gateway.reading import Upload
 _CALLER, _ADMITTED = "outrider.caller", "outrider.admitted"
 ON_KNOWN = "outrider.on_known"
 """What in a scope hears that the request has a valid key, or needs none."""
-# What is charged to a key before its body is read: all that takes a body from whoever may ask for
-# text.
+# What is charged to a key before its body is read: all that takes a body from keys with the
+# scope `infer`.
 CHARGED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
 _OPEN_PATHS = ("/livez", "/readyz", "/health", "/healthz", "/ping", "/version", "/", "/favicon.ico")
 _OPEN_FOLDERS = ("/page/",)

@@ -13,7 +13,7 @@ _ADDED = "added"
 def added(default: Any) -> Any:
     """A field at the end of a message, added later. It is left out on a link while it has its
     default, so that a peer without it understands the message, and filled in where it is missing.
-    Whoever sets it must know that the peer has it."""
+    The sender must know that the peer has it."""
     return dataclasses.field(default=default, metadata={_ADDED: True})
 
 

@@ -28,7 +28,7 @@ class QuietLog:
         self._write(logging.WARNING, message, message, *args)
 
     def exception(self, message: str, error: BaseException) -> None:
-        """An error that nobody expected, with its traceback. The kind is the place it came from."""
+        """An unexpected error, with its traceback. The kind is the place it came from."""
         frames = traceback.extract_tb(error.__traceback__)
         place = (frames[-1].filename, frames[-1].lineno) if frames else None
         self._write(logging.ERROR, (type(error), place), message, error=error)

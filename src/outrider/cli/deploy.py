@@ -171,7 +171,7 @@ def _server_state(found: dict[str, Any]) -> str:
         return "not running, being started anew" if is_kept else "not running"
     restarts = server.get("restarts", 0)
     known = [f"pid {server['pid']}", f"{restarts} restarts" if restarts else ""]
-    kept = "" if is_kept else ", kept by nobody"
+    kept = "" if is_kept else ", no keeper"
     return f"{server['state']} ({', '.join(filter(None, known))}{kept})"
 
 

@@ -77,7 +77,7 @@ def test_a_file_that_was_not_edited_is_refused_in_a_sentence(
         (
             {"pid": 7, "state": "serving", "restarts": 2},
             None,
-            "serving (pid 7, 2 restarts, kept by nobody), outrider 1",
+            "serving (pid 7, 2 restarts, no keeper), outrider 1",
         ),
     ],
 )
