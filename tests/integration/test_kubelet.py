@@ -154,7 +154,8 @@ def test_one_that_does_not_end_is_killed_after_its_grace(start: Callable[..., Po
     until(pod, lambda: pod.is_ready)
     pod.delete()
     until(pod, lambda: pod.is_gone)
-    assert pod.containers[0].exit_codes in ([-9], [137])
+    # Of the shell, or of the process above it, which may be killed while it waits.
+    assert pod.containers[0].exit_codes in ([-9], [137], [1])
 
 
 def test_nothing_stays_of_pods_whose_tests_were_killed(node: Node) -> None:
