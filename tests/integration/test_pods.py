@@ -73,6 +73,7 @@ def test_a_killed_process_costs_no_stream(
     undisturbed: list[Any],
     process: str,
 ) -> None:
+    cluster.wait_ready()  # a gateway that is not ready yet after the case before has no endpoint
     load = Running(where, FEW, num_tokens=NUM_TOKENS)
     load.wait_tokens(TOKENS_BEFORE)
     cluster.kill(cluster.pod("target"), process)
