@@ -111,9 +111,7 @@ def judge(args: list[str]) -> Verdict:
     refused: tuple[str, ...] = ()
     with patch.object(serve_command, "run_server", stop):
         try:
-            with command.make_context(
-                "serve", list(args), obj=GlobalOptions(log_level="error")
-            ) as ctx:
+            with command.make_context("serve", list(args), obj=options) as ctx:
                 ignored = tuple(translation_of(ctx).ignored)
                 command.invoke(ctx)
         except _Reached:

@@ -100,7 +100,10 @@ def serve(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Serve a model over HTTP and gRPC; the bundled pair if none is named."""
+    """Serve a model over HTTP and gRPC; the bundled pair if none is named.
+
+    Options of `vllm serve` are taken too, as docs/from-vllm.md says.
+    """
     flags = {
         "model": one_of(named, model),
         "draft_model": draft_model,

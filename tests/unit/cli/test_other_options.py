@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.vllm_page import judge, lines, vllm_options
+from vllm_page import judge, lines, vllm_options
 
 from outrider.cli import main
 from outrider.cli.vllm_scan import KNOWN, OwnOptions, Scanned, is_flag, scan

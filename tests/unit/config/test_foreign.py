@@ -4,7 +4,7 @@ import logging
 import re
 
 import pytest
-from tests.vllm_page import PAGE, accepted, tables, written_tables
+from vllm_page import PAGE, accepted, tables, written_tables
 
 from outrider.config import EngineConfig, settings
 from outrider.config.foreign import IGNORED, REFUSED
