@@ -146,6 +146,22 @@ def show(
         _print_table(values, resolved.origins)
 
 
+@app.command()
+def tokenizer(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help=setting_help("model"), show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Print the folder of the target's tokenizer, for load tools that count tokens."""
+    from outrider.text.tokenizer import tokenizer_folder
+
+    target = load_config(ctx, config, assignments, {"model": model}).config.target
+    typer.echo(tokenizer_folder(*target.tokenizer_source))
+
+
 def _is_hidden(resolved: Resolved, path: str) -> bool:
     is_secret = find_setting(path).rule.is_secret
     return is_secret and resolved.config.to_settings()[path] is not None
