@@ -179,7 +179,7 @@ def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path, marke
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
-def test_an_address_at_which_nobody_listens_is_told_within_seconds(
+def test_an_address_where_no_server_listens_is_refused_within_seconds(
     tmp_path: Path, scheme: str
 ) -> None:
     with socket.socket() as held:  # bound and not listening: nothing else can be there

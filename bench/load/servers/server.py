@@ -190,7 +190,7 @@ class Server:
         self._has_answered = True
 
     def _patience_s(self) -> float:
-        """One that nobody has started is most likely at another address."""
+        """A server that was not started here is most likely at another address."""
         if self.spec.ready_timeout_s is not None:
             return self.spec.ready_timeout_s
         return START_S if self.command is not None or self._has_answered else REACH_S

@@ -19,14 +19,19 @@ class SettingsCommand(TyperCommand):
         own = OwnOptions.of(self)
         scanned = scan(args, own)
         found = translate(scanned.found)
-        # One that nobody knows is the parser's to refuse, unless there is more to say.
+        # A single unknown option is left to the parser, unless there is more to say.
         if len(scanned.unknown) + len(found.problems) > len(scanned.unknown[:1]):
             known = [name.replace("_", "-") for name in sorted(KNOWN)]
             known += [option[2:] for option in own.takes_value if option.startswith("--")]
             for option in scanned.unknown:
                 hint = did_you_mean(option[2:], known).replace("'", "'--", 1)
                 found.problems.append(f"there is no option {option}.{hint}")
-            if scanned.unknown:  # what stands behind them cannot be told from arguments
+            if scanned.unknown:  # their values would be taken for arguments
                 raise ConfigError("\n".join(found.problems))
         keep_translation(ctx, found)
-        return super().parse_args(ctx, scanned.args)
+        try:
+            return super().parse_args(ctx, scanned.args)
+        except Exception as error:
+            if not found.problems or not hasattr(error, "format_message"):
+                raise
+            raise ConfigError("\n".join([*found.problems, error.format_message()])) from None

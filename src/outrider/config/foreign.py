@@ -68,7 +68,7 @@ IGNORED: Mapping[str, str] = by_name(
         "the files themselves tell their format": (
             "load_format config_format model_loader_extra_config"
         ),
-        "long loading is told by itself": "use_tqdm_on_load",
+        "long loading is logged": "use_tqdm_on_load",
         "every rank reads its own share only": (
             "max_parallel_loading_workers safetensors_load_strategy "
             "safetensors_prefetch_num_threads safetensors_prefetch_block_size"
@@ -182,7 +182,7 @@ REFUSED: Mapping[str, Refused] = {
     "logprobs_mode": Refused(
         ("raw_logprobs",), "log-probabilities are those before any sampling parameter."
     ),
-    "return_sampling_mask": Refused((False,), "log-probabilities are all that is told of others."),
+    "return_sampling_mask": Refused((False,), "sampling masks are not returned; leave it out."),
     "enable_trace_replay": Refused((False,), "tokens are the target's own; leave it out."),
     "pooler_config": Refused(({},), _GENERATES),
     "convert": Refused(("auto", "none"), _GENERATES),

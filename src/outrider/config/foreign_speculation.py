@@ -38,7 +38,7 @@ SPECULATIVE_IGNORED: Mapping[str, str] = by_name(
             "enable_adaptive_verification"
         ),
         "a draft samples with the target's noise": "draft_sample_method dspark_draft_topk",
-        "log-probabilities are told with speculation too": "disable_logprobs",
+        "log-probabilities are returned with speculation too": "disable_logprobs",
         "its method is not there": (
             "suffix_decoding_max_tree_depth suffix_decoding_max_cached_requests "
             "suffix_decoding_max_spec_factor suffix_decoding_min_token_prob"
@@ -66,7 +66,7 @@ _REFUSED_METHODS: Mapping[str, str] = {
     "ngram_gpu": "n-grams are looked up on the host",
     "dflash": _BLOCKS,
     "dspark": _BLOCKS,
-    "extract_hidden_states": "hidden states are not told",
+    "extract_hidden_states": "hidden states are not returned",
     "custom_class": "a server takes no code",
 }
 _OWN_METHODS = ("draft", "off", "[ngram]")

@@ -364,5 +364,5 @@ def test_the_tokenizer_of_another_model_is_its_own_or_the_one_that_is_set(
     given = ("--set", f"target.tokenizer={other}")
     assert run("config", "tokenizer", "./own", *given)[:2] == (0, f"{other}\n")
     (own / "tokenizer.json").unlink()
-    code, out, told = run("config", "tokenizer", "./own")
-    assert (code, out) == (1, "") and "has no tokenizer files beside it" in told
+    code, out, error = run("config", "tokenizer", "./own")
+    assert (code, out) == (1, "") and "has no tokenizer files beside it" in error

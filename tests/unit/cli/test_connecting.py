@@ -58,8 +58,8 @@ def test_a_variable_names_it_where_no_option_does(
     ],
 )
 def test_two_servers_are_one_too_many(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, line)
-    assert FIRST in told and SECOND in told and "; give" in told
+    error = said(capsys, line)
+    assert FIRST in error and SECOND in error and "; give" in error
 
 
 @pytest.mark.parametrize("command", ["serve", "bench", "keys"])
@@ -101,5 +101,5 @@ def test_c_is_the_configuration_in_every_command() -> None:
 def test_an_error_of_the_parser_begins_as_all_others_do(
     line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = said(capsys, line)
-    assert "\nerror: " in told and "Error:" not in told and told.startswith("Usage: outrider")
+    error = said(capsys, line)
+    assert "\nerror: " in error and "Error:" not in error and error.startswith("Usage: outrider")

@@ -168,8 +168,8 @@ def test_what_has_no_effect_is_warned_of_in_one_line(capsys: pytest.CaptureFixtu
     given = "--disable-uvicorn-access-log --enforce-eager --tool-call-parser hermes --swap-space 4"
     with pytest.raises(SystemExit):
         main(["generate", "x", "-m", "/none", *given.split(), "--hf-token", "hidden"])
-    told = capsys.readouterr().err
-    [line] = [each for each in told.splitlines() if "without effect" in each]
+    error = capsys.readouterr().err
+    [line] = [each for each in error.splitlines() if "without effect" in each]
     for name, reason in (
         ("--disable-uvicorn-access-log", "the access log is our own"),
         ("--enforce-eager", "passes are captured where that pays"),
@@ -177,7 +177,7 @@ def test_what_has_no_effect_is_warned_of_in_one_line(capsys: pytest.CaptureFixtu
         ("--swap-space", "a request that is preempted is computed again"),
     ):
         assert f"{name} ({reason})" in line
-    assert "hidden" not in told and "model '/none' is not there" in told
+    assert "hidden" not in error and "model '/none' is not there" in error
 
 
 def test_all_that_is_refused_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,8 +185,8 @@ def test_all_that_is_refused_is_said_at_once(capsys: pytest.CaptureFixture[str])
         "serve ./big --kv-cache-dtype fp8 --enable-lora -pp 2 --quantization awq --dtype int3 "
         "--max-model-len long --speculative-config.method mtp --nnodes=2 --host 0.0.0.0"
     )
-    told = said(capsys, *given.split(), "--hf-overrides", '{"a": 1}').splitlines()
-    assert told == [
+    error = said(capsys, *given.split(), "--hf-overrides", '{"a": 1}').splitlines()
+    assert error == [
         "error: --kv-cache-dtype fp8: KV has the target's dtype; leave it out.",
         "error: --enable-lora: LoRA adapters are not there yet; merge one into the weights.",
         "error: -pp 2: layers are not spread over devices; tensor_parallel_size splits each of "
@@ -259,19 +259,28 @@ def test_an_option_goes_before_a_variable(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings("--dtype", "bfloat16") == {"target.dtype": "bfloat16"}
 
 
-def test_options_that_nobody_knows_are_refused_together(
+def test_unknown_options_are_refused_together(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = "serve big --zzz --dtpye half --kv-cache-dtype fp8"
-    told = said(capsys, *given.split())
-    assert told.splitlines() == [
+    error = said(capsys, *given.split())
+    assert error.splitlines() == [
         "error: --kv-cache-dtype fp8: KV has the target's dtype; leave it out.",
         "error: there is no option --zzz.",
         "error: there is no option --dtpye. Did you mean '--dtype'?",
     ]
 
 
-def test_an_option_that_nobody_knows_is_refused_with_the_nearest(
+def test_an_error_of_the_parser_is_listed_with_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = "serve big --port x --kv-cache-dtype fp8"
+    foreign, own = said(capsys, *given.split()).splitlines()
+    assert foreign.startswith("error: --kv-cache-dtype fp8: ")
+    assert own.startswith("error: Invalid value for '--port': ")
+
+
+def test_an_unknown_option_is_refused_with_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert "--tensor-parallel-size" in said(capsys, "serve", "--tensor-paralel-size", "2")

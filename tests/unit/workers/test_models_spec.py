@@ -130,9 +130,9 @@ def test_an_fp8_checkpoint_is_not_said_to_need_what_it_is(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError) as caught:
         load_spec(tmp_path)
-    told = str(caught.value)
-    assert "already quantized, by 'fp8'" in told and "not supported" not in told
-    assert told.index("the checkpoint they were made from") < told.index("quantization='fp8'")
+    error = str(caught.value)
+    assert "already quantized, by 'fp8'" in error and "not supported" not in error
+    assert error.index("the checkpoint they were made from") < error.index("quantization='fp8'")
 
 
 @pytest.mark.parametrize(
