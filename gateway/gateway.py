@@ -217,7 +217,9 @@ class Gateway:
             bounds.check_prepared(prepared.spec, self.config)
             session = self._session(served, call, prepared)
             if call.resumption is not None:
-                await self.preparing.run(call.deadline_s, session.take_up, call.resumption)
+                await self.preparing.run(
+                    call.owner, call.deadline_s, session.take_up, call.resumption
+                )
                 self.metrics.resume(self.model, CLIENT_BACK)
             call.release()
             call.admission.read(len(prepared.spec.prompt_ids), session.num_generated)
@@ -232,7 +234,9 @@ class Gateway:
         if not isinstance(allowed, Sized) or len(allowed) <= MAX_INLINE_ENTRIES:
             return SamplingParams.from_mapping(given)
         # Checking millions of entries would hold up every stream.
-        return await self.preparing.run(call.deadline_s, SamplingParams.from_mapping, given)
+        return await self.preparing.run(
+            call.owner, call.deadline_s, SamplingParams.from_mapping, given
+        )
 
     def _session(self, served: Served, call: Call, prepared: PreparedRequest) -> Session:
         resume_id, token = self._resumed_by(call, prepared.spec.seed)
@@ -276,6 +280,7 @@ class Gateway:
 
     async def tokenize(
         self,
+        owner: str,
         prompt: str | Conversation,
         *,
         model: str = "",
@@ -285,11 +290,12 @@ class Gateway:
         """The ids of a text or a conversation, as a request with it would read it."""
         served = self._serving(model)
         return await self._preparing_of(prompt).run(
-            deadline_s, served.tokenize, prompt, add_special_tokens
+            owner, deadline_s, served.tokenize, prompt, add_special_tokens
         )
 
     async def detokenize(
         self,
+        owner: str,
         token_ids: Sequence[int],
         *,
         model: str = "",
@@ -299,6 +305,7 @@ class Gateway:
         """The text of ids."""
         served = self._serving(model)
         return await self.preparing.run(
+            owner,
             deadline_s,
             served.front_door.detokenize,
             token_ids,
@@ -318,7 +325,15 @@ class Gateway:
         else:
             seed = served.front_door.settle_seed(params)
         return await preparing.run(
-            call.deadline_s, served.prepare, request_id, call, params, seed, salt, tenant
+            call.owner,
+            call.deadline_s,
+            served.prepare,
+            request_id,
+            call,
+            params,
+            seed,
+            salt,
+            tenant,
         )
 
     def _preparing_of(self, prompt: Prompt | Conversation) -> Preparing:
