@@ -170,7 +170,7 @@ def test_work_given_up_while_it_waits_leaves_the_queue_at_once(slow: Slow) -> No
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        waiting = asyncio.create_task(preparing.run("a", None, lambda: None))
+        waiting = asyncio.create_task(preparing.run("a", None, lambda: ""))
         await asyncio.sleep(0)
         slow.released.set()
         await asyncio.gather(running, waiting)
