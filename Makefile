@@ -35,7 +35,7 @@ HOST_PACKAGES := openssh-server openssh-client iproute2 rsync
 .PHONY: help serve wheel test test-fast test-slow test-gpu test-rayup test-emulated browser hosts lint
 .PHONY: format
 .PHONY: proto freeze-proto bench bench-serve clean helm-golden helm-docs docs-reference
-.PHONY: docker-requirements
+.PHONY: docker-requirements docs-vllm
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -120,6 +120,9 @@ helm-docs: $(INSTALLED) ## Have the chart's table of values, schema and dashboar
 
 docs-reference: $(INSTALLED) ## Write docs/configuration.md anew from the types of the settings.
 	$(BIN)/python -m outrider.cli.reference > docs/configuration.md
+
+docs-vllm: $(INSTALLED) ## Write the tables of docs/from-vllm.md anew from what becomes of vLLM's options.
+	$(BIN)/python tests/vllm_page.py
 
 docker-requirements: $(INSTALLED) ## Write anew what the gateway's image installs.
 	$(BIN)/python docker/gateway_requirements.py > docker/gateway-requirements.txt

@@ -153,7 +153,7 @@ def _server(
         command=command,
         env={key: str(value) for key, value in (given.get("env") or {}).items()},
         cwd=Path(given["cwd"]) if given.get("cwd") else None,
-        ready_timeout_s=float(given.get("ready_timeout_s", 600.0)),
+        ready_timeout_s=float(given["ready_timeout_s"]) if "ready_timeout_s" in given else None,
         idle=Idle(given["idle"]) if "idle" in given else (idle if command and idle else rule.idle),
         headers=_headers(common),
         insecure=common.insecure,

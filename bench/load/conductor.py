@@ -81,6 +81,8 @@ class Conductor:
             for server in self._servers.values():
                 if server.command is not None:
                     self._view.say(f"starting {server.spec.name}: {without_key(server.command)}")
+                else:
+                    self._view.say(f"asking {server.spec.name} at {server.url}")
                 await server.start()
                 if len(self._servers) > 1:
                     await server.rest()

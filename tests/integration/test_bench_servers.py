@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,6 +176,22 @@ def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path, marke
     with pytest.raises(ServerError, match=r"server mute does not answer .* within 0.5 s"):
         asyncio.run(Server(spec, tmp_path).start())
     assert marked.pids() == []
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_an_address_at_which_nobody_listens_is_told_within_seconds(
+    tmp_path: Path, scheme: str
+) -> None:
+    with socket.socket() as held:  # bound and not listening: nothing else can be there
+        held.bind(("127.0.0.1", 0))
+        url = f"{scheme}://127.0.0.1:{held.getsockname()[1]}"
+        began_s = time.monotonic()
+        with pytest.raises(ServerError) as raised:
+            asyncio.run(Server(ServerSpec("a", url), tmp_path).start())
+    assert time.monotonic() - began_s < 15.0
+    assert str(raised.value) == (
+        f"server a does not answer at {url} within 5 s; start it, or correct the address."
+    )
 
 
 def test_a_command_that_ignores_being_told_is_killed_after_its_grace(

@@ -24,8 +24,9 @@ def refuse_unsupported(config: Mapping[str, Any]) -> None:
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
         raise ModelError(
-            f"the weights are quantized by {method!r}, which is not supported; take the checkpoint "
-            "they were made from, with quantization='fp8' or 'int8' for 8 bits, or a GGUF file."
+            f"the checkpoint's weights are already quantized, by {method!r}, and only whole ones "
+            "are read; take the checkpoint they were made from, whose weights quantization='fp8' "
+            "or 'int8' rounds to 8 bits when they are loaded, or a GGUF file."
         )
 
 

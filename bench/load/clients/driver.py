@@ -95,7 +95,7 @@ class Driver:
     # -- sending ------------------------------------------------------------------------------
 
     async def _send_all(self) -> None:
-        await _sleep_until(self._shift.start_s)
+        await sleep_until(self._shift.start_s)
         if self._shift.load.arrivals is not None:
             await self._open_loop()
         else:
@@ -104,7 +104,7 @@ class Driver:
     async def _open_loop(self) -> None:
         """Sends when it is due, whatever has come back."""
         for number, due_s in self._shift.arrivals(self._client, self._clients):
-            await _sleep_until(due_s)
+            await sleep_until(due_s)
             if len(self._tasks) >= self._shift.max_outstanding:
                 await asyncio.sleep(0)  # those just made begin, and count
             if self.progress.under_way >= self._shift.max_outstanding:
@@ -131,7 +131,7 @@ class Driver:
         for _ in range(share_of(self._shift.load.clients, self._client, self._clients)):
             self._spawn(one_client())
         if self._shift.max_requests is None:
-            await _sleep_until(end_s)
+            await sleep_until(end_s)
         elif self._tasks:
             # Bounded like any other shift: by what its requests may take, one after the other.
             await asyncio.wait(self._tasks, timeout=self._shift.sending_s)
@@ -168,7 +168,7 @@ class Driver:
                 break
             answered(said, "".join(reply.pieces))
             due_s = time.monotonic() + self._shift.load.think_s
-            await _sleep_until(due_s)
+            await sleep_until(due_s)
         return is_ok
 
     async def _send(self, ask: Ask, reply: Reply, due_s: float) -> RequestRecord:
@@ -248,7 +248,8 @@ class Driver:
         self._keep(record)
 
 
-async def _sleep_until(due_s: float) -> None:
-    delay_s = due_s - time.monotonic()
-    if delay_s > 0:
+async def sleep_until(due_s: float) -> None:
+    """Never back early: uvloop's timers count milliseconds, and what is sent before its phase
+    begins is no part of it."""
+    while (delay_s := due_s - time.monotonic()) > 0:
         await asyncio.sleep(delay_s)

@@ -26,6 +26,8 @@ from outrider.bench.load.servers.processes import listening_pid
 from outrider.bench.load.targets.registry import split_address
 from outrider.errors import ConfigError, OutriderError
 
+START_S = 600.0  # for a command, and for a server that has answered before
+REACH_S = 5.0  # for one that is said to run already
 GRACE_S = 20.0  # from SIGTERM to SIGKILL
 LOG_LINES_SHOWN = 15
 _LOG_BYTES_SHOWN = 16 * 1024
@@ -81,7 +83,7 @@ class ServerSpec:
     command: str | None = None  # split as a shell would, but run without one; None: it runs already
     env: Mapping[str, str] = field(default_factory=dict)  # added to the harness's own
     cwd: Path | None = None
-    ready_timeout_s: float = 600.0
+    ready_timeout_s: float | None = None  # None: START_S for what is being started, else REACH_S
     idle: Idle = Idle.LEAVE
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     insecure: bool = False  # do not check the certificate
@@ -132,6 +134,7 @@ class Server:
         self.command = spec.command and spec.command.replace(_PORT, str(port))
         self._keeper: subprocess.Popen[bytes] | None = None
         self._found: int | None = None
+        self._has_answered = False
         self._log_mode: Literal["wb", "ab"] = "wb"  # what an earlier run has said is not this one's
 
     @property
@@ -170,7 +173,8 @@ class Server:
             raise
 
     async def wait_ready(self) -> None:
-        deadline_s = time.monotonic() + self.spec.ready_timeout_s
+        patience_s = self._patience_s()
+        deadline_s = time.monotonic() + patience_s
         while not await is_ready(self.url, self.spec.headers, insecure=self.spec.insecure):
             if self._keeper is not None and (code := self._keeper.poll()) is not None:
                 raise ServerError(
@@ -180,9 +184,16 @@ class Server:
             if time.monotonic() > deadline_s:
                 raise ServerError(
                     f"server {self.spec.name} does not answer at {self.url} within "
-                    f"{self.spec.ready_timeout_s:g} s; {self._log_end()}"
+                    f"{patience_s:g} s; {self._log_end()}"
                 )
             await asyncio.sleep(_POLL_S)
+        self._has_answered = True
+
+    def _patience_s(self) -> float:
+        """One that nobody has started is most likely at another address."""
+        if self.spec.ready_timeout_s is not None:
+            return self.spec.ready_timeout_s
+        return START_S if self.command is not None or self._has_answered else REACH_S
 
     async def rest(self) -> None:
         """Others are measured now: do what `spec.idle` says."""

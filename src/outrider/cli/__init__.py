@@ -7,6 +7,8 @@ called, so `outrider --help` is quick and needs no torch.
 from __future__ import annotations
 
 import contextlib
+import io
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from outrider import __version__
-from outrider.errors import OutriderError
+from outrider.errors import ConfigError, OutriderError
 from outrider.logs import setup_logging
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -54,6 +56,8 @@ COMMANDS = {
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
 }
 
+CLIENTS = ("chat", "status", "speculation", "scale", "rollout", "drain", "abort", "explain")
+"""Commands that talk to a running server."""
 
 # Packages that serving does without, and the extra that brings each.
 EXTRAS = {
@@ -72,6 +76,7 @@ class GlobalOptions:
     debug: bool = False
     log_level: str | None = None
     log_json: bool = False
+    server: str | None = None
 
 
 class _LazyGroup(TyperGroup):
@@ -127,6 +132,16 @@ def _globals(
         bool,
         typer.Option("--log-json", help="Log JSON lines, as log_format: json.", show_default=False),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            "-s",
+            metavar="HOST:PORT",
+            help="The server to talk to, for commands that do; may stand behind them too.",
+            show_default=False,
+        ),
+    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -141,6 +156,11 @@ def _globals(
     """Speculative decoding that never changes the text."""
     options = ctx.ensure_object(GlobalOptions)
     options.debug, options.log_level, options.log_json = debug, log_level, log_json
+    options.server = server
+    command = ctx.invoked_subcommand
+    if server is not None and command is not None and command not in CLIENTS:
+        names = ", ".join(CLIENTS)
+        raise ConfigError(f"--server stands before {command}, but is for {names}; leave it out.")
     setup_logging(log_level or "info", role="cli", json_lines=log_json)
 
 
@@ -148,16 +168,31 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     options = GlobalOptions()
     try:
-        app(args=args, prog_name="outrider", obj=options)
+        code = app(args=args, prog_name="outrider", obj=options, standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except Exception as error:
         if options.debug:
             traceback.print_exception(error)
         sys.exit(_report(error))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report_usage(error: Any) -> int:
+    """As the parser writes it, but for the capital that none of ours has."""
+    written = io.StringIO()
+    error.show(file=written)
+    text = re.sub("^Error: ", "error: ", written.getvalue(), flags=re.MULTILINE)
+    typer.echo(text, err=True, nl=False)
+    return int(error.exit_code)
 
 
 def _report(error: Exception) -> int:
+    if isinstance(error, typer.Abort):  # a question was answered by the end of the input
+        typer.echo("error: aborted.", err=True)
+        return 1
+    if hasattr(error, "format_message"):  # the parser's own, with its usage
+        return _report_usage(error)
     missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
     if isinstance(error, OutriderError):
         messages, exit_code = str(error).splitlines(), error.exit_code

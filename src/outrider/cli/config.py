@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from outrider.cli import GlobalOptions
-from outrider.config import find_setting
+from outrider.cli.vllm_options import translation_of
+from outrider.config import EngineConfig, find_setting
 from outrider.config.kwargs import PATHS
 from outrider.config.sources import (
     DEFAULT_ORIGIN,
@@ -66,22 +67,36 @@ def load_config(
     assignments: list[str] | None,
     flags: Mapping[str, Any] | None = None,
     implied: Mapping[str, Given] | None = None,
+    check: Callable[[EngineConfig], object] | None = None,
 ) -> Resolved:
     """The configuration for a command, and logging set up as it says.
 
     `flags` are the command's own, by the names of `LLM(...)`, None where not given; `implied` are
     settings that follow from a flag, by path. Whatever is given in two ways must be the same.
+    `check` raises what else is wrong with it. All that is wrong is raised together.
     """
     options = ctx.ensure_object(GlobalOptions)
-    own = read_kwargs(flags or {}, as_flags=True)
-    if options.log_level is not None:
-        own["log_level"] = Given(options.log_level, "--log-level")
-    if options.log_json:
-        own["log_format"] = Given("json", "--log-json")
-    given = merge_given(own, implied or {}, read_assignments(assignments or ()))
-    resolved = resolve(file, os.environ, given)
+    foreign = translation_of(ctx)
+    problems = list(foreign.problems)
+    try:
+        own = read_kwargs(flags or {}, as_flags=True)
+        if options.log_level is not None:
+            own["log_level"] = Given(options.log_level, "--log-level")
+        if options.log_json:
+            own["log_format"] = Given("json", "--log-json")
+        translated = {} if problems else foreign.values
+        assigned = read_assignments(assignments or ())
+        given = merge_given(own, implied or {}, assigned, translated)
+        resolved = resolve(file, os.environ, given)
+        if check is not None:
+            check(resolved.config)
+    except ConfigError as error:
+        raise ConfigError("\n".join([*problems, str(error)])) from None
+    if problems:
+        raise ConfigError("\n".join(problems))
     config = resolved.config
     setup_logging(config.log_level, role="cli", json_lines=config.log_format == "json")
+    foreign.tell()
     return resolved
 
 
@@ -129,6 +144,22 @@ def show(
         typer.echo(json.dumps(rows, indent=2))
     else:
         _print_table(values, resolved.origins)
+
+
+@app.command()
+def tokenizer(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help=setting_help("model"), show_default=False)
+    ] = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Print the folder of the target's tokenizer, for load tools that count tokens."""
+    from outrider.text.tokenizer import tokenizer_folder
+
+    target = load_config(ctx, config, assignments, {"model": model}).config.target
+    typer.echo(tokenizer_folder(*target.tokenizer_source))
 
 
 def _is_hidden(resolved: Resolved, path: str) -> bool:

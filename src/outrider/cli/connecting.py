@@ -7,10 +7,55 @@ from typing import Annotated
 
 import typer
 
+from outrider.cli import GlobalOptions
 from outrider.client import Client
+from outrider.errors import ConfigError
+
+SERVER_VARIABLE = "OUTRIDER_SERVER"
+
+
+def _chosen(ctx: typer.Context, server: str) -> str:
+    """The address that stands at the command, else before it, else in the variable."""
+    before = ctx.ensure_object(GlobalOptions).server
+    source = ctx.get_parameter_source("server")
+    if before is None or (source is not None and source.name == "COMMANDLINE"):
+        if before not in (None, server):
+            raise ConfigError(
+                f"--server is {before!r} before the command and {server!r} behind it; give one."
+            )
+        return server
+    return before
+
 
 ServerOption = Annotated[
-    str, typer.Option("--server", "-s", metavar="HOST:PORT", help="The server's gRPC address.")
+    str,
+    typer.Option(
+        "--server",
+        "-s",
+        metavar="HOST:PORT",
+        envvar=SERVER_VARIABLE,
+        callback=_chosen,
+        help="The server's gRPC address; may stand anywhere behind outrider.",
+    ),
+]
+
+
+def keep_server(ctx: typer.Context, server: str | None) -> None:
+    """One that stands between a command and its own commands."""
+    if server is not None:
+        options = ctx.ensure_object(GlobalOptions)
+        options.server = server if options.server is None else options.server
+        if options.server != server:
+            raise ConfigError(
+                f"--server is {options.server!r} and {server!r}; give only one of them."
+            )
+
+
+GroupServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server", "-s", metavar="HOST:PORT", help="As of the commands.", show_default=False
+    ),
 ]
 ApiKeyOption = Annotated[
     str | None,

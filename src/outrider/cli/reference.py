@@ -44,9 +44,10 @@ A value of a wrong kind, an unknown name, and values that do not go together are
 anything starts, with the place to change. Lists have commas between their parts in flags and
 variables. Where a setting may be unset, `none` (or an empty variable) unsets it.
 
-Three variables are no settings: `OUTRIDER_CONFIG` names the file, `OUTRIDER_CACHE` the folder of
+Four variables are no settings: `OUTRIDER_CONFIG` names the file, `OUTRIDER_CACHE` the folder of
 converted weights and compiled kernels (`~/.cache/outrider`), `OUTRIDER_SECRET` is what the
-processes of one server prove to each other.
+processes of one server prove to each other, `OUTRIDER_SERVER` the server that `outrider chat`,
+`status` and other clients talk to.
 """
 _COLUMNS = ("setting", "default", "must be", "meaning", "flag", "variable", "in Python")
 _WHOLE = "whole"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,7 +100,10 @@ def serve(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Serve a model over HTTP and gRPC; the bundled pair if none is named."""
+    """Serve a model over HTTP and gRPC; the bundled pair if none is named.
+
+    Options of `vllm serve` are taken too, as docs/from-vllm.md says.
+    """
     flags = {
         "model": one_of(named, model),
         "draft_model": draft_model,
@@ -122,8 +126,14 @@ def serve(
         "ray_address": address,
         "listen": listen,
     }
-    engine_config, log_level = configure(ctx, config, assignments, flags)
+    engine_config, log_level = configure(ctx, config, assignments, flags, check=_check_exposure)
     run_server(engine_config, log_level, use_ray=not no_ray)
+
+
+def _check_exposure(config: EngineConfig) -> None:
+    from outrider.gateway.exposure import check_exposure
+
+    check_exposure(config.server)
 
 
 def run_server(config: EngineConfig, log_level: str, *, use_ray: bool) -> None:
@@ -153,10 +163,14 @@ def _names(given: list[str] | None) -> list[str] | None:
 
 
 def configure(
-    ctx: typer.Context, file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
+    ctx: typer.Context,
+    file: Path | None,
+    assignments: list[str] | None,
+    flags: dict[str, Any],
+    check: Callable[[EngineConfig], object] | None = None,
 ) -> tuple[EngineConfig, str]:
     """The configuration, and the level of logs on the terminal, which tells most of it itself."""
-    resolved = load_config(ctx, file, assignments, flags)
+    resolved = load_config(ctx, file, assignments, flags, check=check)
     config = resolved.config
     if resolved.origins["log_level"] != DEFAULT_ORIGIN:
         return config, config.log_level

@@ -9,9 +9,11 @@ import typer
 from outrider.cli.connecting import (
     ApiKeyOption,
     ClientCertOption,
+    GroupServerOption,
     ServerOption,
     TlsCaOption,
     connect,
+    keep_server,
 )
 from outrider.cli.speculation_words import MEANINGS, NONE, settings_lines
 from outrider.client import DEFAULT_SERVER, UnavailableError
@@ -22,6 +24,11 @@ app = typer.Typer(
     add_completion=False,
     help="Show and change how far a running server drafts.",
 )
+
+
+@app.callback()
+def _group(ctx: typer.Context, server: GroupServerOption = None) -> None:
+    keep_server(ctx, server)
 
 
 @app.command("set")

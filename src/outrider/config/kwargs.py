@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from outrider.config.foreign import answer_foreign_names
+from outrider.config.foreign import answer_foreign_names, warn_of_ignored
+from outrider.config.foreign_speculation import NAME as SPECULATIVE_CONFIG
+from outrider.config.foreign_speculation import read_speculative
 from outrider.config.rules import did_you_mean
 from outrider.errors import ConfigError
 
@@ -105,17 +107,6 @@ PATHS: Mapping[str, str] = {
     "log_format": "log_format",
 }
 
-_SPECULATIVE_CONFIG_PATHS: Mapping[str, str] = {
-    "model": "draft.model",
-    "revision": "draft.revision",
-    "quantization": "draft.quantization",
-    "draft_tensor_parallel_size": "draft.tensor_parallel",
-    "method": "speculation.method",
-    "num_speculative_tokens": "speculation.num_speculative_tokens",
-    "prompt_lookup_min": "speculation.ngram_min",
-    "prompt_lookup_max": "speculation.ngram_max",
-}
-
 NONE = "none"
 """As a draft's name: that there is none. To Python's None, which is "not given", it is the word."""
 OFF = "off"
@@ -141,19 +132,25 @@ def settings_from_kwargs(
 
     None means "not given".
     """
+    return settle((name_of(name), path, value) for name, path, value in _flattened(kwargs))
+
+
+def settle(given: Iterable[tuple[str, str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by path, and by path the name that is to blame, from (name, path, value as it was
+    written); raises if two names set a path to different values."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     written: dict[str, Any] = {}
-    for name, path, value in _flattened(kwargs):
+    for name, path, value in given:
         for own_path, own in _meant(path, value):
             if own_path in values and values[own_path] != own:
                 raise ConfigError(
-                    f"{names[own_path]} is {written[own_path]!r} and {name_of(name)} is "
-                    f"{value!r}, but both set {own_path}; give only one of them."
+                    f"{names[own_path]} is {written[own_path]!r} and {name} is {value!r}, but both "
+                    f"set {own_path}; give only one of them."
                 )
             values[own_path] = own
             written.setdefault(own_path, value)
-            names.setdefault(own_path, name_of(name))
+            names.setdefault(own_path, name)
     return values, names
 
 
@@ -168,23 +165,17 @@ def _meant(path: str, value: Any) -> list[tuple[str, Any]]:
 
 def _flattened(kwargs: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """(name as written, path, value) of everything given."""
-    nested = kwargs.get("speculative_config")
-    if nested is not None and not isinstance(nested, Mapping):
-        raise ConfigError(
-            f"speculative_config is {nested!r}; it must be a dict such as "
-            '{"model": ..., "num_speculative_tokens": 5}.'
-        )
-    known = [*PATHS, "speculative_config"]
+    known = [*PATHS, SPECULATIVE_CONFIG]
     foreign = {name: value for name, value in kwargs.items() if name not in known}
     for name in answer_foreign_names(foreign):
         raise ConfigError(f"{name} is no argument of LLM.{did_you_mean(name, known)}")
     flat = [(n, PATHS[n], v) for n, v in kwargs.items() if n in PATHS and v is not None]
-    for key, value in (nested or {}).items():
-        if key not in _SPECULATIVE_CONFIG_PATHS:
-            hint = did_you_mean(key, _SPECULATIVE_CONFIG_PATHS)
-            raise ConfigError(f"speculative_config has the unknown key {key!r}.{hint}")
-        if value is not None:
-            flat.append((f"speculative_config[{key!r}]", _SPECULATIVE_CONFIG_PATHS[key], value))
+    if kwargs.get(SPECULATIVE_CONFIG) is not None:
+        speculative = read_speculative(kwargs[SPECULATIVE_CONFIG])
+        if speculative.problems:
+            raise ConfigError("\n".join(speculative.problems))
+        warn_of_ignored(speculative.ignored)
+        flat += speculative.values
     return flat
 
 

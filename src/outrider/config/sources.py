@@ -22,9 +22,11 @@ from outrider.errors import ConfigError
 
 DEFAULT_ORIGIN = "default"
 FILE_VARIABLE = "OUTRIDER_CONFIG"
-# Variables that are ours but no settings: the file itself, the folder of converted weights, and
-# the secret of the links.
-RESERVED_VARIABLES = frozenset({FILE_VARIABLE, "OUTRIDER_CACHE", "OUTRIDER_SECRET"})
+# Variables that are ours but no settings: the file itself, the folder of converted weights, the
+# secret of the links, and the server that clients talk to.
+RESERVED_VARIABLES = frozenset(
+    {FILE_VARIABLE, "OUTRIDER_CACHE", "OUTRIDER_SECRET", "OUTRIDER_SERVER"}
+)
 
 # What Kubernetes puts into every container for a Service whose name begins with "outrider".
 _SERVICE_URL = r"(tcp|udp|sctp)://\S+:\d+"

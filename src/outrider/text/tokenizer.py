@@ -39,11 +39,9 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
     Its `name_or_path` is what it was asked for by, wherever its files are.
     """
-    # The one rebuilt from the bundled GGUF splits digits differently from the original.
-    is_bundled = source == BUNDLED_TARGET
-    path = draft_assets() if is_bundled else resolve_source(source, revision, Files.TEXT)
-    if path.is_dir() or any((path.parent / name).is_file() for name in TOKENIZER_FILES):
-        folder = path if path.is_dir() else path.parent
+    path = _files_of(source, revision)
+    folder = _folder_of(path)
+    if folder is not None:
         for name in _READ_WHOLE:
             check_size(folder / name)
         tokenizer = read_plain(folder) or _from_folder(folder)
@@ -51,6 +49,33 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
         tokenizer = _from_gguf(path)
     tokenizer.name_or_path = str(source)
     return tokenizer
+
+
+def tokenizer_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The folder that other tools can load the same tokenizer from."""
+    path = _files_of(source, revision)
+    folder = _folder_of(path)
+    if folder is None or not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"{path} has no tokenizer files beside it ({', '.join(TOKENIZER_FILES)}); name the "
+            "folder or hub id of the model it was made from."
+        )
+    return folder.absolute()
+
+
+def _files_of(source: str | Path, revision: str | None) -> Path:
+    # The one rebuilt from the bundled GGUF splits digits differently from the original.
+    if source == BUNDLED_TARGET:
+        return draft_assets()
+    return resolve_source(source, revision, Files.TEXT)
+
+
+def _folder_of(path: Path) -> Path | None:
+    """None where the tokenizer is in the file itself."""
+    if path.is_dir():
+        return path
+    is_beside = any((path.parent / name).is_file() for name in TOKENIZER_FILES)
+    return path.parent if is_beside else None
 
 
 @lru_cache(maxsize=4)

@@ -80,3 +80,12 @@ def test_a_search_keeps_the_shape_of_the_arrivals() -> None:
     assert (like.name, like.arrivals, like.places) == ("rate 2.35", Constant(2.35), (2, 5))
     closed = _like(Load("clients 1", "clients", 1, clients=1, think_s=2), 8)
     assert (closed.name, closed.clients, closed.think_s) == ("clients 8", 8, 2)
+
+
+def test_c_for_clients_still_works_and_says_what_to_give() -> None:
+    result = CliRunner().invoke(app, ["bench", "serve", *AT, "-c", "1.5"])
+    assert "--clients is '1.5'" in str(result.exception)
+    warning = "-c is deprecated here, as it is --config elsewhere; give --clients 1.5"
+    assert warning in result.stderr
+    result = CliRunner().invoke(app, ["bench", "serve", *AT, "-c", "1", "--clients", "2"])
+    assert "give only --clients" in str(result.exception)

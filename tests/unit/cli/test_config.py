@@ -17,6 +17,7 @@ from outrider import cli
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.config import settings
 from outrider.errors import ModelError
+from outrider.text.tokenizer import PROBES, load_tokenizer
 
 # What a command gives: its exit code, what it printed, and what it complained of.
 Run = Callable[..., tuple[str | int, str, str]]
@@ -334,3 +335,34 @@ def test_show_hides_a_key_that_is_set(run: Run, monkeypatch: pytest.MonkeyPatch)
         code, out, err = run(*arguments)
         assert code == 0 and "nobody-may-read-this" not in out + err
         assert "not shown" in out
+
+
+def test_other_tools_load_the_same_tokenizer_from_the_folder_that_is_printed(run: Run) -> None:
+    """As AIPerf, guidellm and `vllm bench` load theirs."""
+    from transformers import AutoTokenizer
+
+    code, out, _ = run("config", "tokenizer")
+    assert code == 0 and out.count("\n") == 1
+    theirs = AutoTokenizer.from_pretrained(out.strip())
+    ours = load_tokenizer("smollm2-135m-instruct")
+    for text in PROBES:
+        assert theirs.encode(text, add_special_tokens=False) == ours.encode(
+            text, add_special_tokens=False
+        )
+    page = Path(__file__).resolve().parents[3] / "docs" / "benchmarking.md"
+    assert '--tokenizer "$(outrider config tokenizer)"' in page.read_text()
+
+
+def test_the_tokenizer_of_another_model_is_its_own_or_the_one_that_is_set(
+    run: Run, tmp_path: Path
+) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text("{}")
+    assert run("config", "tokenizer", "./own")[:2] == (0, f"{own}\n")
+    given = ("--set", f"target.tokenizer={other}")
+    assert run("config", "tokenizer", "./own", *given)[:2] == (0, f"{other}\n")
+    (own / "tokenizer.json").unlink()
+    code, out, told = run("config", "tokenizer", "./own")
+    assert (code, out) == (1, "") and "has no tokenizer files beside it" in told

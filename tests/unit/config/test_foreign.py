@@ -2,23 +2,23 @@
 
 import logging
 import re
-from pathlib import Path
 
 import pytest
+from vllm_page import PAGE, accepted, tables, written_tables
 
 from outrider.config import EngineConfig, settings
-from outrider.config.foreign import (
-    COMMAND_IGNORED,
-    COMMAND_PATHS,
-    COMMAND_REFUSED,
-    IGNORED,
-    REFUSED,
+from outrider.config.foreign import IGNORED, REFUSED
+from outrider.config.foreign_command import COMMAND_IGNORED, COMMAND_PATHS, COMMAND_REFUSED
+from outrider.config.foreign_speculation import (
+    SPECULATIVE_IGNORED,
+    SPECULATIVE_METHODS,
+    SPECULATIVE_PATHS,
+    SPECULATIVE_REFUSED,
 )
 from outrider.config.kwargs import PATHS
 from outrider.errors import ConfigError
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "from-vllm.md").read_text()
-# Those the issue of the first hour began with: code that people paste.
+# Code that people paste.
 PASTED = {
     "swap_space": 4,
     "disable_log_stats": True,
@@ -30,13 +30,10 @@ PASTED = {
     "enforce_eager": True,
     "trust_remote_code": True,
 }
-
-
-def rows(heading: str) -> list[list[str]]:
-    """The cells of the table under a heading, without its head."""
-    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+_OF_REQUESTS_AND_ANSWERS = {
+    *("chat_template_kwargs", "return_tokens_as_token_ids", "stream_options.include_usage"),
+    *("speculation_stats", "system_fingerprint"),
+}
 
 
 def test_arguments_without_counterpart_give_one_warning_and_change_nothing(
@@ -79,46 +76,79 @@ def test_no_name_is_answered_in_two_ways() -> None:
     assert set(of_command) & {*PATHS, *IGNORED, *REFUSED} == {"data_parallel_size"}
 
 
-def test_the_page_tells_what_becomes_of_options_of_the_command() -> None:
-    def told(answer: str) -> str:
-        return answer.rstrip(".")
-
-    expected = [[f"`--{n.replace('_', '-')}`", f"`{p}`"] for n, p in COMMAND_PATHS.items()]
-    for names, head in ((COMMAND_IGNORED, "ignored"), (COMMAND_REFUSED, "refused")):
-        expected += [
-            [f"`--{name.replace('_', '-')}`", f"{head}: {told(reason)}"]
-            for name, reason in names.items()
-        ]
-    assert rows("Options of the command") == expected
-
-
 def test_what_options_of_the_command_stand_for_are_settings() -> None:
     assert set(COMMAND_PATHS.values()) <= set(settings())
 
 
-def test_the_page_lists_what_is_ignored_and_why() -> None:
-    assert rows("Ignored") == [[f"`{name}`", reason] for name, reason in IGNORED.items()]
+def test_the_page_is_what_is_made_of_the_tables() -> None:
+    """Of the lines of `vllm serve` too; `make docs-vllm` writes it anew."""
+    written = written_tables(PAGE.read_text())
+    for name, made in tables().items():
+        assert written[name] == made, f"{name}: run make docs-vllm"
 
 
-def test_the_page_lists_what_is_refused_and_what_passes() -> None:
-    expected = []
-    for name, refused in REFUSED.items():
-        passing = ", ".join(f"`{value!r}`" for value in refused.without_effect)
-        expected.append([f"`{name}`", passing, refused.reason])
-    assert rows("Refused") == expected
+def test_what_is_accepted_are_settings() -> None:
+    assert {"tokenizer", "tensor_parallel_size", "served_model_name"} <= set(accepted())
+    assert {*accepted().values(), *SPECULATIVE_PATHS.values()} <= set(settings())
 
 
-def test_the_page_tells_the_setting_of_every_accepted_argument() -> None:
-    accepted = {name.strip("`"): path.strip("`") for name, path in rows("Accepted")}
-    accepted.pop("speculative_config")
-    assert {name: PATHS[name] for name in accepted} == accepted
-    assert {"tokenizer", "tensor_parallel_size", "served_model_name"} <= set(accepted)
+def test_all_that_is_refused_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(enable_lora=True, kv_cache_dtype="fp8", swap_space=4)
+    assert str(caught.value).splitlines() == [
+        "enable_lora is True; LoRA adapters are not there yet; merge one into the weights.",
+        "kv_cache_dtype is 'fp8'; KV has the target's dtype; leave it out.",
+    ]
+
+
+@pytest.mark.parametrize("method", SPECULATIVE_METHODS)
+def test_methods_of_vllms_are_taken(method: str) -> None:
+    config = {"method": method, "model": "draft", "num_speculative_tokens": 3}
+    made = EngineConfig.from_kwargs(model="big", speculative_config=config)
+    assert made.speculation.method == {"draft_model": "draft"}.get(method, method)
+    assert made.speculation.num_speculative_tokens == 3 and made.draft.model == "draft"
+
+
+@pytest.mark.parametrize(
+    "method", ["eagle", "mtp", "deepseek_mtp", "suffix", "dflash", "ngram_gpu"]
+)
+def test_other_methods_are_refused_by_their_names(method: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(speculative_config={"method": method})
+    assert str(caught.value).startswith(f"speculative_config['method'] is {method!r}; ")
+    assert str(caught.value).endswith(
+        "; choose ngram, draft_model, eagle3, medusa or mlp_speculator."
+    )
+
+
+def test_keys_that_change_no_text_are_ignored_and_others_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = {"method": "ngram", "disable_by_batch_size": 4, "rejection_sample_method": "standard"}
+    with caplog.at_level(logging.WARNING, "outrider"):
+        made = EngineConfig.from_kwargs(speculative_config=asked)
+    assert made.speculation.method == "ngram"
+    assert "speculative_config['disable_by_batch_size']" in caplog.text
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.from_kwargs(
+            speculative_config={"rejection_sample_method": "synthetic", "parallel_drafting": True}
+        )
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_no_key_of_speculative_config_is_answered_in_two_ways() -> None:
+    of_it = [*SPECULATIVE_PATHS, *SPECULATIVE_IGNORED, *SPECULATIVE_REFUSED]
+    assert len(of_it) == len(set(of_it))
 
 
 def test_names_in_the_reasons_are_settings_or_arguments() -> None:
     """A remedy that does not exist is worse than none."""
     known = {*PATHS, *PATHS.values()}
     reasons = [*IGNORED.values(), *(refused.reason for refused in REFUSED.values())]
-    reasons += [*COMMAND_IGNORED.values(), *COMMAND_REFUSED.values()]
+    reasons += [*COMMAND_IGNORED.values(), *(each.reason for each in COMMAND_REFUSED.values())]
+    reasons += [*SPECULATIVE_IGNORED.values()]
+    reasons += [refused.reason for refused in SPECULATIVE_REFUSED.values()]
     named = {word for reason in reasons for word in re.findall(r"[a-z]+(?:[._][a-z]+)+", reason)}
-    assert named - {"config.json"} <= known, named - known
+    others = {"config.json", "draft_tensor_parallel_size"}
+    others |= _OF_REQUESTS_AND_ANSWERS
+    assert named - others <= known, named - known

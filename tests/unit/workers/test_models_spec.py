@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.errors import ModelError
 from outrider.workers.models.rope import inverse_frequencies, rope_tables
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.checkpoint import load_spec
 
 LLAMA = VARIANTS["llama"][1] | {"model_type": "llama"}
 
@@ -109,9 +111,28 @@ def test_quantized_weights_are_refused_by_the_name_of_their_method(method: str) 
     with pytest.raises(ModelError) as caught:
         ModelSpec.from_hf(config)
     assert str(caught.value) == (
-        f"the weights are quantized by {method!r}, which is not supported; take the checkpoint "
-        "they were made from, with quantization='fp8' or 'int8' for 8 bits, or a GGUF file."
+        f"the checkpoint's weights are already quantized, by {method!r}, and only whole ones are "
+        "read; take the checkpoint they were made from, whose weights quantization='fp8' or 'int8' "
+        "rounds to 8 bits when they are loaded, or a GGUF file."
     )
+
+
+def test_an_fp8_checkpoint_is_not_said_to_need_what_it_is(tmp_path: Path) -> None:
+    """As Qwen and DeepSeek save theirs: fp8 in the file, in the sentence and in the remedy."""
+    config = LLAMA | {
+        "quantization_config": {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "weight_block_size": [128, 128],
+        }
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError) as caught:
+        load_spec(tmp_path)
+    told = str(caught.value)
+    assert "already quantized, by 'fp8'" in told and "not supported" not in told
+    assert told.index("the checkpoint they were made from") < told.index("quantization='fp8'")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from outrider.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _SERVERS, _LOAD, _PROMPTS = "Servers", "Load", "Prompts and answers"
 _CLIENTS, _RESULT = "Clients", "Result"
@@ -85,8 +88,9 @@ Rate = Annotated[
 ]
 Clients = Annotated[
     str | None,
-    _option(_LOAD, "--clients", "-c", help="Closed loop: clients at once; several as 1,8,64."),
+    _option(_LOAD, "--clients", help="Closed loop: clients at once; several as 1,8,64."),
 ]
+OldClients = Annotated[str | None, typer.Option("-c", hidden=True, show_default=False)]
 Trace = Annotated[
     str | None,
     _option(
@@ -232,6 +236,16 @@ Out = Annotated[
 Seed = Annotated[
     int, _shown(_RESULT, "--seed", help="Of arrivals, the order of prompts, and sampling.")
 ]
+
+
+def clients_of(clients: str | None, old: str | None) -> str | None:
+    """`-c` is the configuration's in every other command."""
+    if old is None:
+        return clients
+    logger.warning("-c is deprecated here, as it is --config elsewhere; give --clients %s", old)
+    if clients not in (None, old):
+        raise ConfigError(f"--clients is {clients!r} and -c is {old!r}; give only --clients.")
+    return old
 
 
 def need_extra() -> None:

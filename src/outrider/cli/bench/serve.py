@@ -16,6 +16,7 @@ def serve(
     arms_file: flags.ArmsFile = None,
     rate: flags.Rate = None,
     clients: flags.Clients = None,
+    old_clients: flags.OldClients = None,
     trace: flags.Trace = None,
     arrivals: flags.ArrivalShape = "poisson",
     max_in_flight: flags.MaxInFlight = None,
@@ -58,6 +59,7 @@ def serve(
     nobody. Latency counts from when a request was due. Everything is kept in --out.
     """
     given = dict(locals())
+    given["clients"] = flags.clients_of(clients, given.pop("old_clients"))
     flags.need_extra()
     from outrider.cli.bench.planning import check_wishes, make_plan, wishes_of
     from outrider.cli.bench.running import carry_out
