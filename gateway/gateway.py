@@ -35,6 +35,7 @@ from outrider.links.gateway_messages import EngineFacts
 from outrider.quiet_log import QuietLog
 from outrider.scheduler.params import SamplingParams
 from outrider.text.chat import read_template
+from outrider.text.defaults import sampling_defaults, with_defaults
 from outrider.text.front_door import PreparedRequest, Prompt
 from outrider.text.messages import Conversation
 from outrider.text.templates import TemplateProcesses
@@ -228,14 +229,14 @@ class Gateway:
                 yield session
 
     async def _params(self, call: Call) -> SamplingParams:
-        given = self._defaults(call) | dict(call.params)
+        defaults, given = self._defaults(call), call.params
         allowed = given.get("allowed_token_ids")
         # Whether it is a list at all is checked with all other types, by `SamplingParams`.
         if not isinstance(allowed, Sized) or len(allowed) <= MAX_INLINE_ENTRIES:
-            return SamplingParams.from_mapping(given)
+            return with_defaults(given, defaults)
         # Checking millions of entries would hold up every stream.
         return await self.preparing.run(
-            call.owner, call.deadline_s, SamplingParams.from_mapping, given
+            call.owner, call.deadline_s, with_defaults, given, defaults
         )
 
     def _session(self, served: Served, call: Call, prepared: PreparedRequest) -> Session:
@@ -390,9 +391,9 @@ class Gateway:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """What requests get of the checkpoint that leave it out, unless that is turned off."""
-        if self._served is None or self.config.generation_config != "auto":
+        if self._served is None:
             return {}
-        return dict(self._served.facts.sampling_defaults)
+        return sampling_defaults(self._served.facts, self.config.generation_config)
 
     @property
     def has_chat_template(self) -> bool:
