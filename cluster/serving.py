@@ -20,7 +20,13 @@ from outrider.cluster.fleet_desk import Answers
 from outrider.cluster.launch import Launch
 from outrider.cluster.orders import Orders
 from outrider.cluster.signals import others_that_end
-from outrider.cluster.watching import Addresses, Watchers, kv_sentence, listening_sentence
+from outrider.cluster.watching import (
+    Addresses,
+    Watchers,
+    defaults_sentence,
+    kv_sentence,
+    listening_sentence,
+)
 from outrider.config import EngineConfig
 from outrider.gateway.engine_link import EngineLink
 from outrider.gateway.errors import UnavailableError
@@ -135,6 +141,8 @@ class Serving:
             listening = member.listening
             addresses = Addresses(listening.http_address, listening.grpc_address, admin)
         say(Event(Kind.STAGE, kv_sentence(facts, self._config.cache.block_size)))
+        if sentence := defaults_sentence(facts, self._config.server.generation_config):
+            say(Event(Kind.STAGE, sentence))
         if sentence := listening_sentence(addresses, self._config.server.tls_cert):
             say(Event(Kind.STAGE, sentence))
         self._has_served = True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from outrider.cluster.events import Say
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.speculation import SpeculationStatus
+from outrider.text.defaults import sampling_defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,15 @@ def kv_sentence(facts: EngineFacts, block_size: int) -> str:
     if facts.num_draft_blocks:
         said += f"; the draft's for {facts.num_draft_blocks * block_size}"
     return said
+
+
+def defaults_sentence(facts: EngineFacts, generation_config: str) -> str:
+    """The checkpoint's sampling defaults; empty where requests get none of it."""
+    defaults = sampling_defaults(facts, generation_config)
+    if not defaults:
+        return ""
+    shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
+    return (
+        f"requests that leave them out get the checkpoint's defaults: {shown} "
+        "(--generation-config none turns them off)"
+    )

@@ -1,4 +1,5 @@
-"""The access log: one line a request, when it has ended."""
+"""The access log: one line a request, when it has ended. Of rejected requests it has a bounded
+number of lines a minute for each key and reason, and counts the others."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from outrider.logs import request_context
+from outrider.quiet_log import QuietLog
 
 if TYPE_CHECKING:
     from outrider.gateway.calls import Call
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outrider.access")
 
+FINISHED, REFUSED = "finished", "refused"  # the status of a request
 MAX_TEXT_CHARS = 16_384  # of a prompt or a text, where these are logged
 MAX_LABEL_CHARS = 128
+MAX_REJECTIONS = 60  # a minute, of one key for one reason
 
 
 class AccessLog:
@@ -26,6 +30,7 @@ class AccessLog:
 
     def __init__(self, *, with_prompts: bool) -> None:
         self._with_prompts = with_prompts
+        self._rejections = QuietLog(logger, burst=MAX_REJECTIONS)
 
     @property
     def is_wanted(self) -> bool:
@@ -59,7 +64,11 @@ class AccessLog:
             fields |= _texts(session)
         known = call.request_id if session is None else session.output.request_id
         with request_context(_plain_or_dash(known)):
-            logger.info("%s", _line(fields), extra={"fields": fields})
+            if status == REFUSED:
+                kind = (call.caller.name, reason)
+                self._rejections.info(kind, "%s", _line(fields), fields=fields)
+            else:
+                logger.info("%s", _line(fields), extra={"fields": fields})
 
 
 def _sizes(session: Session, start_s: float) -> dict[str, Any]:

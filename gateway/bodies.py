@@ -26,6 +26,7 @@ class Bodies:
 
     async def parse(
         self,
+        owner: str,
         body: bytes | bytearray,
         known: list[str],
         facts: EngineFacts,
@@ -35,7 +36,7 @@ class Bodies:
         these are the facts."""
         asked = bodies.question(body, known, facts.max_model_len, facts.vocab_size)
         try:
-            found = await self._threads.run(deadline_s, self._children.ask, asked)
+            found = await self._threads.run(owner, deadline_s, self._children.ask, asked)
         except ChildError as error:
             raise RequestError(f"the body cannot be parsed ({error}); send less at once.") from None
         if "fields" in found:

@@ -21,6 +21,7 @@ class Call:
     prompt: Prompt | Conversation
     params: Mapping[str, Any]
     caller: Caller = LOCAL
+    owner: str = ""  # whom its work counts for: the key, or the address where there are no keys
     admission: Admission = field(default_factory=Admission)
     model: str = ""
     request_id: str = ""

@@ -35,6 +35,7 @@ from outrider.links.gateway_messages import EngineFacts
 from outrider.quiet_log import QuietLog
 from outrider.scheduler.params import SamplingParams
 from outrider.text.chat import read_template
+from outrider.text.defaults import sampling_defaults, with_defaults
 from outrider.text.front_door import PreparedRequest, Prompt
 from outrider.text.messages import Conversation
 from outrider.text.templates import TemplateProcesses
@@ -217,7 +218,9 @@ class Gateway:
             bounds.check_prepared(prepared.spec, self.config)
             session = self._session(served, call, prepared)
             if call.resumption is not None:
-                await self.preparing.run(call.deadline_s, session.take_up, call.resumption)
+                await self.preparing.run(
+                    call.owner, call.deadline_s, session.take_up, call.resumption
+                )
                 self.metrics.resume(self.model, CLIENT_BACK)
             call.release()
             call.admission.read(len(prepared.spec.prompt_ids), session.num_generated)
@@ -226,13 +229,15 @@ class Gateway:
                 yield session
 
     async def _params(self, call: Call) -> SamplingParams:
-        given = self._defaults(call) | dict(call.params)
+        defaults, given = self._defaults(call), call.params
         allowed = given.get("allowed_token_ids")
         # Whether it is a list at all is checked with all other types, by `SamplingParams`.
         if not isinstance(allowed, Sized) or len(allowed) <= MAX_INLINE_ENTRIES:
-            return SamplingParams.from_mapping(given)
+            return with_defaults(given, defaults)
         # Checking millions of entries would hold up every stream.
-        return await self.preparing.run(call.deadline_s, SamplingParams.from_mapping, given)
+        return await self.preparing.run(
+            call.owner, call.deadline_s, with_defaults, given, defaults
+        )
 
     def _session(self, served: Served, call: Call, prepared: PreparedRequest) -> Session:
         resume_id, token = self._resumed_by(call, prepared.spec.seed)
@@ -276,6 +281,7 @@ class Gateway:
 
     async def tokenize(
         self,
+        owner: str,
         prompt: str | Conversation,
         *,
         model: str = "",
@@ -285,11 +291,12 @@ class Gateway:
         """The ids of a text or a conversation, as a request with it would read it."""
         served = self._serving(model)
         return await self._preparing_of(prompt).run(
-            deadline_s, served.tokenize, prompt, add_special_tokens
+            owner, deadline_s, served.tokenize, prompt, add_special_tokens
         )
 
     async def detokenize(
         self,
+        owner: str,
         token_ids: Sequence[int],
         *,
         model: str = "",
@@ -299,6 +306,7 @@ class Gateway:
         """The text of ids."""
         served = self._serving(model)
         return await self.preparing.run(
+            owner,
             deadline_s,
             served.front_door.detokenize,
             token_ids,
@@ -318,7 +326,15 @@ class Gateway:
         else:
             seed = served.front_door.settle_seed(params)
         return await preparing.run(
-            call.deadline_s, served.prepare, request_id, call, params, seed, salt, tenant
+            call.owner,
+            call.deadline_s,
+            served.prepare,
+            request_id,
+            call,
+            params,
+            seed,
+            salt,
+            tenant,
         )
 
     def _preparing_of(self, prompt: Prompt | Conversation) -> Preparing:
@@ -375,9 +391,9 @@ class Gateway:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """What requests get of the checkpoint that leave it out, unless that is turned off."""
-        if self._served is None or self.config.generation_config != "auto":
+        if self._served is None:
             return {}
-        return dict(self._served.facts.sampling_defaults)
+        return sampling_defaults(self._served.facts, self.config.generation_config)
 
     @property
     def has_chat_template(self) -> bool:

@@ -75,16 +75,17 @@ class GenerationServicer:
     async def Tokenize(  # noqa: N802 - gRPC's name
         self, request: generation_pb2.TokenizeRequest, context: Any, admitted: Admitted
     ) -> generation_pb2.TokenizeResponse:
-        deadline_s = deadline_of(context)
+        deadline_s, owner = deadline_of(context), admitted[1].owner
         if request.ByteSize() <= MAX_INLINE_BYTES:
             prompt = _prompt_to_tokenize(request)
         else:
             preparing = self._gateway.preparing
-            prompt = await preparing.run(deadline_s, _prompt_to_tokenize, request)
+            prompt = await preparing.run(owner, deadline_s, _prompt_to_tokenize, request)
         is_special = not request.HasField("add_special_tokens") or request.add_special_tokens
         model = request.model
         del request
         token_ids = await self._gateway.tokenize(
+            owner,
             prompt,
             model=model,
             add_special_tokens=is_special,
@@ -99,6 +100,7 @@ class GenerationServicer:
         self, request: generation_pb2.DetokenizeRequest, context: Any, admitted: Admitted
     ) -> generation_pb2.DetokenizeResponse:
         text = await self._gateway.detokenize(
+            admitted[1].owner,
             request.token_ids,
             model=request.model,
             skip_special_tokens=request.skip_special_tokens,
@@ -122,7 +124,7 @@ class GenerationServicer:
                 parts = (session, self._gateway.model, want_spans)
                 if session.held and want_spans:  # which are cut from all that the client has
                     preparing = self._gateway.preparing
-                    responses = await preparing.run(call.deadline_s, Responses, *parts)
+                    responses = await preparing.run(call.owner, call.deadline_s, Responses, *parts)
                 else:
                     responses = Responses(*parts)
                 # Closed here and now rather than when it is collected: leaving cancels the request.
@@ -138,14 +140,14 @@ class GenerationServicer:
         read: Callable[[Caller, _Request], tuple[Call, bool]],
     ) -> tuple[Call, bool]:
         """The call, and whether it wants spans of its text."""
-        deadline_s = deadline_of(context)
+        deadline_s, owner = deadline_of(context), admitted[1].owner
         caller = caller_of(self._gateway, context)
         if request.ByteSize() <= MAX_INLINE_BYTES:
             call, wants_spans = read(caller, request)
         else:  # Reading thousands of entries would hold up every stream.
             preparing = self._gateway.preparing
-            call, wants_spans = await preparing.run(deadline_s, read, caller, request)
-        call.deadline_s, call.admission = deadline_s, admitted[0]
+            call, wants_spans = await preparing.run(owner, deadline_s, read, caller, request)
+        call.deadline_s, call.admission, call.owner = deadline_s, admitted[0], owner
         call.admission.count(1, int(call.params.get("n", 1)))
         return call, wants_spans
 

@@ -72,7 +72,7 @@ class Requests:
         if facts is not None:
             max_ids = max(max_ids, facts.max_model_len, facts.vocab_size)
         return await self._gateway.preparing.run(
-            deadline_of(context), _counted_and_parsed, kind, data, max_ids
+            upload.owner, deadline_of(context), _counted_and_parsed, kind, data, max_ids
         )
 
 

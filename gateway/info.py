@@ -8,7 +8,6 @@ import json
 from outrider import __version__
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.gateway import Gateway
-from outrider.links.gateway_messages import EngineFacts
 from outrider.proto import control_pb2
 
 
@@ -38,16 +37,4 @@ def server_info(gateway: Gateway) -> control_pb2.GetServerInfoResponse:
         max_samples=config.max_samples,
         max_logprobs=config.max_logprobs,
         resume_window_s=config.resume_window_s,
-    )
-
-
-def sampling_defaults_sentence(facts: EngineFacts) -> str:
-    """For whoever starts a server with `server.generation_config` at auto; empty if the checkpoint
-    sets none."""
-    if not facts.sampling_defaults:
-        return ""
-    shown = ", ".join(f"{name} {value}" for name, value in facts.sampling_defaults.items())
-    return (
-        f"requests get the checkpoint's defaults unless they say otherwise: {shown} "
-        "(server.generation_config none turns them off)"
     )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
 
@@ -17,7 +19,8 @@ T = TypeVar("T")
 
 
 class Preparing:
-    """A few threads and a queue before them, both bounded.
+    """A few threads and a queue before them, both bounded. Owners (keys, or addresses where there
+    are no keys) are served in turn, and a full queue rejects the owner that holds most of it.
 
     A thread cannot be stopped: what is given up at its deadline still runs to its end and counts
     until then. So what is done here must be bounded in itself.
@@ -27,10 +30,13 @@ class Preparing:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"outrider-{name}")
         self._max_pending = max_pending
         self._lock = Lock()
-        self._num_pending = 0
+        self._num_idle = num_threads
+        self._pending: Counter[str] = Counter()  # waiting and running, by owner
+        self._waiting: dict[str, deque[_Work]] = {}  # the owner whose turn is next first
 
     async def run(
         self,
+        owner: str,
         deadline_s: float | None,
         function: Callable[P, T],
         *args: P.args,
@@ -38,37 +44,106 @@ class Preparing:
     ) -> T:
         """What the function returns, or an error by the deadline, on the clock of
         `time.monotonic`. Leaving early takes what still waits out of the queue."""
-        with self._lock:
-            if self._num_pending >= self._max_pending:
-                raise CapacityError(
-                    f"{self._num_pending} requests are being prepared already; retry later."
-                )
-            self._num_pending += 1
-        work = self._threads.submit(function, *args, **kwargs)
-        work.add_done_callback(self._done)
-        result = asyncio.wrap_future(work)
-        result.add_done_callback(_nobody_asks)
+        work = _Work(owner, partial(function, *args, **kwargs))
+        self._submit(work)
+        result: asyncio.Future[T] = asyncio.wrap_future(work.result)
+        result.add_done_callback(_drop_error)
         left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
         try:
             await asyncio.wait((result,), timeout=left_s)
             if result.done():
                 return result.result()
         finally:
-            work.cancel()  # at once, where cancelling `result` would wait for the loop's next turn
+            self._cancel(work)
         raise DeadlineError(
             "the deadline passed while the request was being prepared; allow it more time or "
             "shorten the prompt."
         )
 
     def close(self) -> None:
+        with self._lock:
+            waiting = [work for works in self._waiting.values() for work in works]
+            self._waiting.clear()
+        for work in waiting:
+            work.result.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _done(self, work: Future[T]) -> None:
+    def _submit(self, work: _Work) -> None:
         with self._lock:
-            self._num_pending -= 1
+            self._check_room(work.owner)
+            self._pending[work.owner] += 1
+            self._waiting.setdefault(work.owner, deque()).append(work)
+            is_idle = self._num_idle > 0
+            self._num_idle -= is_idle
+        if is_idle:
+            self._threads.submit(self._work_on)
+
+    def _check_room(self, owner: str) -> None:
+        """When full, an owner below an equal share is still let in, as by `InHand.check_room`."""
+        num_pending, held = self._pending.total(), self._pending[owner]
+        if num_pending < self._max_pending:
+            return
+        num_owners = sum(map(bool, self._pending.values())) + (held == 0)
+        if held >= self._max_pending // num_owners:
+            raise CapacityError(f"{num_pending} requests are being prepared already; retry later.")
+
+    def _work_on(self) -> None:
+        """In a thread, until nothing waits."""
+        while (work := self._next()) is not None:
+            if work.result.set_running_or_notify_cancel():
+                work.run()
+            self._count_out(work)
+
+    def _next(self) -> _Work | None:
+        """Of the next owner, whose others wait until all other owners had a turn."""
+        with self._lock:
+            for owner in self._waiting:
+                works = self._waiting.pop(owner)
+                work = works.popleft()
+                if works:
+                    self._waiting[owner] = works
+                return work
+            self._num_idle += 1
+            return None
+
+    def _cancel(self, work: _Work) -> None:
+        """At once, where cancelling the loop's future would wait for its next turn."""
+        if not work.result.cancel():
+            return
+        with self._lock:
+            works = self._waiting.get(work.owner, deque())
+            if work not in works:
+                return  # a thread has it and counts it out
+            works.remove(work)
+            if not works:
+                del self._waiting[work.owner]
+        self._count_out(work)
+
+    def _count_out(self, work: _Work) -> None:
+        with self._lock:
+            self._pending[work.owner] -= 1
+            if not self._pending[work.owner]:
+                del self._pending[work.owner]
 
 
-def _nobody_asks(result: asyncio.Future[Any]) -> None:
-    """An error of work that was given up is nobody's, and no news for the log."""
+class _Work:
+    def __init__(self, owner: str, function: Callable[[], Any]) -> None:
+        self.owner = owner
+        self.result: Future[Any] = Future()
+        self._function: Callable[[], Any] | None = function
+
+    def run(self) -> None:
+        function, self._function = self._function, None  # prompts are large
+        assert function is not None
+        try:
+            found = function()
+        except BaseException as error:
+            self.result.set_exception(error)
+        else:
+            self.result.set_result(found)
+
+
+def _drop_error(result: asyncio.Future[Any]) -> None:
+    """An error of work that was given up is no news for the log."""
     if not result.cancelled():
         result.exception()

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from outrider.errors import OutriderError
-from outrider.gateway.access_log import AccessLog
+from outrider.gateway.access_log import FINISHED, REFUSED, AccessLog
 from outrider.gateway.errors import DeadlineError, RequestCancelledError
 from outrider.gateway.metrics import (
     ABORT,
@@ -100,7 +100,7 @@ class RequestWatch:
                 self._call,
                 self._session,
                 model=self.model,
-                status="refused" if is_refused else "finished",
+                status=REFUSED if is_refused else FINISHED,
                 reason=reason,
                 start_s=self._start_s,
                 total_s=total_s,

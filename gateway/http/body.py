@@ -46,7 +46,7 @@ async def read_json(
     if facts is None:
         raise UnavailableError("the engine is starting; try again in a moment.")
     with naming_fields(known):
-        found = await gateway.bodies.parse(body, known, facts, deadline_s)
+        found = await gateway.bodies.parse(upload.owner, body, known, facts, deadline_s)
     del body
     return validated(kind, found)
 

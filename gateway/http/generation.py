@@ -93,6 +93,7 @@ def _answer(
             prompt=prompt,
             params=params,
             caller=caller,
+            owner=upload.owner,
             admission=admission,
             model=asked.model or "",
             request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{number}",

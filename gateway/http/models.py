@@ -36,7 +36,6 @@ def _described(gateway: Gateway, name: str) -> dict[str, Any]:
     facts = gateway.facts
     if facts is None:
         raise UnavailableError("the engine is starting; try again in a moment.")
-    is_auto = gateway.config.generation_config == "auto"
     return {
         "id": name,
         "object": "model",
@@ -45,5 +44,5 @@ def _described(gateway: Gateway, name: str) -> dict[str, Any]:
         "root": str(facts.settings["target.model"]),
         "parent": None,
         "max_model_len": facts.max_model_len,
-        "sampling_defaults": dict(facts.sampling_defaults) if is_auto else {},
+        "sampling_defaults": gateway.sampling_defaults,
     }

@@ -67,7 +67,7 @@ async def explain(
     """What was weighed in the last steps or in a certain one, the oldest first."""
     found = await gateway.replicas.explain_speculation(step, last)
     # Hundreds of steps take a while to write, and streams go on meanwhile.
-    account = await gateway.preparing.run(None, _account, found)
+    account = await gateway.preparing.run(caller.name, None, _account, found)
     return Response(account, media_type="application/json")
 
 

@@ -19,11 +19,12 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize", openapi_extra=described(TokenizeRequest))
 async def tokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, Any]:
     """Token ids of a text or a conversation, as generation would read it."""
-    asked = await read_json(request, gateway, admitted_of(request)[1], TokenizeRequest)
+    upload = admitted_of(request)[1]
+    asked = await read_json(request, gateway, upload, TokenizeRequest)
     special = asked.add_special_tokens is not False
     with naming_fields(TokenizeRequest.model_fields):
         tokens = await gateway.tokenize(
-            _prompt(asked), model=asked.model or "", add_special_tokens=special
+            upload.owner, _prompt(asked), model=asked.model or "", add_special_tokens=special
         )
     facts = gateway.facts
     return {
@@ -37,11 +38,12 @@ async def tokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> di
 @router.post("/detokenize", openapi_extra=described(DetokenizeRequest))
 async def detokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, str]:
     """The text of token ids."""
-    asked = await read_json(request, gateway, admitted_of(request)[1], DetokenizeRequest)
+    upload = admitted_of(request)[1]
+    asked = await read_json(request, gateway, upload, DetokenizeRequest)
     skip = bool(asked.skip_special_tokens)
     with naming_fields(DetokenizeRequest.model_fields):
         text = await gateway.detokenize(
-            asked.tokens, model=asked.model or "", skip_special_tokens=skip
+            upload.owner, asked.tokens, model=asked.model or "", skip_special_tokens=skip
         )
     return {"prompt": text}
 

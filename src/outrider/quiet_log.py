@@ -1,5 +1,5 @@
-"""Log lines about what clients can cause at will: one a minute of each kind, with a count of the
-others, so that nobody can fill the log."""
+"""Log lines about what clients can cause at will: a few a minute of each kind, with a count of the
+others, so that no client can fill the log."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ MAX_KINDS = 256  # that are told apart; then the oldest is forgotten
 
 
 class QuietLog:
-    """Writes the first line of each kind at once. May be used by several threads."""
+    """Writes the first `burst` lines of each kind at once. May be used by several threads."""
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        logger: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        burst: int = 1,
+    ) -> None:
         self._logger = logger
         self._clock = clock
+        self._burst = burst
         self._lock = threading.Lock()
-        # When a line of the kind was written, and how many were not since then.
+        # When its period began, and how many lines came since then, written or not.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
+
+    def info(self, kind: Hashable, message: str, *args: object, **extra: object) -> None:
+        """A line of that kind; `extra` goes with its record."""
+        self._write(logging.INFO, kind, message, *args, extra=extra)
 
     def warning(self, message: str, *args: object) -> None:
         """Lines with the same `message` are of one kind, whatever the `args`."""
@@ -40,6 +51,7 @@ class QuietLog:
         message: str,
         *args: object,
         error: BaseException | None = None,
+        extra: dict[str, object] | None = None,
     ) -> None:
         num_left_out = self._left_out(kind)
         if num_left_out is None:
@@ -47,18 +59,18 @@ class QuietLog:
         if num_left_out:
             message += " (and %d more like it since the last line)"
             args = (*args, num_left_out)
-        self._logger.log(level, message, *args, exc_info=error)
+        self._logger.log(level, message, *args, exc_info=error, extra=extra)
 
     def _left_out(self, kind: Hashable) -> int | None:
         """How many were not written before this one; None if this one is not to be either."""
         now_s = self._clock()
         with self._lock:
-            written_s, count = self._kinds.get(kind, (0.0, 0))
-            if kind in self._kinds and now_s - written_s < PERIOD_S:
-                self._kinds[kind] = (written_s, count + 1)
-                return None
-            self._kinds.pop(kind, None)
-            if len(self._kinds) >= MAX_KINDS:
-                del self._kinds[next(iter(self._kinds))]
-            self._kinds[kind] = (now_s, 0)
-            return count
+            began_s, count = self._kinds.get(kind, (now_s, 0))
+            if now_s - began_s < PERIOD_S:
+                if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
+                    del self._kinds[next(iter(self._kinds))]
+                self._kinds[kind] = (began_s, count + 1)
+                return 0 if count < self._burst else None
+            del self._kinds[kind]  # to stand last again
+            self._kinds[kind] = (now_s, 1)
+            return max(count - self._burst, 0)

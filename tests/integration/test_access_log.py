@@ -11,6 +11,7 @@ import pytest
 from fake_engine import MODEL, FakeService, fake_service, wait_until
 
 from outrider.errors import OutriderError
+from outrider.gateway.access_log import MAX_REJECTIONS
 from outrider.logs import setup_logging
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,3 +106,17 @@ def test_below_info_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFix
         service.client.generate([10, 11], max_tokens=6)
         finished(service)
     assert "outrider.access" not in capsys.readouterr().err
+
+
+def test_rejected_requests_cannot_fill_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup_logging("info", role="gateway", json_lines=True)
+    with fake_service(tmp_path) as service:
+        for _ in range(MAX_REJECTIONS + 20):
+            with pytest.raises(OutriderError):
+                service.client.generate([10], model="unknown")
+        service.client.generate([10, 11], max_tokens=6)
+        finished(service)
+    statuses = [line["status"] for line in lines_of(capsys.readouterr().err)]
+    assert statuses == ["refused"] * MAX_REJECTIONS + ["finished"]

@@ -18,7 +18,7 @@ from outrider.config import EngineConfig
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SMALL = "smollm2-135m-draft"
-ALONE = ("--model", SMALL, "--set", "cache.kv_cache_gb=0.1")
+ALONE = ("--model", SMALL, "--set", "cache.kv_cache_gb=0.1", "--temperature", "0")
 PAIR = (*ALONE, "--draft-model", SMALL)
 QUESTION = "Why is the sky blue?"
 GREEN, MAGENTA = "\x1b[32m", "\x1b[35m"

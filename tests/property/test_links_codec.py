@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from outrider.links import gateway_messages, rank_messages
 from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, Codec
 from outrider.links.frames import FrameDecoder, LinkError, pack
+from outrider.links.tags import is_message
 from outrider.scheduler.params import SamplingParams
 
 LETTERS = "ab\0\n é漢🙂"
@@ -89,7 +90,7 @@ def assert_same(got: Any, sent: Any) -> None:
 def test_every_message_between_engine_and_ranks_comes_back_the_same(
     cls: type, data: st.DataObject
 ) -> None:
-    codec = RANK_CODEC if cls.__module__ == rank_messages.__name__ else Codec(cls)
+    codec = RANK_CODEC if is_message(cls) else Codec(cls)
     message = data.draw(values(cls))
     assert_same(codec.decode(codec.encode(message)), message)
 
@@ -100,7 +101,7 @@ def test_every_message_between_engine_and_ranks_comes_back_the_same(
 def test_every_message_between_gateway_and_engine_comes_back_the_same(
     cls: type, data: st.DataObject
 ) -> None:
-    codec = GATEWAY_CODEC if cls.__module__ == gateway_messages.__name__ else Codec(cls)
+    codec = GATEWAY_CODEC if is_message(cls) else Codec(cls)
     message = data.draw(values(cls))
     assert_same(codec.decode(codec.encode(message)), message)
 

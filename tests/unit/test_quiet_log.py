@@ -63,3 +63,24 @@ def test_the_kinds_it_remembers_are_bounded(log: QuietLog) -> None:
     for number in range(2 * MAX_KINDS):
         log.warning(str(number))
     assert len(log._kinds) == MAX_KINDS
+
+
+def test_the_first_lines_of_a_minute_are_written(
+    clock: _Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = QuietLog(logging.getLogger("test.quiet"), clock, burst=3)
+    caplog.set_level(logging.INFO)
+    for number in range(10):
+        log.info("kind", "line %s", number, fields={"number": number})
+    clock.now_s += PERIOD_S
+    log.info("kind", "line %s", "later", fields={})
+    assert [record.getMessage() for record in caplog.records] == [
+        "line 0",
+        "line 1",
+        "line 2",
+        "line later (and 7 more like it since the last line)",
+    ]
+    assert [vars(record)["fields"] for record in caplog.records[:2]] == [
+        {"number": 0},
+        {"number": 1},
+    ]

@@ -11,6 +11,7 @@ from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.weights.checkpoint import checkpoint_folder
 from outrider.workers.weights.files import read_json
+from outrider.workers.weights.resolve import BUNDLED_TARGET, target_assets
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,10 @@ NAMES = {
 
 def load_sampling_defaults(source: str | Path, *, revision: str | None = None) -> dict[str, Any]:
     """What a model's author would have requests get, by the names of `SamplingParams`."""
-    path = checkpoint_folder(source, revision) / FILE
+    # The file on the hub sets none. The model card (huggingface.co/HuggingFaceTB/
+    # SmolLM2-135M-Instruct, "How to use") samples at temperature 0.2 and top_p 0.9.
+    is_bundled = source == BUNDLED_TARGET
+    path = (target_assets() if is_bundled else checkpoint_folder(source, revision)) / FILE
     return sampling_defaults(read_json(path), str(path)) if path.is_file() else {}
 
 

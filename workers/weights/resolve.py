@@ -66,7 +66,16 @@ def at_commit(source: str, commit: str | None) -> str:
 
 def draft_assets() -> Path:
     """The bundled draft's folder, whose tokenizer both bundled models use."""
-    return Path(str(files("outrider"))) / "assets" / BUNDLED_DRAFT
+    return _assets() / BUNDLED_DRAFT
+
+
+def target_assets() -> Path:
+    """What is bundled of the target beside its weights, which have a package of their own."""
+    return _assets() / BUNDLED_TARGET
+
+
+def _assets() -> Path:
+    return Path(str(files("outrider"))) / "assets"
 
 
 def _bundled_target() -> Path:

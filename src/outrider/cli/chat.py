@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,10 +15,10 @@ from outrider.cli.connecting import (
     TlsCaOption,
     connect,
 )
+from outrider.cli.sampling import TemperatureOption, TopPOption, given_params
 from outrider.client import DEFAULT_SERVER, Client, Completion, Stream
 from outrider.errors import OutriderError, RequestError
 from outrider.progress import AtWork
-from outrider.scheduler.params import SamplingParams
 
 _PROMPT = "> "
 _HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
@@ -32,12 +32,8 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="System message of the conversation.", show_default=False)
     ] = None,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this mass.")] = (
-        1.0
-    ),
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     seed: Annotated[
         int | None, typer.Option(help="Seed of every answer; drawn if not given.")
@@ -57,14 +53,14 @@ def chat(
     client_cert: ClientCertOption = None,
 ) -> None:
     """Talk to a server; accepted drafts in green, the target's own tokens in magenta."""
-    params = SamplingParams(
+    params = given_params(
         temperature=temperature,
         top_p=top_p,
         max_tokens=max_tokens,
         seed=seed,
         speculation=method,
         num_speculative_tokens=depth,
-        fix_depth=fix_depth,
+        fix_depth=fix_depth or None,
     )
     with connect(server, api_key, tls_ca, client_cert) as client:
         conversation = _Conversation(client, params, system)
@@ -87,7 +83,7 @@ def _read_stdin() -> str:
 class _Conversation:
     """What was said so far, and the two terminals it is shown on."""
 
-    def __init__(self, client: Client, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, client: Client, params: dict[str, Any], system: str | None) -> None:
         from outrider.cli.visible import SafeConsole
 
         self._stdout = SafeConsole(highlight=False)
@@ -131,7 +127,7 @@ class _Conversation:
         """Stream the answer; both turns are kept once there is one, however short it was cut."""
         turn = {"role": "user", "content": said}
         stream = self._client.chat_stream(
-            [*self._messages, turn], self._params, want_text_spans=self._has_colours
+            [*self._messages, turn], want_text_spans=self._has_colours, **self._params
         )
         with stream:
             is_whole = self._show(stream)

@@ -13,6 +13,7 @@ import typer
 from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.cli.other_options import SettingsCommand
+from outrider.cli.sampling import TemperatureOption, TopPOption, given_params
 from outrider.cli.speculation_words import speculation_sentence
 from outrider.cli.summary import Run, comparison, summary
 from outrider.config import EngineConfig
@@ -77,16 +78,15 @@ def generate(
     fix_depth: Annotated[
         bool, _option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
     ] = False,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the likeliest token; above, tokens are sampled.")
-    ] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this mass.")] = (
-        1.0
-    ),
-    top_k: Annotated[int, typer.Option(help="Sample from so many tokens; 0 is all.")] = 0,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    top_k: Annotated[
+        int | None, _option("--top-k", help="Sample from so many tokens; 0 is all.")
+    ] = None,
     min_p: Annotated[
-        float, typer.Option(help="Drop tokens less likely than this share of the likeliest.")
-    ] = 0.0,
+        float | None,
+        _option("--min-p", help="Drop tokens less likely than this share of the likeliest."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     seed: Annotated[
         int | None, _option("--seed", help="Seed of the sample; drawn and shown if not given.")
@@ -110,7 +110,7 @@ def generate(
     assignments: SetOption = None,
 ) -> None:
     """Generate text; accepted drafts in green, the target's own tokens in magenta."""
-    params = SamplingParams(
+    params = given_params(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -135,7 +135,7 @@ def generate(
         fixed = engine_config.speculation.num_speculative_tokens
         if fixed is None:
             raise RequestError("--fix-depth needs a depth to keep to; give it with --depth.")
-        params = dataclasses.replace(params, num_speculative_tokens=fixed, fix_depth=True)
+        params |= {"num_speculative_tokens": fixed, "fix_depth": True}
     if compare and engine_config.method is None:
         raise RequestError("--compare needs speculation to compare; choose a draft or --method.")
     _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
@@ -170,7 +170,8 @@ class _Session:
         self._config = config
         self._prompt = _encode(self._engine, prompt, raw, system)
 
-    def run(self, params: SamplingParams, compare: bool) -> None:
+    def run(self, given: dict[str, Any], compare: bool) -> None:
+        params = self._engine.params(given)
         plain_params = dataclasses.replace(params, speculation="off")
         if compare:
             short = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.links.speculation import SpeculationStatus
 
 _QUESTION = "The capital of France is"
-_GREETING = "Who are you?"
+_CHAT = "What is photosynthesis?"
 _OWN_AUTHORITY = (
     "If the certificate is from an authority of your own, add --tls-ca FILE, and --cacert FILE for "
     "curl."
@@ -118,9 +118,9 @@ def commands_to_paste(addresses: Addresses, config: EngineConfig) -> list[str]:
     name = next(iter(config.server.model_names), config.target.model)
     needs_key = config.server.api_key is not None or config.server.api_keys_file is not None
     header = ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' if needs_key else ""
-    body = json.dumps({"model": name, "prompt": _QUESTION, "max_tokens": 8, "temperature": 0})
+    body = json.dumps({"model": name, "prompt": _QUESTION, "max_tokens": 8})
     key = 'os.environ["OUTRIDER_API_KEY"]' if needs_key else '"none"'
-    messages = f'[{{"role": "user", "content": "{_GREETING}"}}]'
+    messages = f'[{{"role": "user", "content": "{_CHAT}"}}]'
     # It is no part of what serves, and a command that is pasted should work.
     install = "" if find_spec("openai") else f"{python} -m pip install -q openai; "
     return [

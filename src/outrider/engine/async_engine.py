@@ -76,7 +76,7 @@ class AsyncEngine:
         timeout_s: float | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Stream a request. Leaving the iterator early cancels it."""
-        params = SamplingParams() if params is None else params
+        params = self.engine.params() if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 f"params is {params!r}; call generate(request_id, prompt, SamplingParams(...))."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider.engine.build import BuiltEngine
@@ -19,6 +19,7 @@ from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, SampleId
 from outrider.text.builder import TextBuilder
+from outrider.text.defaults import sampling_defaults, with_defaults
 from outrider.text.front_door import FrontDoor, PreparedRequest, Prompt
 from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput, no_token_error
 
@@ -29,6 +30,7 @@ class Engine:
     def __init__(self, built: BuiltEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self.built = built
         self.front_door = FrontDoor(built.facts, built.tokenizer)
+        self._defaults = sampling_defaults(built.facts, built.config.server.generation_config)
         self._loop = built.loop
         self._scheduler = built.loop.scheduler
         self._clock = clock
@@ -41,6 +43,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do something: compute, or tell a reader that its request ended."""
         return self._scheduler.has_work or bool(self._texts)
+
+    def params(self, given: Mapping[str, Any] | None = None) -> SamplingParams:
+        """Those of a request that brings no `SamplingParams`: what it leaves out gets the
+        checkpoint's defaults."""
+        return with_defaults(given or {}, self._defaults)
 
     def add(
         self,

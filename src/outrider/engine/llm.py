@@ -60,6 +60,11 @@ class LLM:
         own = self.engine.built.tokenizer
         return of_transformers(own) if isinstance(own, PlainTokenizer) else own
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without any get: the checkpoint's generation_config.json, unless
+        `generation_config` is "none", over the defaults of `SamplingParams`."""
+        return self.engine.params()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -71,13 +76,14 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt; results are in the order of the prompts.
 
-        Parameters of `SamplingParams` may be given by name as well, as to `Client`. All requests
-        are checked before the first runs: a bad one is reported and nothing is lost.
+        Parameters of `SamplingParams` may be given by name as well, as to `Client`. Without
+        `sampling_params`, those that are not given are the checkpoint's defaults
+        (`get_default_sampling_params`). All requests are checked before the first runs: a bad one
+        is reported and nothing is lost.
         """
         self._check_open()
         listed: list[Any] = [prompts] if is_one(prompts) else list(prompts)
-        given = (own or SamplingParams() for own in matched(sampling_params, len(listed)))
-        params = [dataclasses.replace(own, **overrides) if overrides else own for own in given]
+        params = [self._params(own, overrides) for own in matched(sampling_params, len(listed))]
         prepared = [
             self.engine.front_door.prepare(str(next(self._ids)), prompt, own, priority=priority)
             for prompt, own in zip(listed, params, strict=True)
@@ -102,6 +108,11 @@ class LLM:
             for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **overrides)
+
+    def _params(self, own: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
+        if own is None:
+            return self.engine.params(overrides)
+        return dataclasses.replace(own, **overrides) if overrides else own
 
     def _check_open(self) -> None:
         if not self._end.alive:

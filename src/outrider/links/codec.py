@@ -1,4 +1,4 @@
-"""Messages as msgpack: `[class name, field, field, ...]`, read by what the classes declare.
+"""Messages as msgpack: `[tag, field, field, ...]`, read by what the classes declare.
 
 Type hints are read once, when a codec is built. Most values need nothing: msgpack packs tuples,
 NamedTuples and enums as they are and gives tuples back, so only fields that hold a class of ours
@@ -25,6 +25,7 @@ from outrider.added_fields import added_defaults
 from outrider.errors import OutriderError
 from outrider.links import fleet_messages, gateway_messages, rank_messages, store_messages
 from outrider.links.frames import LinkError
+from outrider.links.tags import is_message, tag_of
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -46,33 +47,33 @@ class Codec:
         self._fields_of: dict[type, Convert] = {}
         self._converters: dict[type, Convert] = {}
         for cls in message_classes:
-            if cls.__name__ in self._readers:
-                raise TypeError(f"two message classes are named {cls.__name__}")
-            self._readers[cls.__name__] = self._class_converter(cls)
-        self._message_classes = frozenset(message_classes)
+            if (tag := tag_of(cls)) in self._readers:
+                raise TypeError(f"two message classes have the tag {tag}")
+            self._readers[tag] = self._class_converter(cls)
+        self._tags = {cls: tag_of(cls) for cls in message_classes}
 
     @classmethod
     def of_module(cls, module: types.ModuleType) -> Codec:
-        """A codec of every dataclass that the module defines."""
+        """A codec of every message that the module defines."""
         return cls(
             *(
                 found
                 for found in vars(module).values()
                 if isinstance(found, type)
-                and dataclasses.is_dataclass(found)
+                and is_message(found)
                 and found.__module__ == module.__name__
             )
         )
 
     def encode(self, message: object) -> bytes:
         cls = type(message)
-        if cls not in self._message_classes:
+        if (tag := self._tags.get(cls)) is None:
             raise LinkError(
                 f"{cls.__name__} is no message of this link; it carries {self._names()}."
             )
         try:
             fields = self._fields_of[cls](message)
-            encoded: bytes = msgpack.packb((cls.__name__, *fields), default=self._default)
+            encoded: bytes = msgpack.packb((tag, *fields), default=self._default)
         except (TypeError, ValueError, OverflowError) as error:
             raise LinkError(f"a {cls.__name__} cannot be encoded: {error}.") from error
         return encoded
@@ -83,7 +84,7 @@ class Codec:
         except (ValueError, TypeError) as error:
             raise LinkError(f"a frame of {len(payload)} bytes is not msgpack: {error}.") from error
         if not isinstance(values, tuple) or not values or not isinstance(values[0], str):
-            raise LinkError("a frame does not begin with the name of a message; it is not one.")
+            raise LinkError("a frame does not begin with the tag of a message; it is not one.")
         name = values[0]
         read = self._readers.get(name)
         if read is None:

@@ -16,11 +16,13 @@ from typing import Any
 
 from outrider.links.cluster_view import ClusterView
 from outrider.links.speculation import SpeculationChange
+from outrider.links.tags import message
 
 # Of these messages. A guest's `Hello` has it as its rank, which was 0 before fields were added.
 REVISION = 1
 
 
+@message("Welcome")
 @dataclass(frozen=True, slots=True)
 class Welcome:
     """Controller to gateway, first of all."""
@@ -33,6 +35,7 @@ class Welcome:
     speculation: SpeculationChange  # made so far, for every engine to come
 
 
+@message("Listening")
 @dataclass(frozen=True, slots=True)
 class Listening:
     """Gateway to controller: clients reach it there."""
@@ -41,6 +44,7 @@ class Listening:
     grpc_address: str
 
 
+@message("CannotServe")
 @dataclass(frozen=True, slots=True)
 class CannotServe:
     """Gateway to controller, its last words: why it does not serve."""
@@ -48,6 +52,7 @@ class CannotServe:
     message: str
 
 
+@message("Load")
 @dataclass(frozen=True, slots=True)
 class Load:
     """Gateway to controller, whenever it changes state and now and then: how it fares."""
@@ -76,6 +81,7 @@ class ReplicaPlace:
     state: ReplicaState
 
 
+@message("Replicas")
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """Controller to gateway, at first and whenever they change: all there are. What is on a
@@ -87,6 +93,7 @@ class Replicas:
 # -- questions of a gateway -------------------------------------------------------------------
 
 
+@message("ViewCluster")
 @dataclass(frozen=True, slots=True)
 class ViewCluster:
     """Gateway to controller: how do the processes of the server fare."""
@@ -94,6 +101,7 @@ class ViewCluster:
     query: int
 
 
+@message("ClusterViewed")
 @dataclass(frozen=True, slots=True)
 class ClusterViewed:
     """Controller to gateway: the answer; None if nobody can tell."""
@@ -105,16 +113,19 @@ class ClusterViewed:
 # -- what one process hears and all must do ---------------------------------------------------
 
 
+@message("DrainAll")
 @dataclass(frozen=True, slots=True)
 class DrainAll:
     """Gateway to controller: an operator wants every process to refuse new requests."""
 
 
+@message("Drain")
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Controller to gateway: refuse new requests from now on."""
 
 
+@message("AbortAll")
 @dataclass(frozen=True, slots=True)
 class AbortAll:
     """Gateway to controller: an operator wants a request ended, wherever it is. Answered by
@@ -124,6 +135,7 @@ class AbortAll:
     request_id: str
 
 
+@message("Abort")
 @dataclass(frozen=True, slots=True)
 class Abort:
     """Controller to gateway: end this request if it is yours. Answered by `Aborted`."""
@@ -132,6 +144,7 @@ class Abort:
     request_id: str
 
 
+@message("Aborted")
 @dataclass(frozen=True, slots=True)
 class Aborted:
     """Either way: the answer."""
@@ -140,6 +153,7 @@ class Aborted:
     num_ended: int
 
 
+@message("Speculating")
 @dataclass(frozen=True, slots=True)
 class Speculating:
     """Either way: what an operator has changed of speculation, for every engine to come."""
@@ -147,6 +161,7 @@ class Speculating:
     change: SpeculationChange
 
 
+@message("ScaleTo")
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
     """Gateway to controller: an operator wants so many replicas. Answered by `Ordered`, while the
@@ -156,6 +171,7 @@ class ScaleTo:
     num_replicas: int
 
 
+@message("RollOut")
 @dataclass(frozen=True, slots=True)
 class RollOut:
     """Gateway to controller: an operator wants every replica replaced, one after the other, with
@@ -166,6 +182,7 @@ class RollOut:
     settings: dict[str, Any]
 
 
+@message("Ordered")
 @dataclass(frozen=True, slots=True)
 class Ordered:
     """Controller to gateway: the answer to an order. With an `error` nothing is done."""
@@ -177,6 +194,7 @@ class Ordered:
 # -- hosts that end ---------------------------------------------------------------------------
 
 
+@message("Leaving")
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """Node to controller, its only message: this host ends in `limit_s`. Answered by `Left`."""
@@ -185,6 +203,7 @@ class Leaving:
     limit_s: float
 
 
+@message("Left")
 @dataclass(frozen=True, slots=True)
 class Left:
     """Controller to node: no replica runs there any more; with an `error` one may."""
@@ -195,6 +214,7 @@ class Left:
 # -- the controller's own -------------------------------------------------------------------------
 
 
+@message("NumProcesses")
 @dataclass(frozen=True, slots=True)
 class NumProcesses:
     """Controller to gateway: so many share the ports and the limits now."""
@@ -202,6 +222,7 @@ class NumProcesses:
     count: int
 
 
+@message("Stop")
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Controller to gateway: give running requests so many seconds, then end."""

@@ -21,12 +21,14 @@ from outrider.links.speculation import (
     SpeculationStatus,
     StepAccount,
 )
+from outrider.links.tags import message
 from outrider.scheduler.types import RequestSpec, RequestUpdate
 
 # Of these messages. A gateway's `Hello` has it as its rank, which was 0 before fields were added.
 REVISION = 1
 
 
+@message("EngineFacts")
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What an engine was found to be once its models were loaded."""
@@ -65,6 +67,7 @@ class SubmittedSample:
     prompt_logprobs_sent: int = 0
 
 
+@message("Submit")
 @dataclass(frozen=True, slots=True)
 class Submit:
     """Gateway to engine: run samples of a request. The first computes the prompt for all."""
@@ -78,6 +81,7 @@ class Submit:
     resume_id: str = ""
 
 
+@message("Cancel")
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Gateway to engine: nobody reads this sample any more. Unknown handles are no error."""
@@ -85,6 +89,7 @@ class Cancel:
     handle: int
 
 
+@message("LetGo")
 @dataclass(frozen=True, slots=True)
 class LetGo:
     """Gateway to engine: these samples have lost their reader, who may come back for them. Those
@@ -93,6 +98,7 @@ class LetGo:
     handles: tuple[int, ...]
 
 
+@message("Attach")
 @dataclass(frozen=True, slots=True)
 class Attach:
     """Gateway to engine: somebody has come back for the samples of a request. `samples` are those
@@ -103,6 +109,7 @@ class Attach:
     samples: tuple[SubmittedSample, ...]
 
 
+@message("Attached")
 @dataclass(frozen=True, slots=True)
 class Attached:
     """Engine to gateway: the answer. If they were held, what the reader lacks follows as updates
@@ -112,6 +119,7 @@ class Attached:
     is_held: bool
 
 
+@message("Refused")
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Engine to gateway: a sample will not run, nor those submitted with it that come after it."""
@@ -121,6 +129,7 @@ class Refused:
     is_capacity: bool  # it may fit later or elsewhere, rather than being wrong
 
 
+@message("Updates")
 @dataclass(frozen=True, slots=True)
 class Updates:
     """Engine to gateway: what one step meant for this gateway's samples, in order. Without any,
@@ -130,6 +139,7 @@ class Updates:
     load: int = 0  # samples that run or wait in the engine, of all gateways
 
 
+@message("StatusQuery")
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
     """Gateway to engine: how are things."""
@@ -199,6 +209,7 @@ class EngineCounters:
     fairness_preemptions: int = added(0)  # rows that went to a tenant without one
 
 
+@message("EngineStatus")
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Engine to gateway: the answer. Counters are since the engine's start."""
@@ -222,6 +233,7 @@ class EngineStatus:
     counters: EngineCounters = EngineCounters()
 
 
+@message("SetSpeculation")
 @dataclass(frozen=True, slots=True)
 class SetSpeculation:
     """Gateway to engine: change how speculation is controlled, from the next step on."""
@@ -230,6 +242,7 @@ class SetSpeculation:
     change: SpeculationChange
 
 
+@message("SpeculationSet")
 @dataclass(frozen=True, slots=True)
 class SpeculationSet:
     """Engine to gateway: the answer. With an `error` nothing was changed."""
@@ -240,6 +253,7 @@ class SpeculationSet:
     error: str = ""
 
 
+@message("ExplainSpeculation")
 @dataclass(frozen=True, slots=True)
 class ExplainSpeculation:
     """Gateway to engine: what was weighed in a step, or in the last ones."""
@@ -249,6 +263,7 @@ class ExplainSpeculation:
     last: int
 
 
+@message("SpeculationExplained")
 @dataclass(frozen=True, slots=True)
 class SpeculationExplained:
     """Engine to gateway: the answer, the oldest step first."""

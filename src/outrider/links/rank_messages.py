@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from outrider.links.tags import message
 from outrider.scheduler.costs import CostTable
 from outrider.scheduler.types import Agreement, RowInit, StepPlan, Verdict
 
@@ -32,6 +33,7 @@ def proposal_meeting(number: int) -> str:
     return f"proposals/{number}"
 
 
+@message("Hello")
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Who dials in: a rank of a group of `size`, or a gateway."""
@@ -71,6 +73,7 @@ class RankSettings:
     head_revision: str | None = None
 
 
+@message("Setup")
 @dataclass(frozen=True, slots=True)
 class Setup:
     """Engine to rank: the configuration, and under which name the group meets on the engine's
@@ -86,6 +89,7 @@ class Setup:
     host_index: int
 
 
+@message("Described")
 @dataclass(frozen=True, slots=True)
 class Described:
     """Rank to engine: where it is and what the checkpoint is, before its weights are read."""
@@ -100,6 +104,7 @@ class Described:
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
 
+@message("Load")
 @dataclass(frozen=True, slots=True)
 class Load:
     """Engine to rank: read your share of the weights."""
@@ -107,6 +112,7 @@ class Load:
     max_position: int
 
 
+@message("Loaded")
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Rank to engine: the weights are in memory, and this is what KV costs here.
@@ -123,6 +129,7 @@ class Loaded:
     head_depth: int | None = None
 
 
+@message("Allocate")
 @dataclass(frozen=True, slots=True)
 class Allocate:
     """Engine to rank: so many KV blocks and rows; `vocab_size` is the target's."""
@@ -133,6 +140,7 @@ class Allocate:
     vocab_size: int
 
 
+@message("Ready")
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Rank to engine: plans may come. The first rank of a group says what its passes take, as far
@@ -144,6 +152,7 @@ class Ready:
     prefill_s: float = 0.0
 
 
+@message("Join")
 @dataclass(frozen=True, slots=True)
 class Join:
     """Engine to the first ranks of both groups: meet in proposal group `number`.
@@ -155,6 +164,7 @@ class Join:
     number: int
 
 
+@message("Joined")
 @dataclass(frozen=True, slots=True)
 class Joined:
     """First draft rank to engine: the proposal group stands, on this backend."""
@@ -165,6 +175,7 @@ class Joined:
 # -- steps ------------------------------------------------------------------------------------
 
 
+@message("Adopt")
 @dataclass(frozen=True, slots=True)
 class Adopt:
     """Engine to draft ranks: the rows as they are now; whatever was known before is void."""
@@ -181,6 +192,7 @@ class Past:
     verdict: Verdict | None
 
 
+@message("Propose")
 @dataclass(frozen=True, slots=True)
 class Propose:
     """Engine to draft ranks: what happened since, in order, then draft for this plan (None: only
@@ -191,6 +203,7 @@ class Propose:
     round: int | None = None  # the number this round of drafts is known by, if it is one
 
 
+@message("Drafted")
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """First draft rank to engine: the round is finished and its transfer is posted.
@@ -203,6 +216,7 @@ class Drafted:
     num_sends: int
 
 
+@message("CaughtUp")
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
     """First draft rank to engine, after every plan that had rows catch up: how long that took,
@@ -213,6 +227,7 @@ class CaughtUp:
     agreements: tuple[Agreement, ...]
 
 
+@message("Verify")
 @dataclass(frozen=True, slots=True)
 class Verify:
     """Engine to target ranks: run this plan. `round` is the announced round of drafts to receive
@@ -223,6 +238,7 @@ class Verify:
     draft_s: float
 
 
+@message("Judged")
 @dataclass(frozen=True, slots=True)
 class Judged:
     """First target rank to engine: what was committed. `lost_round`: the announced drafts did not
@@ -236,6 +252,7 @@ class Judged:
 # -- ending -----------------------------------------------------------------------------------
 
 
+@message("Failed")
 @dataclass(frozen=True, slots=True)
 class Failed:
     """Rank to engine, its last words."""
@@ -243,6 +260,7 @@ class Failed:
     message: str
 
 
+@message("Stop")
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Engine to rank: end, nothing is wrong."""

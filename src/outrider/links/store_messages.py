@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.links.tags import message
 
+
+@message("Write")
 @dataclass(frozen=True, slots=True)
 class Write:
     """Rank to engine: keep this. Answered by `Written`."""
@@ -17,11 +20,13 @@ class Write:
     value: bytes
 
 
+@message("Written")
 @dataclass(frozen=True, slots=True)
 class Written:
     """Engine to rank."""
 
 
+@message("Read")
 @dataclass(frozen=True, slots=True)
 class Read:
     """Rank to engine: answered by `Values`, None for a key nobody has written."""
@@ -29,6 +34,7 @@ class Read:
     keys: tuple[str, ...]
 
 
+@message("Values")
 @dataclass(frozen=True, slots=True)
 class Values:
     """Engine to rank."""
@@ -36,6 +42,7 @@ class Values:
     values: tuple[bytes | None, ...]
 
 
+@message("Add")
 @dataclass(frozen=True, slots=True)
 class Add:
     """Rank to engine: add to a number, written in decimal; absent is 0. Answered by `Count`."""
@@ -44,6 +51,7 @@ class Add:
     amount: int
 
 
+@message("Erase")
 @dataclass(frozen=True, slots=True)
 class Erase:
     """Rank to engine: answered by `Count`, of the keys that were there."""
@@ -51,6 +59,7 @@ class Erase:
     key: str
 
 
+@message("Count")
 @dataclass(frozen=True, slots=True)
 class Count:
     """Engine to rank."""

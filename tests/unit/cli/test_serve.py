@@ -32,11 +32,10 @@ def commands(grpc: str = "127.0.0.1:50051", **kwargs: Any) -> list[str]:
 def test_commands_name_no_server_at_the_default_port() -> None:
     assert commands() == [
         "curl http://localhost:8000/v1/completions -H 'Content-Type: application/json' -d "
-        '\'{"model": "big", "prompt": "The capital of France is", "max_tokens": 8, '
-        '"temperature": 0}\'',
+        '\'{"model": "big", "prompt": "The capital of France is", "max_tokens": 8}\'',
         'python -c \'from openai import OpenAI; print(OpenAI(base_url="http://localhost:8000/v1", '
         'api_key="none").chat.completions.create(model="big", messages=[{"role": "user", '
-        '"content": "Who are you?"}]).choices[0].message.content)\'',
+        '"content": "What is photosynthesis?"}]).choices[0].message.content)\'',
         "outrider chat",
         "outrider status",
     ]

@@ -38,8 +38,8 @@ def slow() -> Iterator[Slow]:
 def test_a_slow_preparation_does_not_stop_another(slow: Slow) -> None:
     async def both() -> tuple[str, str]:
         preparing = Preparing("test", num_threads=2, max_pending=8)
-        first = asyncio.create_task(preparing.run(None, slow))
-        quick = await asyncio.wait_for(preparing.run(None, lambda: "quick"), 10)
+        first = asyncio.create_task(preparing.run("a", None, slow))
+        quick = await asyncio.wait_for(preparing.run("a", None, lambda: "quick"), 10)
         slow.released.set()
         return await first, quick
 
@@ -50,13 +50,13 @@ def test_a_slow_preparation_does_not_stop_another(slow: Slow) -> None:
 def test_a_deadline_passes_while_waiting_and_while_running(slow: Slow, num_before: int) -> None:
     async def late() -> None:
         preparing = Preparing("test", num_threads=1, max_pending=8)
-        before = [asyncio.create_task(preparing.run(None, slow)) for _ in range(num_before)]
+        before = [asyncio.create_task(preparing.run("a", None, slow)) for _ in range(num_before)]
         await asyncio.sleep(0)
         with pytest.raises(DeadlineError, match="while the request was being prepared"):
-            await preparing.run(time.monotonic() + 0.05, slow)
+            await preparing.run("a", time.monotonic() + 0.05, slow)
         slow.released.set()
         await asyncio.gather(*before)
-        await preparing.run(None, lambda: "the thread is free")
+        await preparing.run("a", None, lambda: "the thread is free")
 
     asyncio.run(late())
     assert slow.runs == 1, "what was given up while it waited must not run"
@@ -65,13 +65,13 @@ def test_a_deadline_passes_while_waiting_and_while_running(slow: Slow, num_befor
 def test_a_full_queue_refuses_until_there_is_room(slow: Slow) -> None:
     async def crowd() -> str:
         preparing = Preparing("test", num_threads=1, max_pending=2)
-        waiting = [asyncio.create_task(preparing.run(None, slow)) for _ in range(2)]
+        waiting = [asyncio.create_task(preparing.run("a", None, slow)) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(CapacityError, match="2 requests are being prepared already"):
-            await preparing.run(None, lambda: "")
+            await preparing.run("a", None, lambda: "")
         slow.released.set()
         await asyncio.gather(*waiting)
-        return await preparing.run(None, lambda: "room")
+        return await preparing.run("a", None, lambda: "room")
 
     assert asyncio.run(crowd()) == "room"
 
@@ -80,9 +80,9 @@ def test_what_was_given_up_counts_until_its_thread_is_free(slow: Slow) -> None:
     async def crowd() -> None:
         preparing = Preparing("test", num_threads=1, max_pending=1)
         with pytest.raises(DeadlineError):
-            await preparing.run(time.monotonic() + 0.05, slow)
+            await preparing.run("a", time.monotonic() + 0.05, slow)
         with pytest.raises(CapacityError):
-            await preparing.run(None, lambda: "")
+            await preparing.run("a", None, lambda: "")
 
     asyncio.run(crowd())
 
@@ -92,7 +92,7 @@ def test_an_error_of_the_preparation_is_the_callers() -> None:
         raise TimeoutError("its own")
 
     async def run() -> None:
-        await Preparing("test", 1, 1).run(time.monotonic() + 10, fail)
+        await Preparing("test", 1, 1).run("a", time.monotonic() + 10, fail)
 
     with pytest.raises(TimeoutError, match="its own"):
         asyncio.run(run())
@@ -108,15 +108,72 @@ def test_what_fails_after_it_was_given_up_is_no_news(slow: Slow) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: told.append(str(context)))
         preparing = Preparing("test", num_threads=1, max_pending=8)
-        waiting = asyncio.create_task(preparing.run(None, fail))
+        waiting = asyncio.create_task(preparing.run("a", None, fail))
         while not slow.runs:
             await asyncio.sleep(0.01)
         waiting.cancel()
         slow.released.set()
-        await preparing.run(None, lambda: None)
+        await preparing.run("a", None, lambda: None)
         del waiting
         gc.collect()
         await asyncio.sleep(0)
         return told
 
     assert asyncio.run(given_up()) == []
+
+
+def test_owners_take_turns_however_much_one_of_them_has_waiting(slow: Slow) -> None:
+    async def turns() -> list[str]:
+        order: list[str] = []
+        preparing = Preparing("test", num_threads=1, max_pending=32)
+        busy = asyncio.create_task(preparing.run("many", None, slow))
+        while not slow.runs:
+            await asyncio.sleep(0.01)
+        many = [
+            asyncio.create_task(preparing.run("many", None, order.append, "many"))
+            for _ in range(16)
+        ]
+        await asyncio.sleep(0)
+        few = asyncio.create_task(preparing.run("few", None, order.append, "few"))
+        await asyncio.sleep(0)
+        slow.released.set()
+        await asyncio.gather(busy, few, *many)
+        return order
+
+    assert "few" in asyncio.run(turns())[:2]
+
+
+def test_a_full_queue_rejects_the_owner_that_holds_most_of_it(slow: Slow) -> None:
+    async def crowd() -> str:
+        preparing = Preparing("test", num_threads=1, max_pending=4)
+        waiting = [asyncio.create_task(preparing.run("many", None, slow)) for _ in range(4)]
+        await asyncio.sleep(0)
+        with pytest.raises(CapacityError):
+            await preparing.run("many", None, lambda: "")
+        few = asyncio.create_task(preparing.run("few", None, lambda: "let in"))
+        await asyncio.sleep(0)
+        slow.released.set()
+        await asyncio.gather(*waiting)
+        return await few
+
+    assert asyncio.run(crowd()) == "let in"
+
+
+def test_work_given_up_while_it_waits_leaves_the_queue_at_once(slow: Slow) -> None:
+    async def crowd() -> None:
+        preparing = Preparing("test", num_threads=1, max_pending=2)
+        running = asyncio.create_task(preparing.run("a", None, slow))
+        while not slow.runs:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(preparing.run("a", None, slow))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        waiting = asyncio.create_task(preparing.run("a", None, lambda: ""))
+        await asyncio.sleep(0)
+        slow.released.set()
+        await asyncio.gather(running, waiting)
+
+    asyncio.run(crowd())
+    assert slow.runs == 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import subprocess
 import sys
 import types
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -15,11 +17,12 @@ import pytest
 from outrider.added_fields import added, without_added
 from outrider.links import rank_messages as messages
 from outrider.links.cluster_view import ClusterView, ReplicaView
-from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, Codec
+from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, STORE_CODEC, Codec
 from outrider.links.fleet_messages import ClusterViewed
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import EngineCounters, EngineStatus
 from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
+from outrider.links.tags import message
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     RowInit,
@@ -31,6 +34,7 @@ from outrider.scheduler.types import (
     Verdict,
 )
 
+DATA = Path(__file__).parents[2] / "data"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 import outrider.links as links
@@ -79,6 +83,7 @@ def test_a_message_without_fields_is_a_message() -> None:
     assert RANK_CODEC.decode(RANK_CODEC.encode(Stop())) == Stop()
 
 
+@message("Message")
 @dataclass(frozen=True)
 class Before:
     """A message of an older release."""
@@ -86,6 +91,7 @@ class Before:
     number: int
 
 
+@message("Message")
 @dataclass(frozen=True)
 class Since:
     """The same message with fields that were added."""
@@ -96,7 +102,6 @@ class Since:
 
 
 def test_releases_with_and_without_added_fields_understand_each_other() -> None:
-    Since.__name__ = Before.__name__ = "Message"
     old, new = Codec(Before), Codec(Since)
     assert old.decode(new.encode(Since(1))) == Before(1)
     assert new.decode(old.encode(Before(1))) == Since(1)
@@ -154,7 +159,7 @@ def _adopting(params: SamplingParams) -> messages.Adopt:
 
 @pytest.mark.parametrize("payload", [{}, [], 7, "Load", [7, "Load"], None])
 def test_what_is_no_message_is_refused(payload: object) -> None:
-    assert "name of a message" in refusal(payload)
+    assert "tag of a message" in refusal(payload)
 
 
 def test_a_payload_that_is_cut_off_is_refused() -> None:
@@ -202,9 +207,17 @@ def test_a_class_that_cannot_travel_is_refused_when_the_codec_is_built(
         Codec(cls)
 
 
-def test_two_messages_of_one_name_are_refused_when_the_codec_is_built() -> None:
-    with pytest.raises(TypeError, match="two message classes are named Load"):
-        Codec(Load, dataclass(type("Load", (), {})))
+def test_two_messages_of_one_tag_are_refused_when_the_codec_is_built() -> None:
+    with pytest.raises(TypeError, match="two message classes have the tag Load"):
+        Codec(Load, message("Load")(dataclass(type("Other", (), {}))))
+
+
+@pytest.mark.parametrize("codec", ["rank", "gateway", "store", "fleet"])
+def test_tags_are_those_of_the_releases_before(codec: str) -> None:
+    codecs = {"rank": RANK_CODEC, "gateway": GATEWAY_CODEC, "store": STORE_CODEC}
+    known = (codecs | {"fleet": FLEET_CODEC})[codec]._readers
+    frozen = json.loads((DATA / "link_tags.json").read_text())[codec]
+    assert set(frozen) <= set(known), "a peer of the release before sends these"
 
 
 # -- fields that were added -------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider.workers.weights.generation import load_sampling_defaults, sampling_defaults
+from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
 
 def test_the_authors_settings_go_by_our_names() -> None:
@@ -48,3 +49,8 @@ def test_a_checkpoint_without_the_file_sets_nothing(tmp_path: Path) -> None:
     assert load_sampling_defaults(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 7}))
     assert load_sampling_defaults(tmp_path) == {"top_k": 7}
+
+
+def test_the_bundled_target_samples_as_its_model_card_does() -> None:
+    assert load_sampling_defaults(BUNDLED_TARGET) == {"temperature": 0.2, "top_p": 0.9}
+    assert load_sampling_defaults(BUNDLED_DRAFT) == {}
