@@ -37,11 +37,14 @@ _LISTENING = re.compile(r"listening on http://(\S+) and, for gRPC, on ([^\s;]+)"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Memory of the server's processes, which are told apart by their ids."""
+    """Memory of the server's processes, by their ids."""
 
     at_s: float
-    anonymous_mb: float
-    pids: tuple[int, ...]
+    anonymous_mb: dict[int, float]
+
+    @property
+    def total_mb(self) -> float:
+        return round(sum(self.anonymous_mb.values()), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
             attackers.kill()
         phases.append(_phase("under attack", hostile_s, seen))
         sampling.cancel()
+        names = {each: _module_of(each) for each in samples[-1].anonymous_mb}
     return {
         "attackers": given.attackers,
         "streams": given.streams,
@@ -111,7 +115,8 @@ async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "p99_ratio": round(phases[1].gap_p99_s / phases[0].gap_p99_s, 2),
         "restarted": _num_replaced(samples),
         "answers": json.loads(answers),
-        "memory": [(round(each.at_s - hostile_s, 1), each.anonymous_mb) for each in samples],
+        "memory": [(round(each.at_s - hostile_s, 1), each.total_mb) for each in samples],
+        "memory_by_process": _by_process(samples, names, hostile_s),
         "gaps": _by_minute(seen.gaps, hostile_s),
     }
 
@@ -140,14 +145,35 @@ def _server(keys_file: Path, log: Path) -> Iterator[tuple[int, str, str]]:
 
 async def _sample(pid: int, samples: list[Sample]) -> None:
     while True:
-        pids = (pid, *descendants(pid))
-        samples.append(Sample(time.monotonic(), round(use_of(pids).anonymous_mb, 1), pids))
+        found = {each: use_of([each]).anonymous_mb for each in (pid, *descendants(pid))}
+        samples.append(Sample(time.monotonic(), found))
         await asyncio.sleep(SAMPLE_S)
+
+
+def _module_of(pid: int) -> str:
+    """What a process runs, as the word behind `-m`."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "ended"
+    return next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"), "child")
+
+
+def _by_process(
+    samples: Sequence[Sample], names: dict[int, str], began_s: float
+) -> dict[str, list[float]]:
+    """Of each process that was there at the end, MiB at every tenth of the time under attack."""
+    under = [each for each in samples if each.at_s >= began_s] or list(samples)
+    chosen = [under[round(at * (len(under) - 1) / 10)] for at in range(11)]
+    return {
+        f"{names[pid]} {pid}": [round(each.anonymous_mb.get(pid, 0.0), 1) for each in chosen]
+        for pid in names
+    }
 
 
 def _num_replaced(samples: Sequence[Sample]) -> int:
     """Long-lived processes of the first sample that are gone in the last."""
-    return len(set(samples[0].pids) - set(samples[-1].pids))
+    return len(set(samples[0].anonymous_mb) - set(samples[-1].anonymous_mb))
 
 
 def _phase(name: str, began_s: float, seen: Seen) -> Phase:
