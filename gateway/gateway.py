@@ -215,6 +215,9 @@ class Gateway:
         with self.in_hand.taken(key, call.request_id, most, may_share=may_share) as request_id:
             prepared = await self._prepared(served, request_id, call, params)
             bounds.check_prepared(prepared.spec, self.config)
+            if call.protocol == "http":
+                asked = call.params.get("max_tokens")
+                bounds.check_context(prepared.spec, asked, served.facts.max_model_len)
             session = self._session(served, call, prepared)
             if call.resumption is not None:
                 await self.preparing.run(call.deadline_s, session.take_up, call.resumption)
@@ -361,7 +364,7 @@ class Gateway:
         configured."""
         if self.config.model_names or self._served is None:
             return self.config.model_names
-        return (str(self._served.facts.settings["target.model"]),)
+        return self._served.names
 
     @property
     def model(self) -> str:

@@ -12,6 +12,7 @@ from outrider.gateway.errors import UnavailableError, UnknownModelError
 from outrider.gateway.gateway import Gateway
 from outrider.gateway.http.access import CallerOf, GatewayOf
 from outrider.gateway.http.errors import with_field
+from outrider.text.tokenizer import tokenizer_for_clients
 
 router = APIRouter(tags=["models"])
 
@@ -36,13 +37,16 @@ def _described(gateway: Gateway, name: str) -> dict[str, Any]:
     facts = gateway.facts
     if facts is None:
         raise UnavailableError("the engine is starting; try again in a moment.")
+    settings = facts.settings
+    model = str(settings["target.model"])
     is_auto = gateway.config.generation_config == "auto"
     return {
         "id": name,
         "object": "model",
         "created": int(time.time() - gateway.uptime_s),
         "owned_by": "outrider",
-        "root": str(facts.settings["target.model"]),
+        "root": model,
+        "tokenizer": tokenizer_for_clients(str(settings.get("target.tokenizer") or model)),
         "parent": None,
         "max_model_len": facts.max_model_len,
         "sampling_defaults": dict(facts.sampling_defaults) if is_auto else {},

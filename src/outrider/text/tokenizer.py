@@ -11,7 +11,12 @@ from outrider.errors import ModelError
 from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
 from outrider.workers.weights.files import Files, check_size
 from outrider.workers.weights.gguf_header import check_gguf_header
-from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+from outrider.workers.weights.resolve import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    draft_assets,
+    resolve_source,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,11 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
         tokenizer = _from_gguf(path)
     tokenizer.name_or_path = str(source)
     return tokenizer
+
+
+def tokenizer_for_clients(source: str) -> str:
+    """What a tool on this host may give `transformers` for the tokenizer of a source."""
+    return str(draft_assets()) if source in (BUNDLED_TARGET, BUNDLED_DRAFT) else source
 
 
 @lru_cache(maxsize=4)
