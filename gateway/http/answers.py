@@ -26,7 +26,7 @@ from outrider.gateway.http.errors import with_field
 from outrider.gateway.http.fields import WARNING
 from outrider.gateway.http.labels import REQUEST_ID
 from outrider.gateway.http.logprobs import prompt_logprobs
-from outrider.gateway.http.summary import speculation_stats, usage
+from outrider.gateway.http.summary import request_metrics, speculation_stats, usage
 from outrider.gateway.reading import Upload
 from outrider.gateway.session import Session
 from outrider.logs import request_context
@@ -204,6 +204,7 @@ class WholeAnswer(Answer):
             choices.append(shown | choice.details(each, is_first=True, is_last=True))
         body["usage"] = usage(sessions)
         body["speculation_stats"] = speculation_stats(sessions)
+        body["metrics"] = request_metrics(sessions)
         if wanted.is_chat and wanted.token_ids:
             body["prompt_token_ids"] = list(sessions[0].prepared.spec.prompt_ids)
         if wanted.is_chat and wanted.prompt_logprobs:

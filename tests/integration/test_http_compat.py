@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 from fake_engine import MODEL, FakeService, fake_facts, fake_service
-from http_tools import openai_client, send
+from http_tools import Reply, openai_client, send
 
 from outrider.gateway.http.fields import WARNING
 
@@ -175,3 +175,52 @@ def test_a_bundled_model_has_one_name_and_a_folder_with_its_tokenizer(service: F
     (found,) = send(service, "/v1/models", method="GET").json["data"]
     assert found["id"] == found["root"] == MODEL
     assert (Path(found["tokenizer"]) / "tokenizer.json").is_file()
+
+
+# -- metrics of a request, as AIPerf reads them -----------------------------------------------
+
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def _speculative(reply: Reply, *, stream: bool) -> dict[str, Any]:
+    """What AIPerf finds: of a stream, exactly one event may have it, and that with the usage."""
+    answers = reply.events if stream else [reply.json]
+    found = [each for each in answers if each.get("metrics")]
+    assert found == answers[-1:] and found[0]["usage"]
+    metrics: dict[str, Any] = found[0]["metrics"]["speculative_decoding"]
+    return metrics
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})]
+)
+@pytest.mark.parametrize("depth", [None, 1, 5])
+def test_an_answer_has_vllms_metrics_of_speculation(
+    service: FakeService, path: str, body: dict[str, Any], stream: bool, depth: int | None
+) -> None:
+    asked = body | {"max_tokens": 40, "num_speculative_tokens": depth, "ignore_eos": True}
+    found = _speculative(send(service, path, asked | (STREAMED if stream else {})), stream=stream)
+    histogram, most = found["acceptance_histogram"], depth or fake_facts().depth
+    assert (found["num_spec_tokens"], len(histogram)) == (most, most + 1)
+    accepted = sum(number * count for number, count in enumerate(histogram))
+    assert 0 < found["num_accepted_draft_tokens"] == accepted <= found["num_draft_tokens"]
+    assert 0 < found["num_spec_steps"] == sum(histogram)
+    assert found["mean_acceptance_length"] == 1 + accepted / found["num_spec_steps"]
+    assert found["draft_acceptance_rate"] == accepted / found["num_draft_tokens"]
+    assert all(type(count) is int for count in histogram)
+
+
+@pytest.mark.parametrize("more", [{"n": 2}, {"speculation": "off"}, {"prompt": ["a", "b"]}])
+def test_several_texts_and_those_without_a_proposer_have_no_metrics_of_speculation(
+    service: FakeService, more: dict[str, Any]
+) -> None:
+    asked = {"prompt": "a", "max_tokens": 4} | more
+    assert send(service, COMPLETIONS, asked).json["metrics"] is None
+    assert all("metrics" not in each for each in send(service, COMPLETIONS, asked | STREAMED).events)
+
+
+def test_a_text_too_short_for_a_draft_has_metrics_of_no_step(service: FakeService) -> None:
+    found = _speculative(send(service, COMPLETIONS, {"prompt": "a", "max_tokens": 1}), stream=False)
+    assert found["acceptance_histogram"] == [0] * (fake_facts().depth + 1)
+    assert (found["num_spec_steps"], found["mean_acceptance_length"]) == (0, 1.0)
