@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from outrider.config import ServerConfig
-from outrider.errors import RequestError
+from outrider.errors import ContextLengthError, RequestError
 from outrider.gateway.errors import UnavailableError
 from outrider.gateway.session import Session
 from outrider.scheduler.params import SamplingParams
@@ -47,6 +47,18 @@ def check_params(params: SamplingParams, config: ServerConfig) -> None:
             raise RequestError(
                 f"{name} is {asked}; this server allows {most} (server.{setting}), so ask for less."
             )
+
+
+def check_context(spec: RequestSpec, max_tokens: int | None, max_model_len: int) -> None:
+    """As clients of HTTP expect it: what they ask for must fit, rather than end early."""
+    num_tokens = len(spec.prompt_ids)
+    if max_tokens is not None and num_tokens + max_tokens > max_model_len:
+        raise ContextLengthError(
+            max_model_len,
+            f"you requested {max_tokens} output tokens and your prompt contains {num_tokens} input "
+            f"tokens, for a total of {num_tokens + max_tokens} tokens; shorten the prompt, or "
+            f"lower max_tokens to {max_model_len - num_tokens} or leave it out.",
+        )
 
 
 def check_prepared(spec: RequestSpec, config: ServerConfig) -> None:

@@ -199,6 +199,7 @@ def _counters_from_proto(message: control_pb2.EngineCounters) -> EngineCounters:
         rounds_by_drafted=tuple(message.rounds_by_drafted),
         rounds_by_verified=tuple(message.rounds_by_verified),
         rounds_by_accepted=tuple(message.rounds_by_accepted),
+        steps_by_tokens=tuple(message.steps_by_tokens),
         proposers=tuple(
             ProposerCounters(**_plain_fields(each, type(each))) for each in message.proposers
         ),

@@ -15,6 +15,7 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineStatus, ProcessState
 from outrider.links.rank_messages import Role
+from outrider.scheduler.outcomes import STEP_TOKENS
 
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 
@@ -138,6 +139,11 @@ def _load(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
         ("wait_time_seconds", counters.wait_s),
     ):
         yield _family(name, (labels, value))
+    if len(counters.steps_by_tokens) == len(STEP_TOKENS) + 1:  # else the engine is an older one
+        below = list(accumulate(counters.steps_by_tokens))
+        yield _histogram("iteration_tokens", labels, STEP_TOKENS, below, counters.step_tokens)
+    if status.speculation is not None:
+        yield _family("arrivals_per_second", (labels, status.speculation.arrivals_per_s))
 
 
 def _speculation(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
@@ -176,18 +182,24 @@ def _at_least(rounds: Sequence[int]) -> list[int]:
     return list(accumulate(reversed(rounds[1:])))[::-1]
 
 
-def _depths(labels: _Labels, rounds: Sequence[int]) -> Metric:
-    family = _family("draft_depth")
+def _histogram(
+    name: str, labels: _Labels, bounds: Sequence[int], below: Sequence[int], total: float
+) -> Metric:
+    """`below` has how many were at most each bound, and behind those how many there were."""
+    family = _family(name)
     named = labels._asdict()
-    below = [0, *accumulate(rounds)]
-    for bound in _DEPTHS:
-        at_most = named | {"le": str(float(bound))}
-        family.add_sample(f"{family.name}_bucket", at_most, below[min(bound + 1, len(rounds))])
-    family.add_sample(f"{family.name}_bucket", named | {"le": "+Inf"}, below[-1])
+    for bound, count in zip((*map(float, bounds), "+Inf"), below, strict=True):
+        family.add_sample(f"{family.name}_bucket", named | {"le": str(bound)}, count)
     family.add_sample(f"{family.name}_count", named, below[-1])
-    total = sum(depth * count for depth, count in enumerate(rounds))
     family.add_sample(f"{family.name}_sum", named, total)
     return family
+
+
+def _depths(labels: _Labels, rounds: Sequence[int]) -> Metric:
+    at_most = [0, *accumulate(rounds)]
+    below = [at_most[min(bound + 1, len(rounds))] for bound in _DEPTHS]
+    total = sum(depth * count for depth, count in enumerate(rounds))
+    return _histogram("draft_depth", labels, _DEPTHS, [*below, at_most[-1]], total)
 
 
 def _family(name: str, *values: tuple[tuple[str, ...], float]) -> Metric:

@@ -216,6 +216,9 @@ class Gateway:
         with self.in_hand.taken(key, call.request_id, most, may_share=may_share) as request_id:
             prepared = await self._prepared(served, request_id, call, params)
             bounds.check_prepared(prepared.spec, self.config)
+            if call.protocol == "http":
+                asked = call.params.get("max_tokens")
+                bounds.check_context(prepared.spec, asked, served.facts.max_model_len)
             session = self._session(served, call, prepared)
             if call.resumption is not None:
                 await self.preparing.run(
@@ -235,9 +238,7 @@ class Gateway:
         if not isinstance(allowed, Sized) or len(allowed) <= MAX_INLINE_ENTRIES:
             return with_defaults(given, defaults)
         # Checking millions of entries would hold up every stream.
-        return await self.preparing.run(
-            call.owner, call.deadline_s, with_defaults, given, defaults
-        )
+        return await self.preparing.run(call.owner, call.deadline_s, with_defaults, given, defaults)
 
     def _session(self, served: Served, call: Call, prepared: PreparedRequest) -> Session:
         resume_id, token = self._resumed_by(call, prepared.spec.seed)
@@ -377,7 +378,7 @@ class Gateway:
         configured."""
         if self.config.model_names or self._served is None:
             return self.config.model_names
-        return (str(self._served.facts.settings["target.model"]),)
+        return self._served.names
 
     @property
     def model(self) -> str:

@@ -39,7 +39,8 @@ class Described:
     text: str
     labels: tuple[str, ...] = ("model",)
     is_vllms: bool = False  # vLLM has it under the same name
-    vllm_had: tuple[str, ...] = ()  # and had it under these
+    vllm_others: tuple[str, ...] = ()  # it has or had it under these, or production-stack has
+    vllm_replica: str = "engine"  # what the replica is called there, beside our own name of it
 
     @property
     def full_name(self) -> str:
@@ -53,8 +54,15 @@ class Described:
     @property
     def vllm_names(self) -> tuple[str, ...]:
         """With vLLM's prefix."""
-        names = (self.name, *self.vllm_had) if self.is_vllms else ()
+        names = ((self.name,) if self.is_vllms else ()) + self.vllm_others
         return tuple(VLLM_PREFIX + name for name in names)
+
+    def vllm_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """The labels of a series under vLLM's names."""
+        found = {VLLM_LABELS.get(name, name): value for name, value in labels.items()}
+        if "replica" in labels:
+            found[self.vllm_replica] = labels["replica"]
+        return found
 
 
 # Our labels by vLLM's names, of metrics that it has as well.
@@ -118,7 +126,7 @@ METRICS: tuple[Described, ...] = (
         _GATEWAY,
         "Time from one token of a text to the next; tokens that come together share it.",
         is_vllms=True,
-        vllm_had=("time_per_output_token_seconds",),
+        vllm_others=("time_per_output_token_seconds",),
     ),
     Described(
         "request_time_per_output_token_seconds",
@@ -139,6 +147,42 @@ METRICS: tuple[Described, ...] = (
         _H,
         _GATEWAY,
         "Time that a request waited in the engine before it was begun.",
+        is_vllms=True,
+    ),
+    Described(
+        "request_prefill_time_seconds",
+        _H,
+        _GATEWAY,
+        "Time from a request's beginning in the engine to its first token.",
+        is_vllms=True,
+    ),
+    Described(
+        "request_decode_time_seconds",
+        _H,
+        _GATEWAY,
+        "Time from a request's first token to its last.",
+        is_vllms=True,
+    ),
+    Described(
+        "request_inference_time_seconds",
+        _H,
+        _GATEWAY,
+        "Time from a request's beginning in the engine to its last token.",
+        is_vllms=True,
+    ),
+    Described(
+        "request_max_num_generation_tokens",
+        _H,
+        _GATEWAY,
+        "Tokens of a request's longest text.",
+        is_vllms=True,
+    ),
+    Described("request_params_n", _H, _GATEWAY, "Texts that a request asks for.", is_vllms=True),
+    Described(
+        "request_params_max_tokens",
+        _H,
+        _GATEWAY,
+        "Most tokens of a text that a request asks for, where it has a limit.",
         is_vllms=True,
     ),
     # -- the replicas
@@ -165,7 +209,24 @@ METRICS: tuple[Described, ...] = (
         ("replica",),
     ),
     # -- the engine
-    Described("engine_up", _G, _ENGINE, "Whether an engine answers.", ("replica",)),
+    Described(
+        "engine_up",
+        _G,
+        _ENGINE,
+        "Whether an engine answers.",
+        ("replica",),
+        vllm_others=("healthy_pods_total",),
+        vllm_replica="server",
+    ),
+    Described(
+        "arrivals_per_second",
+        _G,
+        _ENGINE,
+        "Samples that arrive per second, over the last 64.",
+        _REPLICA,
+        vllm_others=("current_qps",),
+        vllm_replica="server",
+    ),
     Described(
         "engine_restarts",
         _C,
@@ -195,6 +256,7 @@ METRICS: tuple[Described, ...] = (
         "Share of the target's KV blocks in use; 1 is all.",
         _REPLICA,
         is_vllms=True,
+        vllm_others=("gpu_cache_usage_perc",),
     ),
     Described(
         "prefix_cache_queries",
@@ -203,6 +265,7 @@ METRICS: tuple[Described, ...] = (
         "Prompt tokens looked for in the cache.",
         _REPLICA,
         is_vllms=True,
+        vllm_others=("gpu_prefix_cache_queries",),
     ),
     Described(
         "prefix_cache_hits",
@@ -211,6 +274,7 @@ METRICS: tuple[Described, ...] = (
         "Prompt tokens that were found in the cache.",
         _REPLICA,
         is_vllms=True,
+        vllm_others=("gpu_prefix_cache_hits",),
     ),
     Described(
         "num_preemptions",
@@ -235,6 +299,14 @@ METRICS: tuple[Described, ...] = (
         _REPLICA,
     ),
     Described("engine_steps", _C, _ENGINE, "Passes of the target.", _REPLICA),
+    Described(
+        "iteration_tokens",
+        _H,
+        _ENGINE,
+        "Tokens of prompts computed and of texts, in a pass of the target.",
+        _REPLICA,
+        vllm_others=("iteration_tokens_total",),
+    ),
     # -- speculation
     Described(
         "spec_decode_num_drafts",

@@ -69,6 +69,12 @@ _BUCKETS: dict[str, Sequence[float]] = {
     "request_time_per_output_token_seconds": _GAPS_S,
     "e2e_request_latency_seconds": _LATENCIES_S,
     "request_queue_time_seconds": _QUEUE_S,
+    "request_prefill_time_seconds": _QUEUE_S,
+    "request_decode_time_seconds": _LATENCIES_S,
+    "request_inference_time_seconds": _LATENCIES_S,
+    "request_max_num_generation_tokens": _TOKENS,
+    "request_params_n": (1, 2, 5, 10, 20),
+    "request_params_max_tokens": _TOKENS,
 }
 
 

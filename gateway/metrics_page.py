@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -26,7 +25,7 @@ from outrider.gateway.engine_metrics import (
     replica_counts,
 )
 from outrider.gateway.metric_files import counts_in_memory
-from outrider.gateway.metric_names import METRICS, VLLM_LABELS
+from outrider.gateway.metric_names import METRICS
 from outrider.links.cluster_view import ClusterView
 from outrider.links.gateway_messages import EngineStatus
 
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 KEEP_S = 0.5  # an engine is not asked more often, whoever looks
+
+_Relabel: TypeAlias = Callable[[Mapping[str, str]], dict[str, str]]
 
 _BY_FULL_NAME = {each.full_name: each for each in METRICS}
 
@@ -121,7 +122,7 @@ class _Families(Collector):
             described = _BY_FULL_NAME.get(family.name)
             if self._with_vllm and described is not None:
                 for name in described.vllm_names:
-                    yield _renamed(family, name, VLLM_LABELS)
+                    yield _renamed(family, name, described.vllm_labels)
 
 
 def page_of(families: Iterable[Metric], with_vllm: bool) -> bytes:
@@ -129,12 +130,11 @@ def page_of(families: Iterable[Metric], with_vllm: bool) -> bytes:
     return generate_latest(_Families(families, with_vllm))
 
 
-def _renamed(family: Metric, name: str, labels: Mapping[str, str] = MappingProxyType({})) -> Metric:
+def _renamed(family: Metric, name: str, labels: _Relabel = dict) -> Metric:
     """The same values under another name, without when each was first counted."""
     renamed = Metric(name, family.documentation, family.type)
     old = len(family.name)
     for sample in family.samples:
         if not sample.name.endswith("_created"):
-            found = {labels.get(key, key): value for key, value in sample.labels.items()}
-            renamed.add_sample(name + sample.name[old:], found, sample.value)
+            renamed.add_sample(name + sample.name[old:], labels(sample.labels), sample.value)
     return renamed

@@ -19,6 +19,7 @@ from outrider.gateway.metrics import (
     refusal_of,
 )
 from outrider.scheduler.types import FinishReason
+from outrider.text.outputs import RequestMetrics
 
 if TYPE_CHECKING:
     from outrider.gateway.calls import Call
@@ -127,12 +128,31 @@ class RequestWatch:
         histograms["e2e_request_latency_seconds"].observe(total_s)
         if self._session is None:
             return
-        output = self._session.output
+        output, params = self._session.output, self._session.prepared.spec.params
         lengths = [len(each.token_ids) for each in output.outputs]
-        histograms["request_prompt_tokens"].observe(len(output.prompt_token_ids))
-        histograms["request_generation_tokens"].observe(sum(lengths))
-        first_s, longest = output.metrics.first_token_s, max(lengths, default=0)
-        if first_s is not None and longest > 1:
-            gap_s = (max(self._last_s.values()) - first_s) / (longest - 1)
-            histograms["request_time_per_output_token_seconds"].observe(gap_s)
+        longest = max(lengths, default=0)
+        for name, size in (
+            ("request_prompt_tokens", len(output.prompt_token_ids)),
+            ("request_generation_tokens", sum(lengths)),
+            ("request_max_num_generation_tokens", longest),
+            ("request_params_n", params.n),
+            ("request_params_max_tokens", params.max_tokens),
+        ):
+            if size is not None:
+                histograms[name].observe(size)
+        self._tell_phases(output.metrics, longest)
         self._metrics.resume(self.model, ENGINE_LOST, self._session.resubmissions)
+
+    def _tell_phases(self, times: RequestMetrics, longest: int) -> None:
+        """Of a request that had a token."""
+        histograms, first_s = self._metrics.of(self.model).histograms, times.first_token_s
+        if first_s is None or not self._last_s:
+            return
+        decode_s = max(max(self._last_s.values()) - first_s, 0.0)
+        prefill_s = max(first_s - times.arrival_s - times.queued_s, 0.0)
+        histograms["request_prefill_time_seconds"].observe(prefill_s)
+        histograms["request_decode_time_seconds"].observe(decode_s)
+        histograms["request_inference_time_seconds"].observe(prefill_s + decode_s)
+        if longest > 1:
+            gap_s = decode_s / (longest - 1)
+            histograms["request_time_per_output_token_seconds"].observe(gap_s)

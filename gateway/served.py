@@ -15,6 +15,7 @@ from outrider.text.front_door import FrontDoor, PreparedRequest
 from outrider.text.messages import Conversation
 from outrider.text.templates import TemplateProcesses
 from outrider.text.tokenizer import Tokenizer, load_tokenizer
+from outrider.workers.weights.resolve import base_name
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class Served:
     config: EngineConfig  # the engine's
     tokenizer: Tokenizer | None
     front_door: FrontDoor
+    names: tuple[str, ...]  # of the model, where none are configured
 
     @classmethod
     def learn(
@@ -39,7 +41,9 @@ class Served:
         config = EngineConfig.from_settings(facts.settings)
         tokenizer = tokenizers.load(config)
         front_door = FrontDoor(facts, tokenizer, templates, chat_template)
-        return cls(facts, config, tokenizer, front_door)
+        name = str(facts.settings["target.model"])
+        names = tuple(dict.fromkeys((name, base_name(name) or name)))
+        return cls(facts, config, tokenizer, front_door, names)
 
     def prepare(
         self,

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection
 
 from outrider.config import ServerConfig
 from outrider.errors import ConfigError, OutriderError
@@ -21,6 +20,7 @@ from outrider.gateway.grpc_calls import caller_of, check_key, handler_of, is_fro
 from outrider.gateway.grpc_connections import GrpcConnections
 from outrider.gateway.grpc_requests import CHARGED_METHODS, Requests
 from outrider.gateway.ports import GRPC_OPTION, shown
+from outrider.gateway.reflection import reflection_handlers
 from outrider.gateway.seats import Seats
 from outrider.proto import control_pb2, generation_pb2
 
@@ -32,7 +32,6 @@ _GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["Control"]
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 GENERATION, CONTROL = _GENERATION.full_name, _CONTROL.full_name
-SERVICES = (GENERATION, CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
 
 
 def _ages(config: ServerConfig) -> tuple[tuple[str, int], ...]:
@@ -118,7 +117,7 @@ class GrpcServer:
                 handler_of(_HEALTH, self._health, Requests(self.gateway), self.gateway.fail),
             )
         )
-        reflection.enable_server_reflection(SERVICES, server)
+        server.add_generic_rpc_handlers(reflection_handlers((_GENERATION, _CONTROL, _HEALTH)))
         await self._show_health(self.gateway.state)
         try:
             if self.gateway.tls is None:

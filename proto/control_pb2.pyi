@@ -217,7 +217,7 @@ class EngineState(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationState, _Mapping]] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "verified_tokens", "rounds_by_drafted", "rounds_by_verified", "rounds_by_accepted", "draft_s", "verify_s", "transfer_s", "wait_s", "proposers", "displaced", "fairness_preemptions")
+    __slots__ = ("prompt_tokens", "cached_tokens", "verified_tokens", "rounds_by_drafted", "rounds_by_verified", "rounds_by_accepted", "draft_s", "verify_s", "transfer_s", "wait_s", "proposers", "displaced", "fairness_preemptions", "step_tokens", "steps_by_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,8 @@ class EngineCounters(_message.Message):
     PROPOSERS_FIELD_NUMBER: _ClassVar[int]
     DISPLACED_FIELD_NUMBER: _ClassVar[int]
     FAIRNESS_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_BY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     verified_tokens: int
@@ -244,7 +246,9 @@ class EngineCounters(_message.Message):
     proposers: _containers.RepeatedCompositeFieldContainer[ProposerCounters]
     displaced: int
     fairness_preemptions: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., rounds_by_drafted: _Optional[_Iterable[int]] = ..., rounds_by_verified: _Optional[_Iterable[int]] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounters, _Mapping]]] = ..., displaced: _Optional[int] = ..., fairness_preemptions: _Optional[int] = ...) -> None: ...
+    step_tokens: int
+    steps_by_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., rounds_by_drafted: _Optional[_Iterable[int]] = ..., rounds_by_verified: _Optional[_Iterable[int]] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounters, _Mapping]]] = ..., displaced: _Optional[int] = ..., fairness_preemptions: _Optional[int] = ..., step_tokens: _Optional[int] = ..., steps_by_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProposerCounters(_message.Message):
     __slots__ = ("name", "checked_tokens", "agreed_tokens")

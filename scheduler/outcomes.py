@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from outrider.scheduler.types import (
 )
 
 _ANY = 1 << 30  # more than anybody drafts
+# Bounds of the tokens of a step, each the most that is counted below it; as vLLM has them.
+STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
 @dataclass(slots=True)
@@ -33,11 +36,19 @@ class SchedulerStats:
     # By who would have drafted: tokens of a text it was asked for, and those it had guessed.
     asked: Counter[str] = field(default_factory=Counter)
     guessed: Counter[str] = field(default_factory=Counter)
+    # Of prompts computed and of texts: in all, and steps by how many they had.
+    step_tokens: int = 0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
     @property
     def tokens(self) -> tuple[int, int, int]:
         """Committed, verified, accepted."""
         return self.committed_tokens, self.verified_tokens, self.accepted_tokens
+
+    def count_step(self, num_tokens: int) -> None:
+        self.steps += 1
+        self.step_tokens += num_tokens
+        self.steps_by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
 
 
 class Outcomes:

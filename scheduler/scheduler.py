@@ -328,7 +328,6 @@ class Scheduler:
                 f"{expected or 'none'} was expected"
             )
         self._in_flight.popleft()
-        self.stats.steps += 1
         knows_draft = flight.draft_life == self._draft_life
         fair = num_fair(flight.plan)
         before = self.stats.tokens
@@ -348,6 +347,8 @@ class Scheduler:
             if request.state is preempted:
                 self._residents.leave(request)
         self._outcomes.count_rounds()
+        num_read = sum(chunk for _, chunk in flight.step.prompts)
+        self.stats.count_step(num_read + self.stats.committed_tokens - before[0])
         self._learn(flight, verdict, before)
 
     def _learn(self, flight: _InFlight, verdict: Verdict, before: tuple[int, int, int]) -> None:

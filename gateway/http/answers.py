@@ -23,9 +23,10 @@ from outrider.gateway.calls import Call
 from outrider.gateway.gateway import Gateway
 from outrider.gateway.http.choices import Choice, SharedPrompt, Told, Wanted
 from outrider.gateway.http.errors import with_field
+from outrider.gateway.http.fields import WARNING
 from outrider.gateway.http.labels import REQUEST_ID
 from outrider.gateway.http.logprobs import prompt_logprobs
-from outrider.gateway.http.summary import speculation_stats, usage
+from outrider.gateway.http.summary import request_metrics, speculation_stats, usage
 from outrider.gateway.reading import Upload
 from outrider.gateway.session import Session
 from outrider.logs import request_context
@@ -49,6 +50,7 @@ class Asked:
     model: str
     fingerprint: str
     field_names: frozenset[str]
+    warning: str = ""  # of fields that were ignored, for a header
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -149,7 +151,10 @@ class Answer(Response, ABC):
 
     def _headers_of(self, content_type: bytes) -> list[tuple[bytes, bytes]]:
         name = self._asked.label or self._asked.answer_id
-        return [(b"content-type", content_type), (REQUEST_ID, name.encode())]
+        headers = [(b"content-type", content_type), (REQUEST_ID, name.encode())]
+        if self._asked.warning:
+            headers.append((WARNING.lower().encode(), self._asked.warning.encode()))
+        return headers
 
 
 async def left(receive: Receive) -> None:
@@ -199,6 +204,7 @@ class WholeAnswer(Answer):
             choices.append(shown | choice.details(each, is_first=True, is_last=True))
         body["usage"] = usage(sessions)
         body["speculation_stats"] = speculation_stats(sessions)
+        body["metrics"] = request_metrics(sessions)
         if wanted.is_chat and wanted.token_ids:
             body["prompt_token_ids"] = list(sessions[0].prepared.spec.prompt_ids)
         if wanted.is_chat and wanted.prompt_logprobs:

@@ -20,6 +20,7 @@ from outrider.gateway.http import (
 )
 from outrider.gateway.http.access import AccessGuard
 from outrider.gateway.http.errors import FailureGuard, answer_errors
+from outrider.gateway.http.fields import WARNING
 from outrider.gateway.http.generation import Fingerprints
 from outrider.gateway.http.labels import EchoLabels
 
@@ -52,6 +53,6 @@ def build_app(gateway: Gateway, ask_cluster: AskCluster = nobody_knows) -> FastA
             allow_origins=list(gateway.config.cors_origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Retry-After", WARNING],
         )
     return app

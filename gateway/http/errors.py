@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.errors import (
     MAX_SHOWN_CHARS,
     CapacityError,
+    ContextLengthError,
     FieldRefusedError,
     OutriderError,
     RequestError,
@@ -112,7 +113,9 @@ def refusal_of(invalid: ValidationError | RequestValidationError) -> FieldRefuse
 def with_field(error: OutriderError, known: Collection[str]) -> OutriderError:
     """The error, naming the field that its sentence begins with, if it is one of those known."""
     place, second, *_ = [*str(error).split(" ", 2), "", ""]
-    if place == "the" and second in ("prompt", "conversation", "chat"):
+    if isinstance(error, ContextLengthError):
+        place = "prompt" if "prompt" in known else "messages"
+    elif place == "the" and second in ("prompt", "conversation", "chat"):
         place = "prompt" if second == "prompt" and "prompt" in known else "messages"
     elif place == "token_ids" and "tokens" in known:  # as /detokenize has it
         place = "tokens"
@@ -139,16 +142,19 @@ def status_of(error: OutriderError) -> HTTPStatus:
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def error_body(status: int, sentence: str, param: str | None = None) -> dict[str, Any]:
+def error_body(
+    status: int, sentence: str, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     kind = _TYPES.get(HTTPStatus(status), "api_error" if status >= 500 else "invalid_request_error")
     if len(sentence) > MAX_SENTENCE_CHARS:
         half = (MAX_SENTENCE_CHARS - 5) // 2  # the end is the remedy
         sentence = f"{sentence[:half]} ... {sentence[-half:]}"
-    return {"error": {"message": sentence, "type": kind, "param": param, "code": status}}
+    return {"error": {"message": sentence, "type": kind, "param": param, "code": code or status}}
 
 
 def body_of(error: OutriderError) -> dict[str, Any]:
-    return error_body(status_of(error), str(error), getattr(error, "param", None) or None)
+    param, code = getattr(error, "param", None) or None, getattr(error, "code", None)
+    return error_body(status_of(error), str(error), param, code)
 
 
 def error_response(error: OutriderError) -> Response:

@@ -1,29 +1,32 @@
-"""Fields of OpenAI's and vLLM's requests that are not taken up here: which of them are refused, and
-which may be there without an effect."""
+"""Fields of OpenAI's and vLLM's requests that are not taken up here: which of them are refused, which
+may be there without an effect, and what a client hears of those that nobody knows."""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.errors import FieldRefusedError, shown
+from outrider.errors import MAX_SHOWN_CHARS, FieldRefusedError, shown
 
-logger = logging.getLogger(__name__)
-
-MAX_NAMES_LOGGED = 20
+WARNING = "X-Outrider-Warning"
+MAX_NAMED = 3  # unknown fields that a warning names
+_MAX_NAME_CHARS = 40
+_LIKENESS = 0.75  # from 0 to 1, that a known name has to an unknown one before it is suggested
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A field whose values would change the answer in a way that is not supported, other than null
-    and those that are `harmless`."""
+    and those that are `harmless`. None has an effect where the field `switch` is "none"."""
 
     what: str  # it would ask for
     harmless: tuple[Any, ...] = ()
     remedy: str = "leave the field out"
+    switch: str = ""
 
     def check(self, name: str, value: Any) -> None:
         if value is None or any(
@@ -31,6 +34,8 @@ class Refusal:
         ):
             return
         others = "".join(f" or send {json.dumps(fine)}" for fine in self.harmless[:1])
+        if self.switch:
+            others = f' or set {self.switch} to "none"'
         raise FieldRefusedError(
             name,
             f"{name} is {shown(value)}, but {self.what} is not supported here; {self.remedy}"
@@ -48,7 +53,7 @@ REFUSED: dict[str, Refusal] = {
     "documents": Refusal("giving documents to the template", ([],)),
     "ec_transfer_params": Refusal("handing over a prompt between servers"),
     "function_call": Refusal(_TOOLS, ("none",)),
-    "functions": Refusal(_TOOLS, ([],)),
+    "functions": Refusal(_TOOLS, ([],), switch="function_call"),
     "guided_choice": Refusal(_STRUCTURED),
     "guided_grammar": Refusal(_STRUCTURED),
     "guided_json": Refusal(_STRUCTURED),
@@ -65,15 +70,18 @@ REFUSED: dict[str, Refusal] = {
     "prompt_embeds": Refusal(_OTHER_PROMPTS),
     "repetition_detection": Refusal("ending a text that repeats itself"),
     "response_format": Refusal(_STRUCTURED, ({"type": "text"},)),
+    "return_assistant_tokens_mask": Refusal("telling which tokens an assistant wrote", (False,)),
+    "return_prompt_text": Refusal("telling the text of the prompt", (False,)),
+    "return_token_offsets": Refusal("telling where tokens begin in the text", (False,)),
+    "routed_experts_prompt_start": Refusal("telling the experts of tokens", (0,)),
     "spaces_between_special_tokens": Refusal("leaving spaces out between special tokens", (True,)),
     "structured_outputs": Refusal(_STRUCTURED),
     "suffix": Refusal("writing what stands before a suffix", ("",)),
     "thinking_token_budget": Refusal("a budget for thinking", (-1,)),
     "tool_choice": Refusal(_TOOLS, ("none",)),
-    "tools": Refusal(_TOOLS, ([],)),
+    "tools": Refusal(_TOOLS, ([],), switch="tool_choice"),
     "truncate_prompt_tokens": Refusal("cutting the prompt"),
     "use_beam_search": Refusal(_BEAMS, (False,)),
-    "verbosity": Refusal("choosing how wordy the model is", ("medium",)),
     "vllm_xargs": Refusal("arguments of vLLM's own extensions", ({},)),
     "watermarking": Refusal("marking the text", (False,)),
     "web_search_options": Refusal("searching the web"),
@@ -98,19 +106,50 @@ IGNORED = frozenset(
         *("guided_decoding_backend", "include_reasoning", "metadata", "moderation"),
         *("parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "safety_identifier", "service_tier", "session_id", "store"),
-        *("stream_interval", "truncation_side", "user"),
+        *("stream_interval", "truncation_side", "user", "verbosity"),
     }
 )
 
 
 def check_extras(extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> None:
-    """Refuse what would change the answer; what nobody knows is ignored, but can be looked up."""
-    unknown = []
+    """Refuse what would change the answer."""
     for name, value in extras.items():
-        if name in refused:
-            refused[name].check(name, value)
-        elif name not in IGNORED:
-            unknown.append(name)
-    if unknown and logger.isEnabledFor(logging.DEBUG):
-        names = ", ".join(shown(name) for name in unknown[:MAX_NAMES_LOGGED])
-        logger.debug("ignored %d unknown fields of a request: %s", len(unknown), names)
+        refusal = refused.get(name)
+        if refusal and not (refusal.switch and extras.get(refusal.switch) == "none"):
+            refusal.check(name, value)
+
+
+def unknown_of(extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> list[str]:
+    return [name for name in extras if name not in refused and name not in IGNORED]
+
+
+def warning_of(unknown: Sequence[str], known: frozenset[str]) -> str:
+    """A line of ASCII and of bounded length, whatever the names are: it goes into a header."""
+    named = [_escaped(name) + _suggestion(name, known) for name in unknown[:MAX_NAMED]]
+    if len(unknown) > MAX_NAMED:
+        named.append(f"and {len(unknown) - MAX_NAMED} more")
+    return f"ignored unknown fields: {', '.join(named)}"
+
+
+def refuse_unknown(name: str, known: frozenset[str]) -> FieldRefusedError:
+    """Where the server takes no field that it does not know."""
+    return FieldRefusedError(
+        name[:MAX_SHOWN_CHARS],
+        f"{_escaped(name)} is no field of this request{_suggestion(name, known)}; leave it out, or "
+        "have the server set server.unknown_fields to warn.",
+    )
+
+
+def _suggestion(name: str, known: frozenset[str]) -> str:
+    nearest = _nearest(name[:_MAX_NAME_CHARS], known)
+    return f" (did you mean '{nearest}'?)" if nearest else ""
+
+
+@functools.lru_cache(maxsize=256)
+def _nearest(name: str, known: frozenset[str]) -> str | None:
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_LIKENESS)
+    return found[0] if found else None
+
+
+def _escaped(name: str) -> str:
+    return ascii(name[:_MAX_NAME_CHARS])[:MAX_SHOWN_CHARS]

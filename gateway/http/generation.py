@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import secrets
 import time
@@ -20,6 +21,7 @@ from outrider.gateway.http.access import Admitted, CallerOf, GatewayOf, admitted
 from outrider.gateway.http.answers import Answer, Asked, WholeAnswer
 from outrider.gateway.http.body import described, read_json
 from outrider.gateway.http.choices import Wanted
+from outrider.gateway.http.fields import refuse_unknown, warning_of
 from outrider.gateway.http.labels import clean_label, label_in
 from outrider.gateway.http.logprobs import TokenNames
 from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationRequest
@@ -28,6 +30,7 @@ from outrider.links.gateway_messages import EngineFacts
 from outrider.text.front_door import Prompt
 from outrider.text.messages import Conversation
 
+logger = logging.getLogger(__name__)
 router = APIRouter(tags=["generation"])
 
 TIMEOUT = "X-Request-Timeout"
@@ -81,6 +84,8 @@ def _answer(
     *,
     is_chat: bool,
 ) -> Answer:
+    field_names = frozenset(type(asked).model_fields)
+    warning = _warning(asked.unknown, field_names, gateway.config.unknown_fields)
     num_samples = max(asked.n or 1, 1)
     _check_samples(len(prompts), num_samples, gateway.config.max_samples)
     admission, upload = admitted
@@ -120,7 +125,8 @@ def _answer(
         label=label,
         model=gateway.model,
         fingerprint=request.app.state.fingerprints.of(gateway.facts),
-        field_names=frozenset(type(asked).model_fields),
+        field_names=field_names,
+        warning=warning,
     )
     if not asked.stream:
         return WholeAnswer(gateway, read)
@@ -130,6 +136,17 @@ def _answer(
         wants_usage=asked.wants_usage,
         wants_usage_always=asked.wants_usage_always,
     )
+
+
+def _warning(unknown: list[str], known: frozenset[str], treatment: str) -> str:
+    """What the answer's header says of fields that nobody knows, or ""."""
+    if not unknown:
+        return ""
+    if treatment == "refuse":
+        raise refuse_unknown(unknown[0], known)
+    warning = warning_of(unknown, known)
+    logger.debug("a request has %s", warning)
+    return warning
 
 
 def _check_samples(num_prompts: int, num_samples: int, most: int) -> None:

@@ -31,6 +31,7 @@ from outrider.gateway.http.fields import (
     REFUSED_IN_MESSAGES,
     Refusal,
     check_extras,
+    unknown_of,
 )
 from outrider.scheduler.params import SamplingParams
 from outrider.text.bodies import MAX_PROMPTS
@@ -179,6 +180,11 @@ class GenerationRequest(_Strict):
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens
         return given
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that are neither OpenAI's nor vLLM's nor ours."""
+        return unknown_of(self.model_extra or {}, self.refused)
 
     @property
     def wants_usage(self) -> bool:

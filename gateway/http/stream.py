@@ -22,7 +22,7 @@ from outrider.gateway.http.answers import Answer, Asked, Running, left
 from outrider.gateway.http.choices import Choice
 from outrider.gateway.http.errors import SERVER_FAILED, body_of, error_body
 from outrider.gateway.http.logprobs import prompt_logprobs
-from outrider.gateway.http.summary import speculation_stats, usage
+from outrider.gateway.http.summary import request_metrics, speculation_stats, usage
 from outrider.text.outputs import OutputDelta
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ class Chunks:
             return _DONE
         sessions = running.sessions
         more = {"usage": usage(sessions), "speculation_stats": speculation_stats(sessions)}
+        if (metrics := request_metrics(sessions)) is not None:
+            more["metrics"] = metrics
         return f"{self._head}]{self._with(more)}{_DONE}"
 
     def _with(self, more: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from outrider.gateway.convert import stats_to_proto
 from outrider.gateway.session import Session
+from outrider.scheduler.types import NOBODY
 
 
 def usage(sessions: Sequence[Session]) -> dict[str, Any]:
@@ -45,6 +46,31 @@ def speculation_stats(sessions: Sequence[Session]) -> dict[str, Any]:
         "time_to_first_token_s": min(first, default=None),
         "total_s": max(whole, default=None),
         "resubmissions": sum(session.resubmissions for session in sessions),
+    }
+
+
+def request_metrics(sessions: Sequence[Session]) -> dict[str, Any] | None:
+    """vLLM's `metrics` of an answer, as AIPerf reads them: of a single text, if it has a proposer.
+    To vLLM a round in which nothing was judged is no step."""
+    session = sessions[0]
+    if len(sessions) > 1 or len(session.output.outputs) > 1:
+        return None
+    spec, record = session.prepared.spec, session.output.outputs[0].speculation
+    if spec.proposer == NOBODY:
+        return None
+    num_steps = record.verified_at[0] if record.verified_at else 0
+    most = max(spec.depth, len(record.verified_at))
+    by_number = _histogram(num_steps, record.accepted_at)
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1 + record.accepted / num_steps if num_steps else 1.0,
+            "draft_acceptance_rate": record.acceptance_rate,
+            "acceptance_histogram": [by_number.get(str(number), 0) for number in range(most + 1)],
+            "num_spec_steps": num_steps,
+            "num_accepted_draft_tokens": record.accepted,
+            "num_draft_tokens": record.drafted,
+            "num_spec_tokens": most,
+        }
     }
 
 

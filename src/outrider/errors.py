@@ -58,6 +58,18 @@ class FieldRefusedError(RequestError):
         self.param = param
 
 
+class ContextLengthError(RequestError):
+    """A prompt, or a prompt with the output asked for, is longer than the model's context. In the
+    words and with the code that clients look for."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, max_model_len: int, however: str) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens. However, {however}"
+        )
+
+
 class UnknownParameterError(RequestError, TypeError):
     """A keyword that nothing answers to: to Python a wrong call, to us a wrong request."""
 

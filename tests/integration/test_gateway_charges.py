@@ -203,7 +203,7 @@ def test_a_large_body_is_read_as_a_small_one_is(service: FakeService, parsed: li
         (b'{"prompt": [' + b"[]," * MIB + b"[]]}", "1048579 lists and objects"),
         (b'{"prompt": "a", "x": ' + b"[" * MIB, "1048577 lists and objects"),
         (b'{"prompt": "a", "x": "' + b"a" * MIB, "the body is not JSON"),
-        (b'{"prompt": "' + b"a" * MIB + b'"}', "the prompt has 1048576 characters"),
+        (b'{"prompt": "' + b"a" * MIB + b'"}', "your prompt contains 1048576 characters"),
         (b'{"prompt": "a", "stop": [' + b'"",' * 50_000 + b'""]}', "stop has 50001 entries"),
         (b'{"prompt": "a", "n": 1.5, "x": "' + b"a" * MIB + b'"}', "n is 1.5; it must be a whole"),
     ],

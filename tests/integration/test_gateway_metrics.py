@@ -15,7 +15,9 @@ from outrider.bench.load.servers.counters import put_metrics
 from outrider.client import Client
 from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway import metrics_page
+from outrider.gateway.metric_names import METRICS, VLLM_LABELS
 from outrider.links.gateway_messages import EngineCounters, ProposerCounters, Refused
+from outrider.scheduler.outcomes import STEP_TOKENS
 
 COUNTERS = EngineCounters(
     prompt_tokens=50,
@@ -29,6 +31,8 @@ COUNTERS = EngineCounters(
     transfer_s=0.25,
     wait_s=0.5,
     proposers=(ProposerCounters("draft", 30, 24), ProposerCounters("ngram", 8, 6)),
+    step_tokens=70,
+    steps_by_tokens=(2, 5, 3, *([0] * (len(STEP_TOKENS) - 2))),
 )
 
 
@@ -174,23 +178,58 @@ def test_the_engines_refusals_are_counted_as_such(tmp_path: Path) -> None:
     assert page.by("outrider:request_success_total", "reason") == {}
 
 
+def test_the_phases_of_a_request_and_what_it_asked_for_are_counted(tmp_path: Path) -> None:
+    with fake_service(tmp_path, counters=COUNTERS) as service:
+        service.client.generate([10, 11], max_tokens=12, n=2, ignore_eos=True)
+        service.client.generate([10, 11], max_tokens=1)
+        service.client.generate([10, 11], max_tokens=None, ignore_eos=True)
+        page = settled(service)
+    counts = {
+        name: (page[f"outrider:{name}_count"], page[f"outrider:{name}_sum"])
+        for name in ("request_params_n", "request_params_max_tokens")
+    }
+    assert counts == {"request_params_n": (3, 4), "request_params_max_tokens": (2, 13)}
+    assert page["outrider:request_max_num_generation_tokens_sum"] == 12 + 1 + 510
+    assert page["outrider:request_generation_tokens_sum"] == 24 + 1 + 510
+    seconds = {
+        phase: page[f"outrider:request_{phase}_time_seconds_sum"]
+        for phase in ("prefill", "decode", "inference")
+    }
+    assert seconds["prefill"] > 0 < seconds["decode"]
+    assert seconds["inference"] == pytest.approx(seconds["prefill"] + seconds["decode"])
+    assert seconds["inference"] <= page["outrider:e2e_request_latency_seconds_sum"]
+    at_most = page.by("outrider:iteration_tokens_bucket", "le")
+    assert (at_most["1.0"], at_most["8.0"], at_most["16.0"], at_most["+Inf"]) == (2, 7, 10, 10)
+    assert page["outrider:iteration_tokens_sum"] == 70
+
+
+def test_an_engine_that_does_not_count_the_tokens_of_steps_has_a_page_without(
+    tmp_path: Path,
+) -> None:
+    with fake_service(tmp_path, counters=EngineCounters(steps_by_tokens=(1, 2))) as service:
+        page = page_of(service)
+    assert page["outrider:engine_up"] == 1
+    assert not [name for name in page.names if "iteration_tokens" in name]
+
+
 def test_vllms_names_have_the_same_values(tmp_path: Path) -> None:
-    server = {"vllm_metrics": True}
-    with fake_service(tmp_path, server=server, counters=COUNTERS) as service:
+    with fake_service(tmp_path, counters=COUNTERS) as service:
         service.client.generate([10, 11, 12], max_tokens=15)
         page = settled(service)
-    ours, theirs = {"model": "model_name", "reason": "finished_reason"}, 0
-    for (name, labels), value in page.values.items():
-        renamed = frozenset((ours.get(key, key), each) for key, each in labels)
-        alias = (name.replace("outrider:", "vllm:"), renamed)
-        if name.startswith("outrider:") and alias in page.values:
-            theirs += 1
-            assert page.values[alias] == value, alias
-    others = {name for name in page.names if name.startswith("vllm:time_per_output_token")}
-    assert len(others) == 3, "the older name of the latency between tokens"
-    assert theirs + sum(name in others for name, _ in page.values) == sum(
-        name.startswith("vllm:") for name, _ in page.values
-    )
+    expected = {}
+    for described in METRICS:
+        family = page.families.get(described.full_name)
+        for alias in described.vllm_names if family is not None else ():
+            for sample in family.samples:
+                labels = {VLLM_LABELS.get(key, key): each for key, each in sample.labels.items()}
+                if "replica" in labels:
+                    labels[described.vllm_replica] = labels["replica"]
+                name = alias + sample.name.removeprefix(described.full_name)
+                expected[name, frozenset(labels.items())] = sample.value
+    theirs = {key: value for key, value in page.values.items() if key[0].startswith("vllm:")}
+    assert theirs == expected
+    running = [dict(labels) for name, labels in theirs if name == "vllm:num_requests_running"]
+    assert running == [{"model_name": MODEL, "engine": "0", "replica": "0"}]
     assert {
         *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
         *("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
@@ -198,11 +237,16 @@ def test_vllms_names_have_the_same_values(tmp_path: Path) -> None:
         *("vllm:spec_decode_num_draft_tokens_total", "vllm:num_preemptions_total"),
         *("vllm:spec_decode_num_accepted_tokens_total", "vllm:inter_token_latency_seconds_sum"),
         *("vllm:spec_decode_num_accepted_tokens_per_pos_total", "vllm:prefix_cache_hits_total"),
+        *("vllm:gpu_prefix_cache_hits_total", "vllm:time_per_output_token_seconds_bucket"),
+        *("vllm:request_prefill_time_seconds_sum", "vllm:request_decode_time_seconds_sum"),
+        *("vllm:request_inference_time_seconds_sum", "vllm:request_params_n_bucket"),
+        *("vllm:request_max_num_generation_tokens_sum", "vllm:request_params_max_tokens_sum"),
+        *("vllm:iteration_tokens_total_bucket", "vllm:iteration_tokens_total_count"),
     } <= page.names
 
 
-def test_no_name_of_vllm_is_told_unless_asked_for(tmp_path: Path) -> None:
-    with fake_service(tmp_path) as service:
+def test_no_name_of_vllm_is_told_where_it_is_turned_off(tmp_path: Path) -> None:
+    with fake_service(tmp_path, server={"vllm_metrics": False}) as service:
         page = page_of(service)
     assert all(name.startswith("outrider:") for name in page.names)
 

@@ -27,7 +27,10 @@ from fake_engine import (
     running_server,
     wait_until,
 )
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
@@ -89,10 +92,42 @@ def test_reflection_lists_the_services_and_knows_their_messages(tmp_path: Path) 
             "outrider.v1.Generation",
             "outrider.v1.Control",
             "grpc.health.v1.Health",
+            "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
         }
         file = database.FindFileContainingSymbol("outrider.v1.GenerateRequest")
         assert "GenerateResponse" in [message.name for message in file.message_type]
+
+
+def test_the_stable_reflection_answers_like_the_older_one_and_knows_itself(tmp_path: Path) -> None:
+    """grpc-js and grpcurl ask for it first."""
+    engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
+    with running_server(engine) as server, grpc.insecure_channel(server.grpc_address) as channel:
+        services = _reflected(channel, list_services="").list_services_response.service
+        assert [each.name for each in services] == sorted(
+            ProtoReflectionDescriptorDatabase(channel).get_services()
+        )
+        pool = DescriptorPool()
+        for symbol in ("outrider.v1.Generation", "grpc.reflection.v1.ServerReflection"):
+            answer = _reflected(channel, file_containing_symbol=symbol)
+            files = map(
+                FileDescriptorProto.FromString,
+                answer.file_descriptor_response.file_descriptor_proto,
+            )
+            for file in reversed(list(files)):  # what they import comes behind
+                pool.Add(file)
+        (method,) = pool.FindServiceByName("grpc.reflection.v1.ServerReflection").methods
+        assert method.input_type.full_name == "grpc.reflection.v1.ServerReflectionRequest"
+        assert "Generate" in pool.FindServiceByName("outrider.v1.Generation").methods_by_name
+
+
+def _reflected(channel: grpc.Channel, **asked: str) -> reflection_pb2.ServerReflectionResponse:
+    ask = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    return next(ask(iter([reflection_pb2.ServerReflectionRequest(**asked)]), timeout=60))
 
 
 def test_status_shows_settings_ranks_and_load(tmp_path: Path) -> None:

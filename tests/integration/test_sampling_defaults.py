@@ -97,9 +97,7 @@ def test_llm_has_them_unless_parameters_are_given_as_in_vllm(
 def test_an_async_engine_has_them_too(checkpoint: str, greedy: list[int]) -> None:
     async def ids() -> list[int]:
         return [
-            token
-            async for delta in engine.generate("one", PROMPT)
-            for token in delta.token_ids
+            token async for delta in engine.generate("one", PROMPT) for token in delta.token_ids
         ]
 
     engine = AsyncEngine(checkpoint, kv_cache_gb=0.05)

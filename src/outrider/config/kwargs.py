@@ -84,6 +84,7 @@ PATHS: Mapping[str, str] = {
     "resume_window_s": "server.resume_window_s",
     "max_resumable": "server.max_resumable",
     "drain_s": "server.drain_s",
+    "unknown_fields": "server.unknown_fields",
     "vllm_metrics": "server.vllm_metrics",
     "log_prompts": "server.log_prompts",
     "ray_address": "cluster.address",

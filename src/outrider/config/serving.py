@@ -94,6 +94,12 @@ class ServerConfig(Checked):
         "with limits.",
     )
     page: bool = setting(True, FLAG, "Serve the page at /.")
+    unknown_fields: str = setting(
+        "warn",
+        choice("warn", "refuse"),
+        "What becomes of a field of an HTTP request that nobody knows: 'warn' ignores it and names "
+        "it in a header, 'refuse' answers 400.",
+    )
 
     # -- who may call
     api_key: str | None = setting(
@@ -174,7 +180,7 @@ class ServerConfig(Checked):
 
     # -- what it tells
     vllm_metrics: bool = setting(
-        False, FLAG, "Tell metrics under vLLM's names as well, for dashboards that expect them."
+        True, FLAG, "Tell metrics under vLLM's names as well, for dashboards that expect them."
     )
     log_prompts: bool = setting(False, FLAG, "Write prompts and texts to the log.")
 

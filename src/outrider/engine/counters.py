@@ -31,6 +31,8 @@ def counters_of(loop: StepLoop) -> EngineCounters:
         proposers=_proposers(scheduler.stats),
         displaced=scheduler.num_displaced,
         fairness_preemptions=scheduler.num_fairness_preemptions,
+        step_tokens=scheduler.stats.step_tokens,
+        steps_by_tokens=tuple(scheduler.stats.steps_by_tokens),
     )
 
 

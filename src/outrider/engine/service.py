@@ -233,6 +233,7 @@ class EngineService:
         elif isinstance(message, Attach):
             self._attach(gateway, message)
         elif isinstance(message, StatusQuery):
+            self._scheduler.control.tick(self._clock())  # rates fall while nothing steps
             status = self._engine.status(message.query, self._speculation.status())
             gateway.send(status if gateway.revision >= REVISION else without_added(status))
         elif isinstance(message, SetSpeculation):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from outrider.config import EngineConfig
-from outrider.errors import RequestError
+from outrider.errors import ContextLengthError, RequestError
 from outrider.kernels.seeds import sample_seed
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import OFF, SamplingParams, check_priority
@@ -160,11 +160,7 @@ class FrontDoor:
         assert self._tokenizer is not None
         sizes, most = self._token_sizes, self._facts.max_model_len - 1
         if sizes is not None and (least := sizes.least_tokens(text)) > most:
-            raise RequestError(
-                f"the prompt has {len(text)} characters, which are at least {least} tokens; "
-                f"prompt and output together may have {most + 1} (max_model_len), so shorten it "
-                f"to {most} tokens or fewer."
-            )
+            raise self._too_long(f"{len(text)} characters, which are at least {least} tokens")
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -181,10 +177,8 @@ class FrontDoor:
         while size < len(text):
             count = len(self._ids(text[:size], add_special_tokens=False))
             if count > most + _LAST_WORD_TOKENS:
-                raise RequestError(
-                    f"the prompt has {len(text)} characters, the first {size} of which are {count} "
-                    f"tokens; prompt and output together may have {most + 1} (max_model_len), so "
-                    f"shorten it to {most} tokens or fewer."
+                raise self._too_long(
+                    f"{len(text)} characters, the first {size} of which are {count} tokens"
                 )
             size *= 2
 
@@ -237,11 +231,15 @@ class FrontDoor:
 
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self._facts.max_model_len:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens; prompt and output together may have "
-                f"{self._facts.max_model_len} (max_model_len), so shorten it to "
-                f"{self._facts.max_model_len - 1} or fewer."
-            )
+            raise self._too_long(f"{num_tokens} input tokens")
+
+    def _too_long(self, size: str) -> ContextLengthError:
+        most = self._facts.max_model_len
+        return ContextLengthError(
+            most,
+            f"your prompt contains {size}; shorten it to {most - 1} tokens or fewer, or have the "
+            "server raise max_model_len.",
+        )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         vocab_size = self._facts.vocab_size

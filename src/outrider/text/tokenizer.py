@@ -11,7 +11,11 @@ from outrider.errors import ModelError
 from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
 from outrider.workers.weights.files import Files, check_size
 from outrider.workers.weights.gguf_header import check_gguf_header
-from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+from outrider.workers.weights.resolve import (
+    BUNDLED_TARGET,
+    draft_assets,
+    resolve_source,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from scheduler_tools import Simulation, make_request
 
 from outrider.engine.counters import counters_of
 from outrider.links.gateway_messages import ProposerCounters
+from outrider.scheduler.outcomes import STEP_TOKENS
 from outrider.scheduler.types import Agreement
 from outrider.workers.proposers.base import DRAFT
 
@@ -22,6 +23,19 @@ def test_rounds_are_counted_by_what_was_drafted_verified_and_accepted() -> None:
     assert (stats.drafted_tokens, record.num_drafted, counters.verified_tokens) == (11, 11, 11)
     assert sum(i * n for i, n in enumerate(counters.rounds_by_accepted)) == stats.accepted_tokens
     assert counters.proposers == (ProposerCounters(DRAFT, checked_tokens=11, agreed_tokens=8),)
+
+
+def test_steps_are_counted_by_the_tokens_read_and_written_in_them() -> None:
+    simulation = Simulation(block_size=4)
+    for name in ("first", "second"):
+        simulation.add(make_request(name, list(range(17)), 4))
+        simulation.drain()
+    counters = counters_of(simulation.loop)
+    # 17 tokens of the first prompt and 1 of the second, whose others were cached, each with a
+    # token of its text; then one a step.
+    assert counters.step_tokens == 18 + 3 + 2 + 3
+    assert counters.steps_by_tokens == (6, 1, 0, 1, *([0] * (len(STEP_TOKENS) - 3)))
+    assert sum(counters.steps_by_tokens) == simulation.scheduler.stats.steps
 
 
 def test_plain_decoding_has_rounds_without_drafts_and_no_proposer() -> None:

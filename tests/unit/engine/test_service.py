@@ -46,7 +46,7 @@ class Served:
     def __init__(self, silence_s: float) -> None:
         self.scheduler = Scheduler()
         loop = SimpleNamespace(scheduler=self.scheduler, step=lambda now_s: [])
-        engine: Any = SimpleNamespace(
+        self.engine: Any = SimpleNamespace(
             loop=loop,
             facts=FACTS,
             status=lambda query, speculation: Refused(query, "x" * 50_000, False),
@@ -54,7 +54,7 @@ class Served:
         )
         doorway: Any = SimpleNamespace(on_gateway=None)
         self._doorway = doorway
-        self.service = EngineService(engine, doorway)
+        self.service = EngineService(self.engine, doorway)
         self.near, self.far = (
             Channel(sock, GATEWAY_CODEC, heartbeat_s=0.05, silence_s=silence_s)
             for sock in socket.socketpair()
@@ -117,6 +117,21 @@ def test_a_gateway_without_requests_hears_of_the_load_when_it_changes_and_not_el
         assert both.far.receive(60) == Updates((), 0)
         both.far.send(StatusQuery(1))
         assert isinstance(both.far.receive(60), Refused)  # as the status here is
+
+
+def test_the_arrival_rate_falls_while_the_engine_rests() -> None:
+    with served() as both:
+        now_s = time.monotonic()
+        for age_s in (100.0, 99.0):
+            both.scheduler.control.arrive(now_s - age_s)
+        both.engine.status = lambda query, speculation: Refused(
+            query, str(speculation.arrivals_per_s), False
+        )
+        both.thread.start()
+        assert both.far.receive(60) == FACTS
+        both.far.send(StatusQuery(1))
+        told = both.far.receive(60)
+        assert isinstance(told, Refused) and 0 < float(told.message) <= 0.02
 
 
 def test_the_load_is_told_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,9 @@ def test_an_engines_status_survives() -> None:
         settings, 2.5, 0.75, 0.5, None, 1.25, None, 3.0, 0.0, 2**40, "it does not pay"
     )
     proposers = (ProposerCounters("draft", 9, 4), ProposerCounters("ngram", 2**40, 0))
-    counters = EngineCounters(2**40, 2, 3, (1, 2), (3,), (), 0.5, 0.25, 0.125, 1.5, proposers)
+    counters = EngineCounters(
+        *(2**40, 2, 3, (1, 2), (3,), (), 0.5, 0.25, 0.125, 1.5, proposers, 4, 5, 2**41, (6, 7))
+    )
     status = EngineStatus(
         *(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12),
         *(models, speculation, counters),

@@ -27,4 +27,6 @@ def test_probes_need_no_key_and_methods_nobody_thought_of_the_most() -> None:
     assert scope_of("/grpc.health.v1.Health/Check") is None
     assert scope_of("/outrider.v1.Control/New") is Scope.ADMIN
     assert scope_of("/another.Service/Method") is Scope.ADMIN
-    assert scope_of("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo") is Scope.INFER
+    for version in ("v1", "v1alpha"):
+        method = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        assert scope_of(method) is Scope.INFER

@@ -38,6 +38,8 @@ def refused_table() -> str:
     rows += [(name, "chat", r) for name, r in REFUSED_IN_CHAT.items()]
     for name, where, refusal in sorted(rows, key=lambda row: row[:2]):
         fine = ", ".join(f"`{json.dumps(value)}`" for value in refusal.harmless)
+        if refusal.switch:
+            fine += f', or `{refusal.switch}` is `"none"`'
         lines.append(f"| `{name}` | {where} | {fine} | {refusal.what} |")
     return "\n".join(lines)
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
 from pydantic import ValidationError
 
 from outrider.errors import FieldRefusedError, RequestError, shown
 from outrider.gateway.http.answers import in_pieces
 from outrider.gateway.http.body import validated
 from outrider.gateway.http.errors import error_body, with_field
+from outrider.gateway.http.fields import IGNORED, warning_of
 from outrider.gateway.http.labels import clean_label
 from outrider.gateway.http.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    GenerationRequest,
     conversation_of,
 )
 from outrider.text.bodies import parse
@@ -51,12 +54,55 @@ def test_a_conversation_has_what_the_template_may_want_to_know() -> None:
     assert found.add_generation_prompt is False
 
 
-def test_fields_nobody_knows_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "outrider.gateway.http.fields"):
-        validated(CompletionRequest, parse(b'{"prompt": "a", "temprature": 1, "user": "me"}'))
-    assert [record.message for record in caplog.records] == [
-        "ignored 1 unknown fields of a request: 'temprature'"
-    ]
+def known_to(kind: type[GenerationRequest]) -> set[str]:
+    return {*kind.model_fields, *kind.refused, *IGNORED}
+
+
+def test_no_field_of_openais_client_is_unknown() -> None:
+    for kind, params in ((ChatRequest, chat_params), (CompletionRequest, completion_params)):
+        sent = {*params.CompletionCreateParamsBase.__annotations__, "stream"}
+        assert sent - known_to(kind) == set()
+
+
+# Of ChatCompletionRequest and CompletionRequest at a014e35f38c8 (August 2026), but for OpenAI's.
+VLLM_FIELDS = (
+    *("add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt", "ec_transfer_params"),
+    *("ignore_eos", "include_stop_str_in_output", "kv_transfer_params", "length_penalty"),
+    *("logprob_token_ids", "min_p", "min_tokens", "priority", "session_id", "stream_interval"),
+    *("prompt_logprobs", "repetition_detection", "repetition_penalty", "request_id"),
+    *("response_format", "return_token_ids", "return_token_offsets", "return_tokens_as_token_ids"),
+    *("routed_experts_prompt_start", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("stop_token_ids", "structured_outputs", "thinking_token_budget", "top_k"),
+    *("truncate_prompt_tokens", "truncation_side", "use_beam_search", "vllm_xargs"),
+)
+VLLM_CHAT_FIELDS = (
+    *("add_generation_prompt", "chat_template", "chat_template_kwargs", "continue_final_message"),
+    *("documents", "echo", "include_reasoning", "media_io_kwargs", "mm_processor_kwargs"),
+    *("return_assistant_tokens_mask", "return_prompt_text"),
+)
+
+
+def test_no_field_of_vllm_is_unknown() -> None:
+    assert {*VLLM_FIELDS, "prompt_embeds"} - known_to(CompletionRequest) == set()
+    assert {*VLLM_FIELDS, *VLLM_CHAT_FIELDS} - known_to(ChatRequest) == set()
+
+
+def test_a_warning_names_unknown_fields_and_the_nearest_that_there_are() -> None:
+    asked = chat(temprature=1, maxtokens=5, nobody_knows_this=0, user="me", more=1, tools=None)
+    assert asked.unknown == ["temprature", "maxtokens", "nobody_knows_this", "more"]
+    assert warning_of(asked.unknown, frozenset(ChatRequest.model_fields)) == (
+        "ignored unknown fields: 'temprature' (did you mean 'temperature'?), 'maxtokens' "
+        "(did you mean 'max_tokens'?), 'nobody_knows_this', and 1 more"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["a\r\nSet-Cookie: b", "\ud800", "é\x00", "x" * 10**6, "\x85" * 99]
+)
+def test_a_warning_can_go_into_a_header_whatever_the_names_are(name: str) -> None:
+    line = warning_of([name] * 1000, frozenset(ChatRequest.model_fields))
+    assert line.isascii() and line.isprintable()
+    assert len(line) < 300
 
 
 @pytest.mark.parametrize(

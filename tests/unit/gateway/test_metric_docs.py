@@ -34,6 +34,7 @@ from outrider.links.gateway_messages import (
     ModelStatus,
     ProposerCounters,
 )
+from outrider.scheduler.outcomes import STEP_TOKENS
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = ROOT / "docs/grafana/outrider.json"
@@ -53,6 +54,8 @@ def page() -> Page:
         rounds_by_drafted=(1, 2),
         rounds_by_accepted=(1, 2),
         proposers=(ProposerCounters("draft", 3, 2),),
+        step_tokens=40,
+        steps_by_tokens=(1, 2, *([0] * (len(STEP_TOKENS) - 1))),
     )
     status = EngineStatus(
         *(0, (), "", 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9),

@@ -121,7 +121,7 @@ def test_a_prompt_that_cannot_fit_is_refused_without_being_tokenised() -> None:
     door = FrontDoor(_facts(64), _Unread(tokenizer))
     messages = [{"role": "user", "content": "a b " * 5000}]
     with pytest.raises(
-        RequestError, match=r"20000 characters, which are at least 247 tokens; .*64"
+        RequestError, match=r"20000 characters, which are at least 247 tokens; .*63"
     ):
         door.prepare("r", "a b " * 5000, params=None)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"characters, which are at least 24\d tokens"):
@@ -134,7 +134,7 @@ def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_and_not_to_the_log(
     """transformers would warn of it, once a process, in words about its own use."""
     tokenizer = of_transformers(_bounded("the bundled one, which lacks some bytes")[0])
     text = "a b " * (tokenizer.model_max_length // 2 + 1)
-    with pytest.raises(RequestError, match=r"the prompt has 8\d\d\d tokens"):
+    with pytest.raises(RequestError, match=r"your prompt contains 8\d\d\d input tokens"):
         FrontDoor(_facts(tokenizer.model_max_length), tokenizer).prepare("r", text, params=None)  # type: ignore[arg-type]
     told = capfd.readouterr()
     assert "sequence length" not in told.out + told.err
