@@ -27,9 +27,9 @@ from fake_engine import (
     running_server,
     wait_until,
 )
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,

@@ -217,7 +217,8 @@ def test_several_texts_and_those_without_a_proposer_have_no_metrics_of_speculati
 ) -> None:
     asked = {"prompt": "a", "max_tokens": 4} | more
     assert send(service, COMPLETIONS, asked).json["metrics"] is None
-    assert all("metrics" not in each for each in send(service, COMPLETIONS, asked | STREAMED).events)
+    events = send(service, COMPLETIONS, asked | STREAMED).events
+    assert all("metrics" not in each for each in events)
 
 
 def test_a_text_too_short_for_a_draft_has_metrics_of_no_step(service: FakeService) -> None:

@@ -58,9 +58,14 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
     return tokenizer
 
 
-def tokenizer_for_clients(source: str) -> str:
+def tokenizer_for_clients(source: str) -> str | None:
     """What a tool on this host may give `transformers` for the tokenizer of a source."""
-    return str(draft_assets()) if source in (BUNDLED_TARGET, BUNDLED_DRAFT) else source
+    if source in (BUNDLED_TARGET, BUNDLED_DRAFT):
+        return str(draft_assets())
+    if not source.endswith(".gguf"):
+        return source
+    folder = Path(source).expanduser().parent
+    return str(folder) if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
 
 
 @lru_cache(maxsize=4)
