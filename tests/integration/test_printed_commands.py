@@ -50,7 +50,7 @@ def run(command: str, said: str = "") -> str:
 
 
 def is_sensible(text: str) -> bool:
-    """What all answers over 50 seeds have, and those at temperature 1 often have not: photosynthesis
+    """What all answers over 50 seeds have, and those at temperature 1 often lack: photosynthesis
     makes energy of light, or glucose, in plants or algae."""
     words = text.lower()
     return (

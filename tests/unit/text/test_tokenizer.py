@@ -14,7 +14,12 @@ import pytest
 from outrider.errors import ModelError
 from outrider.text.chat import ChatTemplate
 from outrider.text.tokenizer import check_fits_model, check_same_tokenizer, load_tokenizer
-from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
+from outrider.workers.weights.resolve import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    base_name,
+    draft_assets,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +40,31 @@ def edited(folder: Path, edit: Any) -> Any:
 def test_text_survives_the_round_trip(tokenizer: Any) -> None:
     text = "Numbers 12345,\n  spaces   and 東京 🙂."
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (BUNDLED_TARGET, None),
+        ("owner/name", None),
+        ("/models/small-1b", "small-1b"),
+        ("/models/small-1b/", "small-1b"),
+        ("./small.gguf", "small.gguf"),
+        ("~/small", "small"),
+        (".", Path.cwd().name),
+    ],
+)
+def test_a_path_has_a_base_name_and_other_sources_have_none(source: str, name: str | None) -> None:
+    assert base_name(source) == name
+
+
+def test_a_relative_path_is_one_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert base_name("models/small") is None, "an id on the hub"
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    assert base_name("models/small") == "small"
 
 
 def test_digits_are_split_one_by_one(tokenizer: Any) -> None:
