@@ -33,9 +33,10 @@ class InHand:
 
     def check_room(self, key: str, most: int) -> None:
         """When full, a key below an equal share is still let in: one key cannot lock others out.
-        Each is let in up to such a share, so all together stay below twice as many."""
-        held = self._held[key]
-        if len(self._ids) >= most and held >= most // (len(self._held) + (held == 0)):
+        Each is let in up to such a share, and all together up to twice as many."""
+        num_held, held = len(self._ids), self._held.get(key, 0)
+        share = most // (len(self._held) + (held == 0))
+        if num_held >= most and (held >= share or num_held >= 2 * most):
             raise CapacityError(
                 f"{most} requests are in hand already (server.max_requests); retry later."
             )

@@ -31,7 +31,8 @@ class Preparing:
         self._max_pending = max_pending
         self._lock = Lock()
         self._num_idle = num_threads
-        self._pending: Counter[str] = Counter()  # waiting and running, by owner
+        self._num_pending = 0  # waiting and running
+        self._pending: Counter[str] = Counter()  # the same by owner
         self._waiting: dict[str, deque[_Work]] = {}  # the owner whose turn is next first
 
     async def run(
@@ -71,6 +72,7 @@ class Preparing:
     def _submit(self, work: _Work) -> None:
         with self._lock:
             self._check_room(work.owner)
+            self._num_pending += 1
             self._pending[work.owner] += 1
             self._waiting.setdefault(work.owner, deque()).append(work)
             is_idle = self._num_idle > 0
@@ -79,12 +81,12 @@ class Preparing:
             self._threads.submit(self._work_on)
 
     def _check_room(self, owner: str) -> None:
-        """When full, an owner below an equal share is still let in, as by `InHand.check_room`."""
-        num_pending, held = self._pending.total(), self._pending[owner]
+        """When full, an owner below an equal share is let in, up to twice the bound in all."""
+        num_pending, held = self._num_pending, self._pending.get(owner, 0)
         if num_pending < self._max_pending:
             return
-        num_owners = sum(map(bool, self._pending.values())) + (held == 0)
-        if held >= self._max_pending // num_owners:
+        share = self._max_pending // (len(self._pending) + (held == 0))
+        if held >= share or num_pending >= 2 * self._max_pending:
             raise CapacityError(f"{num_pending} requests are being prepared already; retry later.")
 
     def _work_on(self) -> None:
@@ -121,6 +123,7 @@ class Preparing:
 
     def _count_out(self, work: _Work) -> None:
         with self._lock:
+            self._num_pending -= 1
             self._pending[work.owner] -= 1
             if not self._pending[work.owner]:
                 del self._pending[work.owner]

@@ -10,7 +10,8 @@ import traceback
 from collections.abc import Callable, Hashable
 
 PERIOD_S = 60.0
-MAX_KINDS = 256  # that are told apart; then the oldest is forgotten
+MAX_KINDS = 256  # that are counted apart in a period; all further ones count as one
+_OTHERS = object()
 
 
 class QuietLog:
@@ -65,12 +66,21 @@ class QuietLog:
         """How many were not written before this one; None if this one is not to be either."""
         now_s = self._clock()
         with self._lock:
+            kind = self._counted_as(kind, now_s)
             began_s, count = self._kinds.get(kind, (now_s, 0))
             if now_s - began_s < PERIOD_S:
-                if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
-                    del self._kinds[next(iter(self._kinds))]
                 self._kinds[kind] = (began_s, count + 1)
                 return 0 if count < self._burst else None
             del self._kinds[kind]  # to stand last again
             self._kinds[kind] = (now_s, 1)
             return max(count - self._burst, 0)
+
+    def _counted_as(self, kind: Hashable, now_s: float) -> Hashable:
+        """The kind itself, or that of all others while the table is full of this period's."""
+        if kind in self._kinds or len(self._kinds) < MAX_KINDS:
+            return kind
+        oldest = next(iter(self._kinds))
+        if now_s - self._kinds[oldest][0] < PERIOD_S:
+            return _OTHERS
+        del self._kinds[oldest]
+        return kind

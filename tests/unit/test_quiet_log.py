@@ -62,7 +62,16 @@ def test_one_traceback_of_each_place(log: QuietLog, caplog: pytest.LogCaptureFix
 def test_the_kinds_it_remembers_are_bounded(log: QuietLog) -> None:
     for number in range(2 * MAX_KINDS):
         log.warning(str(number))
-    assert len(log._kinds) == MAX_KINDS
+    assert len(log._kinds) <= MAX_KINDS + 1
+
+
+def test_more_kinds_than_it_remembers_share_one_count(
+    log: QuietLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(10):
+        for number in range(2 * MAX_KINDS):
+            log.warning(str(number))
+    assert len(caplog.records) == MAX_KINDS + 1
 
 
 def test_the_first_lines_of_a_minute_are_written(

@@ -12,7 +12,7 @@ import typer
 
 from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
-from outrider.cli.other_options import SettingsCommand
+from outrider.cli.other_options import LocalCommand
 from outrider.cli.sampling import TemperatureOption, TopPOption, given_params
 from outrider.cli.speculation_words import speculation_sentence
 from outrider.cli.summary import Run, comparison, summary
@@ -44,7 +44,7 @@ def _option(*names: str, help: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
 
 
-@app.command(cls=SettingsCommand)
+@app.command(cls=LocalCommand)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[

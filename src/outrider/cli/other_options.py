@@ -15,10 +15,12 @@ from outrider.errors import ConfigError
 class SettingsCommand(TyperCommand):
     """A command with a configuration, which takes the options of `vllm serve` too."""
 
+    starts_server = True
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = OwnOptions.of(self)
         scanned = scan(args, own)
-        found = translate(scanned.found)
+        found = translate(scanned.found, starts_server=self.starts_server)
         # A single unknown option is left to the parser, unless there is more to say.
         if len(scanned.unknown) + len(found.problems) > len(scanned.unknown[:1]):
             known = [name.replace("_", "-") for name in sorted(KNOWN)]
@@ -35,3 +37,9 @@ class SettingsCommand(TyperCommand):
             if not found.problems or not hasattr(error, "format_message"):
                 raise
             raise ConfigError("\n".join([*found.problems, error.format_message()])) from None
+
+
+class LocalCommand(SettingsCommand):
+    """One that generates in its own process, so that options of servers have no effect."""
+
+    starts_server = False

@@ -22,6 +22,7 @@ from outrider.config.foreign_speculation import SPECULATIVE_PATHS, read_speculat
 from outrider.config.kwargs import PATHS, settle
 from outrider.config.sources import Given
 from outrider.errors import ConfigError
+from outrider.scheduler.params import MAX_LOGPROBS
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +66,17 @@ def keep_translation(ctx: Any, found: Translation) -> None:
     ctx.meta[_META] = found
 
 
-def translate(found: list[Found]) -> Translation:
+def translate(found: list[Found], *, starts_server: bool = True) -> Translation:
     """Nothing is raised: what is refused is in the problems."""
     out = Translation()
     given: list[tuple[str, str, Any]] = []
+    asks_clients = any(each.name == "ssl_cert_reqs" and each.value == "2" for each in found)
     for option in found:
-        if option.name == SPECULATIVE_CONFIG:
+        if option.name in COMMAND_PATHS and not starts_server:
+            out.ignored[option.written] = "this command starts no server"
+        elif option.name == "ssl_ca_certs" and not asks_clients:
+            out.ignored[option.written] = "clients show no certificate without --ssl-cert-reqs 2"
+        elif option.name == SPECULATIVE_CONFIG:
             given += _speculative(option, out)
         elif option.name in SPECULATIVE_SHORT:
             key = SPECULATIVE_SHORT[option.name]
@@ -102,6 +108,8 @@ def _breaches(values: Mapping[str, Given]) -> list[str]:
                 f"is {given.value!r}; weights that were quantized before are not read; give fp8 or "
                 "int8, which round whole weights when they are loaded."
             )
+        if path == "server.max_logprobs" and given.value == -1:
+            problem = f"is -1; there is a bound, of at most {MAX_LOGPROBS}; give that."
         if problem is not None:
             problems.append(f"{given.origin} {problem}")
     return problems

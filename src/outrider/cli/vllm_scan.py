@@ -149,6 +149,8 @@ class _Scan:
             return True
         is_off = name not in KNOWN and name.startswith("no_")
         name = name.removeprefix("no_") if is_off else name
+        # As with vLLM the last one counts.
+        self._out.found = [each for each in self._out.found if each.name != name]
         self._out.found.append(Found(name, written, self._value(name, value, is_off)))
         return True
 

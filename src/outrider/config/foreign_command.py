@@ -44,9 +44,9 @@ COMMAND_IGNORED: Mapping[str, str] = by_name(
         "messages of text parts and of plain text are both taken": "chat_template_content_format",
         "headers have bounds of their own": "h11_max_incomplete_event_size h11_max_header_count",
         "requests that bring tools are refused one by one": (
-            "enable_auto_tool_choice tool_call_parser tool_parser_plugin "
-            "exclude_tools_when_tool_choice_none"
+            "enable_auto_tool_choice tool_call_parser tool_parser_plugin"
         ),
+        "tools are never part of a prompt": "exclude_tools_when_tool_choice_none",
         "there are no routes of Cohere's": "cohere_is_reasoning_model cohere_format",
         "models generate; there are no others": "enable_flash_late_interaction",
         "system_fingerprint is our own": "fingerprint_mode fingerprint_value",

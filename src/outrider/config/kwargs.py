@@ -145,8 +145,13 @@ def settle(given: Iterable[tuple[str, str, Any]]) -> tuple[dict[str, Any], dict[
     for name, path, value in given:
         for own_path, own in _meant(path, value):
             if own_path in values and values[own_path] != own:
+                from outrider.config.schema import find_setting  # which imports this module
+
+                first, second = repr(written[own_path]), repr(value)
+                if find_setting(own_path).rule.is_secret:
+                    first, second = "one value", "another"
                 raise ConfigError(
-                    f"{names[own_path]} is {written[own_path]!r} and {name} is {value!r}, but both "
+                    f"{names[own_path]} is {first} and {name} is {second}, but both "
                     f"set {own_path}; give only one of them."
                 )
             values[own_path] = own

@@ -148,6 +148,7 @@ def names_rule(wanted: str) -> Rule:
 
 FLAG = Rule(bool, "true or false", lambda v: True)
 POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
+NOT_NEGATIVE = Rule(float, "a number >= 0", lambda v: v >= 0)
 
 
 class Checked:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from outrider.config.rules import (
     FLAG,
+    NOT_NEGATIVE,
     POSITIVE,
     Checked,
     FieldError,
@@ -97,8 +98,8 @@ class ServerConfig(Checked):
     unknown_fields: str = setting(
         "warn",
         choice("warn", "refuse"),
-        "What becomes of a field of an HTTP request that nobody knows: 'warn' ignores it and names "
-        "it in a header, 'refuse' answers 400.",
+        "What becomes of an unknown field at the top of a completion or chat request: 'warn' "
+        "ignores it and names it in a header, 'refuse' answers 400.",
     )
 
     # -- who may call
@@ -175,7 +176,7 @@ class ServerConfig(Checked):
         1024, whole(0), "Most requests that may go on without their connections at once."
     )
     drain_s: float = setting(
-        10.0, POSITIVE, "Seconds that running requests get to finish when the server stops."
+        10.0, NOT_NEGATIVE, "Seconds that running requests get to finish when the server stops."
     )
 
     # -- what it tells

@@ -25,7 +25,8 @@ from outrider.links.tags import message
 from outrider.scheduler.types import RequestSpec, RequestUpdate
 
 # Of these messages. A gateway's `Hello` has it as its rank, which was 0 before fields were added.
-REVISION = 1
+# It grows with every field that is added.
+REVISION = 2
 
 
 @message("EngineFacts")

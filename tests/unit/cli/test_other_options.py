@@ -8,6 +8,7 @@ import pytest
 from vllm_page import judge, lines, vllm_options
 
 from outrider.cli import main
+from outrider.cli.vllm_options import translate
 from outrider.cli.vllm_scan import KNOWN, OwnOptions, Scanned, is_flag, scan
 from outrider.config.foreign_command import LISTS, OPTIONAL, SHORT
 
@@ -92,6 +93,9 @@ def test_no_word_of_a_public_line_is_left_unread(line: Any) -> None:
         ("--block-size=64", "cache.block_size", 64),
         ("--seed -1", "seed", -1),
         ("--shutdown-timeout 30", "server.drain_s", 30.0),
+        ("--shutdown-timeout 0", "server.drain_s", 0.0),
+        ("--seed 1 --seed 2", "seed", 2),
+        ("--enable-prefix-caching --no-enable-prefix-caching", "cache.prefix_caching", False),
         ("--served-model-name a b", "server.model_names", ("a", "b")),
         ("--served_model_name=a", "server.model_names", ("a",)),
         ('--allowed-origins ["https://a"]', "server.cors_origins", ("https://a",)),
@@ -284,3 +288,22 @@ def test_an_unknown_option_is_refused_with_the_nearest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert "--tensor-parallel-size" in said(capsys, "serve", "--tensor-paralel-size", "2")
+
+
+def test_keys_that_differ_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["gateway", "--api-key", "topsecret1", "--set", "server.api_key=topsecret2"]
+    assert "topsecret" not in said(capsys, *given)
+
+
+def test_what_generates_here_has_no_replicas() -> None:
+    found = translate(
+        scan(["--data-parallel-size", "2"], OwnOptions({})).found, starts_server=False
+    )
+    assert found.values == {}
+    assert found.ignored == {"--data-parallel-size": "this command starts no server"}
+
+
+def test_client_certificates_are_demanded_where_vllm_demands_them() -> None:
+    args = ["--ssl-certfile", "c", "--ssl-keyfile", "k", "--ssl-ca-certs", "ca"]
+    assert "server.tls_client_ca" not in settings(*args)
+    assert settings(*args, "--ssl-cert-reqs", "2")["server.tls_client_ca"] == "ca"

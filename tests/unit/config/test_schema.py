@@ -105,7 +105,7 @@ WRONG_VALUES = [
     ("server.queue_timeout_s", 0, "a number > 0"),
     ("server.resume_window_s", -1.0, "a number > 0"),
     ("server.max_resumable", -1, "a whole number >= 0"),
-    ("server.drain_s", 0, "a number > 0"),
+    ("server.drain_s", -1, "a number >= 0"),
     ("server.unknown_fields", "drop", "'warn' or 'refuse'"),
     ("server.vllm_metrics", "yes", "true or false"),
     ("server.log_prompts", "yes", "true or false"),

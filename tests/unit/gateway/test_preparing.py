@@ -177,3 +177,19 @@ def test_work_given_up_while_it_waits_leaves_the_queue_at_once(slow: Slow) -> No
 
     asyncio.run(crowd())
     assert slow.runs == 1
+
+
+def test_however_many_owners_there_are_the_queue_is_bounded(slow: Slow) -> None:
+    async def crowd() -> int:
+        preparing = Preparing("test", num_threads=1, max_pending=8)
+        waiting = [
+            asyncio.create_task(preparing.run(f"owner {number}", None, slow))
+            for number in range(8)
+            for _ in range(8)
+        ]
+        await asyncio.sleep(0.1)
+        slow.released.set()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        return sum(each == "slow" for each in found)
+
+    assert 8 <= asyncio.run(crowd()) <= 16

@@ -10,11 +10,13 @@ import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 
-from outrider.added_fields import added, without_added
+from outrider.added_fields import added, added_defaults, without_added
+from outrider.links import fleet_messages, gateway_messages
 from outrider.links import rank_messages as messages
 from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, STORE_CODEC, Codec
@@ -108,6 +110,17 @@ def test_releases_with_and_without_added_fields_understand_each_other() -> None:
     assert new.decode(new.encode(Since(1, "", (2,)))) == Since(1, "", (2,))
     with pytest.raises(LinkError, match="came with 2 fields, this process knows 1"):
         old.decode(new.encode(Since(1, "more")))
+
+
+# By revision; a field that is added makes another one.
+NUM_ADDED = {gateway_messages: {1: 4, 2: 6}, fleet_messages: {1: 1}}
+
+
+@pytest.mark.parametrize("module", NUM_ADDED)
+def test_added_fields_have_a_revision_of_their_own(module: Any) -> None:
+    kinds = [each for each in vars(module).values() if isinstance(each, type)]
+    found = [added_defaults(each) for each in kinds if dataclasses.is_dataclass(each)]
+    assert sum(map(len, found)) == NUM_ADDED[module][module.REVISION]
 
 
 def refusal(payload: object) -> str:
