@@ -219,8 +219,8 @@ def test_vllms_names_have_the_same_values(tmp_path: Path) -> None:
     expected = {}
     for described in METRICS:
         family = page.families.get(described.full_name)
-        for alias in described.vllm_names if family is not None else ():
-            for sample in family.samples:
+        for alias in described.vllm_names:
+            for sample in [] if family is None else family.samples:
                 labels = {VLLM_LABELS.get(key, key): each for key, each in sample.labels.items()}
                 if "replica" in labels:
                     labels[described.vllm_replica] = labels["replica"]

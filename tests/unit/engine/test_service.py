@@ -46,15 +46,15 @@ class Served:
     def __init__(self, silence_s: float) -> None:
         self.scheduler = Scheduler()
         loop = SimpleNamespace(scheduler=self.scheduler, step=lambda now_s: [])
-        self.engine: Any = SimpleNamespace(
+        engine: Any = SimpleNamespace(
             loop=loop,
             facts=FACTS,
             status=lambda query, speculation: Refused(query, "x" * 50_000, False),
             check=lambda: None,
         )
         doorway: Any = SimpleNamespace(on_gateway=None)
-        self._doorway = doorway
-        self.service = EngineService(self.engine, doorway)
+        self.engine, self._doorway = engine, doorway
+        self.service = EngineService(engine, doorway)
         self.near, self.far = (
             Channel(sock, GATEWAY_CODEC, heartbeat_s=0.05, silence_s=silence_s)
             for sock in socket.socketpair()
