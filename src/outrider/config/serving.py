@@ -97,8 +97,8 @@ class ServerConfig(Checked):
     unknown_fields: str = setting(
         "warn",
         choice("warn", "refuse"),
-        "What becomes of a field of an HTTP request that nobody knows: 'warn' ignores it and names "
-        "it in a header, 'refuse' answers 400.",
+        "What an unknown field of an HTTP request gets: 'warn' ignores it and names it in a "
+        "header, 'refuse' answers 400.",
     )
 
     # -- who may call
