@@ -1,5 +1,5 @@
 """Fields of OpenAI's and vLLM's requests that are not taken up here: which of them are refused,
-which may be there without an effect, and what a client hears of those that nobody knows."""
+which are accepted without an effect, and the warning of unknown ones."""
 
 from __future__ import annotations
 

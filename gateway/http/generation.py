@@ -139,7 +139,7 @@ def _answer(
 
 
 def _warning(unknown: list[str], known: frozenset[str], treatment: str) -> str:
-    """What the answer's header says of fields that nobody knows, or ""."""
+    """The answer's header about unknown fields, or ""."""
     if not unknown:
         return ""
     if treatment == "refuse":

@@ -74,8 +74,8 @@ def test_grafanas_dashboards_have_data_for_all_expressions_but_the_routers_own(
     grafana = [each for each in EXPRESSIONS["dashboards"] if each["path"].endswith(".json")]
     count, empty = _without_data(series, grafana)
     assert (count, count - len(empty)) == (103, 100), empty
-    told = re.findall(r"^\| `(\w+)` \| .*production-stack", DOCUMENT, re.MULTILINE)
-    assert {name for names in empty.values() for name in names} == set(told)
+    listed = re.findall(r"^\| `(\w+)` \| .*production-stack", DOCUMENT, re.MULTILINE)
+    assert {name for names in empty.values() for name in names} == set(listed)
 
 
 def test_perses_dashboards_have_data_for_all_expressions(series: list[Series]) -> None:

@@ -59,7 +59,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_context_that_is_too_long_is_told_in_the_words_that_clients_look_for(
+def test_a_context_that_is_too_long_is_refused_in_the_words_that_clients_look_for(
     service: FakeService, path: str, body: dict[str, Any], words: str, param: str, stream: bool
 ) -> None:
     reply = send(service, path, body | {"stream": stream})
@@ -90,7 +90,7 @@ def test_openais_client_has_the_code_of_a_context_that_is_too_long(service: Fake
 @pytest.mark.parametrize(
     ("path", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})]
 )
-def test_a_field_that_nobody_knows_is_ignored_with_a_warning(
+def test_an_unknown_field_is_ignored_with_a_warning(
     service: FakeService, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     asked = body | {"stream": stream, "max_tokens": 2}
@@ -111,7 +111,7 @@ def test_a_large_body_with_unknown_fields_is_warned_of_in_few_words(service: Fak
     assert len(reply.headers[WARNING]) < 300
 
 
-def test_a_field_that_nobody_knows_is_refused_where_the_server_says_so(tmp_path: Path) -> None:
+def test_an_unknown_field_is_refused_where_the_server_says_so(tmp_path: Path) -> None:
     with fake_service(tmp_path, server={"unknown_fields": "refuse"}) as own:
         known = {"prompt": "a", "max_tokens": 1, "user": "me", "verbosity": "low", "tools": []}
         assert send(own, COMPLETIONS, known).status == 200

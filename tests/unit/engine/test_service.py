@@ -130,8 +130,8 @@ def test_the_arrival_rate_falls_while_the_engine_rests() -> None:
         both.thread.start()
         assert both.far.receive(60) == FACTS
         both.far.send(StatusQuery(1))
-        told = both.far.receive(60)
-        assert isinstance(told, Refused) and 0 < float(told.message) <= 0.02
+        answer = both.far.receive(60)
+        assert isinstance(answer, Refused) and 0 < float(answer.message) <= 0.02
 
 
 def test_the_load_is_told_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
