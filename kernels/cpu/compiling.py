@@ -62,7 +62,11 @@ class Compiler:
             header = side_by_side.submit(self._read_once, sources[0].parent / _HEADER, headers)
             options = header.result()
             begun += [side_by_side.submit(compile_one, source, *options) for source in rest]
-            objects = [each.result() for each in begun]
+            try:
+                objects = [each.result() for each in begun]
+            except KernelUnavailableError:
+                side_by_side.shutdown(wait=False, cancel_futures=True)
+                raise
         self._run(*FLAGS, *objects, "-lm", "-o", str(library))
 
     def stop(self) -> None:

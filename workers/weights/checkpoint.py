@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from outrider.errors import ModelError
+from outrider.stages import stage
 from outrider.workers.models.spec import ModelSpec, eos_ids
 from outrider.workers.models.unsupported import refuse_adapter
 from outrider.workers.weights.cache import (
@@ -82,7 +83,8 @@ def converted_folder(path: Path, *, whole: bool = False) -> Path:
     from outrider.workers.weights.gguf_convert import convert  # NumPy
 
     try:
-        build_folder(folder, lambda scratch: convert(path, scratch, whole=whole))
+        with stage(f"converting {path.name} (once)"):
+            build_folder(folder, lambda scratch: convert(path, scratch, whole=whole))
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"the conversion of {path.name} cannot be written to {folder.parent} ({error}); "
@@ -102,7 +104,7 @@ def _fingerprint(path: Path) -> str:
         known = read_own(kept)
         if len(known) == FINGERPRINT_DIGITS and int(known, 16) >= 0:
             return known
-    with path.open("rb") as file:
+    with path.open("rb") as file, stage(f"reading {path.name} for its fingerprint"):
         digest = hashlib.file_digest(file, "sha256")
     digest.update(FORMAT_VERSION.encode())
     fingerprint = digest.hexdigest()[:FINGERPRINT_DIGITS]
