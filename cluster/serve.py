@@ -31,6 +31,7 @@ from outrider.gateway.exposure import check_exposure
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.address import listen
 from outrider.links.secret import SECRET_VARIABLE
+from outrider.requirements import need, not_installed
 from outrider.stages import stage
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def serve(
     """Serve until SIGINT, SIGTERM, or SIGHUP unless that is ignored, as nohup has it. No process is
     left when it returns, raises or is killed, and none of these takes longer than `server.drain_s`
     and `END_S`. Gateways log at `log_level` unless told otherwise."""
+    if not use_ray or config.cluster.address is None:  # else ranks may all be on other hosts
+        need("torch", "transformers", "safetensors", "numpy")
     secret = _secret(config)
     warning = check_exposure(config.server) if config.server.processes else None
     if warning is not None:
@@ -148,7 +151,8 @@ def _ray_starting(
         with stage("importing Ray"):
             from outrider.cluster.ray_session import RaySessions
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
+        said = not_installed(error) or str(error)
+        raise ConfigError(f"{said}; or serve on this host alone with --no-ray.") from error
     from outrider.engine.over_ranks import group_sizes
 
     # Room for one more than there are: replicas are replaced and added while they serve.

@@ -51,7 +51,7 @@ DIRECTIONS = {
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
         *("outrider.scheduler.proposers", "outrider.scheduler.costs"),
         *("outrider.links", "outrider.logs", "outrider.log_stream", "outrider.garbage"),
-        "outrider.stages",
+        *("outrider.stages", "outrider.requirements"),
     ),
     "src/outrider/text": (
         *("outrider.config", "outrider.links.gateway_messages", "outrider.kernels.seeds"),

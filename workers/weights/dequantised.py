@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ModelError
+from outrider.requirements import not_installed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +22,8 @@ _ROWS_AT_A_TIME = 1024
 def gguf_package(path: Path) -> Any:
     try:
         import gguf
-    except ImportError:
-        raise ModelError(
-            f"reading {path.name} needs the package gguf; install it with: pip install gguf"
-        ) from None
+    except ModuleNotFoundError as error:
+        raise ModelError(f"{path.name} cannot be read: {not_installed(error) or error}") from None
     return gguf
 
 

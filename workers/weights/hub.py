@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.requirements import install_command
 from outrider.stages import stage
 from outrider.workers.weights.cache import cache_folder, locked
 from outrider.workers.weights.files import Files
@@ -71,7 +72,7 @@ def _client(model_id: str) -> Any:
     except ImportError:
         raise ModelError(
             f"downloading {model_id!r} needs the package huggingface_hub; install it with: "
-            "pip install huggingface_hub"
+            f"{install_command(['huggingface_hub'])}"
         ) from None
     return huggingface_hub
 

@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from outrider import __version__
 from outrider.errors import OutriderError
 from outrider.logs import setup_logging
+from outrider.requirements import not_installed
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -52,16 +53,6 @@ COMMANDS = {
     "distill": _Lazy("outrider.cli.distill", "Train a draft or a head for a target."),
     "keys": _Lazy("outrider.cli.keys", "Make keys for a server's file of keys."),
     "config": _Lazy("outrider.cli.config", "Write, check and show the configuration."),
-}
-
-
-# Packages that serving does without, and the extra that brings each.
-EXTRAS = {
-    "aiohttp": "bench",
-    "scipy": "bench",
-    "matplotlib": "bench",
-    "openai": "clients",
-    "playwright": "browser",
 }
 
 
@@ -158,12 +149,10 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _report(error: Exception) -> int:
-    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
     if isinstance(error, OutriderError):
         messages, exit_code = str(error).splitlines(), error.exit_code
-    elif missing in EXTRAS:
-        remedy = f"pip install 'outrider[{EXTRAS[missing]}]' (make install in a checkout)"
-        messages, exit_code = [f"this needs the package {missing}; get it with: {remedy}"], 1
+    elif isinstance(error, ModuleNotFoundError) and (said := not_installed(error)) is not None:
+        messages, exit_code = [said], 1
     else:
         hint = "run 'outrider --debug ...' to see where"
         messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from outrider.errors import ConfigError
+from outrider.requirements import need
 
 _SERVERS, _LOAD, _PROMPTS = "Servers", "Load", "Prompts and answers"
 _CLIENTS, _RESULT = "Clients", "Result"
@@ -236,8 +235,4 @@ Seed = Annotated[
 
 def need_extra() -> None:
     """What every user of a server would not have installed."""
-    missing = [name for name in ("scipy", "matplotlib") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"outrider bench needs {', '.join(missing)}; run: pip install 'outrider[bench]'."
-        )
+    need("scipy", "matplotlib")
