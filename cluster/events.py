@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from outrider.stages import StageReporter
+
 
 class Kind(StrEnum):
     """What a line is about."""
@@ -29,6 +31,16 @@ class Event:
 
 
 Say: TypeAlias = Callable[[Event], None]
+
+
+def stage_reporter(say: Say) -> StageReporter:
+    """For an event loop: what takes long within it is said there."""
+    loop = asyncio.get_running_loop()
+
+    def report(words: str) -> None:
+        loop.call_soon_threadsafe(say, Event(Kind.STAGE, words))
+
+    return StageReporter(report)
 
 
 def quote(name: str, lines: Iterable[str]) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Signs of life while a server starts: long work tells how long it has been at it."""
+"""Signs of life while a server starts: what takes long, and that it goes on at all."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ from types import TracebackType
 from outrider.cluster.events import Event, Kind
 from outrider.cluster.watching import Addresses, Watchers
 from outrider.links.speculation import SpeculationStatus
+from outrider.stages import SOON_S, StageReporter
 
-QUIET_S = 5.0
+QUIET_S = 10.0
 
 
 class Progress:
-    """Says something every few seconds in which nobody else does, until the server is ready or the
-    context is left. `watchers` are to be told instead of those given."""
+    """Says which stages take long, and something every few seconds in which nothing else is said,
+    until the server is ready or the context is left. `watchers` are to be told instead of those
+    given."""
 
-    def __init__(self, watchers: Watchers, quiet_s: float = QUIET_S) -> None:
+    def __init__(
+        self, watchers: Watchers, quiet_s: float = QUIET_S, soon_s: float = SOON_S
+    ) -> None:
         self.watchers = Watchers(self._say, self._on_ready)
         self._told = watchers
         self._quiet_s = quiet_s
         self._last = "the start"
         self._last_s = time.monotonic()
         self._over = threading.Event()
+        self._stages = StageReporter(self._say_stage, soon_s=soon_s)
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def __enter__(self) -> Progress:
         self._thread.start()
+        self._stages.start()
         return self
 
     def __exit__(
@@ -37,6 +43,10 @@ class Progress:
         traceback: TracebackType | None,
     ) -> None:
         self._over.set()
+        self._stages.stop()
+
+    def _say_stage(self, words: str) -> None:
+        self._say(Event(Kind.STAGE, words))
 
     def _say(self, event: Event) -> None:
         self._last, self._last_s = event.text, time.monotonic()
@@ -44,6 +54,7 @@ class Progress:
 
     def _on_ready(self, addresses: Addresses, speculation: SpeculationStatus | None) -> None:
         self._over.set()
+        self._stages.stop()
         self._told.on_ready(addresses, speculation)
 
     def _watch(self) -> None:

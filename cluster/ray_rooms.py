@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 
 from outrider.cluster.actors import Endpoint
 from outrider.cluster.errors import PlacementError
-from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.events import Event, Kind, Say, stage_reporter
 from outrider.cluster.kept_replica import Room
 from outrider.cluster.placement import ENGINE, Placed, needs_of, place, release, settle_devices
 from outrider.cluster.probe import probe
@@ -21,6 +21,7 @@ from outrider.config import EngineConfig
 from outrider.config.colocation import settle_colocation
 from outrider.gateway.replicas import reachable
 from outrider.links.cluster_view import ProcessView
+from outrider.stages import stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ class RayRooms:
 
     async def find(self, config: EngineConfig, timeout_s: float) -> RayRoom:
         try:
-            placed = await place(
-                needs_of(config), timeout_s, can_grow=self._can_grow, avoid=self._avoided
-            )
+            with stage_reporter(self._say), stage("waiting for room in the Ray cluster"):
+                placed = await place(
+                    needs_of(config), timeout_s, can_grow=self._can_grow, avoid=self._avoided
+                )
         except RayError as error:
             raise PlacementError(f"no room could be reserved: {error}") from error
         self._say(Event(Kind.STAGE, f"placed: {placing(placed)}"))

@@ -35,6 +35,7 @@ from outrider.cluster.ray_facts import (
 )
 from outrider.cluster.sweeper import Sweeper
 from outrider.errors import ConfigError
+from outrider.stages import stage
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,9 @@ class RaySessions:
         if self._is_closed:
             raise ConfigError("the server is ending.")
         session = ray_session(self._address, self._num_ranks, timeout_s, self._given_up)
-        return self._stack.enter_context(session)
+        where = "starting Ray" if self._address is None else f"connecting to Ray at {self._address}"
+        with stage(where):
+            return self._stack.enter_context(session)
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         outcome: Future[T] = Future()

@@ -20,7 +20,7 @@ from outrider.cluster.draft_check import check_draft
 from outrider.cluster.draft_keeper import DraftKeeper
 from outrider.cluster.engine_process import POLL_S, EngineProcess
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.events import Say, quote
+from outrider.cluster.events import Say, quote, stage_reporter
 from outrider.cluster.placement import ENGINE, Placed, needs_of, raise_if_lost, renew
 from outrider.cluster.postmortem import End, root_cause
 from outrider.cluster.spares import Spares
@@ -28,6 +28,7 @@ from outrider.cluster.tasks import all_of, first_of
 from outrider.config import EngineConfig
 from outrider.links.gateway_messages import EngineStatus, ProcessState
 from outrider.links.rank_messages import Role
+from outrider.stages import stage
 
 _SETTLE_S = 1.0  # after one process has ended, for the one that is to blame to be known
 _STOP_S = 3.0
@@ -92,7 +93,9 @@ class Replica:
             raise ClusterError(f"a process could not be started: {error}") from error
 
     async def _come_up(self) -> None:
-        await self._start_processes()
+        roles = [ENGINE, *self._first_groups]
+        with stage_reporter(self._say), stage(f"starting the processes of {', '.join(roles)}"):
+            await self._start_processes()
         await self._await_ready()
 
     async def _start_processes(self) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from outrider.cluster.deadline import END_S, Deadline
 from outrider.cluster.errors import ClusterError
 from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.kernels_ahead import kernels_ahead
 from outrider.cluster.launch import Launch
 from outrider.cluster.progress import Progress
 from outrider.cluster.signals import ended_by_signals, noted_signals, take_back_signals
@@ -30,6 +31,8 @@ from outrider.gateway.exposure import check_exposure
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.address import listen
 from outrider.links.secret import SECRET_VARIABLE
+from outrider.requirements import need, not_installed
+from outrider.stages import stage
 
 if TYPE_CHECKING:
     from outrider.cluster.ray_launch import RayLaunch
@@ -48,6 +51,8 @@ def serve(
     """Serve until SIGINT, SIGTERM, or SIGHUP unless that is ignored, as nohup has it. No process is
     left when it returns, raises or is killed, and none of these takes longer than `server.drain_s`
     and `END_S`. Gateways log at `log_level` unless told otherwise."""
+    if not use_ray or config.cluster.address is None:  # else ranks may all be on other hosts
+        need("torch", "transformers", "safetensors", "numpy")
     secret = _secret(config)
     warning = check_exposure(config.server) if config.server.processes else None
     if warning is not None:
@@ -62,6 +67,7 @@ def serve(
         if config.cluster.listen is not None:
             guests = stack.enter_context(_door(config.cluster.listen))
         # What takes longest begins first. Ray itself mostly waits for processes it starts.
+        stack.enter_context(kernels_ahead(config))
         deadline = stack.enter_context(Deadline(config.server.drain_s + END_S))
         given_up = threading.Event()
         ray = stack.enter_context(_ray_starting(config, given_up, deadline)) if use_ray else None
@@ -70,7 +76,8 @@ def serve(
 
         # Ranks of a cluster that runs already may all be on other hosts.
         has_weights = not use_ray or config.cluster.address is None
-        models = check_models(config, has_weights=has_weights)
+        with stage("checking the models"):
+            models = check_models(config, has_weights=has_weights)
         config = models.config
         checked = "model and tokenizer" if models.draft is None else "models and tokenizers"
         secret = (_running_secret(config, ray) if ray is not None else None) or secret
@@ -117,11 +124,10 @@ def _door(place: str) -> socket.socket:
 
 
 def _local_launch(config: EngineConfig, secret: str) -> Launch:
-    import torch
-
+    from outrider.cluster.host_gpus import num_gpus
     from outrider.cluster.local_launch import LocalLaunch
 
-    return LocalLaunch(config, secret, torch.cuda.device_count())
+    return LocalLaunch(config, secret, num_gpus())
 
 
 @contextlib.contextmanager
@@ -142,9 +148,11 @@ def _ray_starting(
     # Not in the thread: two that import at once take as long as one after the other, and nothing
     # of Ray starts before it is imported.
     try:
-        from outrider.cluster.ray_session import RaySessions
+        with stage("importing Ray"):
+            from outrider.cluster.ray_session import RaySessions
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error}; install Ray, or serve on this host with --no-ray.") from error
+        said = not_installed(error) or str(error)
+        raise ConfigError(f"{said}; or serve on this host alone with --no-ray.") from error
     from outrider.engine.over_ranks import group_sizes
 
     # Room for one more than there are: replicas are replaced and added while they serve.

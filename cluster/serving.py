@@ -38,6 +38,7 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.speculation import SpeculationStatus
+from outrider.stages import stage
 
 if TYPE_CHECKING:
     from outrider.gateway.http.server import HttpServer
@@ -128,12 +129,14 @@ class Serving:
             say(Event(Kind.STAGE, f"replicas are published on {where}"))
         while not self._serve_all():  # the launch minds the time
             await asyncio.sleep(_START_POLL_S)
-        while not self._replicas.connected:
-            await self._replicas.changed.wait()
+        with stage("connecting to the engines"):
+            while not self._replicas.connected:
+                await self._replicas.changed.wait()
         first = self._replicas.connected[0].link
         facts = first.facts
         assert facts is not None
-        member = await self._fleet.wait_serving()
+        with stage("waiting for the gateways"):
+            member = await self._fleet.wait_serving()
         admin = None if self._admin is None else self._admin.address
         addresses = Addresses("", "", admin)
         if member is not None:

@@ -13,7 +13,7 @@ folder=$(CDPATH='' cd -- "$folder" && pwd)
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cd "$root"
-cp -RL pyproject.toml MANIFEST.in README.md LICENSE src docker helm "$copy"
+cp -RL pyproject.toml requirements.lock MANIFEST.in README.md LICENSE src docker helm "$copy"
 mkdir "$copy/docs"
 cp -R docs/grafana "$copy/docs"
 find "$copy" -name __pycache__ -type d -prune -exec rm -rf {} +

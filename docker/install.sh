@@ -11,6 +11,7 @@ wheel=${2:?"the second argument is the wheel"}
 prefix=${3:?"the third argument is the folder to install into"}
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 python=${PYTHON:-python3}
+lock=$here/../requirements.lock
 
 case $kind in
 engine | gateway) ;;
@@ -19,7 +20,7 @@ esac
 
 install() {
   "$python" -m pip --python "$prefix/bin/python" --disable-pip-version-check --no-input \
-    install --quiet --no-cache-dir --no-warn-script-location "$@"
+    install --quiet --no-cache-dir --no-warn-script-location --constraint "$lock" "$@"
 }
 
 "$python" -m venv --without-pip "$prefix"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from outrider.kernels.cpu.build import load_library
 from outrider.kernels.cpu.ops import CpuOps
+from outrider.kernels.errors import KernelUnavailableError
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.trust import trusted_folder
-from outrider.kernels.types import KernelUnavailableError, Linear, Ops, RaggedBatch
+from outrider.kernels.types import Linear, Ops, RaggedBatch
 
 __all__ = ["KernelUnavailableError", "Linear", "Ops", "RaggedBatch", "select_ops"]
 
@@ -28,11 +30,12 @@ def select_ops(
     dtype: torch.dtype,
     deterministic: bool = False,
     backend: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Ops:
     """The operations for tensors of `dtype` on `device`.
 
     `backend` is "c" (float32 on CPUs, needs a C compiler once), "torch" (runs anywhere), or None
-    for the best available: on GPUs the Triton kernels.
+    for the best available: on GPUs the Triton kernels. `tell` hears how far a compilation is.
     """
     if backend not in (None, "c", "torch"):
         raise ValueError(f'CPU kernels "{backend}" are unknown; use "c" or "torch".')
@@ -51,7 +54,7 @@ def select_ops(
     if backend == "torch" or not suitable:
         return ReferenceOps(deterministic)
     try:
-        return CpuOps(load_library())
+        return CpuOps(load_library(tell))
     except KernelUnavailableError as error:
         if backend == "c":
             raise

@@ -15,10 +15,6 @@ Linear = Callable[[Tensor], Tensor]
 """A packed linear layer: x [T, in_features] -> [T, out_features]."""
 
 
-class KernelUnavailableError(RuntimeError):
-    """The kernels that were asked for by name cannot run here."""
-
-
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """Where the T tokens of one pass over B sequences stand; sequence b owns the tokens

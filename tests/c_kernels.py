@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from outrider.kernels.cpu.build import library_path
+from outrider.kernels.errors import KernelUnavailableError
 from outrider.kernels.ops import Ops, select_ops
 from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.types import KernelUnavailableError
 
 
 def skip_without_compiler() -> None:

@@ -16,7 +16,7 @@ from outrider.train.attention import attend
 from outrider.train.packing import Batch, Documents, Seen
 from outrider.train.recorded import Recorded
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
+from outrider.workers.weights.checkpoint import load_spec, whole_folder
 
 _ATTENTION = "outrider_documents"
 _documents: ContextVar[Documents] = ContextVar("documents")
@@ -26,7 +26,7 @@ class Teacher:
     """A target of any supported family, through `transformers`, frozen."""
 
     def __init__(self, source: str, device: torch.device, layers: Sequence[int] = ()) -> None:
-        self.folder: Path = checkpoint_folder(source)
+        self.folder: Path = whole_folder(source)
         self.spec: ModelSpec = load_spec(source)
         self.device = device
         self._model = _load(self.folder, device)

@@ -9,6 +9,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kernels.ops import KernelUnavailableError, Ops, select_ops
+from outrider.stages import stage
 
 # Left free on the GPU of a rank in a process of its own: a bound that passes of usual sizes keep.
 # An engine that has its models in its own process measures (`outrider.workers.gpu.memory`).
@@ -40,7 +41,8 @@ def place(
     dtype: torch.dtype = getattr(torch, dtype_name)
     backend = None if cpu_kernels == "auto" else cpu_kernels
     try:
-        ops = select_ops(device, dtype, deterministic, backend)
+        with stage("preparing the kernels") as update:
+            ops = select_ops(device, dtype, deterministic, backend, update)
     except KernelUnavailableError as error:
         raise ConfigError(f"cpu_kernels is {cpu_kernels!r}: {error}") from error
     return Placement(device, dtype, ops, keeps_form)

@@ -16,7 +16,7 @@ from outrider.bench.peers.measure import Variant
 from outrider.bench.peers.process import PeerProcess
 from outrider.bench.peers.protocol import Mode, Options, PeerError
 from outrider.errors import ConfigError, ModelError
-from outrider.workers.weights.checkpoint import converted_folder
+from outrider.workers.weights.checkpoint import whole_folder
 from outrider.workers.weights.resolve import BUNDLED_TARGET, resolve_source
 
 OUTRIDER, TRANSFORMERS, VLLM, VLLM_DRAFT = "outrider", "transformers", "vllm", "vllm draft"
@@ -96,7 +96,7 @@ def start_peers(
 ) -> dict[str, PeerProcess]:
     """A process for each engine that can be had; the others are named and left out."""
     source = resolve_source(settings.target)
-    folder = converted_folder(source) if source.suffix == GGUF else source
+    folder = whole_folder(settings.target)
     draft = str(resolve_source(settings.draft))
     tokenizer = draft if settings.target == BUNDLED_TARGET else str(folder)
     options = Options(str(folder), draft, tokenizer, settings.threads, settings.max_model_len)

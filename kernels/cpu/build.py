@@ -3,68 +3,117 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shutil
 import stat
-import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from outrider.kernels.cpu.compiling import FLAGS, Compiler, Tell
+from outrider.kernels.errors import KernelUnavailableError
 from outrider.kernels.trust import distrust, trusted_folder
-from outrider.kernels.types import KernelUnavailableError
 
 logger = logging.getLogger(__name__)
 
 _SOURCE_DIR = Path(__file__).parent
-# Contraction is named because results must not depend on a compiler's default; -ffast-math is
-# absent because it would reorder sums. Scheduling before register allocation makes the widest loops
-# spill.
-_FLAGS = (
-    *("-O3", "-march=native", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno"),
-    *("-fno-schedule-insns", "-pthread", "-shared", "-fPIC", "-fvisibility=hidden"),
-)
-_TIMEOUT_S = 120
+_LOCK_WAIT_S = 120.0  # then it is compiled here, too
+_LOCK_POLL_S = 0.05
+_ABANDONED_S = 600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _loaded: dict[tuple[int, int], Path] = {}  # by device and inode
 
 
-def library_path() -> Path:
+def _silent(text: str) -> None:
+    """Nobody waits for it."""
+
+
+def find_compiler() -> Compiler:
+    """Raises `KernelUnavailableError` if there is none."""
+    program = shutil.which("cc") or shutil.which("gcc")
+    if program is None:
+        raise KernelUnavailableError("no C compiler (cc or gcc) was found on PATH")
+    return Compiler(program)
+
+
+def library_path(tell: Tell = _silent, compiler: Compiler | None = None) -> Path:
     """The compiled kernels for this machine, compiled now if they are not in the cache, or damaged
-    there.
+    there. `tell` hears how far that is, from any thread.
 
     Raises `KernelUnavailableError` if there is no compiler or it fails.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise KernelUnavailableError("no C compiler (cc or gcc) was found on PATH")
-    sources = sorted(_SOURCE_DIR.glob("*.[ch]"))
-    path = _folder() / f"cpu-{_fingerprint(compiler, sources)}.so"
-    try:
-        os.close(_open(path))
-    except FileNotFoundError:
-        _compile(compiler, [s for s in sources if s.suffix == ".c"], path)
-    except (OSError, ValueError) as error:
-        logger.warning("the CPU kernels are compiled again: %s: %s", path, error)
-        _compile(compiler, [s for s in sources if s.suffix == ".c"], path)
+    compiler = compiler or find_compiler()
+    path = _folder() / f"cpu-{_fingerprint(compiler)}.so"
+    if not _is_there(path):
+        with _only_here(path.with_suffix(".lock"), tell):
+            if not _is_there(path):  # another process may have compiled it meanwhile
+                _compile(compiler, path, tell)
     return path
 
 
-def load_library() -> Path:
+def load_library(tell: Tell = _silent) -> Path:
     """`library_path`, checked to load in this process. The name stands for the very file that was
     checked, whatever takes its place in the cache."""
     try:
-        return _load(library_path())
+        return _load(library_path(tell))
     except (OSError, ValueError) as error:  # whole, and yet made for another machine
         logger.warning("the CPU kernels are compiled again: %s", error)
     try:
         library_path().unlink(missing_ok=True)
-        return _load(library_path())
+        return _load(library_path(tell))
     except (OSError, ValueError) as error:
         raise KernelUnavailableError(f"the compiled kernels do not load: {error}") from error
+
+
+def _is_there(path: Path) -> bool:
+    """One that may be loaded; another is removed."""
+    try:
+        os.close(_open(path))
+        return True
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        logger.warning("the CPU kernels are compiled again: %s: %s", path, error)
+        with suppress(OSError):
+            path.unlink()
+        return False
+
+
+@contextmanager
+def _only_here(path: Path, tell: Tell) -> Iterator[None]:
+    """One process at a time, as far as files can be locked; a process that takes too long is not
+    waited for."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:  # a folder that cannot be written to is reported by the compilation
+        yield
+        return
+    try:
+        _await_lock(handle, tell)
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _await_lock(handle: int, tell: Tell) -> None:
+    deadline_s = time.monotonic() + _LOCK_WAIT_S
+    while time.monotonic() < deadline_s:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            tell("waiting for another process to compile the CPU kernels")
+            time.sleep(_LOCK_POLL_S)
+        except OSError:  # the file system has no locks
+            return
 
 
 def _load(path: Path) -> Path:
@@ -116,11 +165,11 @@ def _cache_dir() -> Path:
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "outrider") / "kernels"
 
 
-def _fingerprint(compiler: str, sources: list[Path]) -> str:
+def _fingerprint(compiler: Compiler) -> str:
     digest = hashlib.sha256()
-    for part in (*_FLAGS, _run([compiler, "--version"]), _cpu_model()):
+    for part in (*FLAGS, compiler.version(), _cpu_model()):
         digest.update(part.encode() + b"\0")
-    for source in sources:
+    for source in sorted(_SOURCE_DIR.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -136,21 +185,17 @@ def _cpu_model() -> str:
     return "\n".join([platform.machine(), platform.processor(), *described])
 
 
-def _compile(compiler: str, sources: list[Path], path: Path) -> None:
+def _compile(compiler: Compiler, path: Path, tell: Tell) -> None:
     """Compiles to a temporary name and renames, so that no process ever loads half a library. Its
     digest is appended to it."""
+    sources = sorted(_SOURCE_DIR.glob("*.c"))
     try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        for left in path.parent.glob(f".{path.stem}.*"):  # by processes that were killed
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
             library = Path(folder) / path.name
-            objects = [str(Path(folder) / f"{source.stem}.o") for source in sources]
-            commands = [
-                [compiler, *_FLAGS, "-c", str(source), "-o", made]
-                for source, made in zip(sources, objects, strict=True)
-            ]
-            with ThreadPoolExecutor(os.cpu_count()) as side_by_side:
-                for _ in side_by_side.map(_run, commands):
-                    pass
-            _run([compiler, *_FLAGS, *objects, "-lm", "-o", str(library)])
+            compiler.build(Path(folder), sources, library, tell)
             seal(library)
             library.replace(path)
     except OSError as error:
@@ -167,14 +212,3 @@ def seal(library: Path) -> None:
 
 def _unwritable(folder: Path, error: OSError) -> KernelUnavailableError:
     return KernelUnavailableError(f"the kernels cannot be written to {folder}: {error}")
-
-
-def _run(command: list[str]) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        raise KernelUnavailableError(f"{command[0]} took over {_TIMEOUT_S} s") from error
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[0]
-        raise KernelUnavailableError(f"{command[0]} failed: {reason}")
-    return done.stdout

@@ -11,8 +11,11 @@
 #define WIDE_BYTES_OF_X (640 * 1024) /* rows that stay in the second-level cache while panels pass */
 
 static const stored_path *const PATHS[] = {
-#if defined(__x86_64__)
-    &stored_avx512, &stored_avx2,
+#if HAS_AVX512
+    &stored_avx512,
+#endif
+#if HAS_AVX2
+    &stored_avx2,
 #elif defined(__aarch64__) && defined(__linux__)
     &stored_neon,
 #endif

@@ -23,6 +23,14 @@
 #include <math.h>
 #include <string.h>
 
+/* Which paths are compiled: for others than this CPU has they would only be waited for. */
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__FMA__) && defined(__F16C__)
+#define HAS_AVX512 1
+#endif
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define HAS_AVX2 1
+#endif
+
 #define PANEL 16
 #define BLOCK 32
 #define GROUPS 8

@@ -1,13 +1,8 @@
 /* Stored weights by products of 16 bits: two bytes of x at a time, so two sums instead of three. */
-#if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c") /* of this file alone, which runs only where they are */
 #include "stored.h"
 
+#if HAS_AVX2
 #include <immintrin.h>
-
-#if defined(__clang__) /* which does not know GCC's pragma */
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#endif
 
 #define QUADS 2 /* at a time: their 8 outputs fill a register of sums */
 
@@ -130,7 +125,4 @@ static int runs_here(void) { return __builtin_cpu_supports("avx2") && __builtin_
 
 const stored_path stored_avx2 = {"avx2", runs_here, TILES, 0, HALVES, 0};
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
 #endif

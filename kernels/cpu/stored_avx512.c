@@ -1,12 +1,8 @@
 /* Stored weights by AVX-512's dot products of bytes, which take weights without a sign: those of 8
  * bits get a bias of 128 that is taken off the sums again, like the bias of the others. */
-#if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512vnni,fma,f16c") /* of this file, which runs only there */
-#if defined(__clang__) /* which does not know GCC's pragma */
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vnni,fma,f16c"))), apply_to = function)
-#endif
 #include "stored_avx512.h"
 
+#if HAS_AVX512
 #define UNROLLED _Pragma("GCC unroll 8")
 #define EACH_ROW(r) UNROLLED for (int r = 0; r < rows; r++)
 
@@ -97,7 +93,4 @@ static int runs_here(void)
 
 const stored_path stored_avx512 = {"avx512", runs_here, TILES, 0, BYTES_AND_SUMS, stored_wide512};
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
 #endif

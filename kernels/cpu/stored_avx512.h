@@ -4,6 +4,7 @@
 
 #include "stored.h"
 
+#if HAS_AVX512
 #include <immintrin.h>
 
 /* Group g of all 16 outputs, 4 inputs each. */
@@ -59,4 +60,5 @@ INLINE void scales_of(int type, const uint8_t *panel, long b, __m512 scale[2], _
         *min = _mm512_fmadd_ps(scale[0], _mm512_set1_ps((float)stored_bias(type)), *min);
 }
 
+#endif
 #endif

@@ -7,13 +7,9 @@
  * times the sum of the weights, which is taken off before the upper byte's products are added. Where
  * the lower byte has a sum of its own, X + 128 + 2^23 has the same bytes but for its sign, and 128
  * times the sum of the weights is taken off there as well. */
-#if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512vnni,fma,f16c") /* of this file, which runs only there */
-#if defined(__clang__) /* which does not know GCC's pragma */
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vnni,fma,f16c"))), apply_to = function)
-#endif
 #include "stored_avx512.h"
 
+#if HAS_AVX512
 #define UNROLLED _Pragma("GCC unroll 8")
 
 /* For every row, and for every row and panel: sums have names, since compilers keep arrays that are
@@ -129,7 +125,4 @@ INLINE void tile(int type, const wide_block *w, const x_block *x, long blocks, f
 EVERY_TYPE(DEFINE)
 const stored_wide stored_wide512[] = {EVERY_TYPE(NAME)};
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
 #endif

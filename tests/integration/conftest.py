@@ -20,8 +20,7 @@ from letters import letter_tokenizer
 from wheel_tools import Built, build, install
 
 from outrider import LLM
-from outrider.workers.weights.checkpoint import converted_folder
-from outrider.workers.weights.resolve import resolve_source
+from outrider.workers.weights.checkpoint import whole_folder
 
 NUM_SHARED_LAYERS = 2
 DAMPING = 0.2
@@ -85,7 +84,7 @@ def kv_gb_fixture() -> Callable[..., float]:
 @pytest.fixture(scope="session")
 def bundled_reference() -> Any:
     """The bundled target as `transformers` runs it."""
-    folder = converted_folder(resolve_source("smollm2-135m-instruct"))
+    folder = whole_folder("smollm2-135m-instruct")
     return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

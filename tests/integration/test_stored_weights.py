@@ -8,7 +8,7 @@ from checkpoints import RaggedRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.kernels.ops import select_ops
-from outrider.workers.weights.checkpoint import checkpoint_folder
+from outrider.workers.weights.checkpoint import whole_folder
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets
 
@@ -26,7 +26,7 @@ def test_logits_of_the_bundled_target_are_those_of_transformers_in_float64() -> 
         BUNDLED_TARGET, dtype=torch.float32, device="cpu", ops=ops, keeps_form=True
     )
     prompt = AutoTokenizer.from_pretrained(draft_assets())(TEXT)["input_ids"]
-    folder = checkpoint_folder(BUNDLED_TARGET)
+    folder = whole_folder(BUNDLED_TARGET)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     with torch.inference_mode():
         expected = model(torch.tensor([prompt])).logits[0]

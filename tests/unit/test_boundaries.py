@@ -51,6 +51,7 @@ DIRECTIONS = {
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
         *("outrider.scheduler.proposers", "outrider.scheduler.costs"),
         *("outrider.links", "outrider.logs", "outrider.log_stream", "outrider.garbage"),
+        *("outrider.stages", "outrider.requirements"),
     ),
     "src/outrider/text": (
         *("outrider.config", "outrider.links.gateway_messages", "outrider.kernels.seeds"),
@@ -79,6 +80,7 @@ DIRECTIONS = {
             "outrider.logs",
             "outrider.progress",
             "outrider.quiet_log",
+            "outrider.stages",
             "outrider.links",
             "outrider.text",
         ),

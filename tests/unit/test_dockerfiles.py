@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from outrider.workers.weights.resolve import TARGET_INSTALL
+from outrider.workers.weights.resolve import TARGET_REQUIREMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -94,7 +94,7 @@ def test_the_engines_image_has_what_the_probes_of_kuberay_need() -> None:
 
 
 def test_the_bundled_target_is_the_one_that_is_told_of_elsewhere() -> None:
-    package = TARGET_INSTALL.split()[-1]
+    package = TARGET_REQUIREMENT
     assert f'"{package}"' in (DOCKER / "install.sh").read_text()
     assert f'"{package}"' in (ROOT / "Makefile").read_text()
 

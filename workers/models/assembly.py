@@ -16,6 +16,7 @@ from torch import Tensor
 from outrider.kernels.quantized import QuantizedWeight, quantize
 from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import Linear, Ops
+from outrider.stages import stage
 from outrider.workers.models.layers import (
     ACTIVATIONS,
     Attention,
@@ -152,7 +153,12 @@ class Assembly:
 
     def layers(self) -> list[Layer]:
         cos, sin = self._tables()
-        return [self._layer(index, cos, sin) for index in range(self._spec.num_layers)]
+        num_layers, made = self._spec.num_layers, []
+        with stage("reading weights") as update:
+            for index in range(num_layers):
+                update(f"reading weights (layer {index + 1} of {num_layers})")
+                made.append(self._layer(index, cos, sin))
+        return made
 
     def _tables(self) -> tuple[Tensor | None, Tensor | None]:
         spec = self._spec

@@ -9,6 +9,7 @@ import torch
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, Ready, Role
 from outrider.scheduler.costs import StepCosts
+from outrider.stages import stage
 from outrider.workers.costs import (
     are_alike,
     measure_draft,
@@ -38,6 +39,10 @@ class RankCosts:
     head: HeadRunner | None
 
     def tell(self, secret: str, settings: RankSettings) -> Ready:
+        with stage("timing passes"):
+            return self._found(secret, settings)
+
+    def _found(self, secret: str, settings: RankSettings) -> Ready:
         if self.runner.device.type != "cpu":
             return self._measure()
         runner = self.runner

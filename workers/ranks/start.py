@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -29,11 +30,14 @@ from outrider.links.rank_messages import (
     Load,
     Loaded,
     RankSettings,
+    Ready,
     Role,
     Setup,
+    Stage,
     Stop,
 )
 from outrider.logs import setup_logging
+from outrider.stages import StageReporter, stage
 from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Alone, Collective
 from outrider.workers.groups.link_store import LinkStore
@@ -145,31 +149,39 @@ class _Start:
             json_lines=settings.log_format == "json",
         )
         take_cores(settings.num_threads, setup.host_share, setup.host_index)
-        placement = place(
-            settings.device,
-            settings.dtype,
-            settings.cpu_kernels,
-            settings.deterministic,
-            self._where.role,
-        )
-        self._describe(settings, placement)
-        group = self._meet(setup, placement)
-        decoder = self._load(settings, placement, group)
-        runner = self._allocate(settings, placement, decoder, group)
-        server: RankServer
-        if self._where.role == Role.TARGET:
-            server = TargetRank(
-                self._channel,
-                group,
-                self._store,
-                runner,
-                self._head_runner,
-                placement.ops,
-                settings,
+        with self._stages(settings):
+            placement = place(
+                settings.device,
+                settings.dtype,
+                settings.cpu_kernels,
+                settings.deterministic,
+                self._where.role,
             )
-        else:
-            server = DraftRank(self._channel, group, self._store, runner, placement.ops, settings)
-        return server
+            self._describe(settings, placement)
+            group = self._meet(setup, placement)
+            decoder = self._load(settings, placement, group)
+            runner, ready = self._allocate(settings, placement, decoder, group)
+        self._channel.send(ready)
+        if self._where.role == Role.DRAFT:
+            return DraftRank(self._channel, group, self._store, runner, placement.ops, settings)
+        return TargetRank(
+            self._channel,
+            group,
+            self._store,
+            runner,
+            self._head_runner,
+            placement.ops,
+            settings,
+        )
+
+    def _stages(self, settings: RankSettings) -> AbstractContextManager[object]:
+        """Around what may take long: the engine hears of it."""
+
+        def report(words: str) -> None:
+            with contextlib.suppress(LinkError):  # this process finds out by its own next message
+                self._channel.send(Stage(words))
+
+        return StageReporter(report) if settings.hears_stages else contextlib.nullcontext()
 
     def _describe(self, settings: RankSettings, placement: Placement) -> None:
         spec = load_spec(settings.model, revision=settings.revision)
@@ -195,9 +207,10 @@ class _Start:
         rank, size = self._where.rank, self._where.size
         if size == 1:
             return Alone()
-        return tensor_parallel_group(
-            self._store, setup.meeting, rank, size, placement, setup.settings.deterministic
-        )
+        with stage("waiting for the other ranks of its group"):
+            return tensor_parallel_group(
+                self._store, setup.meeting, rank, size, placement, setup.settings.deterministic
+            )
 
     def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> Decoder:
         wanted = self._expect(Load)
@@ -234,7 +247,7 @@ class _Start:
 
     def _allocate(
         self, settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
-    ) -> Runner:
+    ) -> tuple[Runner, Ready]:
         wanted = self._expect(Allocate)
         kv = KVCache(
             decoder.spec,
@@ -252,10 +265,10 @@ class _Start:
         if self._head is not None:
             self._head_runner = HeadRunner(self._head, runner)
         if can_record(group):
-            runner.record(_QUERY_LENS[self._where.role])
+            with stage("recording passes"):
+                runner.record(_QUERY_LENS[self._where.role])
         costs = RankCosts(self._where.role, group, runner, placement.ops, self._head_runner)
-        self._channel.send(costs.tell(self._secret, settings))
-        return runner
+        return runner, costs.tell(self._secret, settings)
 
     def _expect(self, kind: type[M]) -> M:
         message = self._channel.receive()

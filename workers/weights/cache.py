@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from outrider.errors import ModelError
+from outrider.stages import stage
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,8 @@ def locked(path: Path, what: str, wait_s: float = LOCK_WAIT_S) -> Iterator[None]
         yield
         return
     try:
-        _await_lock(handle, path, what, wait_s)
+        with stage(f"waiting for {what} by another process"):
+            _await_lock(handle, path, what, wait_s)
         with suppress(OSError):  # only who holds it, for those that wait; the disk may be full
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()} on {socket.gethostname()}".encode(), 0)

@@ -1,6 +1,6 @@
 """A model's name to its folder and its specification, without torch and without its weights.
 
-A GGUF file is dequantised once into a Hugging Face folder that is kept.
+A GGUF file is converted once into a folder that is kept.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from outrider.errors import ModelError
+from outrider.stages import stage
 from outrider.workers.models.spec import ModelSpec, eos_ids
 from outrider.workers.models.unsupported import refuse_adapter
 from outrider.workers.weights.cache import (
@@ -29,7 +30,7 @@ from outrider.workers.weights.safetensors_files import SafetensorsFiles, StoredF
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = "2"  # part of the cache key: raise it when what a conversion writes changes
+FORMAT_VERSION = "3"  # part of the cache key: raise it when what a conversion writes changes
 FINGERPRINT_DIGITS = 16
 
 
@@ -52,12 +53,24 @@ def checkpoint_folder(
 ) -> Path:
     """The Hugging Face folder behind a name; a GGUF is converted into one first."""
     path = resolve_source(source, revision, wanted)
-    return converted_folder(path) if path.suffix == ".gguf" and path.is_file() else path
+    return converted_folder(path) if _is_gguf(path) else path
 
 
-def converted_folder(path: Path) -> Path:
-    """The Hugging Face folder with the contents of `path`, converting it if need be."""
-    folder = cache_folder() / "gguf" / f"{path.stem}-{_fingerprint(path)}"
+def whole_folder(source: str | Path, revision: str | None = None) -> Path:
+    """The same for programs that read Hugging Face folders by themselves: all weights are floats
+    there, several times the size of a quantised GGUF."""
+    path = resolve_source(source, revision)
+    return converted_folder(path, whole=True) if _is_gguf(path) else path
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def converted_folder(path: Path, *, whole: bool = False) -> Path:
+    """The folder with the contents of `path`, converting it if need be."""
+    name = f"{path.stem}-{_fingerprint(path)}"
+    folder = cache_folder() / "gguf" / (f"{name}-float32" if whole else name)
     if folder.is_dir():
         try:
             SafetensorsFiles(folder)
@@ -66,11 +79,12 @@ def converted_folder(path: Path) -> Path:
         except ModelError as error:
             logger.warning("converting %s again: %s", path.name, error)
             discard_folder(folder)
-    logger.info("dequantising %s into %s (once)", path.name, folder)
-    from outrider.workers.weights.gguf_convert import convert  # torch
+    logger.info("converting %s into %s (once)", path.name, folder)
+    from outrider.workers.weights.gguf_convert import convert  # NumPy
 
     try:
-        build_folder(folder, lambda scratch: convert(path, scratch))
+        with stage(f"converting {path.name} (once)"):
+            build_folder(folder, lambda scratch: convert(path, scratch, whole=whole))
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"the conversion of {path.name} cannot be written to {folder.parent} ({error}); "
@@ -90,7 +104,7 @@ def _fingerprint(path: Path) -> str:
         known = read_own(kept)
         if len(known) == FINGERPRINT_DIGITS and int(known, 16) >= 0:
             return known
-    with path.open("rb") as file:
+    with path.open("rb") as file, stage(f"reading {path.name} for its fingerprint"):
         digest = hashlib.file_digest(file, "sha256")
     digest.update(FORMAT_VERSION.encode())
     fingerprint = digest.hexdigest()[:FINGERPRINT_DIGITS]

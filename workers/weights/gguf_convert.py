@@ -1,44 +1,51 @@
-"""GGUF files, dequantised into a Hugging Face folder of float32 safetensors.
+"""GGUF files as Hugging Face folders, without torch.
 
-What kernels can take as it is stored is beside it in that form; see `stored_source.py`.
+Weights that kernels take as they are stored stay so (`stored_source.py`); others read them through
+`SafetensorsSource`, which undoes their form. Programs that know nothing of it get a folder of
+float32 alone.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+import numpy as np
+from safetensors.numpy import save_file
 
 from outrider.errors import ModelError
-from outrider.kernels.stored import KINDS
 from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.dequantised import STORED_KINDS, gguf_package
 from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
-from outrider.workers.weights.gguf_header import check_gguf_header, damaged_gguf
+from outrider.workers.weights.gguf_header import (
+    GgufHeader,
+    GgufTensor,
+    damaged_gguf,
+    read_gguf_header,
+)
 from outrider.workers.weights.safetensors_files import INDEX_FILE, STORED_INDEX_FILE
 
 logger = logging.getLogger(__name__)
 
-QUANTISATIONS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
+QUANTISATIONS = ("F32", *STORED_KINDS)
 MAX_FILE_BYTES = 1 << 30
 
+Array = np.ndarray[Any, Any]
 
-def convert(path: Path, folder: Path) -> None:
-    """Into a folder that is there."""
-    reader = _open(path)
-    fields = _fields(path, reader)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    _check_places(path, reader)
+
+def convert(path: Path, folder: Path, *, whole: bool = False) -> None:
+    """Into a folder that is there; `whole` is float32 alone."""
+    gguf = gguf_package(path)
+    header = read_gguf_header(path)
+    tensors = {tensor.name: tensor for tensor in _placed(path, header, gguf)}
     divisors = tensors.pop(ROPE_DIVISORS, None)
-    config = hf_config(
-        fields,
-        set(tensors),
-        None if divisors is None else _dequantise(path, divisors).tolist(),
-    )
+    fields = header.fields | {"num_tokens": header.array_lens.get("tokenizer.ggml.tokens", 0)}
+    values = None if divisors is None else divisors.values().tolist()
+    config = hf_config(fields, set(tensors), values)
     ModelSpec.from_hf(config)  # what cannot be served is refused before the long work
     writer, stored = _ShardWriter(folder, "model"), _ShardWriter(folder, "stored")
     kinds: dict[str, str] = {}
@@ -46,79 +53,100 @@ def convert(path: Path, folder: Path) -> None:
         target = hf_name(name)
         if target is None:
             logger.warning("%s: tensor %s is not used", path.name, name)
-            continue
-        writer.add(target, _in_hf_order(target, _dequantise(path, tensor), config))
-        if tensor.tensor_type.name in KINDS and len(tensor.shape) == 2:
-            blocks = torch.from_numpy(tensor.data.copy()).view(torch.uint8)
-            stored.add(target, _in_hf_order(target, blocks, config))
-            kinds[target] = tensor.tensor_type.name
+        elif not whole and tensor.kind in STORED_KINDS and len(tensor.shape) == 2:
+            stored.add(target, _in_hf_order(target, tensor.blocks(), config))
+            kinds[target] = tensor.kind
+        else:
+            writer.add(target, _in_hf_order(target, tensor.values(), config))
     writer.finish(INDEX_FILE, {"metadata": {"format": "pt"}})
-    stored.finish(STORED_INDEX_FILE, {"kinds": kinds})
+    if kinds:
+        stored.finish(STORED_INDEX_FILE, {"kinds": kinds})
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def _open(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ModelError(
-            f"reading {path.name} needs the package gguf; install it with: pip install gguf"
-        ) from None
-    check_gguf_header(path)
-    try:
-        return GGUFReader(path)
-    # A damaged header surfaces as whatever the reader happened to stumble over.
-    except Exception as error:
-        raise damaged_gguf(path, error) from None
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """One of the file's, whose bytes lie in the mapped file."""
+
+    path: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    order: str
+    raw: Array  # uint8
+
+    def blocks(self) -> Array:
+        """The bytes of each row."""
+        self._check_kind()
+        return np.array(self.raw.reshape(self._rows_of_bytes))
+
+    def values(self) -> Array:
+        self._check_kind()
+        if self.kind == "F32":
+            return self.raw.view(f"{self.order}f4").reshape(self.shape).astype(np.float32)
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        try:
+            values = dequantize(
+                self.raw.reshape(self._rows_of_bytes), GGMLQuantizationType[self.kind]
+            )
+        except Exception as error:
+            raise damaged_gguf(self.path, error) from None
+        return values.reshape(self.shape).astype(np.float32)
+
+    @property
+    def _rows_of_bytes(self) -> tuple[int, int]:
+        rows = math.prod(self.shape[:-1])
+        return rows, len(self.raw) // max(rows, 1)
+
+    def _check_kind(self) -> None:
+        if self.kind not in QUANTISATIONS:
+            raise ModelError(
+                f"{self.path} stores {self.name} as {self.kind}, which is not supported; "
+                f"known are {', '.join(QUANTISATIONS)}."
+            )
+        if self.kind != "F32" and self.order != "<":
+            raise ModelError(
+                f"{self.path} stores {self.name} as {self.kind} in the byte order of another "
+                "machine; convert the model again on this one."
+            )
 
 
-def _check_places(path: Path, reader: Any) -> None:
-    """The reader adds offsets in 64 bits and takes whatever bytes are there."""
-    end = 0
-    places = ((int(tensor.field.parts[-1][0]), tensor) for tensor in reader.tensors)
-    for offset, tensor in sorted(places, key=lambda place: place[0]):
-        where = f"tensor {tensor.name} at offset {offset}"
-        if offset % int(reader.alignment):
+def _placed(path: Path, header: GgufHeader, gguf: Any) -> list[_Tensor]:
+    """All tensors of the file, each in a place of its own."""
+    data = np.asarray(np.memmap(path, mode="r"))[header.data_start :]
+    found, end = {}, 0
+    for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
+        where = f"tensor {tensor.name} at offset {tensor.offset}"
+        if tensor.offset % header.alignment:
             raise damaged_gguf(path, f"{where} is not aligned")
-        if offset < end:
+        if tensor.offset < end:
             raise damaged_gguf(path, f"{where} begins within another")
-        end = offset + tensor.n_bytes
-        if reader.data_offset + end > len(reader.data):
+        kind, num_bytes = _size(path, tensor, gguf)
+        end = tensor.offset + num_bytes
+        if end > len(data):
             raise damaged_gguf(path, f"{where} ends beyond the file")
+        raw = data[tensor.offset : end]
+        found[tensor.name] = _Tensor(path, tensor.name, kind, tensor.shape, header.order, raw)
+    return [found[tensor.name] for tensor in header.tensors]
 
 
-def _fields(path: Path, reader: Any) -> dict[str, Any]:
-    """The header without the tokenizer's long lists, of which only the length is of use here."""
+def _size(path: Path, tensor: GgufTensor, gguf: Any) -> tuple[str, int]:
+    """The name of a tensor's kind and how many bytes it takes."""
     try:
-        fields = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if not name.startswith("tokenizer.") or name.endswith("_token_id")
-        }
-        tokens = reader.fields.get("tokenizer.ggml.tokens")
-    except Exception as error:
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+    except ValueError as error:
         raise damaged_gguf(path, error) from None
-    return fields | {"num_tokens": len(tokens.data) if tokens is not None else 0}
-
-
-def _dequantise(path: Path, tensor: Any) -> Tensor:
-    from gguf.quants import dequantize
-
-    kind = tensor.tensor_type.name
-    if kind not in QUANTISATIONS:
-        raise ModelError(
-            f"{path} stores {tensor.name} as {kind}, which is not supported; "
-            f"known are {', '.join(QUANTISATIONS)}."
+    block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if tensor.shape and tensor.shape[-1] % block_len:
+        raise damaged_gguf(
+            path, f"rows of tensor {tensor.name} are not whole blocks of {block_len}"
         )
-    shape = tuple(int(size) for size in reversed(tensor.shape))
-    try:
-        values = dequantize(tensor.data, tensor.tensor_type).reshape(shape)
-    except Exception as error:
-        raise damaged_gguf(path, error) from None
-    return torch.from_numpy(values.astype("float32", copy=True))
+    return kind.name, math.prod(tensor.shape) // block_len * block_bytes
 
 
-def _in_hf_order(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+def _in_hf_order(name: str, tensor: Array, config: dict[str, Any]) -> Array:
     """Undo the interleaving of each head's rows in query and key projections."""
     heads_key = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     module = name.rsplit(".", 2)[-2]
@@ -133,7 +161,7 @@ def _in_hf_order(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
         )
     half = head_dim // 2
     paired = tensor.reshape(num_heads, half, 2, *tensor.shape[1:])
-    return paired.transpose(1, 2).reshape(tensor.shape).contiguous()
+    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(tensor.shape)
 
 
 class _ShardWriter:
@@ -142,12 +170,12 @@ class _ShardWriter:
     def __init__(self, folder: Path, prefix: str) -> None:
         self._folder = folder
         self._prefix = prefix
-        self._pending: dict[str, Tensor] = {}
+        self._pending: dict[str, Array] = {}
         self._pending_bytes = 0
         self._file_of: dict[str, str] = {}
         self._num_files = 0
 
-    def add(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Array) -> None:
         if self._pending and self._pending_bytes + tensor.nbytes > MAX_FILE_BYTES:
             self._flush()
         self._pending[name] = tensor

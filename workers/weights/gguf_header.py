@@ -1,7 +1,8 @@
-"""Whether the header of a GGUF file fits into the file, before a reader believes it.
+"""The header of a GGUF file: its fields and where its tensors lie.
 
 The package gguf makes an object for every array item that a header announces, and transformers
-reads tokenizers by it. A few bytes that announce 2^40 items would take all memory.
+reads tokenizers by it. A few bytes that announce 2^40 items would take all memory, so all counts
+are checked here first; and where the tokenizer is not wanted, its items are only skipped.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import ModelError
 
@@ -19,16 +22,38 @@ MAX_NESTING = 4
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"}
+_SCALARS |= {10: "Q", 11: "q", 12: "d"}
+_SCALAR_BYTES = {kind: struct.calcsize(f"<{code}") for kind, code in _SCALARS.items()}
+_TOKENIZER = "tokenizer."
+_ALIGNMENT, _USUAL_ALIGNMENT = "general.alignment", 32
 _LEAST_FIELD_BYTES = 13  # name length, type, one byte
 _LEAST_TENSOR_BYTES = 24  # name length, number of dimensions, type, offset
 
 
-def check_gguf_header(path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    name: str
+    kind: int  # as `gguf.GGMLQuantizationType` numbers them
+    shape: tuple[int, ...]  # rows first
+    offset: int  # behind `GgufHeader.data_start`
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    fields: dict[str, Any]  # without the arrays of the tokenizer
+    array_lens: dict[str, int]  # of those, by their names
+    tensors: list[GgufTensor]
+    alignment: int
+    data_start: int
+    order: str  # of bytes: "<" or ">"
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
     """Raises `ModelError` for counts, lengths and sizes that the file is too short for."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            _Scan(data).run()
+            return _Scan(data).run()
     except (OSError, ValueError) as error:
         raise damaged_gguf(path, error) from None
 
@@ -38,7 +63,7 @@ def damaged_gguf(path: Path, error: Exception | str) -> ModelError:
 
 
 class _Scan:
-    """Reads lengths and skips what they are of. Raises `ValueError`."""
+    """Reads what is wanted and skips the rest. Raises `ValueError`."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -46,7 +71,7 @@ class _Scan:
         self._order = "<"
         self._num_items = 0
 
-    def run(self) -> None:
+    def run(self) -> GgufHeader:
         if self._data[:4] != _MAGIC:
             raise ValueError("it does not begin with GGUF")
         self._at = 4
@@ -59,56 +84,83 @@ class _Scan:
         num_tensors, num_fields = self._number("Q"), self._number("Q")
         self._check_count("fields", num_fields, _LEAST_FIELD_BYTES)
         self._check_count("tensors", num_tensors, _LEAST_TENSOR_BYTES)
-        for _ in range(num_fields):
-            self._skip_string()
-            self._skip_value(self._number("I"), 0)
-        for _ in range(num_tensors):
-            self._skip_tensor()
+        fields, array_lens = self._fields(num_fields)
+        tensors = {tensor.name: tensor for tensor in (self._tensor() for _ in range(num_tensors))}
+        if len(tensors) < num_tensors:
+            raise ValueError("two of its tensors have the same name")
+        alignment = fields.get(_ALIGNMENT, _USUAL_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"{_ALIGNMENT} is {alignment!r}")
+        start = self._at + -self._at % alignment
+        return GgufHeader(fields, array_lens, [*tensors.values()], alignment, start, self._order)
 
-    def _skip_tensor(self) -> None:
-        self._skip_string()
-        num_dims = self._number("I")
+    def _fields(self, count: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """The first of a name is the one that counts."""
+        fields: dict[str, Any] = {}
+        array_lens: dict[str, int] = {}
+        for _ in range(count):
+            name, kind = self._string(), self._number("I")
+            if kind == _ARRAY and name.startswith(_TOKENIZER):
+                array_lens.setdefault(name, self._skip_array(0))
+            else:
+                fields.setdefault(name, self._value(kind, 0))
+        return fields, array_lens
+
+    def _tensor(self) -> GgufTensor:
+        name, num_dims = self._string(), self._number("I")
         if num_dims > MAX_DIMS:
             raise ValueError(f"a tensor has {num_dims} dimensions; at most {MAX_DIMS} are known")
-        num_values = math.prod(self._number("Q") for _ in range(num_dims))
+        dims = [self._number("Q") for _ in range(num_dims)]
+        num_values = math.prod(dims)
         if num_values > 8 * len(self._data):
             raise ValueError(f"a tensor of {num_values} values is in {len(self._data)} bytes")
-        self._skip(4 + 8)  # type and offset
+        return GgufTensor(name, self._number("I"), tuple(reversed(dims)), self._number("Q"))
 
-    def _skip_value(self, kind: int, nesting: int) -> None:
+    def _value(self, kind: int, nesting: int) -> Any:
         if kind == _STRING:
-            self._skip_string()
-        elif kind == _ARRAY:
-            self._skip_array(nesting)
-        elif kind in _SCALAR_BYTES:
-            self._skip(_SCALAR_BYTES[kind])
-        else:
-            raise ValueError(f"a field is of the unknown type {kind}")
+            return self._string()
+        if kind == _ARRAY:
+            own_kind, count = self._array_head(nesting)
+            return [self._value(own_kind, nesting + 1) for _ in range(count)]
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        raise ValueError(f"a field is of the unknown type {kind}")
 
-    def _skip_array(self, nesting: int) -> None:
+    def _array_head(self, nesting: int) -> tuple[int, int]:
         if nesting == MAX_NESTING:
             raise ValueError(f"arrays are nested more than {MAX_NESTING} deep")
         kind, count = self._number("I"), self._number("Q")
-        item_bytes = _SCALAR_BYTES.get(kind)
-        self._check_count("array items", count, item_bytes or 8)
+        self._check_count("array items", count, _SCALAR_BYTES.get(kind) or 8)
         self._num_items += count
         if self._num_items > MAX_ITEMS:
             raise ValueError(f"its arrays have more than {MAX_ITEMS} items")
-        if item_bytes is not None:
-            self._skip(count * item_bytes)
-            return
+        return kind, count
+
+    def _skip_array(self, nesting: int) -> int:
+        kind, count = self._array_head(nesting)
+        if kind in _SCALAR_BYTES:
+            self._skip(count * _SCALAR_BYTES[kind])
+            return count
+        if kind not in (_STRING, _ARRAY):
+            raise ValueError(f"a field is of the unknown type {kind}")
         for _ in range(count):
-            self._skip_value(kind, nesting + 1)
+            if kind == _STRING:
+                self._skip(self._number("Q"))
+            else:
+                self._skip_array(nesting + 1)
+        return count
 
-    def _skip_string(self) -> None:
-        self._skip(self._number("Q"))
+    def _string(self) -> str:
+        size = self._number("Q")
+        start = self._at
+        self._skip(size)
+        return self._data[start : start + size].decode()
 
-    def _number(self, kind: str) -> int:
+    def _number(self, kind: str) -> Any:
         number = struct.Struct(self._order + kind)
         start = self._at
         self._skip(number.size)
-        found: int = number.unpack_from(self._data, start)[0]
-        return found
+        return number.unpack_from(self._data, start)[0]
 
     def _skip(self, num_bytes: int) -> None:
         if num_bytes > len(self._data) - self._at:

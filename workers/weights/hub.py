@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ModelError
+from outrider.requirements import install_command
+from outrider.stages import stage
 from outrider.workers.weights.cache import cache_folder, locked
 from outrider.workers.weights.files import Files
 
@@ -50,7 +52,8 @@ def download(model_id: str, revision: str | None, files: Files) -> Path:
     downloads and the others wait for it."""
     hub = _client(model_id)
     name = f"{model_id.replace('/', '--')}-{files}"
-    with locked(cache_folder() / "locks" / name, f"the download of {model_id}"):
+    what = f"the download of {model_id}"
+    with locked(cache_folder() / "locks" / name, what), stage(f"downloading {model_id}"):
         try:
             folder = hub.snapshot_download(
                 model_id,
@@ -69,7 +72,7 @@ def _client(model_id: str) -> Any:
     except ImportError:
         raise ModelError(
             f"downloading {model_id!r} needs the package huggingface_hub; install it with: "
-            "pip install huggingface_hub"
+            f"{install_command(['huggingface_hub'])}"
         ) from None
     return huggingface_hub
 

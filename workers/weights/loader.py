@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from outrider.kernels.types import Ops
+from outrider.stages import stage
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
 from outrider.workers.models.source import WeightKeeper
@@ -54,7 +55,8 @@ def load_model(
     stored = StoredFolder(folder, weights) if keeps_form and ops.packing is not None else None
 
     def build(keeper: WeightKeeper | None) -> Decoder:
-        return Decoder(spec, weights, ops, shard, quantization, keeper, stored, narrow=narrow)
+        with stage(f"reading the weights of {source}"):
+            return Decoder(spec, weights, ops, shard, quantization, keeper, stored, narrow=narrow)
 
     if not keeps or ops.packing is None:
         return build(None)

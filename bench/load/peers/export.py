@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.errors import ModelError, OutriderError
-from outrider.workers.weights.checkpoint import checkpoint_folder
+from outrider.workers.weights.checkpoint import whole_folder
 from outrider.workers.weights.files import read_json
 from outrider.workers.weights.gguf_config import INTERLEAVED, hf_name
 from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, resolve_source
@@ -34,7 +34,7 @@ app = typer.Typer(add_completion=False)
 
 def export_folder(source: str, folder: Path) -> None:
     """Write the model named `source` in float32, with the tokenizer both bundled models use."""
-    checkpoint, tokens = checkpoint_folder(source), resolve_source(BUNDLED_DRAFT)
+    checkpoint, tokens = whole_folder(source), resolve_source(BUNDLED_DRAFT)
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(checkpoint.glob("*.safetensors")):
         whole = {name: tensor.float() for name, tensor in load_file(path).items()}

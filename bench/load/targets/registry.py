@@ -6,6 +6,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from outrider.bench.load.targets.base import Target, TargetSpec
 from outrider.errors import ConfigError
+from outrider.requirements import not_installed
 
 IN_PROCESS = "inprocess"
 GRPC_SCHEMES = ("grpc", "grpcs")
@@ -20,10 +21,8 @@ def make_target(spec: TargetSpec) -> Target:
     if parts.scheme in HTTP_SCHEMES:
         try:
             from outrider.bench.load.targets.openai import OpenAiTarget
-        except ImportError as error:
-            raise ConfigError(
-                f"servers over HTTP need {error.name}; run: pip install 'outrider[bench]'."
-            ) from None
+        except ModuleNotFoundError as error:
+            raise ConfigError(not_installed(error) or str(error)) from None
         return OpenAiTarget(spec)
     if parts.scheme in GRPC_SCHEMES:
         from outrider.bench.load.targets.grpc_target import GrpcTarget

@@ -22,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 from outrider import __version__
 from outrider.errors import ConfigError, OutriderError
 from outrider.logs import setup_logging
+from outrider.requirements import not_installed
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -58,15 +59,6 @@ COMMANDS = {
 
 CLIENTS = ("chat", "status", "speculation", "scale", "rollout", "drain", "abort", "explain")
 """Commands that talk to a running server."""
-
-# Packages that serving does without, and the extra that brings each.
-EXTRAS = {
-    "aiohttp": "bench",
-    "scipy": "bench",
-    "matplotlib": "bench",
-    "openai": "clients",
-    "playwright": "browser",
-}
 
 
 @dataclass(slots=True)
@@ -193,12 +185,10 @@ def _report(error: Exception) -> int:
         return 1
     if hasattr(error, "format_message"):  # the parser's own, with its usage
         return _report_usage(error)
-    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0]
     if isinstance(error, OutriderError):
         messages, exit_code = str(error).splitlines(), error.exit_code
-    elif missing in EXTRAS:
-        remedy = f"pip install 'outrider[{EXTRAS[missing]}]' (make install in a checkout)"
-        messages, exit_code = [f"this needs the package {missing}; get it with: {remedy}"], 1
+    elif isinstance(error, ModuleNotFoundError) and (said := not_installed(error)) is not None:
+        messages, exit_code = [said], 1
     else:
         hint = "run 'outrider --debug ...' to see where"
         messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1

@@ -20,6 +20,7 @@ from outrider.config import EngineConfig
 from outrider.config.sources import Given
 from outrider.errors import ConfigError, RequestError
 from outrider.progress import AtWork
+from outrider.requirements import need
 from outrider.scheduler.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class _Session:
     def __init__(self, config: EngineConfig, prompt: str, raw: bool, system: str | None) -> None:
         from outrider.cli.visible import SafeConsole
 
+        need("torch", "transformers", "safetensors", "numpy")
         self._stdout, self._stderr = SafeConsole(), SafeConsole(stderr=True)
         models = filter(None, (config.target.model, config.draft.model))
         with AtWork(self._stderr, f"loading {' and '.join(models)}"):

@@ -15,6 +15,7 @@ from outrider import __version__
 from outrider.cli.speculation_words import speculation_sentence
 from outrider.cli.visible import SafeConsole
 from outrider.config import EngineConfig, ServerConfig
+from outrider.requirements import install_command
 
 if TYPE_CHECKING:
     from outrider.cluster.events import Event
@@ -122,7 +123,7 @@ def commands_to_paste(addresses: Addresses, config: EngineConfig) -> list[str]:
     key = 'os.environ["OUTRIDER_API_KEY"]' if needs_key else '"none"'
     messages = f'[{{"role": "user", "content": "{_CHAT}"}}]'
     # It is no part of what serves, and a command that is pasted should work.
-    install = "" if find_spec("openai") else f"{python} -m pip install -q openai; "
+    install = "" if find_spec("openai") else f"{install_command(['openai'], '-q')}; "
     return [
         f"curl {url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'",
         f"{install}{python} -c '{'import os; ' if needs_key else ''}from openai import OpenAI; "

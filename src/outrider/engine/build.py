@@ -25,6 +25,7 @@ from outrider.engine.step import StepLoop
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus
 from outrider.links.speculation import SpeculationStatus
+from outrider.stages import stage
 from outrider.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def build_served(
         config = settle_head(settled, may_ask=settled != config)
         models = start_over_ranks(config, doorway, ranks, report, raise_if_stopped, hold)
         return _over(models)
-    import outrider.engine.inline  # noqa: F401  (takes longest)
-    from outrider.workers.device import take_cores
+    with stage("importing PyTorch"):
+        import outrider.engine.inline  # noqa: F401  (takes longest)
+        from outrider.workers.device import take_cores
 
     hold()
 
@@ -130,7 +132,8 @@ def build_served(
 
 
 def _inline(config: EngineConfig, report: Report, server: ServerLife | None = None) -> BuiltEngine:
-    from outrider.engine.inline import load_models
+    with stage("importing PyTorch"):
+        from outrider.engine.inline import load_models
 
     models = load_models(config, report, server)
     return BuiltEngine(

@@ -17,6 +17,7 @@ from outrider.engine.service import EngineService
 from outrider.errors import OutriderError
 from outrider.garbage import leave_out_what_is_loaded
 from outrider.links.gateway_messages import EngineStatus
+from outrider.stages import StageReporter
 
 
 class EngineStoppedError(OutriderError):
@@ -56,15 +57,16 @@ class EngineHost:
     def start(self, report: Report, hold: Callable[[], None] | None = None) -> None:
         """Until it takes gateways. Raises what went wrong. `hold` is called, and may take its time,
         before a model is loaded."""
-        engine = build_served(
-            self._config,
-            self._doorway,
-            self._ranks,
-            report,
-            self._raise_if_stopped,
-            self._server,
-            hold or _go_on,
-        )
+        with StageReporter(report):
+            engine = build_served(
+                self._config,
+                self._doorway,
+                self._ranks,
+                report,
+                self._raise_if_stopped,
+                self._server,
+                hold or _go_on,
+            )
         self._service = EngineService(engine, self._doorway)
         self._engine = engine
 

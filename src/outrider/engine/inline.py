@@ -30,6 +30,7 @@ from outrider.engine.wiring import make_workers, wire
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
 from outrider.links.rank_messages import Role
+from outrider.stages import stage
 from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement, gpu_bytes, place
 from outrider.workers.gpu.memory import (
@@ -238,7 +239,8 @@ def _measure(
         sizes = PoolSizes(1, 1, length)
         return make_workers(config, placement, target, draft, sizes, FlatRunner, flat)
 
-    return measure(placement.device, workers_of_one_block, limits)
+    with stage("measuring the memory that steps take"):
+        return measure(placement.device, workers_of_one_block, limits)
 
 
 def _size_pools(

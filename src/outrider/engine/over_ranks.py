@@ -34,6 +34,7 @@ from outrider.errors import CapacityError, ConfigError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ProcessState, RankStatus
 from outrider.links.rank_messages import Described, Join, Joined, Role, proposal_meeting
 from outrider.scheduler.costs import StepCosts
+from outrider.stages import stage
 from outrider.workers.proposers.base import NO_COST
 
 logger = logging.getLogger(__name__)
@@ -206,10 +207,11 @@ class RankModels:
     def _await_group(self, role: str) -> RankGroup:
         start_s = time.monotonic()
         arrivals: list[Arrival] = []
-        while not arrivals:
-            with contextlib.suppress(queue.Empty):
-                arrivals = self._doorway.take_group(role, _POLL_S)
-            self._raise_if_dead()
+        with stage(f"waiting for the {role}'s processes, which import PyTorch first"):
+            while not arrivals:
+                with contextlib.suppress(queue.Empty):
+                    arrivals = self._doorway.take_group(role, _POLL_S)
+                self._raise_if_dead()
         waited_s = time.monotonic() - start_s
         pids = ", ".join(str(arrival.hello.pid) for arrival in arrivals)
         count = len(arrivals)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from outrider.config import EngineConfig
 from outrider.engine.revisions import settle_head, settle_revisions
 from outrider.errors import ModelError
+from outrider.stages import stage
 from outrider.text.tokenizer import (
     Tokenizer,
     check_fits_model,
@@ -64,7 +65,8 @@ def check_models(
         head = load_head_spec(config.head.model, target, revision=own.revision, wanted=wanted)
     tokenizer = None
     if has_text:
-        tokenizer = engine_tokenizer(config, target.vocab_size, draft_vocab_size)
+        with stage("loading the tokenizers"):
+            tokenizer = engine_tokenizer(config, target.vocab_size, draft_vocab_size)
     return Models(config, target, draft, head, tokenizer)
 
 

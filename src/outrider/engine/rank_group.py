@@ -24,6 +24,7 @@ from outrider.links.rank_messages import (
     Ready,
     Role,
     Setup,
+    Stage,
     Stop,
 )
 
@@ -63,6 +64,7 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         transfer_timeout_s=config.stall_timeout_s * TRANSFER_SHARE,
         head_model=config.head.model if is_target else None,
         head_revision=config.head.revision if is_target else None,
+        hears_stages=True,
     )
 
 
@@ -191,15 +193,20 @@ class RankGroup:
         return message
 
     def _checked(self, channel: Channel, timeout_s: float) -> object:
-        try:
-            message: object = channel.receive(timeout_s)
-        except TimeoutError as error:
-            raise self._hung(channel, timeout_s) from error
-        except LinkError as error:
-            raise RankError(str(error)) from error
-        if isinstance(message, Failed):
-            raise RankError(f"{channel.peer} failed: {message.message}")
-        return message
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                message: object = channel.receive(max(deadline_s - time.monotonic(), 0.0))
+            except TimeoutError as error:
+                raise self._hung(channel, timeout_s) from error
+            except LinkError as error:
+                raise RankError(str(error)) from error
+            if isinstance(message, Failed):
+                raise RankError(f"{channel.peer} failed: {message.message}")
+            if not isinstance(message, Stage):
+                return message
+            if not channel.has_buffered:  # else that stage is over
+                self._report(f"{channel.peer}: {message.words}")
 
     def _hung(self, channel: Channel, timeout_s: float) -> RankError:
         which = "it hangs" if len(self.channels) == 1 else "a rank of its group hangs"

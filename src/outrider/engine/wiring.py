@@ -15,6 +15,7 @@ from outrider.config import EngineConfig
 from outrider.engine.sizing import PoolSizes, depth_of, make_scheduler
 from outrider.engine.step import StepLoop
 from outrider.scheduler.costs import StepCosts
+from outrider.stages import stage
 from outrider.workers.costs import measure_step
 from outrider.workers.costs_kept import KeptCosts
 from outrider.workers.device import Placement
@@ -57,7 +58,8 @@ def wire(
     else:
         with _progress("recording passes", worker.num_recordings) as advance:
             worker.record(advance)
-        costs = worker.measure_costs()
+        with stage("timing passes"):
+            costs = worker.measure_costs()
     scheduler = make_scheduler(
         config,
         pools,
@@ -86,7 +88,8 @@ def _costs_of(
     draft = drafter.runner if isinstance(drafter, DraftProposer) else None
     heading = proposers.of(config.head_kind or "")
     head = heading.runner if isinstance(heading, HeadProposer) else None
-    costs = measure_step(target.runner, draft, placement.ops, head)
+    with stage("timing passes"):
+        costs = measure_step(target.runner, draft, placement.ops, head)
     if kept is not None:
         kept.write(costs)
     return costs
@@ -171,7 +174,18 @@ def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = console.is_terminal and total > 0
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+    num_done = 0
+    with (
+        stage(what) as update,
+        Progress(*columns, console=console, transient=True, disable=not shown) as bar,
+    ):
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+
+        def advance() -> None:
+            nonlocal num_done
+            num_done += 1
+            update(f"{what} ({num_done} of {total})")
+            bar.advance(task)
+
+        yield advance
     logger.info("%s: %d in %.1f s", what, total, time.perf_counter() - start_s)

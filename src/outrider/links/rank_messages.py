@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from outrider.added_fields import added
 from outrider.links.tags import message
 from outrider.scheduler.costs import CostTable
 from outrider.scheduler.types import Agreement, RowInit, StepPlan, Verdict
@@ -71,6 +72,7 @@ class RankSettings:
     transfer_timeout_s: float  # for proposals that were announced
     head_model: str | None = None  # beside a target
     head_revision: str | None = None
+    hears_stages: bool = added(False)  # the engine of a rank that comes up
 
 
 @message("Setup")
@@ -102,6 +104,14 @@ class Described:
     is_extendable: bool  # rotary positions may go beyond `max_position`
     # What the checkpoint's generation_config.json sets, by the names of `SamplingParams`.
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
+
+
+@message("Stage")
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Rank to engine, any time before `Ready`: what takes long there."""
+
+    words: str
 
 
 @message("Load")

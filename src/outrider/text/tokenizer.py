@@ -10,12 +10,8 @@ from typing import Any, TypeAlias
 from outrider.errors import ModelError
 from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
 from outrider.workers.weights.files import Files, check_size
-from outrider.workers.weights.gguf_header import check_gguf_header
-from outrider.workers.weights.resolve import (
-    BUNDLED_TARGET,
-    draft_assets,
-    resolve_source,
-)
+from outrider.workers.weights.gguf_header import read_gguf_header
+from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +92,7 @@ def _from_gguf(path: Path) -> Tokenizer:
         "differently from the original",
         path.name,
     )
-    check_gguf_header(path)
+    read_gguf_header(path)
     return _pretrained(path.parent, gguf_file=path.name)
 
 

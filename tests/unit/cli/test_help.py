@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from outrider import cli
+from outrider import cli, requirements
 
 
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -51,10 +51,12 @@ def test_a_command_without_its_packages_says_how_to_get_them(
         raise ModuleNotFoundError("No module named 'aiohttp'", name="aiohttp")
 
     monkeypatch.setattr(cli, "app", without)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(SystemExit) as caught:
         cli.main(["bench"])
     assert caught.value.code == 1
+    [aiohttp] = [each for each in requirements.requirements("bench") if "aiohttp" in each]
     assert capsys.readouterr().err == (
-        "error: this needs the package aiohttp; get it with: pip install 'outrider[bench]' "
-        "(make install in a checkout)\n"
+        "error: the package aiohttp is not installed; install it with: "
+        f"{requirements.install_command([aiohttp])}\n"
     )

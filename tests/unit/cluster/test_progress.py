@@ -8,6 +8,7 @@ import time
 from outrider.cluster.events import Event, Kind
 from outrider.cluster.progress import Progress
 from outrider.cluster.watching import Addresses, Watchers
+from outrider.stages import stage
 
 ADDRESSES = Addresses("127.0.0.1:1", "127.0.0.1:2")
 
@@ -40,3 +41,20 @@ def test_news_are_signs_of_life_themselves() -> None:
             progress.watchers.say(Event(Kind.STAGE, "news"))
             time.sleep(0.001)
     assert set(told) == {"news"}
+
+
+def test_what_takes_long_is_said_until_the_server_is_ready() -> None:
+    told: list[str] = []
+    heard = threading.Event()
+
+    def say(event: Event) -> None:
+        told.append(event.text)
+        heard.set()
+
+    with Progress(Watchers(say, lambda *_: None), soon_s=0.02) as progress:
+        with stage("compiling CPU kernels (3 of 21)"):
+            assert heard.wait(60)
+        progress.watchers.on_ready(ADDRESSES, None)
+        with stage("of no concern any more"):
+            time.sleep(0.2)
+    assert told == ["compiling CPU kernels (3 of 21)"]

@@ -24,8 +24,10 @@ from outrider.links.rank_messages import (
     Failed,
     Hello,
     Judged,
+    Loaded,
     Propose,
     Role,
+    Stage,
     Verify,
 )
 from outrider.scheduler.types import (
@@ -69,6 +71,31 @@ def linked(role: str, size: int = 1) -> Iterator[Ranks]:
     finally:
         for channel in [*ends, *(arrival.channel for arrival in arrivals)]:
             channel.close()
+
+
+def test_what_takes_a_rank_long_is_reported_while_it_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with linked("target", size=2) as ranks:
+        first, second = ranks.ends
+        for words in ("compiling CPU kernels (1 of 21)", "reading weights (layer 9 of 30)"):
+            first.send(Stage(words))
+        first.send(Loaded(1, None, "c", 0.5))
+        second.send(Loaded(1, None, "c", 0.5))
+        ranks.group.load(None)
+        assert capsys.readouterr().out.splitlines() == [
+            "target rank 0: weights loaded in 0.5 s",
+            "target rank 1: weights loaded in 0.5 s",
+        ], "what is over is not reported"
+        reading = threading.Thread(target=ranks.group.load, args=(None,))
+        reading.start()
+        first.send(Stage("reading weights (layer 10 of 30)"))
+        time.sleep(STALL_S / 3)
+        for end in ranks.ends:
+            end.send(Loaded(1, None, "c", 0.5))
+        reading.join(60)
+        line, *_ = capsys.readouterr().out.splitlines()
+        assert line == "target rank 0: reading weights (layer 10 of 30)"
 
 
 def joined_draft(ranks: Ranks, lost: list[str]) -> RemoteDraft:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +18,12 @@ import torch
 from c_kernels import skip_without_compiler
 
 from outrider.kernels.cpu import build
+from outrider.kernels.cpu.compiling import FLAGS, Compiler
+from outrider.kernels.errors import KernelUnavailableError
 from outrider.kernels.ops import select_ops
-from outrider.kernels.types import KernelUnavailableError
 
 CPU = torch.device("cpu")
+SOURCE = Path(__file__).resolve().parents[3] / "src"
 
 
 @pytest.fixture
@@ -87,15 +96,86 @@ def test_a_cache_that_cannot_be_written_is_reported(
         build.library_path()
 
 
+IN_A_PROCESS = """
+from outrider.kernels.cpu import build
+from outrider.kernels.cpu.compiling import FLAGS, Compiler
+print(*[build.library_path(print), build.library_path(print)], sep="\\n")
+"""
+
+
 @pytest.mark.thorough
-def test_the_library_is_compiled_once_and_left_without_debris(
+def test_processes_that_start_together_compile_once_and_leave_no_debris(
+    needs_compiler: None, tmp_path: Path
+) -> None:
+    environment = os.environ | {"OUTRIDER_CACHE": str(tmp_path), "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", IN_A_PROCESS]
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=300)[0].splitlines() for process in started]
+    (path,) = (tmp_path / "kernels").iterdir()
+    assert all(lines[-2:] == [str(path), str(path)] for lines in said)
+    num_files = len(list(build._SOURCE_DIR.glob("*.c")))
+    steps = [f"compiling CPU kernels ({n} of {num_files})" for n in range(num_files + 1)]
+    told = sorted(lines[:-2] for lines in said)
+    assert steps in told, "one process compiles, file by file"
+    waiting = "waiting for another process to compile the CPU kernels"
+    assert all(set(lines) <= {waiting} for lines in told if lines != steps), "the others wait"
+
+
+def slow_compiler(folder: Path, pids: Path) -> str:
+    """One that does not come to an end, and writes down which process it is."""
+    program = folder / "cc"
+    program.write_text(f"#!/bin/sh\n[ $1 = --version ] && exit 0\necho $$ >>{pids}\nsleep 600\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def running_groups() -> set[int]:
+    """Process groups with a process that has not ended."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, group, *_ = stat.read_text().rpartition(")")[2].split()
+            if state != "Z":
+                found.add(int(group))
+    return found
+
+
+def test_a_compilation_that_is_stopped_leaves_neither_processes_nor_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    pids = tmp_path / "pids"
+    compiler = Compiler(slow_compiler(tmp_path, pids))
+    with ThreadPoolExecutor() as threads:
+        compiling = threads.submit(build.library_path, lambda _: None, compiler)
+        while not pids.exists() or not pids.read_text().endswith("\n"):
+            time.sleep(0.01)
+        compiler.stop()
+        with pytest.raises(KernelUnavailableError):
+            compiling.result(timeout=30)
+    groups = {int(pid) for pid in pids.read_text().split()}
+    deadline_s = time.monotonic() + 30
+    while left := groups & running_groups():
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.01)
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="paths of x86-64")
+def test_only_paths_that_the_machine_has_are_compiled(
     needs_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    path = build.library_path()
-    written = path.stat().st_mtime_ns
-    assert build.library_path() == path and path.stat().st_mtime_ns == written
-    assert list(path.parent.iterdir()) == [path]
+    """As a CPU without AVX-512 compiles them, seen from one that may have it."""
+    flags = [flag.replace("-march=native", "-march=haswell") for flag in FLAGS]
+    for name, is_there in (("stored_avx512", False), ("stored_wide512", False), ("stored_avx2", 1)):
+        made = tmp_path / f"{name}.o"
+        source = str(build._SOURCE_DIR / f"{name}.c")
+        subprocess.run(["cc", *flags, "-c", source, "-o", str(made)], check=True)
+        assert (name.encode() in made.read_bytes().replace(f"{name}.c".encode(), b"")) == is_there
 
 
 def test_other_sources_give_another_library(

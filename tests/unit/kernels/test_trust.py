@@ -14,7 +14,7 @@ from c_kernels import skip_without_compiler
 
 from outrider.kernels import ops
 from outrider.kernels.cpu import build
-from outrider.kernels.types import KernelUnavailableError
+from outrider.kernels.errors import KernelUnavailableError
 
 SOMEBODY = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
@@ -28,7 +28,7 @@ class Cache:
         self.compiled: list[Path] = []
         self._good = good
 
-    def compile(self, compiler: str, sources: list[Path], path: Path) -> None:
+    def compile(self, compiler: object, path: Path, tell: object) -> None:
         self.compiled.append(path)
         scratch = path.with_suffix(".new")
         shutil.copy(self._good, scratch)
@@ -104,7 +104,7 @@ def test_a_library_that_is_damaged_or_not_ours_is_compiled_anew(
 def test_one_that_does_not_load_when_it_is_new_is_given_up(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compile_garbage(compiler: str, sources: list[Path], path: Path) -> None:
+    def compile_garbage(compiler: object, path: Path, tell: object) -> None:
         cache.compiled.append(path)
         _seal_garbage(path)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from c_kernels import with_kernels
 from checkpoints import RaggedRun, random_model, random_prompt, reference_logits
 from gguf_files import close, gguf_name, header, interleave
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
@@ -26,6 +29,7 @@ from outrider.workers.weights import gguf_convert
 from outrider.workers.weights.checkpoint import _fingerprint, converted_folder, load_spec
 from outrider.workers.weights.files import read_json
 from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES
+from outrider.workers.weights.gguf_header import read_gguf_header
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_files import SafetensorsFiles
 from outrider.workers.weights.safetensors_source import SafetensorsSource
@@ -188,8 +192,77 @@ def small_gguf(tmp_path: Path) -> Path:
 @pytest.mark.model
 def test_a_conversion_is_reused(small_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load_spec(small_gguf)
-    monkeypatch.setattr(gguf, "GGUFReader", None)
+    monkeypatch.setattr(gguf_convert, "convert", pytest.fail)
     assert load_spec(small_gguf) == first
+
+
+@pytest.mark.model
+def test_a_header_is_read_as_the_package_reads_it(tmp_path: Path) -> None:
+    def extra(writer: Any) -> None:
+        writer.add_token_list(["a", "ü", "<s>"])
+        writer.add_token_scores([0.5, 1.5, 2.5])
+        writer.add_bos_token_id(2)
+        writer.add_tags(["one", "two"])
+        writer.add_bool("llama.some", True)
+        writer.add_array("llama.numbers", [1, 2, 3])
+
+    path = tmp_path / "model.gguf"
+    write_gguf(path, random_model("llama"), "llama", extra)
+    found, expected = read_gguf_header(path), gguf.GGUFReader(path)
+    whole = {name: field.contents() for name, field in expected.fields.items()}
+    arrays = {"tokenizer.ggml.tokens": 3, "tokenizer.ggml.scores": 3}
+    assert found.array_lens == arrays
+    assert found.fields == {
+        name: value
+        for name, value in whole.items()
+        if name not in arrays and not name.startswith("GGUF.")
+    }
+    assert (found.alignment, found.data_start) == (expected.alignment, expected.data_offset)
+    assert [
+        (each.name, each.kind, [*reversed(each.shape)], found.data_start + each.offset)
+        for each in found.tensors
+    ] == [
+        (each.name, int(each.tensor_type), each.shape.tolist(), int(each.data_offset))
+        for each in expected.tensors
+    ]
+
+
+@pytest.mark.model
+def test_a_conversion_holds_each_weight_once_and_as_it_was_stored(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    model = random_model("llama")
+    writer = gguf.GGUFWriter(path, "llama")
+    header(writer, model, "llama")
+    for name, tensor in model.state_dict().items():
+        kind = gguf.GGMLQuantizationType["Q4_1" if tensor.ndim > 1 else "F32"]
+        writer.add_tensor(
+            gguf_name(name), gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind
+        )
+    close(writer)
+    folder, whole = converted_folder(path), converted_folder(path, whole=True)
+    names = {
+        kind: [name for file in folder.glob(f"{kind}-*.safetensors") for name in load_file(file)]
+        for kind in ("model", "stored")
+    }
+    assert {name for name in names["model"] if "norm" not in name} == set()
+    assert sorted([*names["model"], *names["stored"]]) == sorted(model.state_dict())
+    num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert num_bytes < 1.3 * path.stat().st_size
+    source = SafetensorsSource(folder, torch.float32, CPU)
+    floats = SafetensorsSource(whole, torch.float32, CPU)
+    for name, tensor in model.state_dict().items():
+        rows, shape = range(1, 3), tuple(tensor.shape)
+        columns = range(2, 5) if tensor.ndim > 1 else None
+        cut = source.read(name, shape, rows=rows, columns=columns)
+        assert torch.equal(cut, floats.read(name, shape, rows=rows, columns=columns))
+
+
+def test_a_conversion_needs_no_torch(small_gguf: Path) -> None:
+    script = "import sys; from outrider.workers.weights.checkpoint import load_spec; "
+    script += "load_spec(sys.argv[1]); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", script, str(small_gguf)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr
 
 
 @pytest.mark.model

@@ -20,7 +20,7 @@ from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
 from outrider.text.tokenizer import load_tokenizer
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.weights.checkpoint import checkpoint_folder, load_spec
+from outrider.workers.weights.checkpoint import load_spec, whole_folder
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.resolve import resolve_source
 
@@ -216,7 +216,7 @@ def test_bundled_models_give_the_logits_of_transformers(name: str) -> None:
     tokenizer = load_tokenizer(name)
     decoder = load(name)
     model = LlamaForCausalLM.from_pretrained(
-        checkpoint_folder(name), dtype=torch.float32, attn_implementation="eager"
+        whole_folder(name), dtype=torch.float32, attn_implementation="eager"
     )
     prompts = [tokenizer.encode(text) for text in TEXTS]
     for ours, prompt in zip(RaggedRun(decoder, prompts, 16).run(chunk=25), prompts, strict=True):

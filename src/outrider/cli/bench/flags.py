@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from outrider.errors import ConfigError
+from outrider.requirements import need
 
 logger = logging.getLogger(__name__)
 
@@ -250,8 +250,4 @@ def clients_of(clients: str | None, old: str | None) -> str | None:
 
 def need_extra() -> None:
     """What every user of a server would not have installed."""
-    missing = [name for name in ("scipy", "matplotlib") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"outrider bench needs {', '.join(missing)}; run: pip install 'outrider[bench]'."
-        )
+    need("scipy", "matplotlib")

@@ -35,6 +35,7 @@ from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines, open_log
+from outrider.stages import stage
 
 _STOP_TIMEOUT_S = 5.0
 _BEAT_S = 2.0
@@ -73,6 +74,7 @@ class Starter:
         self._folder = folder
         self._is_gone = False
         self._may_go = threading.Event()
+        self._tell_now(_Word.ALIVE)
         threading.Thread(target=self._end_with_it, name="starter watch", daemon=True).start()
 
     def wait_go(self) -> None:
@@ -163,6 +165,8 @@ class EngineChild:
             self._start()
         with contextlib.suppress(OSError):  # it has ended, which is heard below
             self._socket.sendall(_GO)
+        with stage("starting the engine's process"):
+            self._lines.readline()  # that it is alive, unless it has ended
         self._listen(report)
 
     def run(self, report: Report) -> None:

@@ -63,7 +63,7 @@ def write_vocabulary(folder: Path, vocabulary: dict[str, int]) -> None:
 
 
 def assert_read_back_the_same(path: Path, checkpoint: Path, weights: str) -> None:
-    folder = converted_folder(path)
+    folder = converted_folder(path, whole=True)
     original = load_file(checkpoint / "model.safetensors")
     returned = load_file(folder / "model-00001.safetensors")
     assert returned.keys() == original.keys()

@@ -1,0 +1,24 @@
+"""The GPUs of this host, without PyTorch where there can be none: importing it takes seconds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Of NVIDIA's driver, of WSL's, and of AMD's.
+_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+
+def has_gpu_driver() -> bool:
+    """Whether PyTorch might find a GPU."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and any(path.exists() for path in _DRIVERS)
+
+
+def num_gpus() -> int:
+    """Those that PyTorch finds."""
+    if not has_gpu_driver():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
