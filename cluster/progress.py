@@ -8,6 +8,7 @@ from types import TracebackType
 
 from outrider.cluster.events import Event, Kind
 from outrider.cluster.watching import Addresses, Watchers
+from outrider.config import EngineConfig
 from outrider.links.speculation import SpeculationStatus
 from outrider.stages import SOON_S, StageReporter
 
@@ -52,10 +53,12 @@ class Progress:
         self._last, self._last_s = event.text, time.monotonic()
         self._told.say(event)
 
-    def _on_ready(self, addresses: Addresses, speculation: SpeculationStatus | None) -> None:
+    def _on_ready(
+        self, addresses: Addresses, speculation: SpeculationStatus | None, settled: EngineConfig
+    ) -> None:
         self._over.set()
         self._stages.stop()
-        self._told.on_ready(addresses, speculation)
+        self._told.on_ready(addresses, speculation, settled)
 
     def _watch(self) -> None:
         told_s = self._last_s

@@ -149,7 +149,8 @@ class Serving:
         if sentence := listening_sentence(addresses, self._config.server.tls_cert):
             say(Event(Kind.STAGE, sentence))
         self._has_served = True
-        self._watchers.on_ready(addresses, await _speculation_of(first))
+        settled = EngineConfig.from_settings(facts.settings)
+        self._watchers.on_ready(addresses, await _speculation_of(first), settled)
 
     def _serve_all(self) -> bool:
         states = {each.state for each in self._launch.places}

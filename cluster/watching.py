@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from outrider.cluster.events import Say
+from outrider.config import EngineConfig
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.speculation import SpeculationStatus
 from outrider.text.defaults import sampling_defaults
@@ -20,13 +22,17 @@ class Addresses:
     admin: str | None = None
 
 
+OnReady: TypeAlias = Callable[[Addresses, SpeculationStatus | None, EngineConfig], None]
+"""The addresses, how far the engine there means to draft, if it has said, and the configuration as
+it has settled it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Watchers:
     """Who is told how a server fares."""
 
     say: Say
-    # The addresses, and how far the engine there means to draft; None if it has not said.
-    on_ready: Callable[[Addresses, SpeculationStatus | None], None]
+    on_ready: OnReady
 
 
 def listening_sentence(addresses: Addresses, tls_cert: str | None = None) -> str:

@@ -7,7 +7,7 @@ itself is a pure function (`depths.py`); everything it is told is kept here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import log
 from operator import is_
@@ -105,6 +105,7 @@ class SpeculationControl:
         self._seats = seats
         self._hazards: dict[str, Hazards] = {}
         self._with_kv: set[str] = set()
+        self.has_model = True  # a draft or a head, which offers as many drafts as it is asked for
         self._previous_level = 0
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
@@ -142,7 +143,8 @@ class SpeculationControl:
         self.costs = LiveCosts(costs)
         self._choose = POLICIES.get(self.policy_name, self._choose)
 
-    def know(self, proposers: Iterable[ProposerTraits]) -> None:
+    def know(self, proposers: Collection[ProposerTraits]) -> None:
+        self.has_model = not all(each.may_offer_less for each in proposers)
         for each in proposers:
             self._hazards[each.name] = Hazards()
             if each.keeps_kv:
@@ -380,7 +382,10 @@ class SpeculationControl:
             if verified and not record.num_caught_up:
                 self.costs.see_draft(self.costs.now.drafting_s(verified), verdict.draft_s)
             return
-        self.costs.see_verify(record.num_tokens, record.context, verdict.verify_s)
+        num_tokens = record.num_tokens
+        if not self.costs.now.verify.is_padded:  # a proposer may have offered less than planned
+            num_tokens = record.num_rows + record.num_prompt_tokens + verified
+        self.costs.see_verify(num_tokens, record.context, verdict.verify_s)
         if chosen is None:
             return
         is_as_chosen = record.num_drafts == chosen.num_drafts

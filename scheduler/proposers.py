@@ -42,6 +42,7 @@ class ProposerTraits:
     looks_ahead: bool = False
     max_depth: int | None = None  # the most it can draft, where its checkpoint has a limit
     mark: str = "drafted"  # what a reader is told of a token it drafted
+    may_offer_less: bool = False  # than it is asked for, or nothing: it drafts what it finds
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.scheduler.types import Proposal, StepPlan, Verdict
+from outrider.scheduler.types import Agreement, Proposal, RowVerdict, StepPlan, Verdict
 from outrider.workers.proposers.base import NGRAM
 from outrider.workers.rows import RowTable
 
 _FIRST_TRUST = 1
+# What a text agrees with while it is not drafted is told in bunches, as the policy weighs all anew
+# then; or at once where it seems to repeat itself.
+_TOLD_TOKENS, _TOLD_HITS = 16, 2
 
 
 class NgramIndex:
@@ -22,12 +25,14 @@ class NgramIndex:
         self._ends: dict[tuple[int, ...], int] = {}
         self._size = 0  # tokens indexed
 
-    def extend(self, tokens: list[int]) -> None:
-        """Index all n-grams that end before the last token: what follows them is known."""
-        for end in range(self._size + 1, len(tokens)):
+    def extend(self, tokens: list[int], length: int | None = None) -> None:
+        """Index all n-grams that end before the last of the first `length` tokens, or of all: what
+        follows them is known."""
+        length = len(tokens) if length is None else length
+        for end in range(self._size + 1, length):
             for n in range(self._min_n, min(self._max_n, end) + 1):
                 self._ends[tuple(tokens[end - n : end])] = end
-        self._size = max(self._size, len(tokens) - 1)
+        self._size = max(self._size, length - 1)
 
     def lookup(self, tokens: list[int], count: int) -> tuple[list[int], int]:
         """Up to `count` tokens that followed the longest known suffix, and its length.
@@ -35,25 +40,40 @@ class NgramIndex:
         A continuation that reaches the end of the text goes on into itself, as a repetition
         would.
         """
-        for n in range(min(self._max_n, len(tokens)), self._min_n - 1, -1):
-            end = self._ends.get(tuple(tokens[-n:]))
+        end, n = self._find(tokens, len(tokens))
+        if not n:
+            return [], 0
+        text = tokens[end : end + count]
+        period = len(tokens) - end
+        while len(text) < count:
+            text.append(text[len(text) - period])
+        return text, n
+
+    def next_after(self, tokens: list[int], length: int) -> int | None:
+        """The first token that `lookup` would say of the first `length` tokens, as far as those are
+        indexed; None if it would say nothing."""
+        end, n = self._find(tokens, length)
+        return tokens[end] if n else None
+
+    def _find(self, tokens: list[int], length: int) -> tuple[int, int]:
+        """Where the longest known suffix of the first `length` tokens ended before, and its size,
+        which is 0 if none is known."""
+        for n in range(min(self._max_n, length), self._min_n - 1, -1):
+            end = self._ends.get(tuple(tokens[length - n : length]))
             if end is not None:
-                text = tokens[end : end + count]
-                period = len(tokens) - end
-                while len(text) < count:
-                    text.append(text[len(text) - period])
-                return text, n
-        return [], 0
+                return end, n
+        return 0, 0
 
 
 class _RowState:
-    __slots__ = ("generation", "index", "offered", "trust")
+    __slots__ = ("foreseen", "generation", "index", "offered", "trust")
 
     def __init__(self, generation: int, index: NgramIndex) -> None:
         self.generation = generation
         self.index = index
         self.offered = 0
         self.trust = _FIRST_TRUST
+        self.foreseen: list[bool] = []  # of tokens it was not asked for, if it would have offered
 
 
 class NgramProposer:
@@ -61,7 +81,8 @@ class NgramProposer:
 
     A row's proposals grow while they are accepted and shrink to what was accepted when they are
     not: a verified token that is rejected is not free on every device. The limit depends on
-    earlier tokens only, as rejection sampling demands.
+    earlier tokens only, as rejection sampling demands. Of tokens that a row decodes without it, it
+    says whether it would have offered the right ones (`ForeseeingProposer`).
     """
 
     def __init__(self, rows: RowTable, min_n: int, max_n: int) -> None:
@@ -69,11 +90,15 @@ class NgramProposer:
         self._min_n = min_n
         self._max_n = max_n
         self._states: dict[int, _RowState] = {}
+        self._own: set[int] = set()  # rows that are its to draft for, whether they do or not
+        self._agreements: list[Agreement] = []
 
     def follow(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
         for row in plan.released:
             self._states.pop(row, None)
+            self._own.discard(row)
+        self._own.update(init.row for init in plan.admitted if init.proposer == NGRAM)
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         proposals: dict[int, Proposal] = {}
@@ -94,14 +119,41 @@ class NgramProposer:
 
     def observe(self, verdict: Verdict) -> None:
         self._rows.commit(verdict)
-        for row in verdict.rows:
+        for row in verdict.rows if self._own or self._states else ():
+            if not row.num_verified:
+                if row.row in self._own:
+                    self._foresee(row)
+                continue
             state = self._states.get(row.row)
-            if state is None or state.generation != row.generation or not row.num_verified:
+            if state is None or state.generation != row.generation:
                 continue
             if row.num_accepted == row.num_verified:
                 state.trust = max(state.trust, 2 * row.num_verified)
             else:
                 state.trust = row.num_accepted + 1
+
+    def take_agreements(self) -> tuple[Agreement, ...]:
+        """Tokens for which it had nothing to offer say nothing: they cost nothing either."""
+        found, self._agreements = tuple(self._agreements), []
+        return found
+
+    def _foresee(self, verdict: RowVerdict) -> None:
+        """Compare what was committed with what it would have offered."""
+        number, generation, base_len = verdict.row, verdict.generation, verdict.base_len
+        if not verdict.tokens or not self._rows.is_current(number, generation):
+            return
+        state = self._state(number, generation)
+        tokens, foreseen = self._rows[number].tokens, state.foreseen
+        for length in range(base_len, base_len + len(verdict.tokens)):
+            state.index.extend(tokens, length)
+            guess = state.index.next_after(tokens, length)
+            if guess is not None:
+                foreseen.append(guess == tokens[length])
+        if len(foreseen) >= _TOLD_TOKENS or (
+            len(foreseen) >= _TOLD_HITS and all(foreseen[-_TOLD_HITS:])
+        ):
+            self._agreements.append(Agreement(number, generation, tuple(foreseen)))
+            state.foreseen = []
 
     def _state(self, row: int, generation: int) -> _RowState:
         state = self._states.get(row)

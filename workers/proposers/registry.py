@@ -158,7 +158,9 @@ register(
 )
 register(
     ProposerEntry(
-        ProposerTraits(NGRAM, Place.DEVICE, mark=NGRAM), _build_ngram, _build_look_up_passes
+        ProposerTraits(NGRAM, Place.DEVICE, mark=NGRAM, may_offer_less=True),
+        _build_ngram,
+        _build_look_up_passes,
     )
 )
 for kind in HeadKind:

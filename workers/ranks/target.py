@@ -65,14 +65,16 @@ class TargetRank:
             raise OutriderError(f"a target rank cannot handle {type(message).__name__}")
 
     def _verify(self, message: Verify) -> None:
-        proposals = dict(self._proposers.propose(message.plan).proposals)
+        own = self._proposers.propose(message.plan)
+        proposals = dict(own.proposals)
         drafted, transfer_s = None, 0.0
         if message.round is not None:
             start_s = time.perf_counter()
             drafted = self._inbox.take(message.plan, message.round)
             transfer_s = time.perf_counter() - start_s
             proposals |= drafted or {}
-        ticket = Ticket(message.plan.step, proposals, message.draft_s + transfer_s)
+        draft_s = message.draft_s + transfer_s
+        ticket = Ticket(message.plan.step, proposals, draft_s, agreements=own.agreements)
         verdict = self._worker.verify(message.plan, ticket)
         if self._is_first:
             is_lost = message.round is not None and drafted is None

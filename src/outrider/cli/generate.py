@@ -36,6 +36,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Method(StrEnum):
+    AUTO = "auto"
     DRAFT = "draft"
     NGRAM = "ngram"
     OFF = "off"
@@ -61,7 +62,10 @@ def generate(
     ] = None,
     method: Annotated[
         Method | None,
-        _option("--method", help="Who proposes. Default: draft if there is a draft, else off."),
+        _option(
+            "--method",
+            help="Who proposes. Default: the draft if there is one, else as `outrider serve` has it.",
+        ),
     ] = None,
     policy: Annotated[
         str | None,
@@ -137,9 +141,14 @@ def generate(
         if fixed is None:
             raise RequestError("--fix-depth needs a depth to keep to; give it with --depth.")
         params |= {"num_speculative_tokens": fixed, "fix_depth": True}
-    if compare and engine_config.method is None:
-        raise RequestError("--compare needs speculation to compare; choose a draft or --method.")
+    if compare and engine_config.speculation.method is None:
+        check_drafts(engine_config)
     _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
+
+
+def check_drafts(config: EngineConfig) -> None:
+    if config.method is None:
+        raise RequestError("--compare needs speculation to compare; choose a draft or --method.")
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -169,10 +178,12 @@ class _Session:
             from outrider.engine.engine import Engine
 
             self._engine = Engine(build_engine(config))
-        self._config = config
+        self._config = self._engine.built.config
         self._prompt = _encode(self._engine, prompt, raw, system)
 
     def run(self, given: dict[str, Any], compare: bool) -> None:
+        if compare:
+            check_drafts(self._config)
         params = self._engine.params(given)
         plain_params = dataclasses.replace(params, speculation="off")
         if compare:
@@ -195,7 +206,7 @@ class _Session:
 
         built = self._engine.built
         found = SpeculationDesk(built.loop.scheduler, built.facts.depth).status()
-        return speculation_sentence(found, self._config.method)
+        return speculation_sentence(found, self._config)
 
     def _stream(self, params: SamplingParams) -> Run:
         """Generate, writing the text to stdout as it comes."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from outrider.scheduler.policies import FIXED, GOODPUT, OFF
+from outrider.workers.proposers.base import NGRAM
 
 if TYPE_CHECKING:
+    from outrider.config import EngineConfig
     from outrider.links.speculation import SpeculationSettings, SpeculationStatus
 
 NONE = "none"
@@ -47,17 +50,26 @@ def most_drafts(settings: SpeculationSettings) -> int:
     return settings.depth if bound is None else min(settings.depth, bound)
 
 
-def speculation_sentence(found: SpeculationStatus, method: str | None, reason: str = "") -> str:
-    """What was chosen and why. `method` is who drafts, `reason` why so far at most."""
-    settings = found.settings
-    if method is None:
-        return "speculation: off, as there is nobody to draft"
+def speculation_sentence(found: SpeculationStatus, config: EngineConfig, reason: str = "") -> str:
+    """What was chosen and why, and for a target without draft or head what to run next. `config` is
+    as the engine has settled it, `reason` why so far at most."""
+    settings, target = found.settings, shlex.quote(config.target.model)
+    serve = f"`outrider serve {target}"
+    distill = f"`outrider distill draft --target {target} --out ./draft` trains one"
+    if config.method is None:
+        return (
+            f"speculation: off, as {target} has no draft. {serve} --method {NGRAM}` looks guesses "
+            f"up in the text, {serve} --draft-model DRAFT` takes a small model of its family or a "
+            f"head, and {distill}"
+        )
     if settings.policy == OFF:
         return f"speculation: off; `outrider speculation set --policy {GOODPUT}` turns it on"
     if settings.max_depth == 0:
         return f"speculation: off; `outrider speculation set --max-depth {NONE}` turns it on"
     is_auto = settings.policy == GOODPUT
     text = f"speculation: {'auto (goodput)' if is_auto else settings.policy}, "
+    if config.method == NGRAM:
+        text += "by n-gram look-up, "
     is_bound = is_auto or settings.policy == "threshold"
     count = most_drafts(settings)
     text += f"{'up to ' if is_bound else ''}{count} {'draft' if count == 1 else 'drafts'} a request"
@@ -66,6 +78,8 @@ def speculation_sentence(found: SpeculationStatus, method: str | None, reason: s
     text += f", {meaning(settings)}"
     if found.draft_cost is not None:
         text += f"; drafting one token costs {found.draft_cost:.0%} of a pass here"
+    if config.draft.model is None and config.head.model is None:
+        text += f". A draft guesses more: {serve} --draft-model DRAFT`; {distill}"
     return text
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.links.speculation import SpeculationStatus
 
 _QUESTION = "The capital of France is"
-_CHAT = "What is photosynthesis?"
+_CHAT = "In one sentence, what is photosynthesis?"
 _OWN_AUTHORITY = (
     "If the certificate is from an authority of your own, add --tls-ca FILE, and --cacert FILE for "
     "curl."
@@ -71,12 +71,14 @@ class Terminal:
         self._console.print(f"{seconds:7.1f} s  ", style="dim", end="")
         self._console.print(event.text, style=styles[event.kind], markup=False)
 
-    def show_ready(self, addresses: Addresses, speculation: SpeculationStatus | None) -> None:
+    def show_ready(
+        self, addresses: Addresses, speculation: SpeculationStatus | None, settled: EngineConfig
+    ) -> None:
         seconds = time.monotonic() - self._start_s
         self._console.print(f"ready in {seconds:.1f} s", style="bold green")
         if speculation is not None:
             reason = depth_reason(self._config)
-            sentence = speculation_sentence(speculation, self._config.method, reason)
+            sentence = speculation_sentence(speculation, settled, reason)
             self._console.print(sentence, markup=False)
         if not addresses.http:
             self._console.print("\nGateways that dial in serve it. Ctrl-C stops it.")

@@ -109,6 +109,9 @@ class EngineConfig(Checked):
         if self.draft.model == AUTO:  # the one place where it is settled
             model = draft_beside(self.target.model, self.speculation.method, self.head.model)
             object.__setattr__(self, "draft", dataclasses.replace(self.draft, model=model))
+            if model is None and self.speculation.method is None and self.head.model is None:
+                speculation = dataclasses.replace(self.speculation, method=AUTO)
+                object.__setattr__(self, "speculation", speculation)
         for name in ("target", "draft"):
             size = getattr(self, name).tensor_parallel
             if self.workers == "inline" and size > 1:
@@ -166,12 +169,13 @@ class EngineConfig(Checked):
 
     @property
     def method(self) -> str | None:
-        """Who proposes once the default is settled: None for nobody."""
-        if self.speculation.method is None and self.draft.model is not None:
+        """Who proposes once the default is settled: None for nobody. Who does without draft or
+        head, the device decides (`engine.sizing.settle_for_device`)."""
+        if self.speculation.method not in (None, AUTO):
+            return self.speculation.method
+        if self.draft.model is not None:
             return "draft"
-        if self.speculation.method is None and self.head.model is not None:
-            return self.head.method
-        return self.speculation.method
+        return None if self.head.model is None else self.head.method
 
     @property
     def head_kind(self) -> str | None:

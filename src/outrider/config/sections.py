@@ -147,12 +147,13 @@ class SpeculationConfig(Checked):
         None,
         Rule(
             str,
-            " or ".join(map(repr, proposer_names())) + ", or unset",
-            lambda v: v in proposer_names(),
+            " or ".join(map(repr, (AUTO, *proposer_names()))) + ", or unset",
+            lambda v: v == AUTO or v in proposer_names(),
             optional=True,
         ),
-        "Who proposes: draft, ngram or a kind of head; unset is the draft or the head if there is "
-        "one, else nobody.",
+        "Who proposes: draft, ngram or a kind of head; auto is the draft or the head if there is "
+        "one, else, under the policy goodput, ngram on a CPU and nobody on a GPU. Unset is auto "
+        "unless draft.model is none: then it is the head or nobody.",
     )
     policy: str = setting(
         GOODPUT,

@@ -90,6 +90,8 @@ class PayoffWatch:
             return ""  # as somebody wants it
         if control.policy_name in FIXED_DEPTH_POLICIES:
             return self._loss(taken, unpaid_s, num_running)
+        if not control.has_model:
+            return ""  # look-up that finds nothing costs nothing
         if control.steps_without == 0 or control.steps_without < self._without:
             return ""
         if control.steps_without == self._without:

@@ -293,7 +293,10 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _with_agreements(verdict: Verdict, agreements: tuple[Agreement, ...]) -> Verdict:
-    return dataclasses.replace(verdict, agreements=agreements) if agreements else verdict
+    """What the draft has found, behind what the target's own proposers have."""
+    if not agreements:
+        return verdict
+    return dataclasses.replace(verdict, agreements=(*verdict.agreements, *agreements))
 
 
 def _without_logprobs(verdict: Verdict) -> Verdict:

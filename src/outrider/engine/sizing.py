@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.config import EngineConfig
+from outrider.config.bundled import AUTO, proposer_without_model
 from outrider.errors import CapacityError, ConfigError
 from outrider.links.rank_messages import Loaded
 from outrider.scheduler.control import SpeculationControl
@@ -41,8 +42,9 @@ MOST_DEPTHS = {"cpu": 4, "cuda": 5}
 
 
 def settle_for_device(config: EngineConfig, device: str, gpu_bytes: int | None) -> EngineConfig:
-    """With what was left unset in `scheduler` as this kind of device has it. `gpu_bytes` is all
-    the memory of the target's GPU, of the smallest if there are several; None on CPUs."""
+    """With what was left unset in `scheduler`, and who proposes, as this kind of device has it.
+    `gpu_bytes` is all the memory of the target's GPU, of the smallest if there are several; None on
+    CPUs."""
     given = config.scheduler
     gb = 0.0 if gpu_bytes is None else gpu_bytes / 2**30
     seats, tokens = next(each[1:] for each in STEP_SIZES if gb >= each[0])
@@ -55,7 +57,11 @@ def settle_for_device(config: EngineConfig, device: str, gpu_bytes: int | None) 
     scheduler = dataclasses.replace(
         given, max_num_seqs=seats, max_num_batched_tokens=tokens, step_limit_ms=limit_ms
     )
-    return dataclasses.replace(config, scheduler=scheduler)
+    speculation = config.speculation
+    if config.method is None and speculation.method == AUTO:
+        method = proposer_without_model(speculation.policy, device) or AUTO
+        speculation = dataclasses.replace(speculation, method=method)
+    return dataclasses.replace(config, scheduler=scheduler, speculation=speculation)
 
 
 @dataclass(frozen=True, slots=True)

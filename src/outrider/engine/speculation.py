@@ -129,7 +129,7 @@ class SpeculationDesk:
         control = self._control
         if not control.is_measured or not recent or control.policy_name == OFF:
             return None
-        if control.policy_name == GOODPUT:
+        if control.policy_name == GOODPUT and control.has_model:
             return control.gain
         return gain_over_plain(recent, control.costs.now)
 

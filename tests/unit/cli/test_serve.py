@@ -35,7 +35,7 @@ def test_commands_name_no_server_at_the_default_port() -> None:
         '\'{"model": "big", "prompt": "The capital of France is", "max_tokens": 8}\'',
         'python -c \'from openai import OpenAI; print(OpenAI(base_url="http://localhost:8000/v1", '
         'api_key="none").chat.completions.create(model="big", messages=[{"role": "user", '
-        '"content": "What is photosynthesis?"}]).choices[0].message.content)\'',
+        '"content": "In one sentence, what is photosynthesis?"}]).choices[0].message.content)\'',
         "outrider chat",
         "outrider status",
     ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outrider.cli.speculation_words import MEANINGS, settings_lines, speculation_sentence
+from outrider.config import EngineConfig
+from outrider.engine.sizing import settle_for_device
 from outrider.links.speculation import SpeculationSettings, SpeculationStatus
-from outrider.scheduler.policies import POLICIES
+from outrider.scheduler.policies import OFF, POLICIES
 
 
 def status(
@@ -64,11 +66,37 @@ def test_every_policy_has_its_words() -> None:
     ],
 )
 def test_a_server_says_what_it_chose_and_why(found: SpeculationStatus, sentence: str) -> None:
-    assert speculation_sentence(found, "draft", "why") == sentence
+    assert speculation_sentence(found, EngineConfig(), "why") == sentence
 
 
-def test_without_a_proposer_there_is_nothing_to_choose() -> None:
-    assert speculation_sentence(status(), None) == "speculation: off, as there is nobody to draft"
+def own_model(device: str, **given: str) -> EngineConfig:
+    config = EngineConfig.from_kwargs(**{"model": "./my target"} | given)
+    return settle_for_device(config, device, gpu_bytes=None)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [own_model("cuda"), own_model("cpu", draft_model="none"), own_model("cpu", method=OFF)],
+)
+def test_without_a_proposer_the_sentence_has_the_commands_that_change_it(
+    config: EngineConfig,
+) -> None:
+    assert speculation_sentence(status(), config) == (
+        "speculation: off, as './my target' has no draft. `outrider serve './my target' --method "
+        "ngram` looks guesses up in the text, `outrider serve './my target' --draft-model DRAFT` "
+        "takes a small model of its family or a head, and `outrider distill draft --target "
+        "'./my target' --out ./draft` trains one"
+    )
+
+
+def test_look_up_is_named_with_the_commands_for_a_draft() -> None:
+    sentence = speculation_sentence(status(), own_model("cpu"), "why")
+    assert sentence == (
+        "speculation: auto (goodput), by n-gram look-up, up to 4 drafts a request (why), at every "
+        "step what should give most tokens per second. A draft guesses more: `outrider serve "
+        "'./my target' --draft-model DRAFT`; `outrider distill draft --target './my target' --out "
+        "./draft` trains one"
+    )
 
 
 def test_what_the_engine_began_with_is_told_where_it_was_something_else() -> None:

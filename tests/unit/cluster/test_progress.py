@@ -8,6 +8,7 @@ import time
 from outrider.cluster.events import Event, Kind
 from outrider.cluster.progress import Progress
 from outrider.cluster.watching import Addresses, Watchers
+from outrider.config import EngineConfig
 from outrider.stages import stage
 
 ADDRESSES = Addresses("127.0.0.1:1", "127.0.0.1:2")
@@ -25,7 +26,7 @@ def test_silence_is_broken_until_the_server_is_ready() -> None:
     with Progress(Watchers(say, lambda *_: told.append("ready")), quiet_s=0.05) as progress:
         progress.watchers.say(Event(Kind.STAGE, "models checked"))
         assert heard.wait(60)
-        progress.watchers.on_ready(ADDRESSES, None)
+        progress.watchers.on_ready(ADDRESSES, None, EngineConfig())
         progress._thread.join(60)
         assert not progress._thread.is_alive()
     assert told[0] == "models checked"

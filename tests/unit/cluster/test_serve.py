@@ -22,7 +22,9 @@ def _say(event: Event) -> None:
     raise AssertionError(f"it has begun: {event.text}")
 
 
-def _show(addresses: Addresses, speculation: SpeculationStatus | None) -> None:
+def _show(
+    addresses: Addresses, speculation: SpeculationStatus | None, settled: EngineConfig
+) -> None:
     raise AssertionError("it serves")
 
 

@@ -15,7 +15,7 @@ from fake_engine import MODEL, SECRET, FakeEngine, fake_facts
 from outrider.cluster.deadline import Deadline
 from outrider.cluster.events import Event, Say
 from outrider.cluster.serving import Doors, Serving
-from outrider.cluster.watching import Addresses, Watchers, kv_sentence
+from outrider.cluster.watching import Addresses, OnReady, Watchers, kv_sentence
 from outrider.config import EngineConfig
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.cluster_view import ClusterView
@@ -72,7 +72,9 @@ def _say_nothing(event: Event) -> None:
     pass
 
 
-def _show_nothing(addresses: Addresses, speculation: SpeculationStatus | None) -> None:
+def _show_nothing(
+    addresses: Addresses, speculation: SpeculationStatus | None, settled: EngineConfig
+) -> None:
     pass
 
 
@@ -81,7 +83,7 @@ def _show_nothing(addresses: Addresses, speculation: SpeculationStatus | None) -
     ("say", "on_ready"), [(_fail, _show_nothing), (_say_nothing, _fail), (_fail, _fail)]
 )
 def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
-    tmp_path: Path, say: Say, on_ready: Callable[[Addresses, SpeculationStatus | None], None]
+    tmp_path: Path, say: Say, on_ready: OnReady
 ) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
 

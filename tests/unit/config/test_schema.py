@@ -22,7 +22,7 @@ from outrider.config.rules import FieldError, Rule, choice, whole
 from outrider.errors import ConfigError
 
 MODEL = "a bundled model's name, a checkpoint folder, a .gguf file or a hub id"
-PROPOSERS = "'draft' or 'ngram' or 'eagle3' or 'medusa' or 'mlp_speculator'"
+PROPOSERS = "'auto' or 'draft' or 'ngram' or 'eagle3' or 'medusa' or 'mlp_speculator'"
 DTYPE = "'auto', 'float32', 'bfloat16' or 'float16'"
 QUANTIZATION = "'fp8' or 'int8', or unset"
 DEVICE = "'auto', 'cpu', 'cuda' or 'cuda:N'"
@@ -246,6 +246,8 @@ def test_method_draft_without_a_draft_says_what_to_set() -> None:
         ("draft", "small", "draft"),
         ("ngram", None, "ngram"),
         ("ngram", "small", "ngram"),
+        ("auto", None, None),
+        ("auto", "small", "draft"),
     ],
 )
 def test_the_method_in_force_follows_from_method_and_draft(
@@ -255,6 +257,17 @@ def test_the_method_in_force_follows_from_method_and_draft(
         draft=DraftConfig(model=draft), speculation=SpeculationConfig(method=method)
     )
     assert config.method == settled
+
+
+def test_a_target_that_no_draft_was_named_for_lets_its_device_decide() -> None:
+    own = EngineConfig.from_kwargs(model="m")
+    assert (own.draft.model, own.speculation.method, own.method) == (None, "auto", None)
+    assert EngineConfig.from_settings(own.to_settings()) == own
+    for given in ({"draft_model": "none"}, {"method": "off"}):
+        assert EngineConfig.from_kwargs(model="m", **given).speculation.method is None
+    assert EngineConfig().method == EngineConfig.from_kwargs(method="auto").method == "draft"
+    later = own.to_settings() | {"draft.model": "small"}  # as a rollout gives it one
+    assert EngineConfig.from_settings(later).method == "draft"
 
 
 def test_settings_cover_every_field_of_every_section() -> None:

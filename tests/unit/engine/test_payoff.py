@@ -8,6 +8,7 @@ from speculation_tools import CHEAP, VERIFY_S
 from outrider.engine.payoff import PayoffWatch, gain_over_plain
 from outrider.scheduler.control import SpeculationControl, StepRecord
 from outrider.scheduler.depths import Choice
+from outrider.workers.proposers.registry import traits
 
 MINUTE = 60
 
@@ -148,3 +149,10 @@ def test_steps_with_prompts_say_nothing_about_the_gain() -> None:
     assert gain_over_plain([record], CHEAP) is None
     record.num_prompt_tokens = 0
     assert gain_over_plain([record], CHEAP) == pytest.approx(8 / 1.0 * VERIFY_S / 4)
+
+
+def test_look_up_that_finds_nothing_is_no_trouble() -> None:
+    watched = Watched()
+    watched.control.know(traits(has_draft_model=False))
+    watched.work(20 * MINUTE)
+    assert watched.logged == [] and watched.watch.warning == ""

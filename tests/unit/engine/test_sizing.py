@@ -74,6 +74,28 @@ def test_what_is_given_stays_and_the_other_makes_room_for_it(
 
 
 @pytest.mark.parametrize(
+    ("given", "device", "method"),
+    [
+        ({}, "cpu", "ngram"),
+        ({}, "cuda", None),  # where passes are as large as planned
+        ({"speculation_policy": "fixed"}, "cpu", None),  # which would not stop
+        ({"draft_model": "small"}, "cpu", "draft"),
+        ({"draft_model": "none"}, "cpu", None),
+        ({"draft_model": "none", "method": "auto"}, "cpu", "ngram"),
+        ({"method": "off"}, "cpu", None),
+        ({"method": "ngram"}, "cuda", "ngram"),
+    ],
+)
+def test_without_a_draft_ngram_proposes_on_a_cpu_unless_settings_say_otherwise(
+    given: dict[str, str], device: str, method: str | None
+) -> None:
+    config = EngineConfig.from_kwargs(model="m", **given)
+    settled = settle_for_device(config, device, gpu_bytes=None)
+    assert settled.method == method
+    assert EngineConfig.from_settings(settled.to_settings()).method == method
+
+
+@pytest.mark.parametrize(
     ("policy", "on_cpu", "on_gpu"),
     [("goodput", 4, 5), ("threshold", 4, 5), ("trim", 2, 5), ("fixed", 2, 5)],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -23,6 +24,8 @@ COSTS = StepCosts(
     CostTable((16, 64), (1e-4, 2e-4), True),
     prefill_s=1e-6,
 )
+
+TABLE = {False: dataclasses.replace(COSTS.verify, is_padded=False), True: COSTS.verify}
 
 
 def control(**fields: float) -> SpeculationControl:
@@ -304,3 +307,13 @@ def test_a_step_that_may_stop_teaches_what_it_verified_and_drafted() -> None:
     made.see_step(record, Verdict(1, 1, (), 2e-4, 4e-3), 3, 2, 2)
     assert seen[1:] == [3]
     assert drafted[2:] == [made.costs.now.drafting_s(2), 2e-4]
+
+
+def test_a_step_teaches_what_was_verified_where_less_was_offered_than_planned() -> None:
+    seen: list[int] = []
+    record = StepRecord(1, 2, 3, 0, Choice([4, 4]), 8, 13, 0, 20)
+    for is_padded, expected in ((False, 2 + 3 + 1), (True, 13)):
+        made = SpeculationControl("goodput", dataclasses.replace(COSTS, verify=TABLE[is_padded]))
+        made.costs.see_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
+        made.see_step(record, Verdict(1, 1, (), 0.0, 4e-3), 3, 1, 1)
+        assert seen.pop() == expected, "a padded pass is as large as planned"
