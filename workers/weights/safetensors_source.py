@@ -69,7 +69,7 @@ class SafetensorsSource:
                 slice(part.start, part.stop) if part is not None else slice(None)
                 for part in (rows, columns)
             )
-            tensor = stored[cuts[: len(shape)]]
+            tensor: Tensor = stored[cuts[: len(shape)]]
         except SafetensorError as error:
             raise damaged(path, error) from None
         # What was sliced lies in the mapped file, which somebody may replace while we run.

@@ -64,7 +64,7 @@ def generate(
         Method | None,
         _option(
             "--method",
-            help="Who proposes. Default: the draft if there is one, else as `outrider serve` has it.",
+            help="Who proposes. Default: the draft if there is one, else as with `outrider serve`.",
         ),
     ] = None,
     policy: Annotated[

@@ -55,7 +55,7 @@ def test_what_takes_long_is_said_until_the_server_is_ready() -> None:
     with Progress(Watchers(say, lambda *_: None), soon_s=0.02) as progress:
         with stage("compiling CPU kernels (3 of 21)"):
             assert heard.wait(60)
-        progress.watchers.on_ready(ADDRESSES, None)
+        progress.watchers.on_ready(ADDRESSES, None, EngineConfig())
         with stage("of no concern any more"):
             time.sleep(0.2)
     assert told == ["compiling CPU kernels (3 of 21)"]

@@ -155,7 +155,7 @@ def test_a_flat_name_sets_its_setting_and_no_other(name: str) -> None:
     unasked = EngineConfig().to_settings()
     changed = {p: v for p, v in config.to_settings().items() if v != unasked[p]}
     leaves_out_draft = name in ("model", "method", "head_model")
-    without_draft = {"draft.model": None} if leaves_out_draft else {}
+    without_draft: dict[str, Any] = {"draft.model": None} if leaves_out_draft else {}
     if name == "model":  # who drafts for it, the device decides
         without_draft["speculation.method"] = "auto"
     assert changed == {PATHS[name]: SAMPLES[name]} | without_draft
