@@ -51,9 +51,9 @@ class SafetensorsSource:
     ) -> Tensor:
         """`dtype` is for what must keep its own, such as ids."""
         if name in self.forms.kinds:
-            tensor = self._undone(name, shape, rows or range(shape[0]))
-            tensor = tensor if columns is None else tensor[:, columns.start : columns.stop]
-            return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
+            whole = self._undone(name, shape, rows or range(shape[0]))
+            part = whole if columns is None else whole[:, columns.start : columns.stop]
+            return part.to(device=self.device, dtype=dtype or self.dtype, copy=True)
         stored_name = self._files.stored_name(name)
         path = self._files.folder / self._files.file_of[stored_name]
         try:
@@ -66,8 +66,8 @@ class SafetensorsSource:
                     "together."
                 )
             cuts = tuple(
-                slice(part.start, part.stop) if part is not None else slice(None)
-                for part in (rows, columns)
+                slice(each.start, each.stop) if each is not None else slice(None)
+                for each in (rows, columns)
             )
             tensor: Tensor = stored[cuts[: len(shape)]]
         except SafetensorError as error:
