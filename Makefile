@@ -135,7 +135,7 @@ bench-serve: $(INSTALLED) ## Load on the bundled pair: off, depth 2 and 4, from 
 	  --arm "depth 4=ours?num_speculative_tokens=4&fix_depth=true" \
 	  --rate 0.3,0.7,1.2,2.4 --duration 10s --blocks 4 \
 	  --max-prompt-tokens 256 --max-tokens 48 --output fixed --tokenizer smollm2-135m-instruct \
-	  --out docs/reports/bundled $(BENCH_SERVE)
+	  --out build/bench-serve $(BENCH_SERVE)
 
 clean: ## Remove caches and build results; the environment stays.
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
