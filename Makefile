@@ -118,8 +118,9 @@ helm-golden: $(INSTALLED) ## Have the chart's renders as they are be what its te
 helm-docs: $(INSTALLED) ## Have the chart's table of values, schema and dashboard follow what they are made of.
 	$(BIN)/python tests/chart_tools.py docs
 
-docs-reference: $(INSTALLED) ## Write docs/configuration.md anew from the types of the settings.
+docs-reference: $(INSTALLED) ## Write anew docs/configuration.md, from the types of the settings, and the lines in docs/tour.md.
 	$(BIN)/python -m outrider.cli.reference > docs/configuration.md
+	$(BIN)/python tests/tour.py
 
 docker-requirements: $(INSTALLED) ## Write anew what the gateway's image installs.
 	$(BIN)/python docker/gateway_requirements.py > docker/gateway-requirements.txt
