@@ -1,4 +1,4 @@
-"""The functions that docs/tour.md names, and where they are. As a program it writes their lines anew.
+"""The functions docs/tour.md names, and where they are. As a program it writes their lines anew.
 
 A stop is a link whose text is `file.py:function` and whose target ends in `#L<line>`.
 """

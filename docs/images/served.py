@@ -1,6 +1,6 @@
 """Draws the README's chart from the files in docs/results.
 
-    python docs/images/served.py        # writes served.svg beside this file
+python docs/images/served.py        # writes served.svg beside this file
 """
 
 from __future__ import annotations

@@ -9,10 +9,20 @@ from pathlib import Path
 
 import pytest
 from markdown_tools import blocks
-from tour import PAGE, ROOT, span_of, stops, with_lines
+from tour import PAGE, ROOT, Stop, span_of, stops, with_lines
 
 STOPS = stops(PAGE.read_text(encoding="utf-8"))
-SOURCE = "X = 1\n\n\nclass Loop:\n    def step(self) -> None:\n        pass\n\n\ndef go() -> None:\n    pass\n"
+SOURCE = """X = 1
+
+
+class Loop:
+    def step(self) -> None:
+        pass
+
+
+def go() -> None:
+    pass
+"""
 
 
 def test_the_tour_has_stops_from_the_request_to_the_kernel() -> None:
@@ -21,8 +31,8 @@ def test_the_tour_has_stops_from_the_request_to_the_kernel() -> None:
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: f"{stop.file}:{stop.symbol}")
-def test_a_stop_is_in_its_file_at_its_line(stop: object) -> None:
-    file, symbol, target, line = stop  # type: ignore[misc]
+def test_a_stop_is_in_its_file_at_its_line(stop: Stop) -> None:
+    file, symbol, target, line = stop
     assert (PAGE.parent / target).resolve() == ROOT / file
     span = span_of((ROOT / file).read_text(encoding="utf-8"), symbol)
     assert span is not None, f"{file} has no {symbol}"
