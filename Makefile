@@ -120,8 +120,9 @@ helm-golden: $(INSTALLED) ## Have the chart's renders as they are be what its te
 helm-docs: $(INSTALLED) ## Have the chart's table of values, schema and dashboard follow what they are made of.
 	$(BIN)/python tests/chart_tools.py docs
 
-docs-reference: $(INSTALLED) ## Write docs/configuration.md anew from the types of the settings.
+docs-reference: $(INSTALLED) ## Write anew docs/configuration.md, from the types of the settings, and the lines in docs/tour.md.
 	$(BIN)/python -m outrider.cli.reference > docs/configuration.md
+	$(BIN)/python tests/tour.py
 
 docs-vllm: $(INSTALLED) ## Write the tables of docs/from-vllm.md anew from what becomes of vLLM's options.
 	$(BIN)/python tests/vllm_page.py
@@ -147,7 +148,7 @@ bench-serve: $(INSTALLED) ## Load on the bundled pair: off, depth 2 and 4, from 
 	  --arm "depth 4=ours?num_speculative_tokens=4&fix_depth=true" \
 	  --rate 0.3,0.7,1.2,2.4 --duration 10s --blocks 4 \
 	  --max-prompt-tokens 256 --max-tokens 48 --output fixed --tokenizer smollm2-135m-instruct \
-	  --out docs/reports/bundled $(BENCH_SERVE)
+	  --out build/bench-serve $(BENCH_SERVE)
 
 clean: ## Remove caches and build results; the environment stays.
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -1,6 +1,6 @@
 """Draws the figures of `outrider.bench.gpu` against the roofs of the chip (needs matplotlib).
 
-python -m outrider.bench.gpu_plot docs/results/gpu.json docs/results/gpu-roofline.svg
+python -m outrider.bench.gpu_plot docs/results/gpu.json roofline.svg
 """
 
 from __future__ import annotations

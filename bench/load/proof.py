@@ -245,7 +245,7 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m outrider.bench.load.proof")
-    parser.add_argument("--out", type=Path, help="JSON, as docs/results/load-proof.json")
+    parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
     options = parser.parse_args()
     lengths = QUICK if options.quick else Lengths()

@@ -66,6 +66,42 @@ def test_the_index_lists_every_page_and_the_readme_leads_to_it() -> None:
     assert "docs/README.md" in {link for _, link in links((ROOT / "README.md").read_text())}
 
 
+def test_the_architecture_lists_every_page_of_a_part() -> None:
+    listed = {link for _, link in links((DOCS / "architecture.md").read_text())}
+    assert {f"internals/{page.name}" for page in (DOCS / "internals").glob("*.md")} <= listed
+
+
+def test_code_that_pages_name_is_there() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in documents()
+        if page.name != "CHANGELOG.md"
+        for name in named_code(page.read_text())
+        if not any(
+            (ROOT / folder / name).is_file() for folder in ("", "src/outrider", "bench/load")
+        )
+    ]
+    assert missing == []
+
+
+def named_code(text: str) -> list[str]:
+    """Files of code in backticks, by their place in the checkout or in the package."""
+    found = re.findall(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|c|h|proto))(?:::?[\w.]+)?`", text)
+    return [name for name in found if "..." not in name]
+
+
+@pytest.mark.parametrize("text", ["`gateway/none.py`", "see `kernels/cpu/none.c`, then `a.py`"])
+def test_code_that_is_not_there_is_found(text: str) -> None:
+    [name] = named_code(text)
+    assert not (ROOT / name).exists()
+
+
+def test_the_glossary_is_short() -> None:
+    text = (DOCS / "glossary.md").read_text()
+    words = re.findall(r"^\| ([\w -]+) \|", text, re.MULTILINE)
+    assert 20 < len(words) - 1 <= 30 and len(words) == len(set(words))
+
+
 def test_the_guarantees_name_tests_that_exist() -> None:
     text = (DOCS / "guarantees.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
