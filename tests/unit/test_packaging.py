@@ -149,11 +149,16 @@ def test_the_command_that_installs_a_package_names_all_that_is_missing_beside_it
     assert requirements.how_to_get("antigravity") is None
 
 
-def test_without_pip_the_command_is_that_of_uv(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_command_is_that_of_uv_or_of_a_pip_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(requirements, "find_spec", lambda _: None)
-    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/uv")
-    expected = f"uv pip install --python {sys.executable} --no-deps 'a>=1'"
-    assert requirements.install_command(["a>=1"], "--no-deps") == expected
+    has_uv = [True, False]
+    monkeypatch.setattr(shutil, "which", lambda name: name if has_uv.pop(0) else None)
+    ways = [f"uv pip install --python {sys.executable}", f"pip --python {sys.executable} install"]
+    for expected in ways:
+        command = requirements.install_command(["a>=1"], "--no-deps")
+        assert command == f"{expected} --no-deps 'a>=1'"
 
 
 def test_every_file_that_is_no_code_is_packaged() -> None:
