@@ -182,8 +182,8 @@ def test_who_follows_the_messages_comes_from_a_wheel_to_a_server_under_load(
         output = "".join(lines)
         address = re.search(r"for gRPC, on (\S+)", output)
         assert address is not None, output
-        load = ("bench", "serve", "--arm", f"now={address[1]}", "--rate", "4", "--duration", "2s")
-        load += ("--warm-up", "0s", "--cool-down", "0s", "--max-tokens", "4")
+        load = ["bench", "serve", "--arm", f"now={address[1]}", "--rate", "4", "--duration", "2s"]
+        load += ["--warm-up", "0s", "--cool-down", "0s", "--max-tokens", "4"]
         bench = newcomer.advice(*load)
         assert {Requirement(word).name for word in bench[4:]} == {"aiohttp", "scipy", "matplotlib"}
         newcomer.follow(bench)

@@ -50,10 +50,12 @@ class SafetensorsSource:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """`dtype` is for what must keep its own, such as ids."""
+        tensor: Tensor
         if name in self.forms.kinds:
-            tensor = self._undone(name, shape, rows or range(shape[0]))
-            tensor = tensor if columns is None else tensor[:, columns.start : columns.stop]
-            return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
+            tensor = self._undone(name, shape, range(shape[0]) if rows is None else rows)
+            if columns is not None:
+                tensor = tensor[:, columns.start : columns.stop].contiguous()
+            return tensor.to(device=self.device, dtype=dtype or self.dtype)
         stored_name = self._files.stored_name(name)
         path = self._files.folder / self._files.file_of[stored_name]
         try:
