@@ -73,9 +73,11 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
-def only_packages(requirements: Iterable[str], folder: Path) -> Path:
-    """A folder of what pip would install for the requirements, and nothing else."""
-    folder.mkdir()
+def only_packages(
+    requirements: Iterable[str], folder: Path, *, with_dependencies: bool = True
+) -> Path:
+    """A folder of what pip would install for the requirements, besides what is in it already."""
+    folder.mkdir(exist_ok=True)
     wanted, seen = [Requirement(line) for line in requirements], set[str]()
     while wanted:
         requirement = wanted.pop()
@@ -84,7 +86,8 @@ def only_packages(requirements: Iterable[str], folder: Path) -> Path:
             continue
         seen.add(name)
         found = metadata.distribution(name)
-        wanted += map(Requirement, found.requires or ())
+        if with_dependencies:
+            wanted += map(Requirement, found.requires or ())
         for top in {file.parts[0] for file in found.files or () if file.parts[0] != ".."}:
             link, there = folder / top, PACKAGES / top
             if top != "__pycache__" and not link.exists():

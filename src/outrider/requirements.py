@@ -70,8 +70,10 @@ def install_command(wanted: Iterable[str], *options: str) -> str:
     python = os.path.relpath(sys.executable)
     python = sys.executable if python.startswith(os.pardir) else python
     installer = f"{python} -m pip install"
-    if find_spec("pip") is None and shutil.which("uv"):  # its environments have none
-        installer = f"uv pip install --python {python}"
+    if find_spec("pip") is None:  # as in environments of uv, and in our images
+        installer = f"pip --python {python} install"
+        if shutil.which("uv"):
+            installer = f"uv pip install --python {python}"
     return " ".join([installer, *options, *map(shlex.quote, wanted)])
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
+import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from wheel_tools import PACKAGES, ROOT, Built, run
+from c_kernels import with_kernels
+from packaging.requirements import Requirement
+from wheel_tools import PACKAGES, ROOT, Built, clean_environment, install, only_packages, run
 
 from outrider import __version__
 
@@ -96,6 +104,117 @@ def test_an_installed_environment_carries_its_bill_of_materials(engine_programs:
     file = engine_programs.parent / "share" / "sbom" / "outrider.cdx.json"
     names = {each["name"] for each in json.loads(file.read_text())["components"]}
     assert {"outrider", "torch", "grpcio"} <= names
+
+
+def core_without(*names: str) -> list[str]:
+    declared: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "dependencies"
+    ]
+    return [line for line in declared if Requirement(line).name not in names]
+
+
+class NewcomersEnvironment:
+    """The wheel in an environment of its own, and the way of a newcomer in it: what a message says
+    is to be installed is there afterwards, linked from the packages of this interpreter."""
+
+    def __init__(self, wheel: Path, folder: Path) -> None:
+        self._packages = only_packages(core_without("torch"), folder / "packages")
+        self.programs = install("engine", wheel, folder / "prefix", self._packages)
+        self._environment = clean_environment() | {
+            "OUTRIDER_CACHE": with_kernels(folder / "cache"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.programs / "outrider", *arguments],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def advice(self, *arguments: str) -> list[str]:
+        """The command that the last line of `outrider` advises, in words."""
+        process = self.start(*arguments)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode in (1, 2), output
+        found = re.search(r"^error: .* install (it|them) with: (.+)\n\Z", output, re.MULTILINE)
+        assert found is not None, output
+        return shlex.split(found[2])
+
+    def follow(self, command: list[str]) -> None:
+        words = [*command]
+        assert words[:2] == ["pip", "--python"], "there is no pip in this environment"
+        python, goal, *wanted = words[2:]
+        assert Path(python).resolve() == (self.programs / "python").resolve() and goal == "install"
+        options = [word for word in wanted if word.startswith("-")]
+        named = [word for word in wanted if word not in options]
+        assert options in ([], ["--no-deps"]) and named
+        for each in map(Requirement, named):
+            assert each.specifier.contains(metadata.version(each.name))
+        only_packages(named, self._packages, with_dependencies=not options)
+
+
+@pytest.fixture(scope="module")
+def newcomer(built: Built, tmp_path_factory: pytest.TempPathFactory) -> NewcomersEnvironment:
+    return NewcomersEnvironment(built.wheel, tmp_path_factory.mktemp("newcomer"))
+
+
+SERVE = ("serve", "--no-ray", "--port", "0", "--grpc-port", "0", "--set", "cache.kv_cache_gb=0.1")
+
+
+@pytest.mark.model
+def test_who_follows_the_messages_comes_from_a_wheel_to_a_server_under_load(
+    newcomer: NewcomersEnvironment,
+) -> None:
+    torch = newcomer.advice(*SERVE)
+    assert torch == newcomer.advice("generate", "Hello")
+    assert [Requirement(word).name for word in torch[4:]] == ["torch"]
+    newcomer.follow(torch)
+    weights = newcomer.advice(*SERVE)
+    assert weights == newcomer.advice("generate", "Hello")
+    newcomer.follow(weights)
+    server = newcomer.start(*SERVE)
+    try:
+        assert server.stdout is not None
+        lines = list(takewhile(lambda line: "Ctrl-C stops it" not in line, server.stdout))
+        output = "".join(lines)
+        address = re.search(r"for gRPC, on (\S+)", output)
+        assert address is not None, output
+        load = ["bench", "serve", "--arm", f"now={address[1]}", "--rate", "4", "--duration", "2s"]
+        load += ["--warm-up", "0s", "--cool-down", "0s", "--max-tokens", "4"]
+        bench = newcomer.advice(*load)
+        assert {Requirement(word).name for word in bench[4:]} == {"aiohttp", "scipy", "matplotlib"}
+        newcomer.follow(bench)
+        measuring = newcomer.start(*load, "--out", str(newcomer.programs.parent / "run"))
+        told, _ = measuring.communicate(timeout=300)
+        assert measuring.returncode == 0, told
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate(timeout=60)
+    assert server.returncode == 0
+
+
+@pytest.mark.slow
+def test_the_advised_command_is_one_that_pip_carries_out(built: Built, tmp_path: Path) -> None:
+    newcomer = NewcomersEnvironment(built.wheel, tmp_path)
+    newcomer.follow(newcomer.advice(*SERVE))
+    command = newcomer.advice(*SERVE)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            capture_output=True,
+            text=True,
+            timeout=DOWNLOAD_LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip("the package index did not answer in time")
+    if done.returncode:
+        pytest.skip(f"the package index has no such package: {done.stderr[-200:]}")
+    generated = newcomer.start("generate", "Hello", "--max-tokens", "2")
+    output, _ = generated.communicate(timeout=120)
+    assert generated.returncode == 0, output
 
 
 def next_python() -> str:

@@ -82,10 +82,9 @@ def load_models(
     start_s = time.monotonic()
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    placement = place_models(config)
-    config = settle_for_device(config, placement.device.type, gpu_bytes(placement.device))
     checked = check_models(config, has_text=server is None or not server.is_checked)
-    config = checked.config
+    placement = place_models(config)
+    config = settle_for_device(checked.config, placement.device.type, gpu_bytes(placement.device))
     names = " and ".join(_roles(has_draft=checked.draft is not None))
     where = f"on {placement.device} in the engine's process (pid {os.getpid()})"
     report(f"{names}: loading {where}")
