@@ -67,8 +67,9 @@ def absent(name: str) -> NoReturn:
 
 
 def test_the_command_that_installs_a_package_names_all_that_is_missing_beside_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # not above the interpreter, which would be named from there
     real = metadata.distribution
 
     def distribution(name: str) -> metadata.Distribution:
@@ -95,8 +96,9 @@ def test_the_command_that_installs_a_package_names_all_that_is_missing_beside_it
 
 
 def test_without_pip_the_command_is_that_of_uv_or_of_a_pip_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(requirements, "find_spec", lambda _: None)
     has_uv = [True, False]
     monkeypatch.setattr(shutil, "which", lambda name: name if has_uv.pop(0) else None)
