@@ -130,7 +130,7 @@ def colocated(pair: Any) -> EngineFactory:
         key = repr(sorted(options.items()))
         if key not in built:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+                patch.setattr(device, "select_ops", lambda _, __, exact, *___: GpuOps(exact))
                 built[key] = LLM(
                     str(pair.target),
                     draft_model=str(pair.draft),

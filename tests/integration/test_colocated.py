@@ -73,7 +73,7 @@ def expected(models: Pair) -> Callable[..., tuple[LLM, list[RequestOutput]]]:
 @pytest.fixture
 def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
-    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, *___: GpuOps(exact))
 
     def build(target: str = str(models.target), **options: Any) -> LLM:
         defaults = {

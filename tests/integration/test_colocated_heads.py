@@ -109,7 +109,7 @@ def plain(models: Models) -> LLM:
 @pytest.fixture
 def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
     """Engines whose passes are GPU kernels, wherever they run."""
-    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, *___: GpuOps(exact))
 
     def build(kind: str, **options: Any) -> LLM:
         defaults = {"head_model": str(models.heads[kind]), "lag": 1, "device": DEVICE.type}

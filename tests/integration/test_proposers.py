@@ -144,7 +144,7 @@ def test_a_registered_host_proposer_drafts_and_changes_no_text(
 def test_a_registered_device_proposer_writes_the_devices_drafts(
     device_parrots: list[DeviceParrot], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+    monkeypatch.setattr(device, "select_ops", lambda _, __, exact, *___: GpuOps(exact))
     options: dict[str, Any] = {"dtype": "float32", "device": DEVICE.type, "deterministic": True}
     sizes = {"kv_cache_gb": 0.01, "max_model_len": 64, "max_num_seqs": 3}
     llm = LLM(

@@ -133,7 +133,7 @@ def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """Engines whose passes are GPU kernels, wherever they run."""
 
     def build(kind: str) -> LLM:
-        monkeypatch.setattr(device, "select_ops", lambda _, __, exact, ___: GpuOps(exact))
+        monkeypatch.setattr(device, "select_ops", lambda _, __, exact, *___: GpuOps(exact))
         return LLM(
             str(models.target),
             draft_model=str(models.draft),
