@@ -150,7 +150,7 @@ def test_a_failed_turn_is_explained_and_not_kept(outrider: Any, service: FakeSer
     too_long = "word " * 600
     code, _, err = outrider("chat", typed=[too_long, "/nonsense", "Short"])
     assert code == 0
-    assert "error: the prompt has" in err
+    assert "error: This model's maximum context length is" in err
     assert "/nonsense is no command" in err
     assert "word word" not in _prompt_of(service)
 
