@@ -15,7 +15,7 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineStatus, ProcessState
 from outrider.links.rank_messages import Role
-from outrider.scheduler.outcomes import STEP_TOKENS
+from outrider.scheduler.types import STEP_TOKENS
 
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 

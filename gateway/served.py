@@ -14,8 +14,7 @@ from outrider.scheduler.params import SamplingParams
 from outrider.text.front_door import FrontDoor, PreparedRequest
 from outrider.text.messages import Conversation
 from outrider.text.templates import TemplateProcesses
-from outrider.text.tokenizer import Tokenizer, load_tokenizer
-from outrider.workers.weights.resolve import base_name
+from outrider.text.tokenizer import Tokenizer, base_name, load_tokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import (
+    STEP_TOKENS,
     FinishReason,
     RequestUpdate,
     RowVerdict,
@@ -17,8 +18,6 @@ from outrider.scheduler.types import (
 )
 
 _ANY = 1 << 30  # more than anybody drafts
-# Bounds of the tokens of a step, each the most that is counted below it; as vLLM has them.
-STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
 @dataclass(slots=True)

@@ -41,6 +41,9 @@ class SampleId(NamedTuple):
 
 IN_PROCESS = 0
 
+# Bounds of the tokens of a step, each the most that is counted below it; as vLLM has them.
+STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
+
 
 class Apart(IntEnum):
     """When a request cannot share a step with others; the workers say so."""

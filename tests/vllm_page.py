@@ -85,12 +85,14 @@ class Verdict:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those that are not the defaults, but for the model."""
+        """Those that are not the defaults, but for the model, and not what follows from others."""
         if self.config is None:
             return {}
         plain = EngineConfig.from_kwargs(model=self.config.target.model).to_settings()
         values = self.config.to_settings().items()
-        return {p: v for p, v in values if v != plain[p] and p != "log_level"}
+        derived = [(each, None) for each in ("speculation.method",)]  # of a draft that is named
+        changed = ((p, v) for p, v in values if v != plain[p] and p != "log_level")
+        return {p: v for p, v in changed if (p, v) not in derived}
 
 
 class _Reached(Exception):

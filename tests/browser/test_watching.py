@@ -249,7 +249,10 @@ def test_beside_the_prompt_the_whole_server_is_in_sight(
     expect(page.locator(".tile")).to_have_count(4)
     for shown in ("#facts", "#tiles", "#plots", "#switch"):
         expect(page.locator(shown)).to_be_in_viewport(ratio=1)
-    assert page.evaluate("(e => e.scrollHeight - e.clientHeight)(document.querySelector('.watch'))") == 0
+    assert (
+        page.evaluate("(e => e.scrollHeight - e.clientHeight)(document.querySelector('.watch'))")
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -267,7 +270,8 @@ def test_the_models_name_is_read_whole(
           const pen = document.createElement("canvas").getContext("2d");
           pen.font = `${style.fontSize} ${style.fontFamily}`;
           const arrow = 24, sides = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
-          return select.clientWidth - sides - arrow - pen.measureText("smollm2-135m-instruct").width;
+          const name = pen.measureText("smollm2-135m-instruct").width;
+          return select.clientWidth - sides - arrow - name;
         })()"""
     )
     assert shown >= 0

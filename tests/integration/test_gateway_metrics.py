@@ -17,7 +17,7 @@ from outrider.errors import CapacityError, OutriderError, RequestError
 from outrider.gateway import metrics_page
 from outrider.gateway.metric_names import METRICS, VLLM_LABELS
 from outrider.links.gateway_messages import EngineCounters, ProposerCounters, Refused
-from outrider.scheduler.outcomes import STEP_TOKENS
+from outrider.scheduler.types import STEP_TOKENS
 
 COUNTERS = EngineCounters(
     prompt_tokens=50,

@@ -92,7 +92,7 @@ def expected() -> dict[tuple[str, float], str]:
 def test_every_way_to_ask_gives_the_text_of_the_target_alone(
     serving: Serving, expected: dict[tuple[str, float], str], method: str, temperature: float
 ) -> None:
-    asked: Any = {"temperature": temperature, "seed": 5, "max_tokens": NUM_TOKENS}
+    asked: Any = {"temperature": temperature, "top_p": 1.0, "seed": 5, "max_tokens": NUM_TOKENS}
     of_openai: Any = {"model": TARGET, "extra_body": {"speculation": method}, **asked}
     text = expected["text", temperature]
     whole: Any = serving.http.completions.create(prompt=PROMPT, **of_openai)

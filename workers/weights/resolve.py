@@ -60,17 +60,6 @@ def commit_of_source(source: str, revision: str | None) -> str | None:
     return commit_of(found["model"], revision or found["revision"])
 
 
-def base_name(source: str) -> str | None:
-    """The last part of a path that stands for a model; None for a bundled name or a hub id. The
-    path need not be on this host."""
-    if source in (BUNDLED_DRAFT, BUNDLED_TARGET):
-        return None
-    path = Path(source).expanduser()
-    if not source.startswith((".", "/", "~")) and not path.exists():
-        return None
-    return path.name or path.resolve().name or None
-
-
 def at_commit(source: str, commit: str | None) -> str:
     """The source with the commit in its own name, where no setting is there to hold it."""
     return source if commit is None else f"{source.partition('@')[0]}@{commit}"

@@ -209,7 +209,7 @@ class EngineCounters:
     displaced: int = added(0)  # samples refused for those of another tenant
     fairness_preemptions: int = added(0)  # rows that went to a tenant without one
     step_tokens: int = added(0)  # of prompts computed and of texts
-    # Steps by these, as `outrider.scheduler.outcomes.STEP_TOKENS` bounds them; the last had more.
+    # Steps by these, as `outrider.scheduler.types.STEP_TOKENS` bounds them; the last had more.
     steps_by_tokens: tuple[int, ...] = added(())
 
 

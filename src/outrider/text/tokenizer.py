@@ -11,7 +11,12 @@ from outrider.errors import ModelError
 from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
 from outrider.workers.weights.files import Files, check_size
 from outrider.workers.weights.gguf_header import read_gguf_header
-from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
+from outrider.workers.weights.resolve import (
+    BUNDLED_DRAFT,
+    BUNDLED_TARGET,
+    draft_assets,
+    resolve_source,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +66,17 @@ def tokenizer_folder(source: str | Path, revision: str | None = None) -> Path:
             "folder or hub id of the model it was made from."
         )
     return folder.absolute()
+
+
+def base_name(source: str) -> str | None:
+    """The last part of a path that stands for a model; None for a bundled name or a hub id. The
+    path need not be on this host."""
+    if source in (BUNDLED_DRAFT, BUNDLED_TARGET):
+        return None
+    path = Path(source).expanduser()
+    if not source.startswith((".", "/", "~")) and not path.exists():
+        return None
+    return path.name or path.resolve().name or None
 
 
 def _files_of(source: str | Path, revision: str | None) -> Path:

@@ -6,8 +6,7 @@ from scheduler_tools import Simulation, make_request
 
 from outrider.engine.counters import counters_of
 from outrider.links.gateway_messages import ProposerCounters
-from outrider.scheduler.outcomes import STEP_TOKENS
-from outrider.scheduler.types import Agreement
+from outrider.scheduler.types import STEP_TOKENS, Agreement
 from outrider.workers.proposers.base import DRAFT
 
 

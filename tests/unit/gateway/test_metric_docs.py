@@ -34,7 +34,7 @@ from outrider.links.gateway_messages import (
     ModelStatus,
     ProposerCounters,
 )
-from outrider.scheduler.outcomes import STEP_TOKENS
+from outrider.scheduler.types import STEP_TOKENS
 
 ROOT = Path(__file__).resolve().parents[3]
 DASHBOARD = ROOT / "docs/grafana/outrider.json"

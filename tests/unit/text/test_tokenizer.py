@@ -13,13 +13,13 @@ import pytest
 
 from outrider.errors import ModelError
 from outrider.text.chat import ChatTemplate
-from outrider.text.tokenizer import check_fits_model, check_same_tokenizer, load_tokenizer
-from outrider.workers.weights.resolve import (
-    BUNDLED_DRAFT,
-    BUNDLED_TARGET,
+from outrider.text.tokenizer import (
     base_name,
-    draft_assets,
+    check_fits_model,
+    check_same_tokenizer,
+    load_tokenizer,
 )
+from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 
 
 @pytest.fixture(scope="module")
