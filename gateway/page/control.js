@@ -5,11 +5,11 @@ import { showError } from "./banner.js";
 import { byId, count, fixed, make, percent } from "./dom.js";
 
 const POLICIES = {
-  goodput: "At every step what should give most tokens per second.",
-  threshold: "By load and acceptance, without a model of costs.",
-  trim: "Drafts to the depth, verifies what pays.",
-  fixed: "Always drafts to the depth.",
-  off: "Nobody drafts.",
+  goodput: "Guesses only where that should be faster.",
+  threshold: "Guesses less under load and where it is wrong.",
+  trim: "Guesses to the depth, checks what is likely.",
+  fixed: "Always guesses to the depth.",
+  off: "Nothing is guessed.",
 };
 const OFF = "off";
 const NUM_STEPS = 24;
@@ -42,7 +42,7 @@ export class Control {
       return;
     }
     if (!this._isChanging) this._show(state.settings);
-    byId("switch-told").textContent = describe(state);
+    byId("switch-told").textContent = describe(state, status.settings?.method, status.engine.running);
     byId("warning").hidden = !state.warning;
     byId("warning").textContent = state.warning;
   }
@@ -84,14 +84,17 @@ export class Control {
   }
 }
 
-function describe({ settings, gain, agreement, mean_depth: depth, drafting_share: share }) {
-  if (settings.policy === OFF) {
-    const guess = agreement === null ? "" : `; the draft would guess ${percent(agreement)}`;
-    return `Off${guess}. Texts stay the same.`;
-  }
-  const parts = [share > 0 ? `${percent(share)} of rows draft, ${fixed(depth)} deep` : "On, nobody drafts now"];
-  if (gain !== null) parts.push(`about ${fixed(gain, 2)}\u00a0× plain`);
-  return `${parts.join("; ")}.`;
+/** How it goes, for somebody who has never heard of it. `method` is who drafts. */
+function describe({ settings, gain, agreement, mean_depth: depth, drafting_share: share }, method, running) {
+  if (method === OFF) return "No draft: --draft-model or --method ngram gives the server one.";
+  const right = agreement === null ? "" : ` ${percent(agreement)} of tokens would have been guessed.`;
+  if (settings.policy === OFF) return `Off: the model writes alone, and the same text.${right}`;
+  if (share === 0) return running ? `On, but guessing does not pay now.${right}` : "On: ready to guess ahead.";
+  const often = share >= 0.995 ? "Every pass" : `${percent(share)} of passes`;
+  const guesses = `${fixed(depth).replace(".0", "")} guessed token${depth === 1 ? "" : "s"}`;
+  const by = method === "ngram" ? " found in the text" : "";
+  const pace = gain === null ? "" : `: about ${fixed(gain, 2)}\u00a0× the speed without`;
+  return `${often} ${share >= 0.995 ? "checks" : "check"} ${guesses}${by}${pace}.`;
 }
 
 function stepOf(step) {

@@ -78,7 +78,7 @@ export class Plots {
   constructor() {
     this._speed = new Plot("Tokens/s", { lines: ["tokens"], least: 10, shown: (v) => fixed(v) });
     this._acceptance = new Plot("Drafts accepted", { lines: ["share"], top: 1, shown: (v) => percent(v) });
-    this._depth = new Plot("Depth", { lines: ["drafts"], least: 4, shown: (v) => fixed(v) });
+    this._depth = new Plot("Drafts a round", { lines: ["drafts"], least: 4, shown: (v) => fixed(v) });
     this._load = new Plot("Running, waiting", {
       lines: ["running", "waiting"],
       least: 4,

@@ -3,18 +3,16 @@
 import { getJson } from "./api.js";
 import { setUpBanner } from "./banner.js";
 import { Control } from "./control.js";
-import { byId } from "./dom.js";
 import { Live, Plots, showState } from "./live.js";
-import { legend } from "./origins.js";
+import { Legend } from "./origins.js";
 import { Playground } from "./playground.js";
 import { Processes } from "./processes.js";
 import { Stepper } from "./stepper.js";
 import { setUpTheme } from "./theme.js";
 
 setUpTheme();
-byId("legend").append(...legend());
 
-const playground = new Playground(new Stepper());
+const playground = new Playground(new Stepper(), new Legend());
 const control = new Control();
 const plots = new Plots();
 const processes = new Processes();
@@ -27,6 +25,7 @@ async function readModels(status) {
   try {
     const { data } = await getJson("v1/models");
     playground.setModels(data.map((each) => each.id));
+    playground.setDefaults(data[0]?.sampling_defaults ?? {});
   } catch {
     playground.setModels([status.model]);
   }

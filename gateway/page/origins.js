@@ -1,14 +1,14 @@
 // Where a token came from: names, and what is said of one.
 
-import { count, make, percent, quoted } from "./dom.js";
+import { byId, count, make, percent, quoted } from "./dom.js";
 
 /** In the order of the legend. Whoever else drafts looks like the draft. */
 export const ORIGINS = {
-  draft: { name: "Accepted draft", note: "guessed by the draft model, and what the target says too" },
-  ngram: { name: "N-gram", note: "copied from earlier in the text, and what the target says too" },
-  recovered: { name: "Recovered", note: "the target's own, in place of a draft it did not accept" },
-  bonus: { name: "Bonus", note: "the target's own, for free after all drafts were accepted" },
-  target: { name: "Target", note: "the target's own, nothing was drafted" },
+  draft: { name: "Accepted draft", note: "guessed by the draft model, confirmed by the target" },
+  ngram: { name: "N-gram", note: "copied from earlier in the text, confirmed by the target" },
+  recovered: { name: "Recovered", note: "the target's own, in place of a wrong guess" },
+  bonus: { name: "Bonus", note: "the target's own, for free after guesses that were all right" },
+  target: { name: "Target", note: "the target's own, nothing was guessed" },
 };
 
 /** The class of colour and line of an origin. */
@@ -16,15 +16,39 @@ export function lookOf(origin) {
   return origin in ORIGINS ? origin : "draft";
 }
 
-export function legend() {
-  return Object.entries(ORIGINS).map(([look, { name, note }]) =>
-    make("li", { title: `${name}: ${note}` }, make("span", { class: "token", data: { look } }, name)),
-  );
+/** The colours and, until something is asked or wherever the reader wants it, what they mean. */
+export class Legend {
+  constructor() {
+    this._isReaders = false; // whether the reader has said which way it is to be
+    const items = Object.entries(ORIGINS).map(([look, { name, note }]) =>
+      make(
+        "li",
+        { title: `${name}: ${note}` },
+        make("span", { class: "token", data: { look } }, name),
+        make("span", { class: "note" }, note),
+      ),
+    );
+    byId("legend").append(...items);
+    byId("legend-toggle").addEventListener("click", () => {
+      this._isReaders = true;
+      this._show(!byId("legend").classList.contains("is-told"));
+    });
+  }
+
+  /** With its notes where there is room for them, or in a line beside an answer. */
+  suggest(isTold) {
+    if (!this._isReaders) this._show(isTold && matchMedia("(min-width: 720px)").matches);
+  }
+
+  _show(isTold) {
+    byId("legend").classList.toggle("is-told", isTold);
+    byId("legend-toggle").setAttribute("aria-expanded", isTold);
+  }
 }
 
 /** One piece of text as a sentence. */
 export function describePiece({ text, origin, round }) {
-  const { name, note } = ORIGINS[origin] ?? { name: origin, note: "drafted, and what the target says too" };
+  const { name, note } = ORIGINS[origin] ?? { name: origin, note: "guessed, confirmed by the target" };
   return `${quoted(text)} · ${name.toLowerCase()} · round ${round + 1} · ${note}.`;
 }
 

@@ -18,8 +18,9 @@ const PLACEHOLDERS = {
 };
 
 export class Playground {
-  constructor(stepper) {
+  constructor(stepper, legend) {
     this._stepper = stepper;
+    this._legend = legend;
     this._messages = []; // of the conversation
     this._abort = null; // of what runs
     this._isStale = false; // the stepper has not seen the newest tokens
@@ -50,6 +51,12 @@ export class Playground {
     const kept = byId("model").value;
     byId("model").replaceChildren(...names.map((name) => make("option", { value: name }, name)));
     if (names.includes(kept)) byId("model").value = kept;
+    byId("model").title = names.join(", "); // a long one is cut
+  }
+
+  /** What requests get that leave it out. */
+  setDefaults({ temperature = 1 }) {
+    byId("temperature").placeholder = `${temperature}, by default`;
   }
 
   /** Who can draft. */
@@ -67,6 +74,7 @@ export class Playground {
     const prompt = byId("prompt").value;
     if (this._abort || prompt.trim() === "") return;
     hideBanner();
+    this._legend.suggest(false);
     byId("empty").hidden = true;
     this._abort = new AbortController();
     this._setRunning(true);
@@ -167,6 +175,7 @@ export class Playground {
     byId("race").hidden = true;
     byId("order-field").hidden = mode !== "race";
     byId("empty").hidden = false;
+    this._legend.suggest(true);
     byId("prompt").placeholder = PLACEHOLDERS[mode];
     byId("send").textContent = mode === "race" ? "Race" : "Send";
     byId("clear").textContent = mode === "chat" ? "New conversation" : "Clear";

@@ -121,8 +121,8 @@ function tileOf({ name, state, where, pid, restarts }) {
     { class: "tile", data: { state, name } },
     make("span", { class: "tile-mark", "aria-hidden": "true" }, MARKS[state] ?? "?"),
     make("span", { class: "tile-name" }, name),
-    make("span", { class: "tile-state" }, state),
     make("span", { class: "tile-more faint" }, parts.filter(Boolean).join(" · ")),
+    make("span", { class: "tile-state" }, state),
   );
 }
 

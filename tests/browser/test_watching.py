@@ -7,8 +7,8 @@ import re
 
 import pytest
 from browser_tools import TEXT, OpenPage, StartService, ask
-from fake_engine import RANKS, FakeService
-from playwright.sync_api import Page, expect
+from fake_engine import RANKS, FakeService, fake_facts
+from playwright.sync_api import Page, Route, expect
 
 from outrider.engine.speculation import SpeculationDesk
 from outrider.links.gateway_messages import (
@@ -206,6 +206,152 @@ def test_a_phone_has_nothing_to_scroll_sideways(
         ".filter(e => e.checkVisibility() && e.getBoundingClientRect().right > 360).length"
     )
     assert cut == 0
+
+
+SIZES = ((1280, 800), (1440, 900), (1280, 860), (390, 844))
+
+
+def cut_off(page: Page, selector: str) -> list[str]:
+    """Those that reach beyond what holds them, or whose contents do."""
+    found: list[str] = page.evaluate(
+        """selector => [...document.querySelectorAll(selector)].filter(each => {
+          const own = each.getBoundingClientRect();
+          const outer = each.parentElement.getBoundingClientRect();
+          const inner = [...each.children].map(child => child.getBoundingClientRect());
+          return own.right > outer.right + 1 || each.scrollWidth > each.clientWidth + 1
+            || inner.some(child => child.right > own.right - 1 || child.bottom > own.bottom + 1);
+        }).map(each => each.textContent || each.id)""",
+        selector,
+    )
+    return found
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_processes_take_a_line_each_and_stay_within_their_borders(
+    width: int, height: int, start_service: StartService, open_page: OpenPage
+) -> None:
+    page = open_page(start_service(), viewport={"width": width, "height": height})
+    expect(page.locator(".tile[data-name='draft 0']")).to_be_visible()
+    assert cut_off(page, ".tile") == []
+    lines = page.evaluate(
+        "[...document.querySelectorAll('.tile')].map("
+        "e => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight))"
+    )
+    assert lines and max(lines) < 2
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES[:3])
+def test_beside_the_prompt_the_whole_server_is_in_sight(
+    width: int, height: int, start_service: StartService, open_page: OpenPage
+) -> None:
+    page = open_page(start_service(), viewport={"width": width, "height": height})
+    expect(page.locator("#facts")).to_contain_text("Outrider")
+    expect(page.locator(".tile")).to_have_count(4)
+    for shown in ("#facts", "#tiles", "#plots", "#switch"):
+        expect(page.locator(shown)).to_be_in_viewport(ratio=1)
+    assert page.evaluate("(e => e.scrollHeight - e.clientHeight)(document.querySelector('.watch'))") == 0
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_models_name_is_read_whole(
+    width: int, height: int, start_service: StartService, open_page: OpenPage
+) -> None:
+    page = open_page(start_service(), viewport={"width": width, "height": height})
+    if width < 720:
+        page.get_by_text("Settings").click()
+    model = page.locator("#model")
+    expect(model).to_have_value("smollm2-135m-draft")
+    shown = page.evaluate(
+        """(() => {
+          const select = document.getElementById("model"), style = getComputedStyle(select);
+          const pen = document.createElement("canvas").getContext("2d");
+          pen.font = `${style.fontSize} ${style.fontFamily}`;
+          const arrow = 24, sides = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+          return select.clientWidth - sides - arrow - pen.measureText("smollm2-135m-instruct").width;
+        })()"""
+    )
+    assert shown >= 0
+    assert model.get_attribute("title") == "smollm2-135m-draft"
+
+
+def test_the_colours_are_explained_without_a_pointer(
+    start_service: StartService, open_page: OpenPage
+) -> None:
+    service = start_service()
+    page = open_page(service)
+    note, toggle = page.locator("#legend .note").first, page.locator("#legend-toggle")
+    expect(note).to_be_visible()
+    expect(note).to_have_text("guessed by the draft model, confirmed by the target")
+    ask(page)
+    expect(note).to_be_hidden()  # beside an answer there are the colours alone
+    toggle.press("Enter")
+    expect(note).to_be_visible()
+    expect(toggle).to_have_attribute("aria-expanded", "true")
+    ask(page)
+    expect(note).to_be_visible()  # as its reader wants it
+    size = {"width": 390, "height": 844}
+    phone = open_page(service, viewport=size, is_mobile=True, has_touch=True)
+    expect(phone.locator("#legend .note").first).to_be_hidden()
+    phone.locator("#legend-toggle").tap()
+    expect(phone.locator("#legend .note").first).to_be_visible()
+
+
+def told_of(
+    start_service: StartService, open_page: OpenPage, method: str = "draft", **changes: object
+) -> str:
+    """What is said of speculation with this state."""
+    service = start_service()
+    page = open_page(service)
+
+    def change(route: Route) -> None:
+        status = route.fetch().json()
+        status["engine"]["speculation"] |= changes
+        status["settings"]["method"] = method
+        route.fulfill(json=status)
+
+    page.route("**/outrider/status", change)
+    page.reload()
+    told = page.locator("#switch-told")
+    expect(told).not_to_have_text("not known yet")
+    return (told.text_content() or "").replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "sentence"),
+    [
+        (
+            "draft",
+            {"drafting_share": 0.25, "mean_depth": 1.0, "gain": 1.031},
+            "25 % of passes check 1 guessed token: about 1.03 × the speed without.",
+        ),
+        (
+            "ngram",
+            {"drafting_share": 1.0, "mean_depth": 2.5, "gain": None},
+            "Every pass checks 2.5 guessed tokens found in the text.",
+        ),
+        ("draft", {"drafting_share": 0.0}, "On: ready to guess ahead."),
+        ("off", {}, "No draft: --draft-model or --method ngram gives the server one."),
+    ],
+)
+def test_speculation_is_told_in_words_for_newcomers(
+    method: str,
+    changes: dict[str, object],
+    sentence: str,
+    start_service: StartService,
+    open_page: OpenPage,
+) -> None:
+    assert told_of(start_service, open_page, method, **changes) == sentence
+
+
+def test_the_default_temperature_is_that_of_the_model(
+    start_service: StartService, open_page: OpenPage
+) -> None:
+    facts = dataclasses.replace(fake_facts(), sampling_defaults={"temperature": 0.2})
+    service = start_service(facts=facts)
+    page = open_page(service)
+    expect(page.locator("#temperature")).to_have_attribute("placeholder", "0.2, by default")
+    ask(page)
+    assert service.engine.submitted[-1].spec.params.temperature == 0.2
 
 
 def ground(page: Page) -> int:
