@@ -105,6 +105,7 @@ class SpeculationControl:
         self._seats = seats
         self._hazards: dict[str, Hazards] = {}
         self._with_kv: set[str] = set()
+        self._looks_up: set[str] = set()  # proposers that may offer less than they are asked for
         self.has_model = True  # a draft or a head, which offers as many drafts as it is asked for
         self._previous_level = 0
         self._prompt_tokens = 0.0  # a step, on average
@@ -147,6 +148,8 @@ class SpeculationControl:
         self.has_model = not all(each.may_offer_less for each in proposers)
         for each in proposers:
             self._hazards[each.name] = Hazards()
+            if each.may_offer_less:
+                self._looks_up.add(each.name)
             if each.keeps_kv:
                 self._with_kv.add(each.name)
 
@@ -251,6 +254,7 @@ class SpeculationControl:
             self.acceptance,
             self.selection_gain if step % _SELECT_ALL_EVERY else 0.0,
             can_stop=can_stop,
+            only_looks_up=self._looks_up.issuperset(rows.proposers),
         )
         choice = self._choose(snapshot)
         self._follow(choice)

@@ -59,6 +59,7 @@ class DepthSnapshot:
     acceptance: float = 0.0  # share of drafts that were right of those verified, lately
     selection_gain: float = 0.0  # see `Choice.num_selected`; 0 where nothing can be selected
     can_stop: bool = False  # see `Choice.least_survival`
+    only_looks_up: bool = False  # any proposer of these rows: it may find less than it is asked for
 
 
 @dataclass(frozen=True, slots=True)

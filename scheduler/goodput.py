@@ -21,6 +21,7 @@ from outrider.scheduler.proposers import MOST_BEHIND
 # flap, and where nothing is to be gained nothing is risked.
 _STAY = 1.01
 _SPECULATE = 1.02
+_SPECULATE_BY_LOOK_UP = 1.05  # where most steps find nothing, which weighing costs all the same
 _SPECULATE_SURELY = 0.98  # where drafts end as soon as they are not sure: they give more than told
 _PAYS_WITHIN = 32  # steps, or catching up is for nothing
 _RISK = 0.05  # what all rows have to promise beyond that, if none of them drafts yet
@@ -127,7 +128,8 @@ def _for_now(
 def _rate(candidate: Candidate, snapshot: DepthSnapshot) -> float:
     rate = candidate.tokens_per_s
     if not candidate.level:
-        rate *= _SPECULATE_SURELY if snapshot.can_stop else _SPECULATE
+        least = _SPECULATE_BY_LOOK_UP if snapshot.only_looks_up else _SPECULATE
+        rate *= _SPECULATE_SURELY if snapshot.can_stop else least
     return rate * _STAY if candidate.level == snapshot.previous_level else rate
 
 
