@@ -33,7 +33,7 @@ def test_a_model_that_does_not_exist_is_refused_before_anything_is_started() -> 
     with ServeProcess("--model", "/no/such/model") as server:
         assert server.wait() == 1
         assert "error: model '/no/such/model'" in server.output
-        assert "Ray" not in server.output
+        assert "Ray started" not in server.output
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_is_started() -> None:
@@ -58,7 +58,7 @@ def test_a_file_that_is_cut_short_is_told_once_and_the_ray_that_was_starting_end
     with ServeProcess("--model", str(folder)) as server:
         assert server.wait() == 1
         assert server.output.count("is damaged or incomplete") == 1
-        assert "Ray" not in server.output
+        assert "Ray started" not in server.output
         server.wait_nothing_left()
         assert server.left_files() == []
 
