@@ -191,7 +191,7 @@ def intact(llm: LLM) -> Iterator[LLM]:
 BAD_PROMPTS: list[tuple[Any, str]] = [
     ("", "the prompt is empty"),
     ({"prompt_token_ids": []}, "the prompt is empty"),
-    ({"prompt_token_ids": [1] * MAX_MODEL_LEN}, f"has {MAX_MODEL_LEN} tokens.*max_model_len"),
+    ({"prompt_token_ids": [1] * MAX_MODEL_LEN}, f"contains {MAX_MODEL_LEN} input tokens;"),
     ({"prompt_token_ids": [3, 49152]}, "holds 49152; token ids must be from 0 to 49151"),
     ({"prompt_token_ids": [3, -1]}, "holds -1"),
     ({"prompt_token_ids": [3, "x"]}, "holds 'x'"),
