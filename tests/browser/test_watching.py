@@ -281,7 +281,8 @@ def test_the_models_name_is_read_whole(
 def test_the_colours_are_explained_without_a_pointer(
     start_service: StartService, open_page: OpenPage
 ) -> None:
-    page = open_page(start_service())
+    service = start_service()
+    page = open_page(service)
     note, toggle = page.locator("#legend .note").first, page.locator("#legend-toggle")
     expect(note).to_be_visible()
     expect(note).to_have_text("guessed by the draft model, confirmed by the target")
@@ -292,9 +293,8 @@ def test_the_colours_are_explained_without_a_pointer(
     expect(toggle).to_have_attribute("aria-expanded", "true")
     ask(page)
     expect(note).to_be_visible()  # as its reader wants it
-    phone = open_page(
-        start_service(), viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True
-    )
+    size = {"width": 390, "height": 844}
+    phone = open_page(service, viewport=size, is_mobile=True, has_touch=True)
     expect(phone.locator("#legend .note").first).to_be_hidden()
     phone.locator("#legend-toggle").tap()
     expect(phone.locator("#legend .note").first).to_be_visible()
