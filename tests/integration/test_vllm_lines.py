@@ -17,10 +17,10 @@ HEAD = "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"
 KEY = "token-abc123"
 # A part of the line, and who proposes.
 STARTED = {
-    "Qwen/Qwen3-8B --max-num-batched": "off",
+    "Qwen/Qwen3-8B --max-num-batched": "ngram",
     HEAD: "eagle3",
     '"method": "ngram"': "ngram",
-    f"--api-key {KEY}": "off",
+    f"--api-key {KEY}": "ngram",
 }
 
 
