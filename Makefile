@@ -1,34 +1,34 @@
-# `make serve` and `make test` work on a fresh machine: whatever needs the environment sets it up.
+# `make serve` and `make test` work on a fresh machine: targets set the environment up.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What serves is installed first and by itself; tests, linters and benches are three times as large.
+# The packages that serve are installed separately; tests, linters and benches are three times as large.
 CORE := $(VENV)/.installed-core
 INSTALLED := $(VENV)/.installed
 SERVE ?=
 BENCH ?= --per-group 2
 BENCH_SERVE ?=
-# An old one: stubs take no older grpcio and protobuf than they were made for, but any newer. What
-# it depends on is left out, as that would hold the environment to an old protobuf.
+# An old version: stubs need at least the grpcio and protobuf they were generated for. Installed
+# without its dependencies, which would pin an old protobuf.
 GRPC_TOOLS := 1.73.0
-# Exact versions, which CI is run with; `make LOCK= install` takes the newest that the project allows.
+# Exact versions, as in CI; `make LOCK= install` takes the newest that the project allows.
 LOCK ?= -c requirements.lock
-# Tests run side by side, a file at a time, but for those that start servers and ranks.
+# Tests run in parallel by file, except those that start servers and ranks.
 TEST_WORKERS ?= 2
-# Where `make test-rayup` writes what the commands said, if anywhere.
+# File for the commands' output of `make test-rayup`, if any.
 TRANSCRIPT ?=
 BROWSER_LIMIT_S ?= 60
 HOSTS_LIMIT_S ?= 60
 PYTEST := $(BIN)/python -m pytest
 SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
 
-# Bytecode is kept whatever the environment says: a server is half a dozen interpreters and tests
-# start hundreds, of which each would compile everything anew.
+# Always cache bytecode: a server is half a dozen interpreters and tests start hundreds, and each
+# would compile all modules again.
 export PYTHONDONTWRITEBYTECODE :=
-CODE := src cluster workers scheduler kernels gateway bench train proto
+CODE := src cluster workers scheduler kernels gateway loadtest benchmarks train proto
 
-# Where nobody answers, that is soon known.
+# Fail fast without network access.
 APT := apt-get -o Acquire::Retries=0 -o Acquire::http::Timeout=10 -o Acquire::https::Timeout=10
 
 HOST_PACKAGES := openssh-server openssh-client iproute2 rsync
@@ -45,7 +45,7 @@ help: ## Show what can be made.
 serve: $(CORE) ## Serve the bundled pair; options in SERVE="...".
 	$(BIN)/outrider serve $(SERVE)
 
-# By way of the sdist, so that it is complete too; in an environment of its own, which is small.
+# Built from the sdist, which checks that it is complete; in a small separate environment.
 wheel: ## Build the wheel and the sdist into dist/.
 	rm -rf build dist src/*.egg-info
 	$(PYTHON) -m venv build/venv
@@ -74,7 +74,7 @@ test-emulated: $(INSTALLED) ## The C kernels as a machine of the other kind runs
 test-gpu: $(INSTALLED) ## Tests on a CUDA GPU.
 	$(PYTEST) -m gpu
 
-# Never fails: without a browser the tests of the page are skipped and say so.
+# Never fails: without a browser the tests of the page are skipped.
 browser: ## Install the Chromium that the tests of the page drive, where that may be done.
 	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
@@ -84,7 +84,7 @@ browser: ## Install the Chromium that the tests of the page drive, where that ma
 	} >/dev/null 2>&1; then echo "chromium installed"; \
 	else echo "no chromium, so the page goes untested; install it with: sudo apt-get install chromium"; fi
 
-# Never fails either: without these there are no such hosts, and tests that need them say so.
+# Never fails either: without these packages the tests on such hosts are skipped.
 hosts: ## Install the SSH server and the tools that hosts made of namespaces need, likewise.
 	@if PATH=$$PATH:/usr/sbin; command -v sshd >/dev/null && command -v ip >/dev/null && \
 	  command -v rsync >/dev/null; then :; \
@@ -105,42 +105,42 @@ format: $(INSTALLED) ## Format the code and sort its imports.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(INSTALLED) ## Generate the stubs of outrider.v1 anew.
+proto: $(INSTALLED) ## Generate the stubs of outrider.v1.
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
 	  src/outrider/proto/generation.proto src/outrider/proto/control.proto
 
-# A test compares the protocol with the frozen one, so that no change breaks clients unnoticed.
-freeze-proto: $(INSTALLED) ## Have outrider.v1 as it is be what clients rely on.
+# A test compares the protocol with the frozen one, so that breaking changes are noticed.
+freeze-proto: $(INSTALLED) ## Freeze outrider.v1 as the protocol that clients rely on.
 	$(BIN)/python -m grpc_tools.protoc -I src --descriptor_set_out=tests/data/outrider_v1.binpb \
 	  src/outrider/proto/generation.proto src/outrider/proto/control.proto
 
-helm-golden: $(INSTALLED) ## Have the chart's renders as they are be what its tests compare with.
+helm-golden: $(INSTALLED) ## Write the chart's golden renders.
 	$(BIN)/python tests/chart_tools.py golden
 
-helm-docs: $(INSTALLED) ## Have the chart's table of values, schema and dashboard follow what they are made of.
+helm-docs: $(INSTALLED) ## Generate the chart's table of values, schema and dashboard.
 	$(BIN)/python tests/chart_tools.py docs
 
-docs-reference: $(INSTALLED) ## Write anew docs/configuration.md, from the types of the settings, and the lines in docs/tour.md.
+docs-reference: $(INSTALLED) ## Generate docs/configuration.md from the settings' types, and the lines in docs/tour.md.
 	$(BIN)/python -m outrider.cli.reference > docs/configuration.md
 	$(BIN)/python tests/tour.py
 
-docs-vllm: $(INSTALLED) ## Write the tables of docs/from-vllm.md anew from what becomes of vLLM's options.
+docs-vllm: $(INSTALLED) ## Generate the tables of docs/from-vllm.md from the mapping of vLLM's options.
 	$(BIN)/python tests/vllm_page.py
 
-docker-requirements: $(INSTALLED) ## Write anew what the gateway's image installs.
+docker-requirements: $(INSTALLED) ## Generate the gateway image's requirements.
 	$(BIN)/python docker/gateway_requirements.py > docker/gateway-requirements.txt
 
-# What is locked stays, but for what the project no longer allows: `make LOCK= lock` has it all anew.
-lock: venv ## Write requirements.lock anew after a change of dependencies.
+# Keeps locked versions that the project still allows; `make LOCK= lock` updates all.
+lock: venv ## Update requirements.lock after a change of dependencies.
 	mkdir -p build
 	$(BIN)/pip install -q --dry-run --ignore-installed --report build/report.json \
 	  "torch==2.13.0" $(LOCK) ".[dev,deploy]"
 	$(BIN)/python docker/lock.py < build/report.json > requirements.lock
 
 bench: $(INSTALLED) ## Tokens per second beside other engines; options in BENCH="...".
-	$(BIN)/python -m outrider.bench.engine $(BENCH)
+	$(BIN)/python -m outrider.benchmarks.engine $(BENCH)
 
-# Arms that share a server share its prefix cache, so it is off.
+# Arms on one server would share its prefix cache, so it is off.
 bench-serve: $(INSTALLED) ## Load on the bundled pair: off, depth 2 and 4, from idle to overload (16 minutes).
 	$(BIN)/outrider bench serve \
 	  --server "ours=$(BIN)/outrider serve --no-ray --port 0 --grpc-port {port} --set cache.prefix_caching=false" \
@@ -154,8 +154,8 @@ clean: ## Remove caches and build results; the environment stays.
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp is what was installed. Switching branches makes the files newer without changing them;
-# comparing them keeps that from asking for the network.
+# A stamp holds what was installed. Comparing contents, not times, avoids a reinstall after switching
+# branches.
 WANTED := pyproject.toml requirements.lock
 
 $(CORE): $(WANTED)

@@ -1,4 +1,4 @@
-"""The time a server has to end."""
+"""The shutdown timeout of a server."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from outrider.log_stream import drain_stderr
 
-END_S = 20.0  # for all processes to end, after running requests have had their time
+END_S = 20.0  # for all processes to end, after requests have drained
 
 _ABORT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
 
-def abort_in_time(abort: Callable[[], None]) -> None:
-    """Returns even if `abort` hangs, as a call to a Ray that is lost may."""
+def abort_with_timeout(abort: Callable[[], None]) -> None:
+    """Run `abort` with a timeout: a call to a lost Ray may hang."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -30,8 +30,7 @@ def abort_in_time(abort: Callable[[], None]) -> None:
 
 
 class Deadline:
-    """From the first `begin` on, the time a server has to end; then it is ended, whatever it waits
-    for."""
+    """The shutdown timeout, started by the first `begin`; on expiry the process exits."""
 
     def __init__(self, limit_s: float = END_S) -> None:
         self._limit_s = limit_s
@@ -42,8 +41,8 @@ class Deadline:
             return
 
         def end() -> None:
-            logger.error("the server has not ended within %g s; it is ended now", self._limit_s)
-            abort_in_time(abort)
+            logger.error("the server did not end within %g s and is killed", self._limit_s)
+            abort_with_timeout(abort)
             drain_stderr()
             os._exit(1)
 

@@ -1,4 +1,4 @@
-"""What goes wrong between the processes of a cluster."""
+"""Errors of the processes of a cluster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class ClusterError(OutriderError):
 
 
 class PlacementError(CapacityError):
-    """The cluster has no room for a model."""
+    """The cluster lacks resources for a model."""
 
 
 class DetachedError(ClusterError):
-    """Ray, or the controller in it, no longer answers; a server may attach to it anew."""
+    """Ray, or the controller in it, no longer answers; the server may attach again."""

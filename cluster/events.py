@@ -1,4 +1,4 @@
-"""What happened to a server, as lines for whoever watches it start and run."""
+"""The events of a server's start and run, as lines for its operator."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from outrider.stages import StageReporter
+from outrider.progress_stages import StageReporter
 
 
-class Kind(StrEnum):
+class EventKind(StrEnum):
     """What a line is about."""
 
-    STAGE = "stage"  # a start is getting on
-    TROUBLE = "trouble"  # something was lost
-    REPAIR = "repair"  # it is back
-    LOG = "log"  # another process's own words
+    STAGE = "stage"  # progress of a start
+    TROUBLE = "trouble"  # a loss or failure
+    REPAIR = "repair"  # a recovery
+    LOG = "log"  # output of another process
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One line."""
 
-    kind: Kind
+    kind: EventKind
     text: str
 
 
@@ -34,41 +34,41 @@ Say: TypeAlias = Callable[[Event], None]
 
 
 def stage_reporter(say: Say) -> StageReporter:
-    """For an event loop: what takes long within it is said there."""
+    """Reports stages that take long, on the current event loop."""
     loop = asyncio.get_running_loop()
 
     def report(words: str) -> None:
-        loop.call_soon_threadsafe(say, Event(Kind.STAGE, words))
+        loop.call_soon_threadsafe(say, Event(EventKind.STAGE, words))
 
     return StageReporter(report)
 
 
 def quote(name: str, lines: Iterable[str]) -> list[Event]:
-    """What the process of that name wrote."""
-    return [Event(Kind.LOG, f"{name} | {line}") for line in lines]
+    """Log lines of the process of that name, as events."""
+    return [Event(EventKind.LOG, f"{name} | {line}") for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """How far a reader is in which journal."""
+    """A reader's position in a journal."""
 
     journal: str = ""
     num_read: int = 0
-    num_wakes: int = 0  # heard of, with or without lines
+    num_wakes: int = 0  # wake-ups seen, with or without events
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What followed a bookmark, and the bookmark after it."""
+    """The events after a bookmark, and the next bookmark."""
 
     events: list[Event]
     bookmark: Bookmark
 
 
 class Journal:
-    """Lines in order. Readers bring their bookmark and wait for more.
+    """An in-memory event log. Readers bring their bookmark and long-poll.
 
-    Belongs to one event loop; see `say_from_thread` for the others.
+    Belongs to one event loop; other threads use `say_from_thread`.
     """
 
     def __init__(self) -> None:
@@ -83,11 +83,11 @@ class Journal:
 
     @property
     def bookmark(self) -> Bookmark:
-        """After all there is."""
+        """The end of the log."""
         return Bookmark(self._id, len(self._events), self._num_wakes)
 
     def wake(self) -> None:
-        """Readers that wait, or come back: there may be other news than lines."""
+        """Wake readers without an event: the state they report may have changed."""
         self._num_wakes += 1
         self._arrival.set()
         self._arrival = asyncio.Event()
@@ -96,13 +96,13 @@ class Journal:
         loop.call_soon_threadsafe(self.say, event)
 
     async def read(self, bookmark: Bookmark, timeout_s: float) -> Pages:
-        """What followed; nothing if nothing did in that time.
+        """Events after the bookmark; empty after `timeout_s` without any.
 
-        A bookmark of another journal, that of a process which is gone, means the beginning.
+        A bookmark of another journal, of a lost process, reads from the beginning.
         """
         if bookmark.journal != self._id:
             bookmark = Bookmark(self._id)
-        # Whatever woke readers while this one was on its way is news to it.
+        # Do not wait if a wake-up came while this reader was away.
         if bookmark.num_wakes == self._num_wakes:
             arrival = self._arrival
             with contextlib.suppress(TimeoutError):

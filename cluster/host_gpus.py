@@ -1,11 +1,11 @@
-"""The GPUs of this host, without PyTorch where there can be none: importing it takes seconds."""
+"""Counts the GPUs of this host. Imports PyTorch, which takes seconds, only if there is a driver."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Of NVIDIA's driver, of WSL's, and of AMD's.
+# NVIDIA, WSL, AMD.
 _DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
@@ -16,7 +16,7 @@ def has_gpu_driver() -> bool:
 
 
 def num_gpus() -> int:
-    """Those that PyTorch finds."""
+    """The number of GPUs that PyTorch finds."""
     if not has_gpu_driver():
         return 0
     import torch

@@ -1,4 +1,4 @@
-"""What a server asks of whoever starts its engines."""
+"""The interface of a server to its replicas: local, or in a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from outrider.links.fleet_messages import ReplicaPlace
 
 
 class Launch(Protocol):
-    """A way to have replicas."""
+    """Starts and supervises the replicas of a server."""
 
     on_change: list[Callable[[], None]]
-    """Who hears that `places` are others now, on the event loop."""
+    """Called on the event loop when `places` change."""
 
     @property
     def places(self) -> tuple[ReplicaPlace, ...]:
-        """All there are, as last heard. Addresses are such that this process reaches the first."""
+        """All replicas, as last known. This process can reach the first address of each."""
 
     @property
     def config(self) -> EngineConfig | None:
-        """Of the next replica, as far as known: what was ordered before counts."""
+        """The configuration of the next replica, if known; includes earlier rollouts."""
 
     async def view(self) -> ClusterView | None:
-        """How their processes fare, as far as whoever starts them knows."""
+        """The state of the replicas' processes; None if unknown."""
 
-    async def keep(self, say: Say) -> None:
-        """Start them and keep them running until `stop`. Raises what is beyond repair."""
+    async def run(self, say: Say) -> None:
+        """Start the replicas and supervise them until `stop`. Raises unrecoverable failures."""
 
     async def scale(self, num_replicas: int) -> None:
-        """Have so many; returns when that is done, raises `OutriderError` if it could not be."""
+        """Change the number of replicas; returns when done, raises `OutriderError` on failure."""
 
     async def roll_out(self, config: EngineConfig, *, is_draft_only: bool) -> None:
-        """Replace all, one after the other, or only their drafts where that is possible; returns
-        and raises likewise."""
+        """Replace all replicas one by one, or only their drafts where possible; returns and raises
+        as `scale`."""
 
     async def leave(self, hosts: Collection[str], limit_s: float) -> None:
-        """Have no replica on a host of these addresses, which ends by then: moved where there is
-        room, else drained; returns and raises likewise."""
+        """Clear the hosts with these addresses, which end within `limit_s`: replicas move where
+        there are resources, else drain; returns and raises as `scale`."""
 
     async def stop(self) -> None:
         """End all processes."""
 
     def abort(self) -> None:
-        """End them at once: this process will have ended when the call returns, or just after."""
+        """End all processes at once: this process exits right after."""

@@ -1,16 +1,16 @@
-"""A generation of one token: an engine that has loaded its models is not one that answers yet."""
+"""Generates one token: a loaded engine does not necessarily answer requests."""
 
 from __future__ import annotations
 
 import asyncio
 
 from outrider.cluster.errors import ClusterError
-from outrider.gateway.engine_link import EngineAddress, EngineLink, Event
-from outrider.links.gateway_messages import EngineFacts, Refused, Submit, SubmittedSample
+from outrider.gateway.routing.engine_link import EngineAddress, EngineLink, Event
+from outrider.links.gateway_messages import EngineFacts, Submit, SubmitRefused, SubmittedSample
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason, RequestSpec, RequestUpdate
 
-_PROMPT = (0,)  # a token that every vocabulary has
+_PROMPT = (0,)  # in every vocabulary
 _SPEC = RequestSpec(
     _PROMPT,
     SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True),
@@ -35,7 +35,7 @@ async def probe(address: str, secret: str, timeout_s: float) -> None:
             elif event.finish_reason is not None:
                 reason = "it computed no token" if event.finish_reason is FinishReason.ERROR else ""
                 answer.set_exception(_failure(reason or f"it ended as {event.finish_reason}"))
-        elif isinstance(event, Refused):
+        elif isinstance(event, SubmitRefused):
             answer.set_exception(_failure(event.message))
         else:
             answer.set_exception(_failure("the engine was lost"))

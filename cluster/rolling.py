@@ -1,11 +1,11 @@
-"""Replicas replaced one after the other, each behind a gate.
+"""Rolling update: replaces replicas one after the other, each behind a readiness gate.
 
-With room for both, the successor answers requests before its predecessor drains. Without it, the
-predecessor ends first, while the other replicas serve. A successor that does not come to serve ends
-the loop, and all that was replaced is put back, the last one first.
+With resources for both, the successor serves before its predecessor drains. Otherwise the
+predecessor ends first, while the other replicas serve. If a successor does not serve, all replaced
+replicas are rolled back, the last one first.
 
-The same for the replicas of a controller (`outrider.cluster.replica_set`) and for RayClusters in
-Kubernetes (`outrider.cluster.kube_rollout`).
+Used for the replicas of a controller (`outrider.cluster.replica_set`) and for RayClusters in
+Kubernetes (`outrider.cluster.deploy.kube_rollout`).
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.events import Event, EventKind, Say
 from outrider.errors import OutriderError
 
 
 class Swap(Protocol):
-    """One replica and its successor. Every step raises `OutriderError` if it fails."""
+    """One replica and its successor. Every step raises `OutriderError` on failure."""
 
     name: str
 
-    async def has_room(self) -> bool:
+    async def can_surge(self) -> bool:
         """Whether the successor may start while the predecessor serves."""
 
     async def start(self) -> None:
-        """Start the successor; returns once it has answered a probe and may be relied on."""
+        """Start the successor; returns once it has passed a probe."""
 
     async def retire(self) -> None:
-        """Drain the predecessor and end it, in such a way that `undo` can bring it back."""
+        """Drain and end the predecessor; `undo` must be able to restore it."""
 
     async def undo(self) -> None:
-        """Have the predecessor serve again and end the successor, from whatever state."""
+        """Restore the predecessor and end the successor, from any state."""
 
 
 async def roll(swaps: Sequence[Swap], say: Say) -> None:
-    """Replace them in this order. Raises why one could not be, after all are as they were."""
+    """Replace all in this order. On a failure, rolls back and raises its cause."""
     begun: list[Swap] = []
     for swap in swaps:
         begun.append(swap)
         try:
-            if await swap.has_room():
+            if await swap.can_surge():
                 await swap.start()
                 await swap.retire()
             else:
@@ -57,14 +57,14 @@ async def roll(swaps: Sequence[Swap], say: Say) -> None:
 
 
 async def _undo(begun: Sequence[Swap], say: Say) -> list[str]:
-    """What of it failed. Goes on after a failure: the others can still be put back."""
+    """Roll back; returns the failures. Continues after a failure with the other replicas."""
     failures = []
     for swap in reversed(begun):
         if swap is not begun[-1]:
-            say(Event(Kind.STAGE, f"replica {swap.name} is rolled back"))
+            say(Event(EventKind.STAGE, f"replica {swap.name} is rolled back"))
         try:
             await swap.undo()
         except OutriderError as error:
             failures.append(f"Replica {swap.name} could not be rolled back: {error}")
-            say(Event(Kind.TROUBLE, failures[-1]))
+            say(Event(EventKind.TROUBLE, failures[-1]))
     return failures

@@ -1,4 +1,4 @@
-"""The gateways of a server before its replicas, from the start of both to the end of both."""
+"""Runs the gateways and the replicas of a server together."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.cluster.deadline import Deadline, abort_in_time
-from outrider.cluster.events import Event, Kind
+from outrider.api_types.errors import UnavailableError
+from outrider.cluster.deadline import Deadline, abort_with_timeout
+from outrider.cluster.events import Event, EventKind
 from outrider.cluster.fleet import Fleet
-from outrider.cluster.fleet_desk import Answers
+from outrider.cluster.fleet_registry import FleetHandlers
 from outrider.cluster.launch import Launch
-from outrider.cluster.orders import Orders
-from outrider.cluster.signals import others_that_end
-from outrider.cluster.watching import (
+from outrider.cluster.operations import Operations
+from outrider.cluster.serve_callbacks import (
     Addresses,
-    Watchers,
+    ServeCallbacks,
     defaults_sentence,
     kv_sentence,
     listening_sentence,
 )
+from outrider.cluster.signals import termination_signals
 from outrider.config import EngineConfig
-from outrider.gateway.engine_link import EngineLink
-from outrider.gateway.errors import UnavailableError
-from outrider.gateway.metrics_page import render_all
+from outrider.gateway.metrics.page import render_all
 from outrider.gateway.ports import ReservedPorts
-from outrider.gateway.replicas import Replicas
+from outrider.gateway.routing.engine_link import EngineLink
+from outrider.gateway.routing.replicas import ReplicaLinks
 from outrider.links.address import bound_address
 from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.speculation import SpeculationStatus
-from outrider.stages import stage
+from outrider.progress_stages import stage
 
 if TYPE_CHECKING:
     from outrider.gateway.http.server import HttpServer
@@ -49,85 +49,89 @@ _START_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
-    """What was opened before anything was started, and the secret of whoever may come in."""
+class ServerSockets:
+    """Sockets opened before any process starts, and the secret that authenticates connections."""
 
     ports: ReservedPorts
     secret: str
-    guests: socket.socket | None = None  # where gateways of other hosts dial in
+    gateway_listener: socket.socket | None = None  # for gateways of other hosts
 
 
 class Serving:
-    """The gateways before one launch, until a signal or the failure of either."""
+    """Gateways and one launch, until a signal or the failure of either."""
 
     def __init__(
         self,
         config: EngineConfig,
         launch: Launch,
-        watchers: Watchers,
+        callbacks: ServeCallbacks,
         deadline: Deadline,
-        doors: Doors,
+        sockets: ServerSockets,
         gateway_log_level: str,
     ) -> None:
         self._config = config
         self._launch = launch
-        self._watchers = watchers
+        self._callbacks = callbacks
         self._deadline = deadline
-        self._doors = doors
+        self._sockets = sockets
         self._signalled = asyncio.Event()
         self._launch_stop: asyncio.Task[None] | None = None
         self._has_served = False
         self._is_ending = False
         server = config.server
-        self._orders = Orders(config.without_secrets(), launch, watchers.say, _check_models)
-        answers = Answers(self._view, self._orders.scale, self._orders.roll_out, self._leave)
+        self._operations = Operations(
+            config.without_secrets(), launch, callbacks.say, _check_models
+        )
+        answers = FleetHandlers(
+            self._view, self._operations.scale, self._operations.roll_out, self._leave
+        )
         self._fleet = Fleet(
             server.processes,
             _settings_of(dataclasses.replace(config, log_level=gateway_log_level)),
-            doors.secret,
+            sockets.secret,
             answers,
-            self._orders.say,
-            doors.guests,
+            self._operations.say,
+            sockets.gateway_listener,
         )
-        self._replicas = Replicas(doors.secret, _accept, _take_note)  # to ask them how they are
-        self._is_stale = asyncio.Event()  # what was published
+        self._replicas = ReplicaLinks(sockets.secret, _accept, _take_note)  # for status
+        self._is_stale = asyncio.Event()  # published places have changed
         launch.on_change.append(self._is_stale.set)
         self._admin: HttpServer | None = None
-        if doors.ports.admin is not None:
+        if sockets.ports.admin is not None:
             from outrider.gateway.admin import admin_server, build_admin_app  # FastAPI
 
             app = build_admin_app(self._state, self._metrics)
-            self._admin = admin_server(app, server, doors.ports.admin)
+            self._admin = admin_server(app, server, sockets.ports.admin)
 
-    async def run(self, heard: Sequence[int] = ()) -> None:
-        """`heard` are signals that came before it could hear them."""
+    async def run(self, received: Sequence[int] = ()) -> None:
+        """`received` are signals that came before the handlers of the loop."""
         self._catch_signals()
-        if heard:
+        if received:
             self._signalled.set()
-        keeping = asyncio.create_task(self._launch.keep(self._orders.say))
-        gateways = asyncio.create_task(self._fleet.keep())
+        launching = asyncio.create_task(self._launch.run(self._operations.say))
+        gateways = asyncio.create_task(self._fleet.run())
         signalled = asyncio.create_task(self._signalled.wait())
         opening = asyncio.create_task(self._open())
-        publishing = asyncio.create_task(self._keep_published())
+        publishing = asyncio.create_task(self._publish_changes())
         try:
-            await _first_failure_or([keeping, gateways, signalled, publishing], opening)
+            await _first_failure_or([launching, gateways, signalled, publishing], opening)
         finally:
             self._deadline.begin(self._abort)
             for task in (signalled, opening):
                 task.cancel()
             try:
-                await self._close(keeping, gateways)
+                await self._close(launching, gateways)
             finally:
                 await _ended(publishing)
 
     async def _open(self) -> None:
-        say = self._watchers.say
+        say = self._callbacks.say
         if self._admin is not None:
             await self._admin.start()
-        if self._doors.guests is not None:
-            where = bound_address(self._doors.guests).removeprefix("tcp:")
-            say(Event(Kind.STAGE, f"replicas are published on {where}"))
-        while not self._serve_all():  # the launch minds the time
+        if self._sockets.gateway_listener is not None:
+            where = bound_address(self._sockets.gateway_listener).removeprefix("tcp:")
+            say(Event(EventKind.STAGE, f"replicas are published on {where}"))
+        while not self._serve_all():  # the launch has the timeout
             await asyncio.sleep(_START_POLL_S)
         with stage("connecting to the engines"):
             while not self._replicas.connected:
@@ -143,32 +147,32 @@ class Serving:
             assert member.listening is not None
             listening = member.listening
             addresses = Addresses(listening.http_address, listening.grpc_address, admin)
-        say(Event(Kind.STAGE, kv_sentence(facts, self._config.cache.block_size)))
+        say(Event(EventKind.STAGE, kv_sentence(facts, self._config.cache.block_size)))
         if sentence := defaults_sentence(facts, self._config.server.generation_config):
-            say(Event(Kind.STAGE, sentence))
+            say(Event(EventKind.STAGE, sentence))
         if sentence := listening_sentence(addresses, self._config.server.tls_cert):
-            say(Event(Kind.STAGE, sentence))
+            say(Event(EventKind.STAGE, sentence))
         self._has_served = True
         settled = EngineConfig.from_settings(facts.settings)
-        self._watchers.on_ready(addresses, await _speculation_of(first), settled)
+        self._callbacks.on_ready(addresses, await _speculation_of(first), settled)
 
     def _serve_all(self) -> bool:
         states = {each.state for each in self._launch.places}
         return states == {ReplicaState.SERVING}
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------
 
-    async def _close(self, keeping: asyncio.Task[None], gateways: asyncio.Task[None]) -> None:
-        is_failed = keeping.done() or gateways.done()
+    async def _close(self, launching: asyncio.Task[None], gateways: asyncio.Task[None]) -> None:
+        is_failed = launching.done() or gateways.done()
         self._is_ending = True
         self._replicas.drain()
-        await self._orders.close()
-        async with contextlib.AsyncExitStack() as stack:  # the last is done first
+        await self._operations.close()
+        async with contextlib.AsyncExitStack() as stack:  # LIFO
             stack.callback(self._fleet.close)
             if self._admin is not None:
                 stack.push_async_callback(self._admin.stop, 0.0)
             stack.push_async_callback(self._replicas.stop)
-            stack.push_async_callback(self._stop_launch, keeping)
+            stack.push_async_callback(self._stop_launch, launching)
             if is_failed:
                 await self._stop_gateways(gateways, 0.0)
                 return
@@ -176,18 +180,20 @@ class Serving:
             await self._publish()
             self._say_stopping(self._fleet.num_active)
             began_s, drain_s = time.monotonic(), self._config.server.drain_s
-            await self._wait_for_guests(drain_s)
+            await self._drain_remote(drain_s)
             left_s = max(drain_s - (time.monotonic() - began_s), 0.0)
             if self._fleet.num_active:
                 await self._stop_gateways(gateways, left_s)
-            else:  # nobody needs the engines any more
-                await asyncio.gather(self._stop_gateways(gateways, 0.0), self._stop_launch(keeping))
+            else:  # no request needs the engines
+                await asyncio.gather(
+                    self._stop_gateways(gateways, 0.0), self._stop_launch(launching)
+                )
 
-    async def _wait_for_guests(self, limit_s: float) -> None:
-        """Until no replica has any of their requests in hand."""
+    async def _drain_remote(self, limit_s: float) -> None:
+        """Wait until no replica has requests of remote gateways."""
         deadline_s = time.monotonic() + limit_s
-        while self._fleet.desk.guests and time.monotonic() < deadline_s:
-            await asyncio.sleep(_POLL_S)  # they hear of it first
+        while self._fleet.registry.remote_members and time.monotonic() < deadline_s:
+            await asyncio.sleep(_POLL_S)  # for them to learn of the drain
             statuses = (await self._replicas.statuses()).values()
             if not any(each.running or each.waiting for each in statuses if each is not None):
                 return
@@ -196,30 +202,30 @@ class Serving:
         await self._fleet.stop(drain_s)
         await _ended(gateways)
 
-    async def _stop_launch(self, keeping: asyncio.Task[None]) -> None:
-        """May be called again."""
+    async def _stop_launch(self, launching: asyncio.Task[None]) -> None:
+        """Idempotent."""
         if self._launch_stop is None:
             self._launch_stop = asyncio.create_task(self._launch.stop())
         await self._launch_stop
-        await _ended(keeping)
+        await _ended(launching)
 
     def _say_stopping(self, num_active: int) -> None:
         drain_s = self._config.server.drain_s
         running = (
             "1 running request gets" if num_active == 1 else f"{num_active} running requests get"
         )
-        waits = f"{running} {drain_s:g} s; " if num_active else ""
-        text = f"stopping: {waits}Ctrl-C again ends all at once"
-        self._watchers.say(Event(Kind.STAGE, text))
+        drain = f"{running} {drain_s:g} s; " if num_active else ""
+        text = f"stopping: {drain}Ctrl-C again ends all at once"
+        self._callbacks.say(Event(EventKind.STAGE, text))
 
     def _abort(self) -> None:
         self._fleet.close()
         self._launch.abort()
 
-    # -- where the replicas are ---------------------------------------------------------------
+    # -- publishing replicas ------------------------------------------------------------------
 
-    async def _keep_published(self) -> None:
-        """All changes of one turn of the loop at once."""
+    async def _publish_changes(self) -> None:
+        """Publish changed places, once per turn of the loop."""
         while True:
             await self._is_stale.wait()
             self._is_stale.clear()
@@ -227,36 +233,38 @@ class Serving:
 
     async def _publish(self) -> None:
         places = self._launch.places
-        if not places:  # none is known at present: gateways go on with those that they can reach
+        if not places:  # unknown: gateways go on with those that they reach
             return
         await self._replicas.publish("", places)
-        if self._is_ending and self._fleet.desk.guests:  # who may have replicas elsewhere
+        if (
+            self._is_ending and self._fleet.registry.remote_members
+        ):  # they may have replicas of other controllers
             places = tuple(
                 dataclasses.replace(each, state=ReplicaState.DRAINING)
                 if each.state is ReplicaState.SERVING
                 else each
                 for each in places
             )
-        self._fleet.desk.publish(places)
+        self._fleet.registry.publish(places)
 
-    # -- what is asked of it ------------------------------------------------------------------
+    # -- handlers -----------------------------------------------------------------------------
 
     def _state(self) -> str:
-        if self._signalled.is_set() or self._fleet.desk.is_draining:
+        if self._signalled.is_set() or self._fleet.registry.is_draining:
             return "draining"
         serves = any(each.state is ReplicaState.SERVING for each in self._launch.places)
-        if not serves or not self._replicas.is_any_usable:  # as told, and as found
+        if not serves or not self._replicas.is_any_usable:  # as reported, and as observed
             return "engine away" if self._has_served else "starting"
         is_served = self._fleet.num_serving or not self._config.server.processes
         return "serving" if is_served else "no gateway serves"
 
     async def _leave(self, hosts: Collection[str], limit_s: float) -> None:
-        if self._signalled.is_set():  # ranks must be there while this process drains them
+        if self._signalled.is_set():  # the shutdown drains the replicas; keep the host until then
             await asyncio.get_running_loop().create_future()
         await self._launch.leave(hosts, limit_s)
 
     async def _metrics(self) -> bytes:
-        """What all gateways have counted, and the engines."""
+        """The metrics of all gateways and engines."""
         statuses = await self._replicas.statuses()
         view, server = await self._view(), self._config.server
         model = next(iter(server.model_names), self._config.target.model)
@@ -268,13 +276,13 @@ class Serving:
         )
 
     async def _view(self) -> ClusterView:
-        """Gateways before the processes that the launch has started."""
+        """The gateways, then the processes of the launch."""
         found = await self._launch.view() or ClusterView(
             SELF, self._state(), 0, 0, (), num_configured=self._config.cluster.replicas
         )
         processes = (*self._fleet.view(), *found.processes)
         num_configured = 0 if self._is_ending else found.num_configured
-        order = self._orders.last or found.order  # that of a server before this one
+        order = self._operations.last or found.order  # else a previous server's
         return dataclasses.replace(
             found, processes=processes, order=order, num_configured=num_configured
         )
@@ -283,12 +291,12 @@ class Serving:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, *others_that_end()):
+        for number in (signal.SIGINT, *termination_signals()):
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
         if self._signalled.is_set():
-            abort_in_time(self._abort)
+            abort_with_timeout(self._abort)
             os._exit(128 + number)  # as shells report it
         self._signalled.set()
 
@@ -301,15 +309,15 @@ async def _speculation_of(link: EngineLink) -> SpeculationStatus | None:
 
 
 async def _accept(facts: EngineFacts) -> None:
-    """Whatever the engine is."""
+    """Accepts any engine."""
 
 
 async def _take_note() -> None:
-    """It is looked at when somebody asks."""
+    """Status is fetched on demand."""
 
 
 async def _first_failure_or(ends: Sequence[asyncio.Task[Any]], opening: asyncio.Task[None]) -> None:
-    """Until one of `ends` has ended or `opening` has failed; raises what failed."""
+    """Wait until one of `ends` is done or `opening` fails; raises the failure."""
     pending = {*ends, opening}
     while True:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -332,6 +340,6 @@ def _check_models(config: EngineConfig) -> None:
 
 
 def _settings_of(config: EngineConfig) -> dict[str, Any]:
-    """Those that gateways need, and what they load before there is an engine."""
+    """The settings that gateways need, including those used before there is an engine."""
     values = config.to_settings()
     return {p: v for p, v in values.items() if p.startswith(("server.", "log_", "target."))}

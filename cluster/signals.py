@@ -1,4 +1,4 @@
-"""Signals that end a server: who hears them before its event loop does, and after."""
+"""Handlers for the signals that end a server, before and after its event loop runs."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ import signal
 from collections.abc import Callable, Iterator
 
 
-def others_that_end() -> tuple[signal.Signals, ...]:
-    """Those besides Ctrl-C. The end of the terminal is one unless it is ignored, as by nohup."""
+def termination_signals() -> tuple[signal.Signals, ...]:
+    """Terminating signals besides SIGINT. SIGHUP only unless it is ignored, as by nohup."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return (signal.SIGTERM,)
     return signal.SIGTERM, signal.SIGHUP
 
 
-def noted_signals() -> list[int]:
-    """Those that come from now on, until the loop hears them: raised within an import they could
-    leave its lock held, for which the thread that starts Ray would wait for ever."""
-    heard: list[int] = []
-    for number in (signal.SIGINT, *others_that_end()):
-        signal.signal(number, lambda number, _frame: heard.append(number))
-    return heard
+def record_signals() -> list[int]:
+    """Record signals until the loop handles them. An exception raised within an import could leave
+    the import lock held, and the thread that starts Ray would deadlock."""
+    received: list[int] = []
+    for number in (signal.SIGINT, *termination_signals()):
+        signal.signal(number, lambda number, _frame: received.append(number))
+    return received
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Where there is no event loop to hear them, signals end the process as an error would: what
-    was begun is undone. To be called again when a loop has let go of them."""
-    numbers = others_that_end()
+def exit_on_signals() -> Iterator[Callable[[], None]]:
+    """Without an event loop, signals raise SystemExit, so that contexts clean up. Call the yielded
+    function after a loop has removed its handlers."""
+    numbers = termination_signals()
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)  # as shells report it
 
-    def hear() -> None:
+    def install() -> None:
         for number in numbers:
             signal.signal(number, end)
 
     before = {number: signal.getsignal(number) for number in numbers}
-    hear()
+    install()
     try:
-        yield hear
+        yield install
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def take_back_signals() -> None:
-    """Ray's core, when it starts, takes SIGTERM for a failure, tells of it and ends the process by
-    it, whatever Python had set before; and Python knows nothing of that."""
+def restore_signals() -> None:
+    """Reinstall Python's handlers: Ray's core replaces the SIGTERM handler by one that kills the
+    process, without Python's knowledge."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         handler = signal.getsignal(number)
         if handler is not None:

@@ -1,4 +1,4 @@
-"""Waiting for whichever comes first, and for work of threads."""
+"""Helpers for asyncio tasks, and for blocking work in threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Run them all until one has ended, cancel the others, and raise what the ended ones raised."""
+    """Run all until one ends, cancel the others, and raise the errors of the ended ones."""
     tasks = [asyncio.create_task(each) for each in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -27,8 +27,7 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 
 
 async def all_of(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
-    """Run them all to their ends. When one fails the others are cancelled, and have ended before
-    that is told."""
+    """Run all to completion. If one fails, cancel the others, wait for them, then raise."""
     tasks = [asyncio.create_task(each) for each in coroutines]
     try:
         return await asyncio.gather(*tasks)
@@ -39,22 +38,22 @@ async def all_of(*coroutines: Coroutine[Any, Any, T]) -> list[T]:
 
 
 def in_own_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Begun at once, in a thread that nobody else waits for; done or failed as the work is, or with
-    `OSError` if the system gives no thread for it."""
+    """Run work in a daemon thread of its own. The future fails with `OSError` if no thread can be
+    started."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
-    def settle(tell: Callable[[], None]) -> None:
+    def settle(set_outcome: Callable[[], None]) -> None:
         if not outcome.done():
-            tell()
+            set_outcome()
 
     def run() -> None:
         try:
-            tell = partial(outcome.set_result, work())
-        except BaseException as error:  # whatever it is, somebody waits for it
-            tell = partial(outcome.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody does
-            loop.call_soon_threadsafe(settle, tell)
+            set_outcome = partial(outcome.set_result, work())
+        except BaseException as error:  # raised by the awaiting task
+            set_outcome = partial(outcome.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, set_outcome)
 
     try:
         threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds wheel and sdist of this checkout: docker/build-wheel.sh FOLDER
-# Needs setuptools; PYTHON names another interpreter than python3.
+# Needs setuptools; PYTHON overrides python3.
 set -eu
 
 folder=${1:?"usage: $0 FOLDER"}
@@ -9,7 +9,7 @@ python=${PYTHON:-python3}
 
 mkdir -p "$folder"
 folder=$(CDPATH='' cd -- "$folder" && pwd)
-# A copy, so that nothing is written into the checkout; links into the package become files.
+# A copy: nothing is written into the checkout, and symlinks into the package become files.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cd "$root"

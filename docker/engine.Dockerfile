@@ -1,4 +1,4 @@
-# Everything: controller, engines, ranks, gateways. From the root of a checkout:
+# Controller, engines, ranks, gateways. From the root of a checkout:
 #
 #   docker build -f docker/engine.Dockerfile -t outrider-engine .                  with CUDA
 #   docker build -f docker/engine.Dockerfile --target cpu -t outrider-engine-cpu . without
@@ -21,8 +21,8 @@ RUN TORCH_INDEX=${TORCH_INDEX} /checkout/docker/install.sh engine /dist/*.whl /o
 FROM wheel AS install-cuda
 RUN /checkout/docker/install.sh engine /dist/*.whl /opt/outrider
 
-# A compiler for the kernels: ours for CPUs, and the launchers that Triton makes. Login shells, as
-# KubeRay may start them, set PATH anew.
+# A compiler for our CPU kernels and for Triton's launchers. KubeRay may start login shells, which
+# reset PATH.
 FROM python:${BASE_TAG}${BASE_DIGEST} AS runtime
 COPY docker/sbom.py /usr/local/share/
 RUN apt-get update \

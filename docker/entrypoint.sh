@@ -1,32 +1,32 @@
 #!/bin/bash
 # The first process of a container: docker/entrypoint.sh COMMAND...
 #
-# Runs the command below it, hands it SIGTERM for each signal that asks for an end, reaps what was
-# left without a parent, and ends as the command ended.
+# Runs the command as a child, forwards termination signals to it as SIGTERM, reaps orphans, and exits
+# with the command's status.
 set -u
 
 child=
-is_told=
+is_signalled=
 
-pass_on() {
-  is_told=1
+forward() {
+  is_signalled=1
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }
-trap pass_on TERM INT HUP QUIT
+trap forward TERM INT HUP QUIT
 
 "$@" <&0 &
 child=$!
-[ -z "$is_told" ] || pass_on # it came before there was anybody to tell
+[ -z "$is_signalled" ] || forward # the signal came before the child was started
 
 while :; do
-  is_told=
+  is_signalled=
   wait "$child"
   status=$?
-  [ -n "$is_told" ] || break # no signal cut the wait short: that was the command's own end
+  [ -n "$is_signalled" ] || break # no signal interrupted the wait: the command ended
   kill -0 "$child" 2>/dev/null && continue
   wait "$child" 2>/dev/null
   known=$?
-  [ "$known" = 127 ] || status=$known # 127: the wait before had told it already
+  [ "$known" = 127 ] || status=$known # 127: the first wait had the status already
   break
 done
 exit "$status"

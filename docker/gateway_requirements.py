@@ -1,4 +1,4 @@
-"""Prints what a gateway needs of the project's dependencies: no torch, no Ray, no weights.
+"""Prints a gateway's dependencies: the project's without torch, Ray and weights.
 
 python docker/gateway_requirements.py > docker/gateway-requirements.txt
 """
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-# Of engines and ranks only. Whatever is added to the project is the gateway's too until it is here.
+# Of engines and ranks only. Any other dependency is the gateway's too.
 NOT_OF_GATEWAYS = ("torch", "safetensors", "numpy", "gguf", "ray")
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Whether the server of this container lives: the admin port answers. Engines may be on their way.
+# Liveness of this container's server: the admin port answers. Engines may still be starting.
 exec "$(dirname -- "$0")/python" -c '
 import os, urllib.request
 port = os.environ.get("OUTRIDER_SERVER_ADMIN_PORT", "8081")

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs a wheel into an environment of its own: docker/install.sh engine|gateway WHEEL PREFIX
+# Installs a wheel into a new environment: docker/install.sh engine|gateway WHEEL PREFIX
 #
 # PYTHON        interpreter of the environment (python3)
-# TORCH_INDEX   index to look for torch in as well; pip's own has the build with CUDA on x86-64
+# TORCH_INDEX   additional index for torch; PyPI has the CUDA build on x86-64
 # DEPENDENCIES  folder of installed packages to use instead of downloading any
 set -eu
 
@@ -15,7 +15,7 @@ lock=$here/../requirements.lock
 
 case $kind in
 engine | gateway) ;;
-*) echo "error: there is no image $kind; it is engine or gateway." >&2 && exit 2 ;;
+*) echo "error: there is no image $kind; give engine or gateway." >&2 && exit 2 ;;
 esac
 
 install() {

@@ -19,8 +19,8 @@ _OWN = "outrider"
 
 
 def lock(report: dict[str, Any]) -> str:
-    """Names and versions alone: where they come from is the business of whoever installs them, and
-    so is a build for a kind of machine (1.0+cpu)."""
+    """Names and versions only: the index, and a build for a kind of machine (1.0+cpu), are the
+    installer's choice."""
     found = {}
     for each in report["install"]:
         name = re.sub(r"[-_.]+", "-", each["metadata"]["name"]).lower()

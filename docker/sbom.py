@@ -28,13 +28,13 @@ Component = dict[str, Any]
 def python_components() -> Iterator[Component]:
     for found in metadata.distributions(path=_folders()):
         name, version = found.metadata["Name"], found.version
-        if name:  # what is left of a removed one has none
+        if name:  # leftovers of a removed distribution have none
             purl = f"pkg:pypi/{re.sub(r'[-_.]+', '-', name).lower()}@{quote(version)}"
             yield _component(name, version, purl, _python_licences(found.metadata))
 
 
 def _folders() -> list[str]:
-    """Where distributions are installed, and where some of them carry others along."""
+    """Where distributions are installed, also those vendored by others."""
     found = dict.fromkeys(path for path in sys.path if Path(path).is_dir())
     for path in [path for path in found if Path(path).name in ("site-packages", "dist-packages")]:
         found |= dict.fromkeys(str(each.parent) for each in Path(path).rglob("*.dist-info"))
@@ -49,8 +49,8 @@ def _python_licences(described: Any) -> list[Component]:
         for line in described.get_all("Classifier") or ()
         if line.startswith(_CLASSIFIER) and line != "License :: OSI Approved"
     ]
-    said = (described.get("License") or "").strip().partition("\n")[0]
-    names = [said] if 0 < len(said) <= _LONGEST_NAME else classifiers
+    licence = (described.get("License") or "").strip().partition("\n")[0]
+    names = [licence] if 0 < len(licence) <= _LONGEST_NAME else classifiers
     return [{"license": {"name": name}} for name in names]
 
 
@@ -65,7 +65,7 @@ def debian_components(root: Path = ROOT) -> Iterator[Component]:
 
 
 def _debian_licences(root: Path, package: str) -> list[Component]:
-    """Of files whose copyright is written for machines; the others have prose."""
+    """From machine-readable copyright files; others are prose."""
     file = root / "usr/share/doc" / package / "copyright"
     if not file.is_file():
         return []
@@ -88,7 +88,7 @@ def _component(name: str, version: str, purl: str, licences: list[Component]) ->
 
 
 def document(components: Iterable[Component]) -> Component:
-    """The same for the same components, so that images can be built again."""
+    """Depends on the components only, so that images are reproducible."""
     unique = {each["bom-ref"]: each for each in components}
     ordered = [unique[reference] for reference in sorted(unique)]
     digest = hashlib.sha256(json.dumps(ordered, sort_keys=True).encode()).hexdigest()

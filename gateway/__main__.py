@@ -1,5 +1,5 @@
-"""`python -m outrider.gateway`: HTTP and gRPC before an engine at a fixed address, before the
-replicas of controllers, or for a keeper. `outrider gateway` is the same but for the last."""
+"""`python -m outrider.gateway`: HTTP and gRPC for one engine at a fixed address, for the replicas
+of controllers, or started by a controller (the keeper). `outrider gateway` has the first two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from outrider.config.sources import read_assignments, resolve
 from outrider.errors import OutriderError
-from outrider.gateway.running import run, serve, serve_for
+from outrider.gateway.entrypoints import run, serve, serve_for
 from outrider.log_stream import guard_stderr
 from outrider.logs import LEVELS, setup_logging
 
@@ -19,15 +19,14 @@ def main() -> None:
     place = parser.add_mutually_exclusive_group(required=True)
     place.add_argument("--engine", help="unix:/path or tcp:host:port")
     place.add_argument("--controllers", help="host:port, with commas between several")
-    place.add_argument("--keeper", help="as --engine; it says all the rest")
-    parser.add_argument("--index", type=int, default=0, help="which gateway of the keeper's it is")
+    place.add_argument("--keeper", help="as --engine; the settings come from it")
+    parser.add_argument("--index", type=int, default=0, help="number of this gateway at the keeper")
     parser.add_argument("--config", help="configuration file (YAML)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument(
         "--engine-away-s",
         type=float,
-        help="seconds that streams wait for a lost engine; as long as its settings allow a restart "
-        "to take if not given",
+        help="seconds that streams wait for a lost engine; default: the engine's restart timeout",
     )
     parser.add_argument("--log-level", choices=LEVELS, default="info")
     given = parser.parse_args()

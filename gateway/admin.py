@@ -1,5 +1,5 @@
-"""The admin port: whether a server, or a gateway of its own, lives and is ready, and what it has
-counted, for probes and scrapers. No keys and no TLS: it belongs on a network of its own."""
+"""The admin port of a server or a guest gateway: liveness, readiness and metrics, for probes and
+scrapers. It has no keys and no TLS: keep it on a private network."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fastapi.responses import JSONResponse, Response
 from outrider import __version__
 from outrider.config import ServerConfig
 from outrider.gateway.http.server import HttpServer
-from outrider.gateway.metrics_page import CONTENT_TYPE
+from outrider.gateway.metrics.page import CONTENT_TYPE
 
 Metrics: TypeAlias = Callable[[], Awaitable[bytes]]
-"""What the whole server has counted, in the text format of Prometheus."""
+"""The metrics of the whole server, in Prometheus's text format."""
 
 
 def build_admin_app(state: Callable[[], str], metrics: Metrics) -> FastAPI:
-    """`state` is "serving" while requests are answered, else why they are not."""
+    """`state` returns "serving" while requests are served, else why they are not."""
     app = FastAPI(title="Outrider admin", version=__version__, docs_url=None, redoc_url=None)
 
     @app.get("/livez")
@@ -46,6 +46,6 @@ def admin_server(app: FastAPI, config: ServerConfig, bound: socket.socket) -> Ht
         tls_cert=None,
         tls_key=None,
         tls_client_ca=None,
-        trusted_proxies=("0.0.0.0/0", "::/0"),  # there are no keys, so none is unknown
+        trusted_proxies=("0.0.0.0/0", "::/0"),  # without keys, every connection counts as known
     )
     return HttpServer(app, plain, bound=bound)

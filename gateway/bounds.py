@@ -1,4 +1,4 @@
-"""What one request may ask for, by the settings of the server."""
+"""Checks of a request against the server's limits, and its queue timeout."""
 
 from __future__ import annotations
 
@@ -8,30 +8,29 @@ import resource
 import time
 from collections.abc import Iterator
 
+from outrider.api_types.errors import UnavailableError
 from outrider.config import ServerConfig
 from outrider.errors import ContextLengthError, RequestError
-from outrider.gateway.errors import UnavailableError
 from outrider.gateway.session import Session
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import RequestSpec
 
-# Whoever collects a whole answer holds all of them; a stream holds few at a time.
+# A complete response keeps all of them in memory; a stream keeps few at a time.
 MAX_LOGPROBS_OF_REQUEST = 2**21
 MAX_OPEN_FILES = 65_536
-# A queue that is too long now is shorter in a while.
 RETRY_QUEUE_S = 5.0
 
 
 def allow_open_files() -> None:
-    """As many as this process may have; shells begin with few, and each connection takes one."""
+    """Raise the soft limit of open files: shells start with few, and each connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
-def most_connections(config: ServerConfig) -> int:
-    """Of one protocol of this process. Idle ones are cheap, so there may be more than requests."""
+def max_connections(config: ServerConfig) -> int:
+    """Connections per protocol in this process. Idle ones are cheap: more of them than requests."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(min(4 * config.max_requests, files // 3), 16)
 
@@ -42,15 +41,15 @@ def check_params(params: SamplingParams, config: ServerConfig) -> None:
         "logprobs": (params.logprobs, config.max_logprobs, "max_logprobs"),
         "prompt_logprobs": (params.prompt_logprobs, config.max_logprobs, "max_logprobs"),
     }
-    for name, (asked, most, setting) in bounds.items():
-        if asked is not None and asked > most:
+    for name, (value, limit, setting) in bounds.items():
+        if value is not None and value > limit:
             raise RequestError(
-                f"{name} is {asked}; this server allows {most} (server.{setting}), so ask for less."
+                f"{name} is {value}; this server allows {limit} (server.{setting}), so lower it."
             )
 
 
 def check_context(spec: RequestSpec, max_tokens: int | None, max_model_len: int) -> None:
-    """As clients of HTTP expect it: what they ask for must fit, rather than end early."""
+    """HTTP only: prompt and max_tokens must fit the context, as OpenAI's clients expect."""
     num_tokens = len(spec.prompt_ids)
     if max_tokens is not None and num_tokens + max_tokens > max_model_len:
         raise ContextLengthError(
@@ -62,11 +61,11 @@ def check_context(spec: RequestSpec, max_tokens: int | None, max_model_len: int)
 
 
 def check_prepared(spec: RequestSpec, config: ServerConfig) -> None:
-    """What is known only once the prompt is tokens."""
-    num_tokens, most = len(spec.prompt_ids), config.max_prompt_tokens
-    if most is not None and num_tokens > most:
+    """Checks that need the tokenized prompt."""
+    num_tokens, limit = len(spec.prompt_ids), config.max_prompt_tokens
+    if limit is not None and num_tokens > limit:
         raise RequestError(
-            f"the prompt has {num_tokens} tokens; this server allows {most} "
+            f"the prompt has {num_tokens} tokens; this server allows {limit} "
             "(server.max_prompt_tokens), so shorten it."
         )
     params, num_outputs = spec.params, spec.max_len - num_tokens
@@ -74,15 +73,15 @@ def check_prepared(spec: RequestSpec, config: ServerConfig) -> None:
     num_logprobs += num_tokens * (params.prompt_logprobs or 0)
     if num_logprobs > MAX_LOGPROBS_OF_REQUEST:
         raise RequestError(
-            f"the request may come to {num_logprobs} log-probabilities ({params.n} samples of up "
-            f"to {num_outputs} tokens); this server gives {MAX_LOGPROBS_OF_REQUEST}, so lower "
+            f"the request may return {num_logprobs} log-probabilities ({params.n} samples of up "
+            f"to {num_outputs} tokens); this server allows {MAX_LOGPROBS_OF_REQUEST}, so lower "
             "logprobs, n or max_tokens."
         )
 
 
 @contextlib.contextmanager
-def waits_until(late_s: float, session: Session, config: ServerConfig) -> Iterator[None]:
-    """The session is given up if it has no token by then, on the clock of `time.monotonic`."""
+def queue_timeout(late_s: float, session: Session, config: ServerConfig) -> Iterator[None]:
+    """End the session if it has no token by `late_s`, on the clock of `time.monotonic`."""
     error = UnavailableError(
         f"the request has waited for {config.queue_timeout_s:g} s (server.queue_timeout_s) "
         "without a token; the server is overloaded, so try again later.",
@@ -90,7 +89,7 @@ def waits_until(late_s: float, session: Session, config: ServerConfig) -> Iterat
     )
     left_s = max(late_s - time.monotonic(), 0.0)
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(left_s, session.give_up_unless_begun, error)
+    timer = loop.call_later(left_s, session.end_unless_started, error)
     try:
         yield
     finally:

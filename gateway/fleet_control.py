@@ -1,4 +1,4 @@
-"""What an operator has every process of a server do."""
+"""Operator commands that reach every process of a server."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from outrider.errors import RequestError
 from outrider.gateway.gateway import Gateway
 
 _NO_CONTROLLER = (
-    "this gateway was started for one engine by hand and knows nobody who starts others; ask a "
+    "this gateway serves one fixed engine and has no controller; send this to a "
     "server of `outrider serve` or `outrider controller`."
 )
 
 
 class Broadcast(Protocol):
-    """Reaches the processes that share this one's ports, and this one."""
+    """Reaches this process and all that share its ports."""
 
     async def drain(self) -> None:
-        """Have all of them refuse new requests."""
+        """Refuse new requests everywhere."""
 
     async def abort(self, request_id: str) -> int:
-        """Have the request ended; how often it was found."""
+        """End the request; returns how many had this id."""
 
     async def scale(self, num_replicas: int) -> None:
-        """Have so many replicas; returns while the change is under way, raises if it is refused."""
+        """Scale to this many replicas; returns once the change is accepted, raises if refused."""
 
     async def roll_out(self, settings: Mapping[str, Any]) -> None:
-        """Have every replica replaced, with these settings changed; likewise."""
+        """Replace every replica with these settings changed; likewise."""
 
 
-class Alone:
-    """There are no others."""
+class StandaloneFleet:
+    """One gateway process without a controller."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -40,7 +40,7 @@ class Alone:
         await self._gateway.drain()
 
     async def abort(self, request_id: str) -> int:
-        return self._gateway.in_hand.abort(request_id)
+        return self._gateway.active_requests.abort(request_id)
 
     async def scale(self, num_replicas: int) -> None:
         raise RequestError(_NO_CONTROLLER)

@@ -1,4 +1,4 @@
-"""What every protocol of the gateway shares: the engines behind it and the requests in hand."""
+"""The gateway behind all protocols: links to the engines, active requests, limits and metrics."""
 
 from __future__ import annotations
 
@@ -6,65 +6,54 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from enum import StrEnum
 from typing import Any
 
+from outrider.api_types.errors import UnavailableError, UnknownModelError
 from outrider.config import ServerConfig
-from outrider.errors import OutriderError, RequestError
+from outrider.errors import OutriderError
 from outrider.gateway import bounds
-from outrider.gateway.access_log import AccessLog
-from outrider.gateway.bodies import Bodies
-from outrider.gateway.callers import Caller, Callers
+from outrider.gateway.active_requests import ActiveRequests
+from outrider.gateway.auth.callers import Caller, Callers
+from outrider.gateway.auth.tls import TlsFiles
+from outrider.gateway.auth.watched_files import poll_files
+from outrider.gateway.body_parser import BodyParser
 from outrider.gateway.calls import Call
-from outrider.gateway.errors import UnavailableError, UnknownModelError
-from outrider.gateway.in_hand import InHand
 from outrider.gateway.limits import Admission, Limits
-from outrider.gateway.metrics import CLIENT_BACK, GatewayMetrics
-from outrider.gateway.preparing import Preparing
-from outrider.gateway.reading import MAX_READING_BYTES, Reading, Upload
-from outrider.gateway.replicas import Replicas, model_of
-from outrider.gateway.request_watch import RequestWatch
+from outrider.gateway.metrics.access_log import AccessLog
+from outrider.gateway.metrics.request_watch import RequestWatch
+from outrider.gateway.metrics.requests import CLIENT_BACK, GatewayMetrics
+from outrider.gateway.preparation import Preparation
 from outrider.gateway.resume import ResumeTokens, new_resume_id
-from outrider.gateway.served import Served, Tokenizers
+from outrider.gateway.routing.replicas import ReplicaLinks
+from outrider.gateway.served_model import ModelLoader, ServedModel, Tokenizers
 from outrider.gateway.session import Session
-from outrider.gateway.tenants import Tenants
-from outrider.gateway.tls import TlsFiles
-from outrider.gateway.watched import keep_fresh
+from outrider.gateway.upload_budget import MAX_UPLOAD_BYTES, Upload, UploadBudget
 from outrider.links.gateway_messages import EngineFacts
-from outrider.quiet_log import QuietLog
-from outrider.scheduler.params import SamplingParams
+from outrider.rate_limited_log import RateLimitedLog
 from outrider.text.chat import read_template
-from outrider.text.defaults import sampling_defaults, with_defaults
-from outrider.text.front_door import PreparedRequest, Prompt
-from outrider.text.messages import Conversation
-from outrider.text.templates import TemplateProcesses
+from outrider.text.defaults import sampling_defaults
+from outrider.text.input_processor import PreparedRequest
 
 logger = logging.getLogger(__name__)
 
-# A prompt of ordinary length takes milliseconds, so the queue is seconds long at most.
-PREPARING_THREADS, MAX_PREPARING = 4, 512
-# Templates of clients take seconds if they mean harm, and then only hold up each other.
-TEMPLATE_THREADS, MAX_TEMPLATES = 2, 16
-# Token ids a request may list for them to be checked between two turns of the event loop.
-MAX_INLINE_ENTRIES = 10_000
 
+class GatewayState(StrEnum):
+    """Whether a gateway serves requests."""
 
-class State(StrEnum):
-    """What a gateway can do for a client."""
-
-    STARTING = "starting"  # no engine has been there yet
+    STARTING = "starting"  # no engine has connected yet
     SERVING = "serving"
     ENGINE_AWAY = "engine away"  # running requests wait, new ones are refused
-    DRAINING = "draining"  # running requests are finished, new ones are refused
+    DRAINING = "draining"  # running requests finish, new ones are refused
 
 
 class Gateway:
     """Keeps the links to the engines and turns calls into sessions.
 
-    `secret` is what all processes of the server share. Streams wait `resubmit_timeout_s` while
-    there is no engine; not given, as long as the restart of one may take. Those in `on_state` hear
-    of every change of state.
+    `secret` is shared by all processes of the server. Streams wait `resubmit_timeout_s` while there
+    is no engine; by default, the engine's restart timeout. `on_state` are called at every change of
+    state.
     """
 
     def __init__(
@@ -76,50 +65,45 @@ class Gateway:
     ) -> None:
         self.config = config
         path = config.chat_template
-        self._chat_template = None if path is None else read_template(path)
+        self.tokenizers = Tokenizers()
+        self._loader = ModelLoader(self.tokenizers, None if path is None else read_template(path))
         self.callers = Callers(config)
         self.limits = Limits(window_s=config.resume_window_s)
         self.tls = TlsFiles.of(config)
         self.metrics = GatewayMetrics()
-        self._quiet_log = QuietLog(logger)
+        self._limited_log = RateLimitedLog(logger)
         self._access_log = AccessLog(with_prompts=config.log_prompts)
-        self.replicas = Replicas(secret, self._meet, self._hear_change)
-        self.on_state: list[Callable[[State], Awaitable[None]]] = []
+        self.replicas = ReplicaLinks(secret, self._on_connect, self._on_replicas_change)
+        self.on_state: list[Callable[[GatewayState], Awaitable[None]]] = []
         self._resubmit_timeout_s = resubmit_timeout_s
-        self._served: Served | None = None
-        self._learning = asyncio.Lock()
         self._is_draining = False
         self._started_s = time.monotonic()
-        self.in_hand = InHand()
-        self.reading = Reading(max(MAX_READING_BYTES, 4 * config.max_body_bytes))
-        self.preparing = Preparing("prepare", PREPARING_THREADS, MAX_PREPARING)
-        self._templating = Preparing("template", TEMPLATE_THREADS, MAX_TEMPLATES)
-        self._templates = TemplateProcesses()
-        self.bodies = Bodies(config)
-        self.tokenizers = Tokenizers()
-        self.resume_tokens = ResumeTokens(secret)  # as every gateway of this server has them
-        self._tenants = Tenants(secret)
+        self.active_requests = ActiveRequests()
+        self.uploads = UploadBudget(max(MAX_UPLOAD_BYTES, 4 * config.max_body_bytes))
+        self.preparation = Preparation(secret, config)
+        self.body_parser = BodyParser(config)
+        self.resume_tokens = ResumeTokens(secret)  # valid at every gateway of this server
         self._watching: asyncio.Task[None] | None = None
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- life cycle ---------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> GatewayState:
         if self._is_draining:
-            return State.DRAINING
-        if self._served is None:
-            return State.STARTING
-        return State.SERVING if self.replicas.is_any_usable else State.ENGINE_AWAY
+            return GatewayState.DRAINING
+        if self._loader.served is None:
+            return GatewayState.STARTING
+        return GatewayState.SERVING if self.replicas.is_any_usable else GatewayState.ENGINE_AWAY
 
     def start(self) -> None:
         files = [each for each in (self.callers.watched, self.tls and self.tls.watched) if each]
-        self._watching = asyncio.create_task(keep_fresh(files), name="outrider-files")
+        self._watching = asyncio.create_task(poll_files(files), name="outrider-files")
 
     async def drain(self) -> None:
-        """Take no more requests; those in hand go on."""
+        """Refuse new requests; active ones continue."""
         self._is_draining = True
         self.replicas.drain()
-        await self._tell_state()
+        await self._notify_state()
 
     async def stop(self) -> None:
         await self.replicas.stop()
@@ -127,45 +111,20 @@ class Gateway:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
-        self.preparing.close()
-        self._templating.close()
-        self._templates.close()
-        self.bodies.close()
-        self.tokenizers.close()
+        self.preparation.close()
+        self.body_parser.close()
+        self._loader.close()
 
-    async def _tell_state(self) -> None:
-        for hear in self.on_state:
-            await hear(self.state)
+    async def _notify_state(self) -> None:
+        for callback in self.on_state:
+            await callback(self.state)
 
-    async def _hear_change(self) -> None:
-        """What is served is what some engine has, as long as there is any."""
-        found = [each.link.facts for each in self.replicas.connected if each.link.facts]
-        async with self._learning:
-            if found and self._served is not None:
-                models = map(model_of, found)
-                if model_of(self._served.facts) not in models:
-                    await self._learn(found[0])
-        await self._tell_state()
+    async def _on_replicas_change(self) -> None:
+        await self._loader.on_change(self.replicas)
+        await self._notify_state()
 
-    async def _meet(self, facts: EngineFacts) -> None:
-        """Learn what an engine serves, unless there are others that serve something else."""
-        async with self._learning:
-            served = self._served
-            is_same = served is not None and model_of(served.facts) == model_of(facts)
-            if is_same or not self.replicas.connected or served is None:
-                await self._learn(facts)
-                return
-        logger.warning(
-            "a replica has the model %s, which is not used while others have %s",
-            facts.settings["target.model"],
-            served.facts.settings["target.model"],
-        )
-
-    async def _learn(self, facts: EngineFacts) -> None:
-        if self._served is None or self._served.facts != facts:
-            self._served = await asyncio.to_thread(
-                Served.learn, facts, self.tokenizers, self._templates, self._chat_template
-            )
+    async def _on_connect(self, facts: EngineFacts) -> None:
+        await self._loader.on_connect(facts, self.replicas)
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -173,23 +132,25 @@ class Gateway:
     def admitted(
         self, caller: Caller, owner: str, *, protocol: str = "grpc", label: str = ""
     ) -> Iterator[tuple[Admission, Upload]]:
-        """A call, charged to its key before anything of its body is read. `owner` is the client
-        that the body counts for where there are no keys."""
+        """A call, charged to its key before its body is read. `owner` is the client that the body
+        counts for where there are no keys."""
         with contextlib.ExitStack() as stack:
             try:
-                self._serving("")  # what cannot be answered costs nothing
-                self.in_hand.check_room(caller.name, self.limits.share_of(self.config.max_requests))
+                self.serving("")  # unavailable: refused before it is charged
+                self.active_requests.check_capacity(
+                    caller.name, self.limits.share_of(self.config.max_requests)
+                )
                 admission = stack.enter_context(self.limits.admitted(caller))
             except OutriderError:
                 with self._refusals(caller, protocol, label):
                     raise
             if caller.name:
                 admission.count = self._refusals(caller, protocol, label)(admission.count)
-            yield admission, stack.enter_context(self.reading.upload(caller.name or owner))
+            yield admission, stack.enter_context(self.uploads.upload(caller.name or owner))
 
     @contextlib.contextmanager
     def _refusals(self, caller: Caller, protocol: str, label: str) -> Iterator[None]:
-        """Errors from inside are counted and logged as that of a request."""
+        """Count and log an error raised inside as a refused request."""
         try:
             yield
         except OutriderError:
@@ -199,66 +160,63 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def session(self, call: Call) -> AsyncIterator[Session]:
-        """A checked request, ready to run; its id is taken until the context is left."""
+        """A checked request, ready to run; its id is reserved until the context is left."""
         with RequestWatch(call, self.model, self.metrics, self._access_log) as watch:
             async with self._checked(call) as session:
                 yield watch.begin(session)
 
     @contextlib.asynccontextmanager
     async def _checked(self, call: Call) -> AsyncIterator[Session]:
-        served = self._serving(call.model)
-        params = await self._params(call)
+        served = self.serving(call.model)
+        params = await self.preparation.params(served, call)
         bounds.check_params(params, self.config)
         call.caller.check_priority(call.priority)
-        most = self.limits.share_of(self.config.max_requests)
+        limit = self.limits.share_of(self.config.max_requests)
         late_s = time.monotonic() + self.config.queue_timeout_s
         may_share, key = call.resumption is not None, call.caller.name
-        with self.in_hand.taken(key, call.request_id, most, may_share=may_share) as request_id:
-            prepared = await self._prepared(served, request_id, call, params)
+        with self.active_requests.claimed(
+            key, call.request_id, limit, may_share=may_share
+        ) as request_id:
+            prepared = await self.preparation.prepare(served, request_id, call, params)
             bounds.check_prepared(prepared.spec, self.config)
             if call.protocol == "http":
-                asked = call.params.get("max_tokens")
-                bounds.check_context(prepared.spec, asked, served.facts.max_model_len)
+                max_tokens = call.params.get("max_tokens")
+                bounds.check_context(prepared.spec, max_tokens, served.facts.max_model_len)
             session = self._session(served, call, prepared)
             if call.resumption is not None:
-                await self.preparing.run(
-                    call.owner, call.deadline_s, session.take_up, call.resumption
+                await self.preparation.pool.run(
+                    call.owner, call.deadline_s, session.restore, call.resumption
                 )
                 self.metrics.resume(self.model, CLIENT_BACK)
             call.release()
-            call.admission.read(len(prepared.spec.prompt_ids), session.num_generated)
-            session.may_be_left = call.admission.may_be_left
-            with bounds.waits_until(late_s, session, self.config), self.in_hand.running(session):
+            output = session.output
+            call.admission.read(len(output.prompt_token_ids), lambda: output.num_generated)
+            with (
+                bounds.queue_timeout(late_s, session, self.config),
+                self.active_requests.running(session),
+            ):
                 yield session
 
-    async def _params(self, call: Call) -> SamplingParams:
-        defaults, given = self._defaults(call), call.params
-        allowed = given.get("allowed_token_ids")
-        # Whether it is a list at all is checked with all other types, by `SamplingParams`.
-        if not isinstance(allowed, Sized) or len(allowed) <= MAX_INLINE_ENTRIES:
-            return with_defaults(given, defaults)
-        # Checking millions of entries would hold up every stream.
-        return await self.preparing.run(call.owner, call.deadline_s, with_defaults, given, defaults)
-
-    def _session(self, served: Served, call: Call, prepared: PreparedRequest) -> Session:
+    def _session(self, served: ServedModel, call: Call, prepared: PreparedRequest) -> Session:
         resume_id, token = self._resumed_by(call, prepared.spec.seed)
         return Session(
             prepared,
             served.facts,
             served.tokenizer,
             self.replicas,
-            self._patience_s(served),
+            self._resubmit_timeout_of(served),
             resume_id if call.resumable else "",
             token,
+            call.admission.may_detach,
         )
 
     def fail(self, error: Exception) -> None:
-        """A request ended by an error that was not expected, by a fault of the server's own."""
+        """Count and log an unexpected error, an internal one."""
         self.metrics.fail(self.model)
-        self._quiet_log.exception("a request failed", error)
+        self._limited_log.exception("a request failed", error)
 
     async def release(self, token: str, caller: Caller) -> bool:
-        """End a resumable request for good; whether it was there."""
+        """End a resumable request for good; returns whether an engine held it."""
         resume_id = self.resume_tokens.resume_id(token, caller.name)
         for link in await self.replicas.holders():
             with contextlib.suppress(UnavailableError):
@@ -267,138 +225,65 @@ class Gateway:
         return False
 
     def _resumed_by(self, call: Call, seed: int) -> tuple[str, str]:
-        """Under which the engine may keep the request, and with which its client may resume it."""
+        """The id under which an engine holds the request, and the client's token to resume it."""
         if not call.digest:
             return "", ""
         resume_id = call.resumption.resume_id if call.resumption else new_resume_id()
         return resume_id, self.resume_tokens.make(resume_id, call.caller.name, call.digest, seed)
 
-    def _defaults(self, call: Call) -> dict[str, Any]:
-        """What a request gets that it does not ask for."""
-        defaults: dict[str, Any] = {}
-        if isinstance(call.prompt, Conversation):
-            defaults["max_tokens"] = None  # an answer ends where its author ends it
-        return defaults | self.sampling_defaults
-
-    async def tokenize(
-        self,
-        owner: str,
-        prompt: str | Conversation,
-        *,
-        model: str = "",
-        add_special_tokens: bool = True,
-        deadline_s: float | None = None,
-    ) -> list[int]:
-        """The ids of a text or a conversation, as a request with it would read it."""
-        served = self._serving(model)
-        return await self._preparing_of(prompt).run(
-            owner, deadline_s, served.tokenize, prompt, add_special_tokens
-        )
-
-    async def detokenize(
-        self,
-        owner: str,
-        token_ids: Sequence[int],
-        *,
-        model: str = "",
-        skip_special_tokens: bool = False,
-        deadline_s: float | None = None,
-    ) -> str:
-        """The text of ids."""
-        served = self._serving(model)
-        return await self.preparing.run(
-            owner,
-            deadline_s,
-            served.front_door.detokenize,
-            token_ids,
-            skip_special_tokens=skip_special_tokens,
-        )
-
-    async def _prepared(
-        self, served: Served, request_id: str, call: Call, params: SamplingParams
-    ) -> PreparedRequest:
-        preparing = self._preparing_of(call.prompt)
-        sharing = served.config.cache.prefix_sharing
-        salt = self._tenants.cache_salt(call.caller, call.cache_salt, sharing)
-        tenant = self._tenants.tenant(call.caller)
-        # Settled here and now: preparations may overtake each other, arrivals do not.
-        if call.resumption is not None:
-            seed = call.resumption.seed
-        else:
-            seed = served.front_door.settle_seed(params)
-        return await preparing.run(
-            call.owner,
-            call.deadline_s,
-            served.prepare,
-            request_id,
-            call,
-            params,
-            seed,
-            salt,
-            tenant,
-        )
-
-    def _preparing_of(self, prompt: Prompt | Conversation) -> Preparing:
-        """Where it is made ready: a client's template must hold up nobody without one."""
-        if not isinstance(prompt, Conversation) or prompt.template is None:
-            return self.preparing
-        if not self.config.allow_client_templates:
-            raise RequestError(
-                "the conversation brings a template, which this server does not run; leave "
-                "it out, or have the server set server.allow_client_templates to true."
-            )
-        return self._templating
-
-    def _serving(self, model: str) -> Served:
-        match self.state, self._served:
-            case State.SERVING, Served() as served:
+    def serving(self, model: str) -> ServedModel:
+        """The model that a new request runs on; `model` is the name in the request, or ""."""
+        match self.state, self._loader.served:
+            case GatewayState.SERVING, ServedModel() as served:
                 if model and model not in self.models:
                     names = " or ".join(map(repr, self.models))
                     raise UnknownModelError(
-                        f"model is {model!r}, which is not served here; ask for {names} or leave "
+                        f"model is {model!r}, which is not served here; send {names} or leave "
                         "it out."
                     )
                 return served
-            case State.DRAINING, _:
+            case GatewayState.DRAINING, _:
                 raise UnavailableError("the server is stopping; send the request to another.")
-            case State.STARTING, _:
+            case GatewayState.STARTING, _:
                 raise UnavailableError("the engine is starting; try again in a moment.")
         raise UnavailableError("the engine is away and being restarted; try again in a moment.")
 
-    def _patience_s(self, served: Served) -> float:
+    def _resubmit_timeout_of(self, served: ServedModel) -> float:
         if self._resubmit_timeout_s is not None:
             return self._resubmit_timeout_s
         return served.config.cluster.restart_timeout_s
 
-    # -- what is known ------------------------------------------------------------------------
+    # -- facts --------------------------------------------------------------------------------
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names the model is served under; none before there was an engine, unless they are
-        configured."""
-        if self.config.model_names or self._served is None:
+        """The names the model is served under; unless configured, none before the first engine."""
+        if self.config.model_names or self._loader.served is None:
             return self.config.model_names
-        return self._served.names
+        return self._loader.served.names
 
     @property
     def model(self) -> str:
-        """The first of them, or nothing."""
+        """The first of them, or ""."""
         return next(iter(self.models), "")
 
     @property
     def facts(self) -> EngineFacts | None:
-        return None if self._served is None else self._served.facts
+        return None if self._loader.served is None else self._loader.served.facts
 
     @property
     def sampling_defaults(self) -> dict[str, Any]:
-        """What requests get of the checkpoint that leave it out, unless that is turned off."""
-        if self._served is None:
+        """The checkpoint's sampling defaults, unless turned off."""
+        if self._loader.served is None:
             return {}
-        return sampling_defaults(self._served.facts, self.config.generation_config)
+        return sampling_defaults(self._loader.served.facts, self.config.generation_config)
 
     @property
     def has_chat_template(self) -> bool:
-        return self._served is not None and self._served.front_door.has_chat_template
+        return (
+            self._loader.served is not None
+            and self._loader.served.input_processor.has_chat_template
+        )
 
     @property
     def uptime_s(self) -> float:
@@ -406,7 +291,7 @@ class Gateway:
 
     @property
     def num_processes(self) -> int:
-        """Gateways that share the ports, and with them the limits."""
+        """Gateway processes that share the ports, and the limits."""
         return self.limits.num_processes
 
     @num_processes.setter

@@ -1,4 +1,4 @@
-"""What has come for a session and was not read yet, the engine's updates among it."""
+"""The queue of a session's unread events, the engine's updates among them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.gateway.engine_link import EngineLost, Event
-from outrider.links.gateway_messages import Refused
+from outrider.gateway.routing.engine_link import EngineLost, Event
+from outrider.links.gateway_messages import SubmitRefused
 from outrider.scheduler.types import FinishReason, RequestUpdate
 
 
@@ -20,25 +20,25 @@ class DeadlinePassed:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitedTooLong:
+class QueueTimeout:
     """The event that ends a request which has no token yet."""
 
     error: OutriderError
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """Somebody else than the reader has ended the request."""
+class RequestEnded:
+    """The request was ended by an operator or by the server's stop."""
 
     error: OutriderError
 
 
-OtherEvent: TypeAlias = Refused | EngineLost | DeadlinePassed | WaitedTooLong | Ended
+OtherEvent: TypeAlias = SubmitRefused | EngineLost | DeadlinePassed | QueueTimeout | RequestEnded
 _Text = TypeVar("_Text")
 
 
 class Inbox:
-    """In order of arrival. `num_unread` are tokens, each as often as it has log-probabilities."""
+    """Events in order of arrival. `num_unread` counts tokens, each once per log-probability."""
 
     def __init__(self) -> None:
         self.num_unread = 0
@@ -56,18 +56,18 @@ class Inbox:
             self.num_unread += _size_of(event)
 
     async def wait(self) -> None:
-        """Until something is there."""
+        """Wait for an event."""
         while not self._events:
             self._arrival.clear()
             await self._arrival.wait()
 
     def take_updates(self, running: Mapping[int, _Text]) -> dict[_Text, list[RequestUpdate]]:
-        """All that came before the next event of another kind, by the text they are for; those of
-        handles that do not run are dropped."""
+        """All updates before the next event of another kind, by text; updates of handles that do
+        not run are dropped."""
         found: dict[_Text, list[RequestUpdate]] = {}
         while self._events and isinstance(update := self._events[0], RequestUpdate):
-            if found and not is_well(update.finish_reason):
-                break  # what came before it is the reader's
+            if found and not is_normal(update.finish_reason):
+                break  # the reader gets the updates before it first
             self._events.popleft()
             self.num_unread -= _size_of(update)
             text = running.get(update.sample_id.handle)
@@ -76,15 +76,15 @@ class Inbox:
         return found
 
     def take_other(self) -> OtherEvent | None:
-        """The next event, if it is none of the updates."""
+        """The next event, unless it is an update."""
         if not self._events or isinstance(event := self._events[0], RequestUpdate):
             return None
         self._events.popleft()
         return event
 
 
-def is_well(reason: FinishReason | None) -> bool:
-    """Whether a text goes on or has ended as texts do."""
+def is_normal(reason: FinishReason | None) -> bool:
+    """Whether a text continues or ended by stop or length."""
     return reason in (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -96,7 +96,7 @@ def _size_of(update: RequestUpdate) -> int:
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Until any of them is set."""
+    """Wait until any of them is set."""
     waiting = [asyncio.ensure_future(event.wait()) for event in events]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

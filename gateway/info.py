@@ -1,12 +1,11 @@
-"""What does not change while a server runs: its model, its limits, and what requests get that ask
-for nothing special."""
+"""What does not change while a server runs: its model, limits and sampling defaults."""
 
 from __future__ import annotations
 
 import json
 
 from outrider import __version__
-from outrider.gateway.errors import UnavailableError
+from outrider.api_types.errors import UnavailableError
 from outrider.gateway.gateway import Gateway
 from outrider.proto import control_pb2
 

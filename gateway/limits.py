@@ -1,10 +1,10 @@
-"""What each caller may use: requests and tokens a minute, and requests at once.
+"""Rate limits of each key: requests and tokens per minute, and concurrent requests.
 
-A call is charged before its body is read, so that reading is within its limits. Each prompt counts
-as a request, each sample as one of those at once.
+A call is charged before its body is read. Each prompt counts as a request, each sample as one
+concurrent request.
 
-Each gateway process counts for itself and allows its share of a limit, so the whole is kept only
-as evenly as connections are spread over the processes.
+Each gateway process counts for itself and allows its share of a limit, so a limit is exact only
+if connections are spread evenly over the processes.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from outrider.api_types.errors import RateLimitError
 from outrider.errors import RequestError
-from outrider.gateway.caller import Caller
-from outrider.gateway.errors import RateLimitError
+from outrider.gateway.auth.caller import Caller
 
 MINUTE_S = 60.0
-# A place may be free at any moment, so there is no better time to tell.
+# A running request may end at any moment.
 RETRY_CONCURRENT_S = 1.0
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is left of an allowance that comes back evenly; at most that of a minute. It may be
-    overdrawn, and then what comes back pays for that first."""
+    """A token bucket that holds at most one minute's allowance. It may be overdrawn; refills pay
+    the debt first."""
 
     left: float | None = None  # None before it was used
     at_s: float = 0.0
 
     def refill(self, limit: float, now_s: float) -> float:
-        """What is left now, where `limit` comes back in a minute."""
+        """What is left now, at a refill of `limit` per minute."""
         if self.left is None:
             self.left = limit
         else:
@@ -49,20 +49,20 @@ class _Bucket:
 
 
 class Admission:
-    """A call that was let in, from before its body is read until it has ended. What it uses is
-    charged to its key; by itself it is one without limits."""
+    """An admitted call, from before its body is read until it has ended. Its usage is charged to
+    its key; the default has no limits."""
 
     def __init__(self) -> None:
-        self.num_samples = 1  # it counts as, of those that a key may have at once
+        self.num_samples = 1  # concurrent requests it counts as
         self.count: Callable[[int, int], None] = lambda num_prompts, num_samples: None
-        """Call it once the prompts of the call, and the samples of each, are known."""
-        self.may_be_left: Callable[[], bool] = lambda: True  # to go on without its reader
+        """Call it once the number of prompts, and of samples of each, is known."""
+        self.may_detach: Callable[[], bool] = lambda: True  # to continue without its reader
         self._generated: list[Callable[[], int]] = []  # tokens so far, of each of its requests
         self._num_charged = 0  # of the tokens generated
         self._num_read = 0  # tokens of prompts that are not charged yet
 
     def read(self, num_tokens: int, num_generated: Callable[[], int] = lambda: 0) -> None:
-        """A prompt has so many tokens, and its samples as many as the function says."""
+        """Count a prompt's tokens; `num_generated` returns those of its samples so far."""
         self._num_read += num_tokens
         self._generated.append(num_generated)
 
@@ -76,17 +76,17 @@ class Admission:
 
 @dataclass(slots=True)
 class _Use:
-    """What one key has used lately."""
+    """Recent usage of one key."""
 
     requests: _Bucket = field(default_factory=_Bucket)
     tokens: _Bucket = field(default_factory=_Bucket)
     running: set[Admission] = field(default_factory=set)
-    left_s: deque[float] = field(default_factory=deque)  # when requests lost their readers
+    detached_s: deque[float] = field(default_factory=deque)  # when requests lost their readers
 
 
 class Limits:
-    """Lets requests in, or says when to come again. `clock` is that of `time.monotonic`; requests
-    may go on for `window_s` without their readers."""
+    """Admits requests, or refuses them with a retry time. `clock` is that of `time.monotonic`;
+    requests may continue for `window_s` without their readers."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, *, window_s: float = 0.0
@@ -94,15 +94,15 @@ class Limits:
         self.num_processes = 1  # that share the limits
         self._window_s = window_s
         self._clock = clock
-        self._uses: dict[str, _Use] = {}  # by the names of keys, which are as many as configured
+        self._uses: dict[str, _Use] = {}  # by key name; bounded by the configured keys
 
     def share_of(self, limit: int) -> int:
-        """What this process may do of what all may do at once."""
+        """This process's share of a limit."""
         return max(math.ceil(limit / self.num_processes), 1)
 
     @contextlib.contextmanager
     def admitted(self, caller: Caller) -> Iterator[Admission]:
-        """Charges a call; raises `RateLimitError` if its key has used what it may for now."""
+        """Charge a call; raises `RateLimitError` if its key is at a limit."""
         admission = Admission()
         if not caller.name:
             yield admission
@@ -112,7 +112,7 @@ class Limits:
         self._check_tokens(caller, use)
         self._take_request(caller, use)
         admission.count = partial(self._count, caller, use, admission)
-        admission.may_be_left = partial(self._may_be_left, caller, use)
+        admission.may_detach = partial(self._may_detach, caller, use)
         use.running.add(admission)
         try:
             yield admission
@@ -123,12 +123,12 @@ class Limits:
     def _count(
         self, caller: Caller, use: _Use, admission: Admission, num_prompts: int, num_samples: int
     ) -> None:
-        """Each prompt is a request, and each sample one of those that run at once."""
-        total, most = num_prompts * num_samples, caller.limits.max_concurrent
-        if most is not None and total > most:
+        """Each prompt is a request, each sample a concurrent one."""
+        total, limit = num_prompts * num_samples, caller.limits.max_concurrent
+        if limit is not None and total > limit:
             raise RequestError(
                 f"n is {num_samples} for {num_prompts} prompts, which are {total} samples at once; "
-                f"the key {caller.name!r} may have {most} (max_concurrent), so send fewer."
+                f"the key {caller.name!r} may have {limit} (max_concurrent), so send fewer."
             )
         use.running.discard(admission)
         try:
@@ -137,30 +137,30 @@ class Limits:
         finally:
             use.running.add(admission)
         if caller.limits.requests_per_minute is not None:
-            use.requests.take(num_prompts - 1)  # may overdraw, so that it can succeed at all
+            use.requests.take(num_prompts - 1)  # may overdraw: otherwise large calls never pass
 
     def _check_concurrent(self, caller: Caller, use: _Use, num_more: int) -> None:
-        most = caller.limits.max_concurrent
-        if most is None or not use.running:
-            return  # alone it may have more than the share of this process
+        limit = caller.limits.max_concurrent
+        if limit is None or not use.running:
+            return  # a single call may exceed the share of this process
         num_running = sum(each.num_samples for each in use.running)
-        if num_running + num_more > self.share_of(most):
+        if num_running + num_more > self.share_of(limit):
             raise RateLimitError(
-                f"the key {caller.name!r} may have {most} requests at once and has them; wait for "
+                f"the key {caller.name!r} may have {limit} requests at once and has them; wait for "
                 "one to end.",
                 retry_after_s=RETRY_CONCURRENT_S,
             )
 
-    def _may_be_left(self, caller: Caller, use: _Use) -> bool:
-        """As many as the caller may have at once: whoever leaves them has others let in."""
-        most, now_s = caller.limits.max_concurrent, self._clock()
-        if most is None:
+    def _may_detach(self, caller: Caller, use: _Use) -> bool:
+        """As many as the key's concurrent requests: detached ones no longer count as those."""
+        limit, now_s = caller.limits.max_concurrent, self._clock()
+        if limit is None:
             return True
-        while use.left_s and use.left_s[0] <= now_s - self._window_s:
-            use.left_s.popleft()
-        if len(use.left_s) >= self.share_of(most):
+        while use.detached_s and use.detached_s[0] <= now_s - self._window_s:
+            use.detached_s.popleft()
+        if len(use.detached_s) >= self.share_of(limit):
             return False
-        use.left_s.append(now_s)
+        use.detached_s.append(now_s)
         return True
 
     def _check_tokens(self, caller: Caller, use: _Use) -> None:
@@ -189,7 +189,7 @@ class Limits:
             use.tokens.take(sum(each.take_uncharged() for each in admissions))
 
     def _share_a_minute(self, limit: int) -> float:
-        return max(limit / self.num_processes, 1.0)  # less than one would let nothing in, ever
+        return max(limit / self.num_processes, 1.0)  # below one, nothing would ever be admitted
 
     def _refuse(self, caller: Caller, what: str, wait_s: float) -> None:
         wait_s = math.ceil(wait_s)

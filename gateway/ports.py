@@ -1,4 +1,4 @@
-"""The ports of a server: found free, kept free, and shared by its processes."""
+"""The ports of a server: bound, reserved, and shared by its processes."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ HTTP_OPTION, GRPC_OPTION, ADMIN_OPTION = "--port", "--grpc-port", "--admin-port"
 
 
 def listener(host: str, port: int, option: str, *, is_shared: bool = False) -> socket.socket:
-    """A socket to listen on; port 0 takes a free one. A shared port may be taken by processes that
-    share it as well, any other only by one that nobody else has. `option` sets it."""
-    with _told(host, port, option):
+    """A socket to listen on; port 0 takes a free one. A shared port may be in use by processes that
+    share it too, any other must be free. `option` is the flag to name in errors."""
+    with _reporting_errors(host, port, option):
         return _bound(host, port, socket.SO_REUSEADDR, *([socket.SO_REUSEPORT] * is_shared))
 
 
 def reserve(host: str, port: int, option: str) -> socket.socket:
-    """A port that nobody else has, for processes that will share it; it is theirs until the socket
-    is closed. Nothing listens on it yet."""
-    with _told(host, port, option):
+    """Reserve a free port for processes that will share it, until the socket is closed. Nothing
+    listens on it yet."""
+    with _reporting_errors(host, port, option):
         if port:
-            _bound(host, port, socket.SO_REUSEADDR).close()  # whoever shares it is somebody else
+            _bound(host, port, socket.SO_REUSEADDR).close()  # fails if another server shares it
         try:
-            # Without SO_REUSEADDR: a server that looks for a free port would find this one free.
+            # Without SO_REUSEADDR, with which another server's port 0 could choose this port.
             return _bound(host, port, socket.SO_REUSEPORT)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            # Nobody listens there, but connections of somebody who did are not forgotten yet.
+            # Nothing listens there, but connections of an earlier server are in TIME_WAIT.
             return _bound(host, port, socket.SO_REUSEPORT, socket.SO_REUSEADDR)
 
 
 def shown(host: str, port: int) -> str:
-    """An address as people write it."""
+    """host:port, with brackets around IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def place_of(sock: socket.socket) -> tuple[str, int]:
-    """The numbers of host and port."""
+    """The host's IP address and the port."""
     host, port = sock.getsockname()[:2]
     return host, port
 
 
 class ReservedPorts(contextlib.ExitStack):
-    """Those of a server, until the context is left. `config` has their numbers. A server without
-    gateways has none but the admin port."""
+    """The reserved ports of a server, until the context is left; `config` has their numbers. A
+    server without gateways has only the admin port."""
 
     def __init__(self, config: ServerConfig) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def _bound(host: str, port: int, *options: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _told(host: str, port: int, option: str) -> Iterator[None]:
+def _reporting_errors(host: str, port: int, option: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Who may go on with a stream whose connection was lost, and from what.
+"""Resumption of a stream whose connection was lost: the signed token, and the client's state.
 
-Request ids are the client's own to choose, so they give nobody any right. A token does: it names
-the request to the engine that may hold it, and is signed together with the request, its seed and
-the name of the caller's key. The key of the signature follows from the secret that engine and
-gateways share, so every gateway of a server takes the tokens of every other.
+Clients choose request ids, so an id authorizes nothing. A resume token does: it names the request
+to the engine that may hold it, and is signed together with the request, its seed and the name of
+the caller's key. The signing key is derived from the secret that engines and gateways share, so
+every gateway of a server accepts the tokens of all others.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import hmac
 import secrets
 from dataclasses import dataclass
 
+from outrider.api_types.errors import ForbiddenError
 from outrider.errors import RequestError
-from outrider.gateway.errors import ForbiddenError
 from outrider.proto import generation_pb2
 from outrider.scheduler.params import MAX_SAMPLES
 from outrider.scheduler.types import RequestSpec
-from outrider.text.builder import HeldText
+from outrider.text.builder import ResumedText
 from outrider.text.outputs import Speculation
 
-# Making text of so many tokens takes a thread some seconds.
+# Detokenizing this many tokens takes a thread some seconds.
 MAX_HELD_TOKENS = 2**18
 MAX_TOKEN_CHARS = 256
-_MAX_POSITIONS = 32  # of drafts in a round
+_MAX_POSITIONS = 32  # of draft tokens in a round
 _MAX_COUNT = 2**40
 _ID_BYTES, _DIGEST_BYTES = 16, 32
 _LABEL = b"outrider resume tokens 1"
@@ -34,15 +34,15 @@ _LABEL = b"outrider resume tokens 1"
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a client has of a request, and brings back."""
+    """What a client has received of a request and sends to resume it."""
 
     resume_id: str
     seed: int
-    samples: tuple[HeldText, ...]
+    samples: tuple[ResumedText, ...]
     num_prompt_logprobs: int
 
     def check(self, spec: RequestSpec, vocab_size: int) -> None:
-        """What is held is read like a prompt, and within the same limits."""
+        """Check the client's state: it is untrusted input, like a prompt."""
         seen: set[int] = set()
         for held in self.samples:
             if held.index >= spec.params.n or held.index in seen:
@@ -55,21 +55,21 @@ class Resumption:
         if sum(len(held.token_ids) for held in self.samples) > MAX_HELD_TOKENS:
             raise RequestError(
                 f"samples holds more than {MAX_HELD_TOKENS} tokens, which are too many to resume; "
-                "send the request anew."
+                "send the request again."
             )
-        wanted = 0 if spec.params.prompt_logprobs is None else len(spec.prompt_ids)
-        if self.num_prompt_logprobs > wanted:
+        limit = 0 if spec.params.prompt_logprobs is None else len(spec.prompt_ids)
+        if self.num_prompt_logprobs > limit:
             raise RequestError(
-                f"prompt_logprobs is {self.num_prompt_logprobs}, but the request has {wanted} to "
-                "tell; resume with what was received."
+                f"prompt_logprobs is {self.num_prompt_logprobs}, but the request has {limit} of "
+                "them; resume with what was received."
             )
 
-    def _check_tokens(self, held: HeldText, spec: RequestSpec, vocab_size: int) -> None:
-        most = spec.max_len - len(spec.prompt_ids)
-        if len(held.token_ids) > most:
+    def _check_tokens(self, held: ResumedText, spec: RequestSpec, vocab_size: int) -> None:
+        limit = spec.max_len - len(spec.prompt_ids)
+        if len(held.token_ids) > limit:
             raise RequestError(
                 f"sample {held.index} holds {len(held.token_ids)} tokens, but the request may "
-                f"write {most}; resume with what was received."
+                f"generate {limit}; resume with what was received."
             )
         wrong = next((token for token in held.token_ids if token >= vocab_size), None)
         if wrong is not None:
@@ -87,7 +87,7 @@ def resumption_from_proto(request: generation_pb2.ResumeRequest, resume_id: str)
         resume_id,
         request.seed,
         tuple(
-            HeldText(
+            ResumedText(
                 each.index,
                 tuple(each.token_ids),
                 each.finished,
@@ -118,7 +118,7 @@ def _speculation(held: generation_pb2.HeldSample) -> Speculation:
 
 
 def digest_of(request: generation_pb2.GenerateRequest) -> bytes:
-    """Of a request as it was sent."""
+    """The digest of a request as it was sent."""
     return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
 
 
@@ -127,14 +127,14 @@ def new_resume_id() -> str:
 
 
 class ResumeTokens:
-    """Writes and reads tokens of the gateways that share a secret."""
+    """Signs and verifies the resume tokens of the gateways that share a secret."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
         self._key = hmac.digest(secret.encode(), _LABEL, hashlib.sha256)
 
     def make(self, resume_id: str, caller: str, request: bytes, seed: int) -> str:
-        """For the request of that digest."""
+        """A token for the request with this digest."""
         body = bytes.fromhex(resume_id) + _bound(request, seed)
         return base64.urlsafe_b64encode(body + self._sign(body, caller)).decode()
 
@@ -146,7 +146,7 @@ class ResumeTokens:
         return body[:_ID_BYTES].hex()
 
     def resume_id(self, token: str, caller: str) -> str:
-        """The same, for whichever request of this caller it is."""
+        """The `resume_id` in a token for any request of this caller."""
         return self._body(token, caller)[:_ID_BYTES].hex()
 
     def _body(self, token: str, caller: str) -> bytes:
@@ -173,6 +173,6 @@ def _bound(request: bytes, seed: int) -> bytes:
 
 def _forbidden() -> ForbiddenError:
     return ForbiddenError(
-        "resume_token is not that of this request, its seed and your key; give the one that came "
-        "with its first message, or send the request anew."
+        "resume_token is not valid for this request, its seed and your key; give the one that came "
+        "with its first message, or send the request again."
     )

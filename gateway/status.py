@@ -1,4 +1,4 @@
-"""The answer to "what is this server and how is it doing"."""
+"""The status of a server: its model, settings, replicas and processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Iterator, Mapping
 
 from outrider import __version__
+from outrider.api_types.cluster_view import AskCluster, cluster_to_proto
+from outrider.api_types.convert import STATES, engine_to_proto
 from outrider.config import EngineConfig
-from outrider.gateway.cluster_view import AskCluster, cluster_to_proto
-from outrider.gateway.convert import STATES, engine_to_proto
 from outrider.gateway.gateway import Gateway
-from outrider.gateway.replicas import Replicas
+from outrider.gateway.routing.replicas import ReplicaLinks
 from outrider.links.cluster_view import ClusterView
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus, RankStatus
 from outrider.proto import control_pb2
@@ -25,7 +25,7 @@ async def status_of(gateway: Gateway, ask_cluster: AskCluster) -> control_pb2.Ge
         version=__version__,
         state=STATES[gateway.state],
         uptime_s=gateway.uptime_s,
-        active_requests=len(gateway.in_hand),
+        active_requests=len(gateway.active_requests),
         replicas=_replicas(gateway.replicas, statuses, cluster),
     )
     if gateway.facts is not None:
@@ -38,7 +38,7 @@ async def status_of(gateway: Gateway, ask_cluster: AskCluster) -> control_pb2.Ge
 
 
 def _replicas(
-    replicas: Replicas, statuses: Mapping[str, EngineStatus | None], cluster: ClusterView | None
+    replicas: ReplicaLinks, statuses: Mapping[str, EngineStatus | None], cluster: ClusterView | None
 ) -> Iterator[control_pb2.ReplicaState]:
     views = {} if cluster is None else {view.name: view for view in cluster.replicas}
     for replica in replicas:
@@ -78,7 +78,7 @@ def _drafts(config: EngineConfig) -> bool:
 
 def _depth_reason(config: EngineConfig, engine: EngineStatus | None) -> str:
     if config.method is None:
-        return "nobody drafts"
+        return "no proposer"
     if not _drafts(config):
         return "as the policy says"
     if config.speculation.num_speculative_tokens is not None:

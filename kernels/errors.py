@@ -1,7 +1,7 @@
-"""Errors of the kernels, for processes that have no tensors too."""
+"""Errors of the kernels, importable without torch."""
 
 from __future__ import annotations
 
 
 class KernelUnavailableError(RuntimeError):
-    """The kernels that were asked for by name cannot run here."""
+    """The requested kernels cannot run here."""

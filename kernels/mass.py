@@ -1,7 +1,7 @@
-"""Probability mass as top_p counts it: in integers, and alike to the last unit on every device.
+"""Probability mass for top_p, in integers: identical to the last unit on every device.
 
-Libraries' exp differ in the last bits, so this one is made of operations that round alike
-everywhere: float32 sums and products one after the other, and shifts. Kernels do the same in
+Libraries' exp differ in the last bits, so this one consists of operations that round identically
+everywhere: float32 sums and products in a fixed order, and shifts. Kernels do the same in
 `outrider.kernels.gpu.filters`. Sums of integers do not depend on their order.
 """
 

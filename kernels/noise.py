@@ -18,17 +18,17 @@ from torch import Tensor
 from outrider.kernels.seeds import GOLDEN64, MULTIPLY64, signed64
 
 _MASK32 = (1 << 32) - 1
-_ROW_DOMAIN = 0x6F75747269646572  # keeps row states apart from sample seeds
+_ROW_DOMAIN = 0x6F75747269646572  # separates row states from sample seeds
 _TOKEN_STRIDE = 0x9E3779B1
 _ROUND1 = (0x85EBCA6B, 0xC2B2AE35)
 _ROUND2 = (0x7FEB352D, 0x846CA68B)
 _STREAM_BITS = 3
 
 
-class Stream(IntEnum):
-    """Independent noise for one position: who draws, and what for."""
+class NoiseStream(IntEnum):
+    """Independent noise streams for one position, by use."""
 
-    SHARED = 0  # the target's sample, which a draft guesses by using the same noise
+    SHARED = 0  # the target's sample; a draft uses the same noise to predict it
     DRAFT = 1  # a draft's own sample under rejection sampling
     ACCEPT = 2  # the coin of an acceptance test
     RESIDUAL = 3  # the sample after a rejection

@@ -1,4 +1,4 @@
-"""Choosing a backend: the fastest one that runs on this machine, or the one asked for."""
+"""Selects a backend: the fastest one that runs on this machine, or the one requested."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def select_ops(
     dtype: torch.dtype,
     deterministic: bool = False,
     backend: str | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> Ops:
     """The operations for tensors of `dtype` on `device`.
 
     `backend` is "c" (float32 on CPUs, needs a C compiler once), "torch" (runs anywhere), or None
-    for the best available: on GPUs the Triton kernels. `tell` hears how far a compilation is.
+    for the best available: on GPUs the Triton kernels. `on_progress` gets the progress of a
+    compilation.
     """
     if backend not in (None, "c", "torch"):
         raise ValueError(f'CPU kernels "{backend}" are unknown; use "c" or "torch".')
@@ -54,7 +55,7 @@ def select_ops(
     if backend == "torch" or not suitable:
         return ReferenceOps(deterministic)
     try:
-        return CpuOps(load_library(tell))
+        return CpuOps(load_library(on_progress))
     except KernelUnavailableError as error:
         if backend == "c":
             raise
@@ -63,10 +64,10 @@ def select_ops(
 
 
 def _keep_triton_cache_private() -> None:
-    """Triton loads compiled code from its cache, whoever has put it there."""
+    """Triton loads compiled code from its cache without checking who wrote it."""
     home = Path(os.environ.get("TRITON_HOME", "~"), ".triton", "cache")
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or home).expanduser()
-    with suppress(OSError):  # where it cannot be made, Triton says so
+    with suppress(OSError):  # Triton reports a folder it cannot create
         if (trusted := trusted_folder(folder, "triton")) != folder:
             os.environ["TRITON_CACHE_DIR"] = str(trusted)
 

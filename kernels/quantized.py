@@ -1,8 +1,8 @@
-"""Weights kept in 8 bits, with one scale for each output feature; activations stay as they are.
+"""8-bit weights with one scale per output feature; activations are not quantized.
 
-The GPU kernels multiply with them as they are, which saves half of the bytes and of the time it
-takes to read them, and so do the C kernels with int8 (`outrider.kernels.stored`). Elsewhere they
-are made whole at load: the same rounding, and no saving.
+The GPU kernels multiply with them directly, which halves the bytes and the time to read them, and
+so do the C kernels with int8 (`outrider.kernels.stored`). Elsewhere they are dequantized at load:
+the same rounding, and no saving.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.errors import ConfigError
 # Type, and the largest value it holds.
 _KINDS = {"fp8": (torch.float8_e4m3fn, 448.0), "int8": (torch.int8, 127.0)}
 _FP8_CAPABILITY = (8, 9)  # of the first GPUs that convert it
-_CHUNK_ELEMENTS = 1 << 24  # quantised at once: in between they are float32
+_CHUNK_ELEMENTS = 1 << 24  # quantized at once, in float32 in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
 
 
 def whole(weight: Tensor | QuantizedWeight) -> Tensor:
-    """What kernels that know nothing of 8 bits multiply with."""
+    """The dequantized weight, for kernels without 8-bit support."""
     return weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
 
 

@@ -1,6 +1,6 @@
 """Plain torch: every operation in its simplest correct form, on any device and dtype.
 
-It is what the other backends are compared with, and what runs where none of them can.
+The other backends are compared with it, and it runs where none of them can.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from outrider.kernels.types import Linear, Pass, RaggedBatch
 # On CPUs F.linear is a fast matrix-vector product at one row, oneDNN with packed weights wins at
 # a few rows, and beyond that the two are close.
 _MAX_PACKED_ROWS = 16
-# Where a row of a packed oneDNN product was found to have the same bits at every row count. On
-# x86-64 it has not.
+# Where a row of a packed oneDNN product has the same bits at every row count; not on x86-64.
 _ROW_INDEPENDENT_MACHINES = ("aarch64", "arm64")
 
 
@@ -41,7 +40,7 @@ class ReferenceOps:
         return None
 
     @property
-    def for_blocks_apart(self) -> bool:
+    def supports_strided_blocks(self) -> bool:
         return True
 
     @property
@@ -51,14 +50,14 @@ class ReferenceOps:
     def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
         return 0
 
-    def repeatable(self, run: Pass) -> Pass:
+    def captured(self, run: Pass) -> Pass:
         return run
 
     def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> None:
         return None
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
-        """Weights of 8 bits are made whole."""
+        """8-bit weights are dequantized."""
         weight = whole(weight)
         packable = _can_pack(weight)
         if self.deterministic and weight.device.type == "cpu":

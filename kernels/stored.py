@@ -1,7 +1,7 @@
-"""Weights in the form a checkpoint stores them, for kernels that undo it while they multiply.
+"""Weights in the format a checkpoint stores them, for kernels that dequantize while they multiply.
 
-A kind is what a row is made of: blocks of so many weights in so many bytes, as GGUF has them. A
-rank whose columns begin or end inside a block cannot take them as they are.
+A kind is a block format, as in GGUF: a number of weights in a number of bytes. A rank whose columns
+begin or end inside a block cannot use them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from outrider.kernels.quantized import QuantizedWeight
 
 @dataclass(frozen=True, slots=True)
 class StoredKind:
-    code: int  # in stored.h
+    code: int  # in quant.h
     block_len: int  # weights
     block_bytes: int
 
@@ -48,7 +48,7 @@ class StoredWeight:
 
     @classmethod
     def of_bytes(cls, weight: QuantizedWeight) -> StoredWeight:
-        """Of one in int8 that `can_be_bytes`."""
+        """From int8 weights that `can_be_bytes`."""
         out_features, in_features = weight.shape
         blocks = weight.values.contiguous().view(torch.uint8)
         return cls("INT8", blocks, (out_features, in_features), weight.scales.contiguous())
@@ -61,15 +61,15 @@ def can_be_bytes(shape: tuple[int, int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A stored weight in the order of the kernels; `memory` is theirs to read."""
+    """A stored weight, packed for the kernels; only they read `memory`."""
 
     kind: str
-    memory: Tensor  # float32 [`StoredKernels.packed_len`]; what is in it is not floats
+    memory: Tensor  # float32 [`StoredKernels.packed_len`]; the content is not floats
     shape: tuple[int, int]
 
 
 class StoredTable(Protocol):
-    """Rows of a stored weight by their numbers: ids [T] -> float32 [T, in]."""
+    """Embedding lookup in a stored weight: ids [T] -> float32 [T, in]."""
 
     @property
     def packed(self) -> Packed: ...
@@ -77,28 +77,28 @@ class StoredTable(Protocol):
     def __call__(self, ids: Tensor) -> Tensor: ...
 
     def head(self, num_rows: int) -> Callable[[Tensor], Tensor]:
-        """The product with its first rows, as `StoredKernels.linear` has it with all of them; of so
-        many, or more where they are packed together."""
+        """`StoredKernels.linear` with the first `num_rows` rows, or more where they are packed
+        together."""
         ...
 
 
 class StoredKernels(Protocol):
-    """Products with stored weights. A weight's value is, bit for bit, the float32 that undoing its
-    form gives; the result of a row does not depend on other rows or on threads."""
+    """Products with stored weights. A weight's value is, bit for bit, the float32 that dequantizing
+    gives; the result of a row does not depend on other rows or on threads."""
 
     def gains_by(self, kind: str) -> bool:
-        """Whether such weights are of use as they are: undoing some forms takes as long as reading
-        float32."""
+        """Whether products with such weights are faster than with float32: some formats take as
+        long to dequantize as float32 takes to read."""
         ...
 
     def packed_len(self, kind: str, shape: tuple[int, int]) -> int:
-        """Values of float32 in whose memory such a weight is packed."""
+        """Size of such a packed weight, in float32 values."""
         ...
 
     def pack(self, weight: StoredWeight, out: Tensor) -> None: ...
 
     def linear(self, parts: Sequence[Packed], bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """x [T, in] by weights that stand below each other: [T, sum of out]."""
+        """x [T, in] by vertically stacked weights: [T, sum of out]."""
         ...
 
     def table(self, packed: Packed) -> StoredTable: ...

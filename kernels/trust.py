@@ -1,4 +1,4 @@
-"""Whose files may be loaded as code: this user's and root's, which nobody else can write to."""
+"""Which files may be loaded as code: those of this user or root that no other user can write to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def distrust(found: os.stat_result) -> str | None:
-    """Why code from there is not loaded."""
+    """The reason not to load code from this file, or None."""
     if found.st_uid not in (os.geteuid(), 0):
         return f"it belongs to user {found.st_uid}"
     if found.st_mode & _OTHERS_WRITE:
@@ -23,15 +23,15 @@ def distrust(found: os.stat_result) -> str | None:
 
 
 def trusted_folder(folder: Path, name: str) -> Path:
-    """`folder`, made if need be; one of this user's own in the temporary folder if others could put
-    code there. Raises `OSError`."""
+    """`folder`, created if missing; if other users could write code there, a private one in the
+    temporary folder. Raises `OSError`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o755, exist_ok=True)
     reason = _distrust_folder(folder)
     if reason is None:
         return folder
     private = _private_folder(name)
-    logger.warning("code in %s is not loaded, because %s; %s is used", folder, reason, private)
+    logger.warning("code in %s is not loaded because %s; using %s", folder, reason, private)
     return private
 
 
@@ -45,7 +45,7 @@ def _distrust_folder(folder: Path) -> str | None:
     if reason is None and above.st_uid not in (os.geteuid(), 0):
         reason = f"{folder.parent} belongs to user {above.st_uid}"
     is_open = above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX
-    return f"anybody can write to {folder.parent}" if reason is None and is_open else reason
+    return f"any user can write to {folder.parent}" if reason is None and is_open else reason
 
 
 def _private_folder(name: str) -> Path:

@@ -28,20 +28,20 @@ class RaggedBatch:
     max_query_len: int
     max_context_len: int
     tiles: Tensor | None = None  # for kernels that share work by tiles; see `TileColumn`
-    # Sequences of many queries have tiles as suit `max_query_len`, each in so many places for tiles
-    # as suit few, of which all but the first are nobody's. 0: all tiles are of one kind.
+    # Sequences with many queries have long tiles, sized by `max_query_len`. A long tile takes this
+    # many places of short ones; all but the first are empty. 0: all tiles have one size.
     places_of_long_tile: int = 0
 
 
 class TileColumn:
     """A row of `RaggedBatch.tiles`, int32 [num_tiles, 4]: consecutive queries of one sequence.
 
-    A tile with no queries is to be skipped: a recorded pass has room for more tiles than it needs.
+    A tile with no queries is to be skipped: a captured pass has room for more tiles than it needs.
     """
 
     FIRST_TOKEN = 0  # index in the pass
     NUM_TOKENS = 1
-    POSITION = 2  # of the first token; it sees so many positions before its own
+    POSITION = 2  # of the first token, and so the number of positions before it
     TABLE_ROW = 3  # of `block_tables`
 
 
@@ -49,14 +49,14 @@ Pass = Callable[[Tensor, RaggedBatch], Tensor]
 """A pass of a decoder: hidden states [T, hidden] in and out."""
 
 
-class Guesses(NamedTuple):
-    """Tokens that follow each other, and how likely each was held to be."""
+class DraftTokens(NamedTuple):
+    """Consecutive draft tokens of one row, and the draft's confidence in each."""
 
     tokens: list[int]
     confidences: list[float]
 
 
-class Places(NamedTuple):
+class RaggedLists(NamedTuple):
     """`RaggedBatch` as lists, for passes over so few tokens that tensors would take longer."""
 
     positions: list[int]
@@ -67,29 +67,29 @@ class Places(NamedTuple):
 
 
 class WholePasses(Protocol):
-    """From tokens to tokens in one call: passes between embeddings and a head. None where passes
-    over so many tokens, or over one for what is guessed, have not been run yet."""
+    """From tokens to tokens in one call: embedding, captured pass and head. Methods return None
+    while the passes they need have not been captured yet."""
 
     @property
     def max_tokens(self) -> int:
-        """Of a pass."""
+        """The most tokens of a pass."""
         ...
 
     def score(
-        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+        self, tokens: list[int], lists: RaggedLists, logits_indices: Sequence[int], vocab_size: int
     ) -> Tensor | None:
-        """What follows those of the tokens at the indices `wanted`, in order, of which there is at
-        least one: float32 [n, vocab], valid until the next pass."""
+        """The logits of the tokens at `logits_indices`, ascending and at least one: float32
+        [n, vocab], valid until the next pass."""
         ...
 
     def best(
-        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+        self, tokens: list[int], lists: RaggedLists, logits_indices: Sequence[int], vocab_size: int
     ) -> list[int] | None:
-        """Of each of these scores, which need not be computed, the best token: the lowest among
-        equals, and `NO_TOKEN` where a score is NaN or the best infinite."""
+        """The argmax of each of these rows of logits, without computing all of them: the lowest id
+        among equals, and `NO_TOKEN` where a logit is NaN or the highest infinite."""
         ...
 
-    def guess(
+    def draft(
         self,
         tokens: Sequence[int],
         start: int,
@@ -99,22 +99,22 @@ class WholePasses(Protocol):
         least_survival: float = 0.0,
         temperature: float = 0.0,
         seed: int = 0,
-    ) -> Guesses | None:
-        """The `depth` likeliest tokens of the first `vocab_size` behind `tokens`, each given those
-        before it, or fewer: one that holds with those before it with less than `least_survival` is
-        the last. `tokens` are one row's and stand at `start`, and `blocks` has room for all but the
-        last. With a `temperature` they are drawn by the shared noise of `seed`."""
+    ) -> DraftTokens | None:
+        """Draft `depth` tokens after `tokens`, greedily among the first `vocab_size`, or fewer:
+        drafting ends with the first whose confidence, times those before it, is below
+        `least_survival`. `tokens` are one row's and start at `start`; `blocks` has room for all but
+        the last. With a `temperature` they are sampled with the shared noise of `seed`."""
         ...
 
 
 class FusedLinear(Protocol):
-    """A linear layer that does the work around it as well. `Stream` is the implementation's own:
-    the residual stream with its next norm under way."""
+    """A linear layer fused with the operations around it. The stream is the implementation's own
+    type: the residual stream with its next norm half computed."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def add(self, x: Tensor, residual: Any, next_norm: Tensor, eps: float) -> Any:
-        """The stream behind this product, `residual` being the stream before it; `eps` is that of
+        """The stream after this product, `residual` being the stream before it; `eps` is that of
         the next norm."""
         ...
 
@@ -138,7 +138,7 @@ class FusedLinear(Protocol):
 
 
 class FusedOps(Protocol):
-    """What a fused pass needs beside `FusedLinear` and attention."""
+    """Operations of a fused pass beside `FusedLinear` and attention."""
 
     def can_rotate(self, head_dim: int) -> bool: ...
 
@@ -152,21 +152,21 @@ class FusedOps(Protocol):
 
 
 class Packing(Protocol):
-    """Linear layers whose weights are put into another order first, in memory of the caller's."""
+    """Linear layers whose weights are repacked first, into the caller's memory."""
 
     @property
     def layout(self) -> str:
-        """Names that order: weights that were packed under one name are of use under no other."""
+        """Identifies the packed format: packed weights are only valid under the same name."""
         ...
 
     def packed_len(self, shape: tuple[int, int]) -> int:
-        """Values of float32 that a weight of [out, in] takes."""
+        """Size of a packed [out, in] weight, in float32 values."""
         ...
 
     def pack(self, weight: Tensor | QuantizedWeight, out: Tensor) -> None: ...
 
     def packed_linear(self, packed: Tensor, shape: tuple[int, int], bias: Tensor | None) -> Linear:
-        """What `Ops.linear` gives for the weight that was packed."""
+        """`Ops.linear` of the packed weight."""
         ...
 
     @property
@@ -179,8 +179,8 @@ class Ops(Protocol):
     """The operations a decoder is made of.
 
     K and V caches are `[num_blocks, num_kv_heads, block_size, head_dim]`, contiguous, but blocks
-    may lie apart where these are `for_blocks_apart`. The result for a token of a deterministic
-    implementation does not depend, bit for bit, on which other tokens share the pass.
+    may be strided where the operations have `supports_strided_blocks`. The result for a token of a
+    deterministic implementation does not depend, bit for bit, on which other tokens share the pass.
     """
 
     @property
@@ -194,13 +194,13 @@ class Ops(Protocol):
         ...
 
     @property
-    def for_blocks_apart(self) -> bool:
-        """Whether there may be something else between two blocks of a cache."""
+    def supports_strided_blocks(self) -> bool:
+        """Whether the blocks of a cache need not be adjacent."""
         ...
 
     @property
     def fused(self) -> FusedOps | None:
-        """Operations that do more than one thing; with them, every `linear` is a `FusedLinear`."""
+        """Fused operations; with them, every `linear` is a `FusedLinear`."""
         ...
 
     @property
@@ -209,7 +209,7 @@ class Ops(Protocol):
         ...
 
     def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
-        """How many queries a tile of a sequence with so many of them holds; 0: attention needs no
+        """Queries per tile of a sequence with `query_len` of them; 0: attention needs no
         `RaggedBatch.tiles`."""
         ...
 
@@ -218,8 +218,8 @@ class Ops(Protocol):
         theirs."""
         ...
 
-    def repeatable(self, run: Pass) -> Pass:
-        """`run`, perhaps faster: an implementation may record what it does and repeat that.
+    def captured(self, run: Pass) -> Pass:
+        """`run`, perhaps faster: an implementation may capture its operations and replay them.
 
         `run` takes hidden states [T, hidden] and a batch, and consists of these operations alone,
         always the same for the same T.
@@ -227,8 +227,8 @@ class Ops(Protocol):
         ...
 
     def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> WholePasses | None:
-        """Of a decoder whose pass is `run`, made `repeatable`, between embeddings and a head that
-        are both `table`; None where that gains nothing."""
+        """For a decoder whose pass is `run`, as `captured` returned it, with `table` as embedding
+        and tied head; None where that gains nothing."""
         ...
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Speculation control: what is known of cost, chances and load, and the choice made from it.
+"""Speculation control: estimates of cost, acceptance and load, and the choice made from them.
 
-One decision-maker for a whole engine. The planner asks once a step; verdicts teach. The policy
-itself is a pure function (`depths.py`); everything it is told is kept here.
+One instance per engine. The planner asks once a step; verdicts update the estimates. The policy
+itself is a pure function (`depths.py`); the state behind its snapshot is kept here.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ from operator import is_
 from typing import NamedTuple
 
 from outrider.errors import ConfigError
+from outrider.scheduler.acceptance import AcceptanceEstimator
 from outrider.scheduler.costs import LiveCosts, StepCosts
-from outrider.scheduler.depths import NO_COSTS, Candidate, Choice, ChooseDepths, DepthSnapshot
-from outrider.scheduler.hazards import Hazards
+from outrider.scheduler.depths import NO_COSTS, Candidate, ChooseDepths, DepthChoice, DepthSnapshot
 from outrider.scheduler.policies import FIXED, FIXED_DEPTH_POLICIES, GOODPUT, OFF, POLICIES, TRIM
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import Agreement, Verdict
 
-_SLOWLY = 0.05  # weight of a step in averages over the last steps
+_STEP_WEIGHT = 0.05  # of a step in moving averages
 _REMEMBERED_STEPS = 256
 _ARRIVALS = 64
-_REFRESH_EVERY = 4  # steps until what verdicts taught is read again
-# While nothing is drafted, so much of the time of steps with a row whose depth is the policy's to
-# choose goes into finding out what it would be worth.
+_REFRESH_EVERY = 4  # steps between updates of the acceptance estimates
+# While nothing is drafted: the share of time spent on probing what drafting would gain, of steps
+# with a row whose depth the policy chooses.
 _PROBE_SHARE = 0.006
 _PROBE_TOKENS = 32
 _LARGEST_PROBE_BUDGET_S = 1.0
-_EXPLORE_EVERY = 128  # steps, where a proposer can only be tried in earnest
-_LEAST_PROMPT_TOKENS = 16  # prompts go on whatever a step may take
-# What is selected is not a fair sample of what was drafted, so chances are learned in other steps.
+_EXPLORE_EVERY = 128  # steps between trial drafts of a proposer that cannot be probed
+_MIN_PROMPT_TOKENS = 16  # per step, even over the time limit
+# Selected drafts are a biased sample, so acceptance is learned in other steps.
 _SELECT_ALL_EVERY = 8
-_KEPT_STEPS = 8  # for which refused rows are not weighed anew, unless something new is known
-_TRUST_IF_SURE = 0.5  # in a row's luck, where drafts end as soon as they are not sure
-_FIRST_GAIN, _MOST_GAIN = 0.2, 0.6
+_KEPT_STEPS = 8  # for which plain decoding is kept for the same rows, unless estimates change
+_TRUST_IF_CAN_STOP = 0.5  # in a row's acceptance bias, where its drafting may stop early
+_FIRST_GAIN, _MAX_GAIN = 0.2, 0.6
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """A step as it was decided, and what then happened."""
+    """A step as decided, and its outcome."""
 
     step: int
     num_rows: int
     num_prompt_tokens: int
     num_waiting: int
-    choice: Choice
-    num_drafts: int  # planned in the end
+    choice: DepthChoice
+    num_drafts: int  # in the plan
     num_tokens: int  # of the target's pass
     num_caught_up: int  # tokens of the draft
     context: int
@@ -60,27 +60,27 @@ class StepRecord:
 
 
 class _Refusal(NamedTuple):
-    """That none of these rows is worth drafting for: when it was found, and by what costs."""
+    """Drafting does not pay for any of these rows: the step and the costs of that finding."""
 
     requests: list[Request]
-    choice: Choice
+    choice: DepthChoice
     costs: StepCosts
     step: int
 
 
 @dataclass(slots=True)
-class Candidates:
-    """The decode rows of a step and what each could use; lists by row."""
+class DecodeRows:
+    """The decode rows of a step and their limits; lists by row."""
 
     requests: list[Request] = field(default_factory=list)
     proposers: list[str] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
+    max_depths: list[int] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
     context: int = 0
 
 
 class SpeculationControl:
-    """See the module's text. Without measured costs only policies that need none are of use."""
+    """See the module. Without measured costs, policies that need them draft to the limit."""
 
     def __init__(
         self,
@@ -92,26 +92,26 @@ class SpeculationControl:
         can_select: bool = False,
     ) -> None:
         """`can_select`: the workers can verify the likeliest of all drafts only. `step_limit_s`
-        is the most that prompts may stretch a step others decode in."""
+        bounds a step with both prompts and decode rows."""
         self.max_depth: int | None = None  # of any request; None: its own limit
         self.is_measured = costs is not None
         self.costs = LiveCosts(costs or NO_COSTS)
         self.records: deque[StepRecord] = deque(maxlen=_REMEMBERED_STEPS)
-        self.acceptance = 0.5  # of drafts verified lately
-        self.agreement: float | None = None  # of drafts with output they only caught up on
-        self.gain = 1.0  # of the choice over plain decoding, as estimated
-        self.steps_without = 0  # since anybody drafted
+        self.acceptance = 0.5  # of recently verified drafts
+        self.agreement: float | None = None  # of drafts with output they caught up on
+        self.gain = 1.0  # estimated, of the choice over plain decoding
+        self.steps_without = 0  # since the last step with drafts
         self._step_limit_s = step_limit_s
         self._seats = seats
-        self._hazards: dict[str, Hazards] = {}
+        self._estimators: dict[str, AcceptanceEstimator] = {}
         self._with_kv: set[str] = set()
-        self._looks_up: set[str] = set()  # proposers that may offer less than they are asked for
-        self.has_model = True  # a draft or a head, which offers as many drafts as it is asked for
-        self._previous_level = 0
+        self._looks_up: set[str] = set()  # proposers that may offer less than requested
+        self.has_model = True  # a draft or a head, which offers as many drafts as requested
+        self._previous_batch_depth = 0
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
         self._probe_budget_s = 0.0
-        self._is_asked = False  # for any row's depth
+        self._chooses_depth = False  # of any row in the last step
         self._can_select = can_select
         self.selection_gain = _FIRST_GAIN if can_select else 0.0
         self._is_turn_of_new = False
@@ -133,21 +133,21 @@ class SpeculationControl:
         else:
             self.policy_name, self._choose = getattr(policy, "__name__", "custom"), policy
         if self.policy_name in (GOODPUT, TRIM) and not self.is_measured:
-            self._choose = POLICIES[FIXED]  # nothing can be weighed against anything
+            self._choose = POLICIES[FIXED]  # costs are not known
         self._refusal = None
         self._is_adaptive = self.policy_name not in (*FIXED_DEPTH_POLICIES, OFF)
-        self._previous_level = int(self.policy_name != OFF)
+        self._previous_batch_depth = int(self.policy_name != OFF)
 
-    def know_costs(self, costs: StepCosts) -> None:
-        """As they were measured anew."""
+    def set_costs(self, costs: StepCosts) -> None:
+        """Replace the costs by newly measured ones."""
         self.is_measured = True
         self.costs = LiveCosts(costs)
         self._choose = POLICIES.get(self.policy_name, self._choose)
 
-    def know(self, proposers: Collection[ProposerTraits]) -> None:
+    def add_proposers(self, proposers: Collection[ProposerTraits]) -> None:
         self.has_model = not all(each.may_offer_less for each in proposers)
         for each in proposers:
-            self._hazards[each.name] = Hazards()
+            self._estimators[each.name] = AcceptanceEstimator()
             if each.may_offer_less:
                 self._looks_up.add(each.name)
             if each.keeps_kv:
@@ -155,20 +155,20 @@ class SpeculationControl:
 
     # -- load ---------------------------------------------------------------------------------
 
-    def arrive(self, arrival_s: float) -> None:
+    def observe_arrival(self, arrival_s: float) -> None:
         self._arrivals.append(arrival_s)
 
     def end(self, request: Request) -> None:
-        self._refusal = None  # which would hold on to it
+        self._refusal = None  # it refers to the request
         spent_s = max(self.now_s - request.arrival_s, 0.0)
-        self._residence_s += _SLOWLY * (spent_s - self._residence_s)
+        self._residence_s += _STEP_WEIGHT * (spent_s - self._residence_s)
 
     def tick(self, now_s: float) -> None:
         self.now_s = now_s
 
     @property
     def arrivals_per_s(self) -> float:
-        """Over the last requests, and less the longer none has come."""
+        """Over the last arrivals; falls while none comes."""
         if len(self._arrivals) < 2:
             return 0.0
         window_s = max(self.now_s, self._arrivals[-1]) - self._arrivals[0]
@@ -181,11 +181,11 @@ class SpeculationControl:
     # -- planning -----------------------------------------------------------------------------
 
     def prompt_room(self, num_decoding: int, budget: int) -> int:
-        """Prompt tokens that may go along with so many decode rows."""
+        """Prompt tokens that fit beside `num_decoding` rows within the step's time limit."""
         limit_s = self._step_limit_s
         if not num_decoding or limit_s is None or not self.is_measured:
             return budget
-        table, low, high = self.costs.now.verify, min(_LEAST_PROMPT_TOKENS, budget), budget
+        table, low, high = self.costs.now.verify, min(_MIN_PROMPT_TOKENS, budget), budget
         if table.at(num_decoding + high) <= limit_s:
             return high
         while low < high:
@@ -197,31 +197,31 @@ class SpeculationControl:
         return low
 
     def allows_drafts(self, request: Request) -> bool:
-        """Whether it may draft at all as things are set; a depth of its own outdoes the policy."""
+        """Whether it may draft under the current settings; a fixed depth overrides `off`."""
         return self.max_depth != 0 and (self.policy_name != OFF or request.is_depth_fixed)
 
     @property
     def wants_prompts(self) -> bool:
-        """Whether prompts are computed by the draft as well, as their rows will draft."""
-        return self._previous_level > 0
+        """Whether the draft computes prompts as well, because their rows will draft."""
+        return self._previous_batch_depth > 0
 
     def choose(
-        self, step: int, room: int, num_prompt_tokens: int, num_waiting: int, rows: Candidates
-    ) -> Choice:
-        hazards = self._hazards
+        self, step: int, room: int, num_prompt_tokens: int, num_waiting: int, rows: DecodeRows
+    ) -> DepthChoice:
+        estimators = self._estimators
         if step % _REFRESH_EVERY == 0:
-            for each in hazards.values():
+            for each in estimators.values():
                 each.refresh()
-        self._prompt_tokens += _SLOWLY * (num_prompt_tokens - self._prompt_tokens)
-        self._prompt_share += _SLOWLY * ((num_prompt_tokens > 0) - self._prompt_share)
+        self._prompt_tokens += _STEP_WEIGHT * (num_prompt_tokens - self._prompt_tokens)
+        self._prompt_share += _STEP_WEIGHT * ((num_prompt_tokens > 0) - self._prompt_share)
         costs = self.costs.now
         refusal = self._refusal
-        if refusal is not None and not num_prompt_tokens and self._stands(refusal, step, rows):
+        if refusal is not None and not num_prompt_tokens and self._still_holds(refusal, step, rows):
             self.steps_without += 1
             return refusal.choice
         is_fixed = [request.is_depth_fixed for request in rows.requests]
-        self._is_asked = any(
-            wanted and not fixed for wanted, fixed in zip(rows.wanted, is_fixed, strict=True)
+        self._chooses_depth = any(
+            limit and not fixed for limit, fixed in zip(rows.max_depths, is_fixed, strict=True)
         )
         with_kv = self._with_kv
         behind = [
@@ -229,27 +229,27 @@ class SpeculationControl:
             for each, name in zip(rows.behind, rows.proposers, strict=True)
         ]
         can_stop = step % _SELECT_ALL_EVERY > 0 and self._can_stop(rows, num_prompt_tokens)
-        # How sure a draft is tells of the text as it is now, which otherwise luck has to.
-        trust = _TRUST_IF_SURE if can_stop else 1.0
+        # A draft's confidence already reflects the current text, so the row's bias counts for less.
+        trust = _TRUST_IF_CAN_STOP if can_stop else 1.0
         snapshot = DepthSnapshot(
             step,
             room,
             num_prompt_tokens,
             num_waiting,
             rows.proposers,
-            rows.wanted,
+            rows.max_depths,
             behind,
             is_fixed if any(is_fixed) else (),
             [
-                hazards[name].survivals(request.luck, depth, trust) if depth else ()
+                estimators[name].survivals(request.acceptance_bias, depth, trust) if depth else ()
                 for request, name, depth in zip(
-                    rows.requests, rows.proposers, rows.wanted, strict=True
+                    rows.requests, rows.proposers, rows.max_depths, strict=True
                 )
             ],
             rows.context,
             costs,
             self._prompt_tokens * costs.prefill_s + self._prompt_share * costs.first_draft.at(1),
-            self._previous_level,
+            self._previous_batch_depth,
             self.load,
             self.acceptance,
             self.selection_gain if step % _SELECT_ALL_EVERY else 0.0,
@@ -259,17 +259,18 @@ class SpeculationControl:
         choice = self._choose(snapshot)
         self._follow(choice)
         self._refusal = None
-        if self._is_adaptive and not self._previous_level:
-            is_usual = not num_prompt_tokens and snapshot.selection_gain == self.selection_gain
-            # Others are cheap to ask, and may go by the number of the step; and depths that are
-            # fixed are nobody's to refuse.
-            if is_usual and self.policy_name == GOODPUT and not any(is_fixed):
+        if self._is_adaptive and not self._previous_batch_depth:
+            is_plain_step = not num_prompt_tokens and snapshot.selection_gain == self.selection_gain
+            # Other policies are cheap, and may depend on the step number; fixed depths cannot be
+            # refused.
+            if is_plain_step and self.policy_name == GOODPUT and not any(is_fixed):
                 self._refusal = _Refusal(list(rows.requests), choice, costs, step)
             return self._explore(choice, step, rows)
         return choice
 
-    def _stands(self, refusal: _Refusal, step: int, rows: Candidates) -> bool:
-        """Weighing takes a fortieth of a small model's pass, and its end would be the same."""
+    def _still_holds(self, refusal: _Refusal, step: int, rows: DecodeRows) -> bool:
+        """Whether the refusal still holds: choosing again takes a fortieth of a small model's
+        pass."""
         return (
             self.costs.now is refusal.costs
             and step < refusal.step + _KEPT_STEPS
@@ -278,9 +279,9 @@ class SpeculationControl:
             and all(map(is_, rows.requests, refusal.requests))
         )
 
-    def _can_stop(self, rows: Candidates, num_prompt_tokens: int) -> bool:
-        """Whether a row's own confidence may end its drafting: where it is the only one that a step
-        is for, and passes are not padded, so that a draft less makes both passes shorter."""
+    def _can_stop(self, rows: DecodeRows, num_prompt_tokens: int) -> bool:
+        """Whether low confidence may end a row's drafting early: only where it is alone in the step
+        and passes are not padded, so that one draft less makes both passes shorter."""
         return (
             self._can_select
             and len(rows.requests) == 1
@@ -290,47 +291,49 @@ class SpeculationControl:
             and not self.costs.now.verify.is_padded
         )
 
-    def _follow(self, choice: Choice) -> None:
-        level = max(choice.depths, default=0) if choice.level is None else choice.level
-        self.steps_without = 0 if level else self.steps_without + 1
-        self._previous_level = level
+    def _follow(self, choice: DepthChoice) -> None:
+        batch_depth = (
+            max(choice.depths, default=0) if choice.batch_depth is None else choice.batch_depth
+        )
+        self.steps_without = 0 if batch_depth else self.steps_without + 1
+        self._previous_batch_depth = batch_depth
         if choice.candidates and choice.chosen is not None:
             plain = choice.candidates[0].tokens_per_s
             gain = choice.chosen.tokens_per_s / plain if plain else 1.0
-            self.gain += _SLOWLY * (gain - self.gain)
+            self.gain += _STEP_WEIGHT * (gain - self.gain)
 
-    def _explore(self, choice: Choice, step: int, rows: Candidates) -> Choice:
-        """A proposer without KV cannot be asked what it would have guessed: now and then one row
-        drafts one token."""
+    def _explore(self, choice: DepthChoice, step: int, rows: DecodeRows) -> DepthChoice:
+        """A proposer without KV cannot be probed by catching up: now and then one row drafts one
+        token."""
         if step % _EXPLORE_EVERY:
             return choice
         count = len(rows.requests)
         start = step // _EXPLORE_EVERY % max(count, 1)
         for index in (*range(start, count), *range(start)):
-            if rows.wanted[index] and rows.proposers[index] not in self._with_kv:
+            if rows.max_depths[index] and rows.proposers[index] not in self._with_kv:
                 depths = list(choice.depths)
                 depths[index] = 1
-                return Choice(depths, choice.num_selected, choice.chosen, choice.candidates)
+                return DepthChoice(depths, choice.num_selected, choice.chosen, choice.candidates)
         return choice
 
-    def probes(self, rows: Candidates) -> Sequence[int]:
-        """While nothing is drafted: which row's draft catches up, to tell what it would have
-        guessed; as often as the time for it allows, and only where that tells enough. Rows new to
-        it and rows it follows take turns, so that neither old texts nor new ones go unseen."""
-        if not self._is_adaptive or self._previous_level or not self.is_measured:
+    def probes(self, rows: DecodeRows) -> Sequence[int]:
+        """While nothing is drafted: the row whose draft catches up, to compare its guesses with the
+        text; as often as the probe budget allows, and only with enough tokens to compare. New rows
+        and rows it already follows alternate, so that old and new texts are both sampled."""
+        if not self._is_adaptive or self._previous_batch_depth or not self.is_measured:
             return ()
         with_kv = self._with_kv
-        followed, least_known, new = -1, 0.0, -1
+        followed, fewest_known, new = -1, 0.0, -1
         for index, request in enumerate(rows.requests):
-            if not rows.wanted[index] or rows.proposers[index] not in with_kv:
+            if not rows.max_depths[index] or rows.proposers[index] not in with_kv:
                 continue
             done = request.draft.planned
             if done < request.prompt_len:
-                new = index  # the youngest of these has most of its output to come
+                new = index  # the newest of these has most of its output ahead
             elif len(request.tokens) - done >= _PROBE_TOKENS and (
-                followed < 0 or request.luck.reached < least_known
+                followed < 0 or request.acceptance_bias.reached < fewest_known
             ):
-                followed, least_known = index, request.luck.reached
+                followed, fewest_known = index, request.acceptance_bias.reached
         if followed < 0 and new < 0:
             return ()
         costs = self.costs.now
@@ -348,62 +351,64 @@ class SpeculationControl:
 
     # -- learning -----------------------------------------------------------------------------
 
-    def see_row(self, request: Request, num_verified: int, num_accepted: int) -> None:
-        hazards = self._hazards.get(request.proposer)
+    def observe_round(self, request: Request, num_verified: int, num_accepted: int) -> None:
+        estimator = self._estimators.get(request.proposer)
         if num_verified:
             self._refusal = None
-        if hazards is not None:
-            hazards.see_round(request.luck, num_verified, num_accepted)
+        if estimator is not None:
+            estimator.observe_round(request.acceptance_bias, num_verified, num_accepted)
 
-    def see_agreement(self, request: Request, agreement: Agreement) -> None:
+    def observe_agreement(self, request: Request, agreement: Agreement) -> None:
         hits = agreement.hits
-        hazards = self._hazards.get(request.proposer)
-        if hazards is None or not hits:
+        estimator = self._estimators.get(request.proposer)
+        if estimator is None or not hits:
             return
         self._refusal = None
-        hazards.see_agreement(request.luck, hits)
+        estimator.observe_agreement(request.acceptance_bias, hits)
         share = sum(hits) / len(hits)
         known = share if self.agreement is None else self.agreement
         self.agreement = known + 0.1 * (share - known)
 
-    def see_step(
+    def observe_step(
         self, record: StepRecord, verdict: Verdict, committed: int, verified: int, accepted: int
     ) -> None:
         record.committed = committed
         record.draft_s, record.verify_s = verdict.draft_s, verdict.verify_s
-        if self._is_asked:  # or requests that do not ask would pay for the next one that does
+        if self._chooses_depth:  # or other requests would build up a budget
             spent_s = verdict.draft_s + verdict.verify_s
             self._probe_budget_s = min(
                 self._probe_budget_s + _PROBE_SHARE * spent_s, _LARGEST_PROBE_BUDGET_S
             )
         if verified:
-            self.acceptance += _SLOWLY * (accepted / verified - self.acceptance)
+            self.acceptance += _STEP_WEIGHT * (accepted / verified - self.acceptance)
         if not self.is_measured:
             return
         chosen, may_stop = record.choice.chosen, record.choice.least_survival > 0
-        if may_stop:  # how many were drafted is how many were verified
-            self.costs.see_verify(record.num_rows + verified, record.context, verdict.verify_s)
+        if may_stop:  # all drafts made were verified
+            self.costs.observe_verify(record.num_rows + verified, record.context, verdict.verify_s)
             if verified and not record.num_caught_up:
-                self.costs.see_draft(self.costs.now.drafting_s(verified), verdict.draft_s)
+                self.costs.observe_draft(self.costs.now.drafting_s(verified), verdict.draft_s)
             return
         num_tokens = record.num_tokens
         if not self.costs.now.verify.is_padded:  # a proposer may have offered less than planned
             num_tokens = record.num_rows + record.num_prompt_tokens + verified
-        self.costs.see_verify(num_tokens, record.context, verdict.verify_s)
+        self.costs.observe_verify(num_tokens, record.context, verdict.verify_s)
         if chosen is None:
             return
         is_as_chosen = record.num_drafts == chosen.num_drafts
         if is_as_chosen and chosen.num_drafts and not record.num_caught_up:
-            self.costs.see_draft(chosen.draft_s, verdict.draft_s)
+            self.costs.observe_draft(chosen.draft_s, verdict.draft_s)
             if chosen.num_verified < chosen.num_drafts:
                 self._see_selection(chosen, record.num_rows, accepted)
 
     def _see_selection(self, chosen: Candidate, num_rows: int, accepted: int) -> None:
-        """Whether the drafts selected held as many right ones as thought."""
+        """Compare the accepted drafts of a selection with the prediction."""
         share = chosen.num_verified / chosen.num_drafts
         promised = (chosen.tokens - num_rows) / share ** (1 - self.selection_gain)
         if promised > 0 and share < 0.9:
             found = max(min(accepted / promised, 1.0), 0.01)
             gain = 1 - log(found) / log(share)
-            self.selection_gain += _SLOWLY * (min(max(gain, 0.0), _MOST_GAIN) - self.selection_gain)
-            self.selection_gain = max(self.selection_gain, 0.01)  # so that it is tried again
+            self.selection_gain += _STEP_WEIGHT * (
+                min(max(gain, 0.0), _MAX_GAIN) - self.selection_gain
+            )
+            self.selection_gain = max(self.selection_gain, 0.01)  # so that selection is tried again

@@ -1,4 +1,4 @@
-"""What the parts of a step take, by their sizes: measured at start-up, put right by every step."""
+"""Costs of the parts of a step by size: measured at start-up, corrected by every step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Seconds by size. Between two sizes it costs what lies between them, or, where passes are
-    padded to the next recorded size, what that one costs; beyond the last it goes on as before."""
+    """Seconds by size. Between two sizes it interpolates, or, where passes are padded to the next
+    captured size, takes that one's cost; beyond the last it extrapolates."""
 
     sizes: tuple[int, ...]  # ascending
     seconds: tuple[float, ...]
@@ -28,17 +28,17 @@ class CostTable:
         high = min(index, len(sizes) - 1)
         low = high - 1
         slope = (seconds[high] - seconds[low]) / (sizes[high] - sizes[low])
-        if size > sizes[high]:  # where two sizes cost the same, the next need not
+        if size > sizes[high]:  # the last two may cost the same: use the overall slope
             slope = max(slope, (seconds[high] - seconds[0]) / (sizes[high] - sizes[0]), 0.0)
         return seconds[high] + slope * (size - sizes[high])
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step is made of. Gaps between passes, layouts and sampling belong to the pass they
-    come with."""
+    """Costs of a step. Gaps between passes, layouts and sampling belong to the pass they precede or
+    follow."""
 
-    verify: CostTable  # the target's pass by its tokens, but for what attention reads
+    verify: CostTable  # the target's pass by its tokens, without attention's reads
     first_draft: CostTable  # the first pass of a drafting round by its rows
     next_draft: CostTable  # each of the others
     context_s: float = 0.0  # a token of context that one tile of the target's pass reads
@@ -51,46 +51,46 @@ class StepCosts:
 
 
 _FIRST_WEIGHT, _LEAST_WEIGHT = 0.5, 0.05  # of a new observation
-_WILD = 2.5  # so many times off, something else held the step up
-_PATIENCE = 8  # unless it does so again and again
-_HOPE = 0.9  # of what was not tried yet: or what was measured too high would never be found out
+_OUTLIER = 2.5  # an observation off by this factor was disturbed
+_PATIENCE = 8  # outliers in a row, after which they count
+_HOPE = 0.9  # factor on sizes not tried yet, or one measured too high would never be corrected
 _REFRESH = 16  # observations
-_FORGET = 0.05  # of what was not seen between two of these
+_FORGET = 0.05  # of sizes not observed between two refreshes
 _LARGEST = 2048  # tokens; few passes are larger
 
 
 class _Ratio:
-    """What steps took over what the table says."""
+    """Observed over measured time."""
 
-    __slots__ = ("is_fresh", "num_seen", "num_wild", "value")
+    __slots__ = ("is_fresh", "num_observed", "num_outliers", "value")
 
     def __init__(self) -> None:
-        self.is_fresh = False  # seen since it was last told to forget
+        self.is_fresh = False  # observed since the last `forget`
         self.value = 1.0
-        self.num_seen = 0
-        self.num_wild = 0
+        self.num_observed = 0
+        self.num_outliers = 0
 
-    def see(self, ratio: float) -> None:
+    def observe(self, ratio: float) -> None:
         now = ratio / self.value
-        if not 1 / _WILD < now < _WILD and self.num_wild < _PATIENCE:
-            self.num_wild += 1
+        if not 1 / _OUTLIER < now < _OUTLIER and self.num_outliers < _PATIENCE:
+            self.num_outliers += 1
             return
-        self.num_wild = 0
-        self.num_seen += 1
+        self.num_outliers = 0
+        self.num_observed += 1
         self.is_fresh = True
-        weight = max(_FIRST_WEIGHT / self.num_seen, _LEAST_WEIGHT)
+        weight = max(_FIRST_WEIGHT / self.num_observed, _LEAST_WEIGHT)
         self.value += weight * (ratio - self.value)
 
     def forget(self, overall: float) -> None:
-        """Nearer to what all steps say unless it was seen lately: else what was once too dear would
-        never be tried again, however much faster everything has become."""
+        """Drift towards `overall` unless observed lately: a size that was once too expensive would
+        otherwise never be tried again."""
         if not self.is_fresh:
             self.value += _FORGET * (overall - self.value)
         self.is_fresh = False
 
 
 class LiveCosts:
-    """Measured costs, put right by what steps take."""
+    """Measured costs, corrected by the time steps take."""
 
     def __init__(self, measured: StepCosts) -> None:
         measured = replace(measured, verify=_extended(measured.verify))
@@ -101,23 +101,23 @@ class LiveCosts:
         self._num_unread = 0
         self.now = measured
 
-    def see_verify(self, tokens: int, context: float, seconds: float) -> None:
+    def observe_verify(self, tokens: int, context: float, seconds: float) -> None:
         measured = self._measured
         expected = measured.verify.at(tokens) + context * measured.context_s
         if expected <= 0 or seconds <= 0:
             return
         sizes = measured.verify.sizes
         index = min(bisect_left(sizes, tokens), len(sizes) - 1)
-        self._verify[index].see(seconds / expected)
-        self._overall.see(seconds / expected)
+        self._verify[index].observe(seconds / expected)
+        self._overall.observe(seconds / expected)
         self._num_unread += 1
         if self._num_unread >= _REFRESH:
             self._refresh()
 
-    def see_draft(self, expected_s: float, seconds: float) -> None:
-        """`expected_s` by the costs as they are now."""
+    def observe_draft(self, expected_s: float, seconds: float) -> None:
+        """`expected_s` is by the current costs."""
         if expected_s > 0 and seconds > 0:
-            self._draft.see(self._draft.value * seconds / expected_s)
+            self._draft.observe(self._draft.value * seconds / expected_s)
 
     def _refresh(self) -> None:
         self._num_unread = 0
@@ -125,9 +125,9 @@ class LiveCosts:
         for each in (*self._verify, self._draft):
             each.forget(overall)
         hoped = overall * _HOPE
-        ratios = [each.value if each.num_seen >= _PATIENCE else hoped for each in self._verify]
+        ratios = [each.value if each.num_observed >= _PATIENCE else hoped for each in self._verify]
         drafting = self._draft.value
-        if self._draft.num_seen < _PATIENCE:
+        if self._draft.num_observed < _PATIENCE:
             drafting *= _HOPE
         self.now = StepCosts(
             _scaled(measured.verify, ratios),
@@ -140,7 +140,7 @@ class LiveCosts:
 
 
 def _extended(table: CostTable) -> CostTable:
-    """With sizes beyond those measured, each of which is put right by itself."""
+    """With sizes beyond those measured, each corrected separately."""
     sizes, seconds = list(table.sizes), list(table.seconds)
     while sizes[-1] < _LARGEST:
         sizes.append(2 * sizes[-1])
@@ -149,7 +149,7 @@ def _extended(table: CostTable) -> CostTable:
 
 
 def _scaled(table: CostTable, ratios: Sequence[float]) -> CostTable:
-    """Rising with size still, as one ratio or another may be a little off."""
+    """Kept non-decreasing in size: single ratios are noisy."""
     seconds, least = [], 0.0
     for each, ratio in zip(table.seconds, ratios, strict=True):
         least = max(each * ratio, least)

@@ -1,10 +1,11 @@
-"""The policy that maximises committed tokens per second: what to draft, decided before drafting.
+"""The policy that maximizes committed tokens per second, decided before drafting.
 
-Everything that may be drafted is a pair (row, j). Survival never rises with j, so what is bought is
-a prefix per row. For each highest level and each size of the target's pass the likeliest drafts are
-taken until it is full; what they promise, over what drafting and verifying them take, is compared
-with all others and with plain decoding. Opening a level costs the same for one row or for many, so
-buying draft by draft would misjudge.
+A draft is a pair (row, position j). Its survival, the probability that it and all before it are
+accepted, never rises with j, so the drafts chosen are a prefix per row. For each batch depth and
+each size of the target's pass, the likeliest drafts are taken until the pass is full. Their
+expected tokens, over the time to draft and verify them, are compared with all other candidates and
+with plain decoding. Another draft pass costs the same for one row or for many, so a greedy choice
+draft by draft would misjudge.
 """
 
 from __future__ import annotations
@@ -14,41 +15,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from outrider.scheduler.depths import Candidate, Choice, DepthSnapshot, cut_evenly
-from outrider.scheduler.proposers import MOST_BEHIND
+from outrider.scheduler.depths import Candidate, DepthChoice, DepthSnapshot, cut_evenly
+from outrider.scheduler.proposers import MAX_BEHIND
 
-# To leave what the last step did, something else must promise so much more: recordings do not
-# flap, and where nothing is to be gained nothing is risked.
+# Hysteresis: a change from the last step must gain this factor, so that depths do not flap and no
+# risk is taken for nothing.
 _STAY = 1.01
 _SPECULATE = 1.02
-_SPECULATE_BY_LOOK_UP = 1.05  # where most steps find nothing, which weighing costs all the same
-_SPECULATE_SURELY = 0.98  # where drafts end as soon as they are not sure: they give more than told
-_PAYS_WITHIN = 32  # steps, or catching up is for nothing
-_RISK = 0.05  # what all rows have to promise beyond that, if none of them drafts yet
-_MOST_CERTAIN = 0.9  # survival: a draft of that is worth it whatever is thought of costs
-_TURN = 64  # steps for which the same rows draft, where there is room for some of those alike
+_SPECULATE_BY_LOOK_UP = 1.05  # look-up mostly finds nothing, and costs all the same
+_SPECULATE_SURELY = 0.98  # drafting that may stop early gains more than estimated
+_PAYS_WITHIN = 32  # steps in which catching up has to pay
+_RISK = 0.05  # extra gain required if no row drafts yet
+_MAX_LEAST_SURVIVAL = 0.9  # a draft this likely is always made, whatever the cost estimates
+_TURN = 64  # steps for which the same rows draft, if only some of equal rows fit
 
 
 class _Offer(NamedTuple):
-    """Draft `level` of rows that are alike."""
+    """The drafts at one position of rows with equal estimates."""
 
     survival: float
-    level: int
-    kind: tuple[float, ...]  # their survivals, by which they are known
+    position: int
+    kind: tuple[float, ...]  # the survivals these rows share
     num_rows: int
 
 
 class _Base(NamedTuple):
-    """What a step holds whatever is drafted."""
+    """What a step holds besides the drafts to be chosen."""
 
     rows: int  # decode rows
-    tokens: int  # of the pass without any draft that is to be decided on
-    value: float  # committed tokens of these
-    levels: tuple[int, ...]  # rows that draft at least so far because their client said so
+    tokens: int  # of the pass without the drafts to be chosen
+    value: float  # their expected committed tokens
+    fixed_counts: tuple[int, ...]  # by position: rows whose client fixed at least that depth
     room: int
 
 
-def goodput(snapshot: DepthSnapshot) -> Choice:
+def goodput(snapshot: DepthSnapshot) -> DepthChoice:
     offers, base = _offers(snapshot), _base(snapshot)
     if not offers or base.room <= 0:
         return _only_fixed(snapshot)
@@ -57,38 +58,38 @@ def goodput(snapshot: DepthSnapshot) -> Choice:
     if best.num_drafts <= candidates[0].num_drafts:
         return _only_fixed(snapshot, candidates)
     depths = _depths(snapshot, offers, best)
-    if not snapshot.previous_level and not _pays_soon(snapshot, candidates[0], best, depths):
+    if not snapshot.previous_batch_depth and not _pays_soon(snapshot, candidates[0], best, depths):
         return _only_fixed(snapshot, candidates)
-    level, least = best.level, 0.0
-    if snapshot.num_prompt_tokens or any(behind > MOST_BEHIND for behind in snapshot.behind):
+    batch_depth, least = best.batch_depth, 0.0
+    if snapshot.num_prompt_tokens or any(behind > MAX_BEHIND for behind in snapshot.behind):
         depths, best, candidates = _for_now(snapshot, base, depths, best.tokens_per_s)
-    elif snapshot.can_stop:  # how sure a draft is tells more than averages do
-        depths, least = snapshot.wanted, _worth_going_on(snapshot, best)
+    elif snapshot.can_stop:  # a draft's confidence tells more than averages do
+        depths, least = snapshot.max_depths, _min_survival(snapshot, best)
     shown = sorted(candidates[1:], key=lambda each: -each.tokens_per_s)[:7]
     selected = best.num_verified if best.num_verified < best.num_drafts else None
-    return Choice(depths, selected, best, (candidates[0], *shown), level, least)
+    return DepthChoice(depths, selected, best, (candidates[0], *shown), batch_depth, least)
 
 
-def _worth_going_on(snapshot: DepthSnapshot, best: Candidate) -> float:
-    """The survival from which on another draft promises more than it costs to make and to verify.
-    That it may be wrong itself is left out, as drafts are right more often than they are sure of
-    it. What verifying one more costs is taken over as many as there may be: the difference of two
-    neighbouring sizes is lost in what disturbs both."""
-    verify, deepest = snapshot.costs.verify, max(snapshot.wanted)
+def _min_survival(snapshot: DepthSnapshot, best: Candidate) -> float:
+    """The survival above which another draft gains more than it costs to make and to verify. The
+    draft's own rejection is left out, as drafts are accepted more often than their confidence says.
+    The cost of verifying one more is averaged over the depth: the difference of two neighbouring
+    sizes is noise."""
+    verify, deepest = snapshot.costs.verify, max(snapshot.max_depths)
     row_s = (verify.at(1 + deepest) - verify.at(1)) / deepest
-    return min(best.tokens_per_s * (snapshot.costs.next_draft.at(1) + row_s), _MOST_CERTAIN)
+    return min(best.tokens_per_s * (snapshot.costs.next_draft.at(1) + row_s), _MAX_LEAST_SURVIVAL)
 
 
 def _pays_soon(
     snapshot: DepthSnapshot, plain: Candidate, best: Candidate, depths: Sequence[int]
 ) -> bool:
-    """Whether it is worth it to begin: rows that are behind have to catch up first, and before long
-    they will have ended, or what is hoped of them will have turned out wrong."""
+    """Whether starting to draft pays: rows that are behind have to catch up first, and may end, or
+    turn out worse than estimated, soon after."""
     missing = num_behind = num_drafting = 0
     for behind, depth in zip(snapshot.behind, depths, strict=True):
         if depth:
             num_drafting += 1
-            if behind > MOST_BEHIND:
+            if behind > MAX_BEHIND:
                 num_behind += 1
                 missing += behind
     if not num_behind:
@@ -101,18 +102,17 @@ def _pays_soon(
 def _for_now(
     snapshot: DepthSnapshot, base: _Base, depths: Sequence[int], price: float
 ) -> tuple[Sequence[int], Candidate, Sequence[Candidate]]:
-    """Of a step unlike those to come: prompts come along whatever is drafted, and rows that are
-    behind catch up for later. So time is what counts, at the `price` of what is drafted with
-    everybody there and nothing else to do."""
-    ready = [behind <= MOST_BEHIND for behind in snapshot.behind]
-    # What is spent on prompts is spent; and who does not draft now loses the next step as well, to
+    """The choice for a transient step, with prompts or rows that catch up. The steady state sets
+    the `price` of a second, in tokens; a draft is made if it gains more than its time costs."""
+    ready = [behind <= MAX_BEHIND for behind in snapshot.behind]
+    # Prompts are a sunk cost; and a row that does not draft now loses the next step as well, to
     # catch up.
     snapshot = replace(snapshot, overhead_s=0.0)
     alone_s = snapshot.costs.verify.at(base.rows) + snapshot.context * snapshot.costs.context_s
     kept = max(price * alone_s / base.rows - 1.0, 0.0)
     offers = _offers(snapshot, ready, kept)
     if not offers:
-        plain = _priced(snapshot, base, base.tokens, base.levels, 0, base.value)
+        plain = _priced(snapshot, base, base.tokens, base.fixed_counts, 0, base.value)
         return depths, plain, (plain,)
     candidates = list(_candidates(snapshot, offers, base, base.tokens))
     best = max(candidates, key=lambda each: each.tokens - price * each.seconds)
@@ -127,15 +127,15 @@ def _for_now(
 
 def _rate(candidate: Candidate, snapshot: DepthSnapshot) -> float:
     rate = candidate.tokens_per_s
-    if not candidate.level:
+    if not candidate.batch_depth:
         least = _SPECULATE_BY_LOOK_UP if snapshot.only_looks_up else _SPECULATE
         rate *= _SPECULATE_SURELY if snapshot.can_stop else least
-    return rate * _STAY if candidate.level == snapshot.previous_level else rate
+    return rate * _STAY if candidate.batch_depth == snapshot.previous_batch_depth else rate
 
 
 def _offers(snapshot: DepthSnapshot, ready: Sequence[bool] = (), kept: float = 0.0) -> list[_Offer]:
-    """All that may be bought, of rows that are `ready` or else of all: the likeliest first, and of
-    one kind the nearest first. `kept` is what it is worth besides that a row drafts at all."""
+    """All possible drafts, of rows that are `ready` or else of all: the likeliest first, and of
+    one kind by position. `kept` is the extra value of a row's first draft."""
     survivals = snapshot.survivals
     if snapshot.is_fixed:
         free = zip(survivals, snapshot.is_fixed, strict=True)
@@ -144,84 +144,89 @@ def _offers(snapshot: DepthSnapshot, ready: Sequence[bool] = (), kept: float = 0
         survivals = [kind if each else () for kind, each in zip(survivals, ready, strict=True)]
     kinds = Counter(survivals)
     offers = [
-        _Offer(survival + kept if level == 1 else survival, level, kind, count)
+        _Offer(survival + kept if position == 1 else survival, position, kind, count)
         for kind, count in kinds.items()
-        for level, survival in enumerate(kind, 1)
+        for position, survival in enumerate(kind, 1)
     ]
-    offers.sort(key=lambda offer: (-offer.survival, offer.level))
+    offers.sort(key=lambda offer: (-offer.survival, offer.position))
     return offers
 
 
 def _base(snapshot: DepthSnapshot) -> _Base:
-    rows = len(snapshot.wanted)
+    rows = len(snapshot.max_depths)
     value, drafts = float(rows), 0
-    levels: tuple[int, ...] = ()
+    fixed_counts: tuple[int, ...] = ()
     if any(snapshot.is_fixed):
         fixed = [
             kind for kind, fixed in zip(snapshot.survivals, snapshot.is_fixed, strict=True) if fixed
         ]
         value += sum(map(sum, fixed))
         deepest = max(map(len, fixed), default=0)
-        levels = tuple(sum(len(kind) > level for kind in fixed) for level in range(deepest))
-        drafts = sum(levels)
+        fixed_counts = tuple(
+            sum(len(kind) > position for kind in fixed) for position in range(deepest)
+        )
+        drafts = sum(fixed_counts)
     tokens = rows + drafts + snapshot.num_prompt_tokens
-    return _Base(rows + drafts, tokens, value, levels, snapshot.room - drafts)
+    return _Base(rows + drafts, tokens, value, fixed_counts, snapshot.room - drafts)
 
 
 def _candidates(
     snapshot: DepthSnapshot, offers: Sequence[_Offer], base: _Base, tokens: int
 ) -> Iterator[Candidate]:
-    """Plain decoding, then some amounts for each highest level; `tokens` are there anyway."""
-    yield _priced(snapshot, base, tokens, base.levels, 0, base.value)
-    deepest = max(offer.level for offer in offers)
+    """Plain decoding, then numbers of drafts for each batch depth; `tokens` are in the pass
+    anyway."""
+    yield _priced(snapshot, base, tokens, base.fixed_counts, 0, base.value)
+    deepest = max(offer.position for offer in offers)
     sizes = _amounts(snapshot, tokens, base.room)
-    for level in range(1, deepest + 1):
-        yield from _of_level(snapshot, offers, base, tokens, level, sizes)
+    for batch_depth in range(1, deepest + 1):
+        yield from _of_depth(snapshot, offers, base, tokens, batch_depth, sizes)
         if snapshot.selection_gain:
-            yield from _selected(snapshot, offers, base, tokens, level, sizes)
+            yield from _selected(snapshot, offers, base, tokens, batch_depth, sizes)
 
 
 def _amounts(snapshot: DepthSnapshot, tokens: int, room: int) -> Sequence[int]:
-    """How many drafts fill the pass to one of its sizes."""
-    most = tokens + room
-    return [size - tokens for size in snapshot.costs.verify.sizes if tokens < size < most] + [room]
+    """Numbers of drafts that fill the pass to one of its sizes."""
+    max_tokens = tokens + room
+    return [size - tokens for size in snapshot.costs.verify.sizes if tokens < size < max_tokens] + [
+        room
+    ]
 
 
-def _of_level(
+def _of_depth(
     snapshot: DepthSnapshot,
     offers: Sequence[_Offer],
     base: _Base,
     tokens: int,
-    level: int,
+    batch_depth: int,
     sizes: Sequence[int],
 ) -> Iterator[Candidate]:
-    counts = [*base.levels, *([0] * (level - len(base.levels)))]
+    counts = [*base.fixed_counts, *([0] * (batch_depth - len(base.fixed_counts)))]
     value, bought, sizes_left = base.value, 0, iter(sizes)
     size = next(sizes_left)
-    own = 0  # drafts of the level itself: without one, a lower level says the same
-    told = 0  # of the last candidate
-    for survival, at, _, count in offers:
-        if at > level:
+    num_deepest = 0  # drafts at `batch_depth`; without one this repeats a lower depth
+    num_yielded = 0  # drafts of the last candidate
+    for survival, position, _, count in offers:
+        if position > batch_depth:
             continue
         while count:
             taken = min(count, size - bought)
             bought += taken
             count -= taken
-            counts[at - 1] += taken
-            own += taken if at == level else 0
+            counts[position - 1] += taken
+            num_deepest += taken if position == batch_depth else 0
             value += taken * survival
             if bought == size:
-                if own:
-                    told = bought
+                if num_deepest:
+                    num_yielded = bought
                     yield _priced(snapshot, base, tokens, counts, bought, value)
                 following = next(sizes_left, None)
                 if following is None:
                     return
                 size = following
-        if own and bought > told and not snapshot.costs.verify.is_padded:
-            told = bought
+        if num_deepest and bought > num_yielded and not snapshot.costs.verify.is_padded:
+            num_yielded = bought
             yield _priced(snapshot, base, tokens, counts, bought, value)
-    if own and bought > told:
+    if num_deepest and bought > num_yielded:
         yield _priced(snapshot, base, tokens, counts, bought, value)
 
 
@@ -230,16 +235,16 @@ def _selected(
     offers: Sequence[_Offer],
     base: _Base,
     tokens: int,
-    level: int,
+    batch_depth: int,
     sizes: Sequence[int],
 ) -> Iterator[Candidate]:
-    """All rows draft up to the level, and once the drafts are there the likeliest are verified. A
-    share f of them then holds f ** (1 - gain) of those that are right."""
-    counts = [*base.levels, *([0] * (level - len(base.levels)))]
+    """All rows draft to `batch_depth`, then the likeliest drafts are verified. A share f of them
+    holds f ** (1 - gain) of the accepted ones."""
+    counts = [*base.fixed_counts, *([0] * (batch_depth - len(base.fixed_counts)))]
     drafted, promised = 0, 0.0
-    for survival, at, _, count in offers:
-        if at <= level:
-            counts[at - 1] += count
+    for survival, position, _, count in offers:
+        if position <= batch_depth:
+            counts[position - 1] += count
             drafted += count
             promised += count * survival
     for size in sizes:
@@ -258,21 +263,21 @@ def _priced(
     bought: int,
     value: float,
 ) -> Candidate:
-    """`counts` says how many rows draft at least so far."""
+    """`counts`: by position, the rows that draft at least that far."""
     costs = snapshot.costs
     draft_s = snapshot.overhead_s if bought else 0.0
     context = float(snapshot.context)
-    num_levels = 0
+    batch_depth = 0
     for index, rows in enumerate(counts):
         if not rows:
             break
-        num_levels += 1
+        batch_depth += 1
         draft_s += (costs.next_draft if index else costs.first_draft).at(rows)
-        if num_levels % costs.tile_tokens == 0:  # these rows need another tile
-            context += snapshot.context * rows / max(len(snapshot.wanted), 1)
+        if batch_depth % costs.tile_tokens == 0:  # these rows need another tile
+            context += snapshot.context * rows / max(len(snapshot.max_depths), 1)
     verify_s = costs.verify.at(tokens + bought) + context * costs.context_s
-    num_drafts = bought + sum(base.levels)
-    return Candidate(num_levels, num_drafts, num_drafts, value, draft_s, verify_s)
+    num_drafts = bought + sum(base.fixed_counts)
+    return Candidate(batch_depth, num_drafts, num_drafts, value, draft_s, verify_s)
 
 
 def _depths(
@@ -281,26 +286,28 @@ def _depths(
     best: Candidate,
     ready: Sequence[bool] = (),
 ) -> Sequence[int]:
-    """By row what the candidate stands for. Of rows alike, who gets one more than the others
-    changes from step to step; but who drafts at all only now and then, as whoever does not falls
-    behind and has to catch up first."""
-    fixed = snapshot.is_fixed or (False,) * len(snapshot.wanted)
+    """The candidate's depths by row. Among equal rows, the one more draft rotates from step to
+    step. Which rows draft at all rotates slowly: a row that does not falls behind and has to catch
+    up first."""
+    fixed = snapshot.is_fixed or (False,) * len(snapshot.max_depths)
     left = best.num_drafts - sum(
-        most for most, is_fixed in zip(snapshot.wanted, fixed, strict=True) if is_fixed
+        limit for limit, is_fixed in zip(snapshot.max_depths, fixed, strict=True) if is_fixed
     )
     depth_of: dict[tuple[float, ...], int] = {}
     partial: tuple[tuple[float, ...], int] | None = None
-    for _, level, kind, count in offers:
-        if level > best.level:
+    for _, position, kind, count in offers:
+        if position > best.batch_depth:
             continue
         if count > left:
             partial = (kind, left) if left else None
             break
-        depth_of[kind] = level
+        depth_of[kind] = position
         left -= count
     depths = [
-        most if is_fixed else depth_of.get(kind, 0)
-        for kind, most, is_fixed in zip(snapshot.survivals, snapshot.wanted, fixed, strict=True)
+        limit if is_fixed else depth_of.get(kind, 0)
+        for kind, limit, is_fixed in zip(
+            snapshot.survivals, snapshot.max_depths, fixed, strict=True
+        )
     ]
     if partial is not None:
         kind, extra = partial
@@ -316,13 +323,13 @@ def _depths(
     return depths
 
 
-def _only_fixed(snapshot: DepthSnapshot, candidates: Sequence[Candidate] = ()) -> Choice:
-    """Plain decoding, but for rows whose client has said how deep."""
-    depths: Sequence[int] = [0] * len(snapshot.wanted)
+def _only_fixed(snapshot: DepthSnapshot, candidates: Sequence[Candidate] = ()) -> DepthChoice:
+    """Plain decoding, except for rows with a depth fixed by their client."""
+    depths: Sequence[int] = [0] * len(snapshot.max_depths)
     if any(snapshot.is_fixed):
-        kept = zip(snapshot.wanted, snapshot.is_fixed, strict=True)
-        wanted = [most if is_fixed else 0 for most, is_fixed in kept]
-        depths = cut_evenly(wanted, snapshot.room, snapshot.step)
+        kept = zip(snapshot.max_depths, snapshot.is_fixed, strict=True)
+        fixed_depths = [limit if is_fixed else 0 for limit, is_fixed in kept]
+        depths = cut_evenly(fixed_depths, snapshot.room, snapshot.step)
     shown = sorted(candidates[1:], key=lambda each: -each.tokens_per_s)[:7]
     plain = candidates[0] if candidates else None
-    return Choice(depths, None, plain, (*candidates[:1], *shown))
+    return DepthChoice(depths, None, plain, (*candidates[:1], *shown))

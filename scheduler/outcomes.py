@@ -1,4 +1,4 @@
-"""What came of steps, as it is counted and as requests are told."""
+"""Outcomes of steps: counters, and updates for requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outrider.scheduler.types import (
     TokenLogprobs,
 )
 
-_ANY = 1 << 30  # more than anybody drafts
+_ANY = 1 << 30  # more than any depth
 
 
 @dataclass(slots=True)
@@ -30,12 +30,12 @@ class SchedulerStats:
     verified_tokens: int = 0
     accepted_tokens: int = 0
     finished: int = 0
-    # Rounds that added to a text, by who drafted and how many were drafted, verified and accepted.
+    # Rounds that committed tokens, by proposer and numbers drafted, verified and accepted.
     rounds: Counter[tuple[str, int, int, int]] = field(default_factory=Counter)
-    # By who would have drafted: tokens of a text it was asked for, and those it had guessed.
-    asked: Counter[str] = field(default_factory=Counter)
-    guessed: Counter[str] = field(default_factory=Counter)
-    # Of prompts computed and of texts: in all, and steps by how many they had.
+    # By proposer: output tokens compared with what it would have drafted, and those that agreed.
+    checked: Counter[str] = field(default_factory=Counter)
+    agreed: Counter[str] = field(default_factory=Counter)
+    # Prompt tokens computed plus output tokens: total, and a histogram by step.
     step_tokens: int = 0
     steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKENS) + 1))
 
@@ -51,7 +51,7 @@ class SchedulerStats:
 
 
 class Outcomes:
-    """Counts what steps committed, and keeps what happened to requests until somebody asks."""
+    """Counts what steps committed, and keeps updates of requests until they are taken."""
 
     def __init__(self) -> None:
         self.stats = SchedulerStats()
@@ -64,7 +64,7 @@ class Outcomes:
         return updates
 
     def end(self, sample_id: SampleId, reason: FinishReason) -> None:
-        """A request ended that no verdict ended."""
+        """A request ended without a verdict."""
         self._updates.append(RequestUpdate(sample_id, finish_reason=reason))
 
     def report(
@@ -103,14 +103,14 @@ class Outcomes:
         )
 
     def count_rounds(self) -> None:
-        """Of the verdict that was applied: cheaper at once than row by row."""
+        """Count the rounds of the applied verdict: cheaper at once than row by row."""
         self.stats.rounds.update(self._rounds)
         self._rounds.clear()
 
 
-def num_fair(plan: StepPlan) -> int:
-    """How many drafts of a row tell, when they are verified, what all such drafts are worth: not
-    those that were selected, or made, because the ones before them were likely."""
+def num_unbiased_drafts(plan: StepPlan) -> int:
+    """How many verified drafts of a row are an unbiased sample of acceptance: not those selected,
+    or drafted, because the ones before them were likely."""
     if plan.num_selected is not None:
         return 0
     return 1 if plan.least_survival else _ANY

@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler. Pure data, checked on construction."""
+"""Sampling parameters of a request. Pure data, checked on construction."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from outrider.errors import RequestError, UnknownParameterError, shown
 MAX_LOGPROBS = 50
 MAX_SAMPLES = 128
 OFF = "off"
-"""What a request says that wants no speculation; any other name is a proposer's."""
-# Far more than anybody needs, and few enough that a request costs its neighbours nothing.
+"""`speculation` of a request without it; any other name is a proposer's."""
+# Far more than needed, yet few enough that a request does not slow down others.
 MAX_STOPS, MAX_STOP_CHARS = 64, 256
 MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 256, 256
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIASES = 1024
-MAX_FIXED_DEPTH = 8  # whoever fixes a depth has drafts verified that may not pay
+MAX_FIXED_DEPTH = 8  # drafts of a fixed depth are verified even where they do not pay
 MAX_ALLOWED_OF_ALL_SAMPLES = 2**21  # each sample carries the list with it
-# Lower runs sooner. One level is worth some seconds of waiting, so none is sooner for ever.
+# Lower runs sooner. One level is worth some seconds of waiting, so none starves others.
 SOONEST_PRIORITY, LATEST_PRIORITY = -100, 100
 _HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
@@ -74,8 +74,8 @@ class SamplingParams:
     The chain is applied in float32 in a fixed order: bias, penalties, bans; temperature; min_p;
     top_k; top_p. `temperature=0` takes the most likely token. Speculation never changes the
     result of any of these; `speculation` and `num_speculative_tokens` only override, for this
-    request, who drafts and how far at most (None: as the engine is configured), and `fix_depth`
-    has exactly `num_speculative_tokens` drafted, whatever the engine's policy says.
+    request, the proposer and the maximum depth (None: as the engine is configured); `fix_depth`
+    makes the depth exactly `num_speculative_tokens`, whatever the engine's policy chooses.
     """
 
     n: int = 1
@@ -104,7 +104,7 @@ class SamplingParams:
     num_speculative_tokens: int | None = None
     fix_depth: bool = False
 
-    if not TYPE_CHECKING:  # a checker of types knows the fields without it
+    if not TYPE_CHECKING:  # type checkers know the fields without it
 
         def __new__(cls, *args, **kwargs):
             refuse_unknown(kwargs)
@@ -116,7 +116,7 @@ class SamplingParams:
         bad_words = _strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
         put(self, "bad_words", bad_words)
         ids = () if self.stop_token_ids is None else self.stop_token_ids
-        if isinstance(ids, Sequence):  # before each of them is looked at
+        if isinstance(ids, Sequence):  # before each is checked
             _check_count("stop_token_ids", len(ids), MAX_STOP_TOKEN_IDS)
         put(self, "stop_token_ids", _ints("stop_token_ids", ids))
         if self.allowed_token_ids is not None:
@@ -185,7 +185,7 @@ class SamplingParams:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from outside data; an unknown name is refused with the one that is meant."""
+        """Build from untrusted data; an unknown name is rejected with a suggestion."""
         refuse_unknown(values)
         return cls(**values)
 
@@ -198,7 +198,7 @@ class SamplingParams:
         )
 
 
-# Names of other programs for what is here, and vLLM's for what is not.
+# Names in other programs of parameters here, and vLLM's without a counterpart.
 _MEANT = {
     "max_new_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -222,7 +222,7 @@ WITHOUT_COUNTERPART = frozenset(
 
 
 def refuse_unknown(given: Iterable[str]) -> None:
-    """Raises on the first name that is no sampling parameter."""
+    """Raises on the first name that is not a sampling parameter."""
     known = SamplingParams.__dataclass_fields__
     for name in given:
         if name in known:

@@ -1,8 +1,8 @@
-"""What one pass computes: a token for every decode row, prompts, and drafts in what is left.
+"""Plans one pass: a token for every decode row, prompts, and drafts in the rest of the budget.
 
-In two phases. First whoever decodes gets one token, and prompts and new requests what the time
-limit of a step leaves them. Then the policy says how far each row is drafted; lookahead is reserved
-for that, and drafts that are behind catch up.
+Two phases. First every decode row gets one token, and prompts and new requests what the time limit
+of a step leaves. Then the policy chooses each row's depth; lookahead slots are reserved for it, and
+drafts that are behind catch up.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError
-from outrider.scheduler.control import Candidates, SpeculationControl, StepRecord
-from outrider.scheduler.depths import Choice
-from outrider.scheduler.proposers import MOST_BEHIND, Place, ProposerTraits
-from outrider.scheduler.request import NO_BLOCKS, Request, State
-from outrider.scheduler.residents import Residents
+from outrider.scheduler.control import DecodeRows, SpeculationControl, StepRecord
+from outrider.scheduler.depths import DepthChoice
+from outrider.scheduler.proposers import MAX_BEHIND, Place, ProposerTraits
+from outrider.scheduler.request import NO_BLOCKS, Request, RequestState
+from outrider.scheduler.running import RunningRequests
 from outrider.scheduler.tenants import Tenants
 from outrider.scheduler.turns import Turns
-from outrider.scheduler.types import NOBODY, Apart, RowInit, RowPlan
+from outrider.scheduler.types import NO_PROPOSER, Exclusive, RowInit, RowPlan
 from outrider.scheduler.waiting import WaitingQueue
 
 _new_tuple = tuple.__new__
 
 CATCH_UP_TOKENS = 512
-"""The most that drafts catch up on in one step, of all rows together, or as much as the target
-computes of prompts: what is drafted for others waits behind it."""
+"""Catch-up tokens per step, over all rows; more if the target computes more prompt tokens. Other
+rows' drafts wait for it."""
 CATCH_UP_OUTPUT = 32
-"""The most output of one row among these: the shape of the recorded pass."""
+"""Output tokens of one row among these: the shape of the captured pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class SchedulerLimits:
     max_num_seqs: int  # rows on the workers
     max_num_batched_tokens: int  # tokens in one target pass, drafts included
     lag: int = 0  # plans in flight beyond the first
-    priority_aging_s: float = 10.0  # waiting so long is worth one priority level
+    priority_aging_s: float = 10.0  # this wait is worth one priority level
     max_waiting: int | None = None
-    max_depth: int | None = None  # of proposers on the device; a request may want more
-    # Seconds after which a tenant without a row takes one from a tenant with more than its share,
-    # and that a row runs at least before it is taken.
+    max_depth: int | None = None  # of proposers on the device; a request may ask for more
+    # After this wait a tenant without a row preempts one of a tenant with more than its share; a
+    # row runs at least this long before that.
     max_wait_for_row_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -57,25 +57,25 @@ class Step:
     """The plan being made: its rows so far and what is left of its budgets."""
 
     __slots__ = (
-        "admitted", "catch_up", "is_apart", "is_typical", "num_caught_up",
+        "admitted", "catch_up", "is_exclusive", "is_typical", "num_caught_up",
         "least_survival", "num_drafts", "num_selected", "prompts", "record", "requests",
-        "rows", "short", "tokens",
+        "rows", "short", "token_budget",
     )  # fmt: skip
 
-    def __init__(self, budget: int, is_apart: bool = False) -> None:
-        self.tokens = budget
-        self.is_apart = is_apart  # of those who share no step with others, and only of them
-        self.is_typical = True  # or it says nothing of what steps cost
+    def __init__(self, budget: int, is_exclusive: bool = False) -> None:
+        self.token_budget = budget
+        self.is_exclusive = is_exclusive  # holds only exclusive requests
+        self.is_typical = True  # else its time is no sample of step costs
         self.catch_up = 0  # known tokens the draft computes before it can guess
         self.num_caught_up = 0
         self.num_drafts = 0
         self.num_selected: int | None = None
         self.least_survival = 0.0
-        self.prompts: list[tuple[Request, int]] = []  # with the tokens of each to compute
+        self.prompts: list[tuple[Request, int]] = []  # with the number of tokens to compute
         self.rows: list[RowPlan] = []
         self.requests: list[Request] = []  # behind the rows
         self.admitted: list[RowInit] = []
-        self.short: list[Request] = []  # those that may still need blocks for what is known
+        self.short: list[Request] = []  # those that may still need blocks for known tokens
         self.record: StepRecord | None = None
 
 
@@ -85,7 +85,7 @@ class Planner:
     def __init__(
         self,
         limits: SchedulerLimits,
-        residents: Residents,
+        running_requests: RunningRequests,
         waiting: WaitingQueue,
         proposers: Mapping[str, ProposerTraits],
         control: SpeculationControl,
@@ -95,37 +95,39 @@ class Planner:
         self._wait_s = limits.max_wait_for_row_s
         self._budget = limits.max_num_batched_tokens
         self._max_depths = {name: _max_depth(each, limits) for name, each in proposers.items()}
-        self._residents = residents
+        self._running_requests = running_requests
         self._waiting = waiting
         self._control = control
-        # Ahead of the verdict nobody on the host knows what a row has come to.
+        # A proposer on the host needs the verdict before it can draft.
         self._without_lag = {
             name for name, each in proposers.items() if limits.lag and each.place is Place.HOST
         }
         self._with_kv = {name for name, each in proposers.items() if each.keeps_kv}
-        self._looking_ahead = {name for name, each in proposers.items() if each.looks_ahead}
-        self._block_size = residents.target_pool.block_size
-        self.has_draft = True  # or its rows are planned as if nobody drafted for them
-        self.has_apart = False  # anybody, ever, who shares no step with others
+        self._needing_next_token = {
+            name for name, each in proposers.items() if each.needs_next_token
+        }
+        self._block_size = running_requests.target_pool.block_size
+        self.has_draft = True  # else its rows are planned without drafts
+        self.has_exclusive = False  # whether any request ever needed exclusive steps
         self.turns = Turns()
-        self._blocked: Request | None = None  # the first that waits, if it could not be admitted
-        self._unannounced: list[RowInit] = []  # admitted, but by no plan yet
+        self._blocked: Request | None = None  # the head of the queue, if it could not be admitted
+        self._unannounced: list[RowInit] = []  # admitted, but not in a plan yet
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_fairness_preemptions = 0
 
     def make_step(self, number: int) -> Step:
         self._waiting.now_s = self._control.now_s
-        self._residents.preempted.clear()
+        self._running_requests.preempted.clear()
         if self._blocked is not None:
             self._free_row()
-        if not self.has_apart:
+        if not self.has_exclusive:
             return self._fill(Step(self._budget), number)
-        running = self._residents.running
-        num_apart = sum(map(_is_apart, running))
-        num_others = len(running) - num_apart
-        is_apart = self.turns.is_apart_next(num_apart, num_others)
-        for turn in (is_apart, not is_apart):
+        running = self._running_requests.running
+        num_exclusive = sum(map(_is_exclusive, running))
+        num_others = len(running) - num_exclusive
+        is_exclusive = self.turns.is_exclusive_next(num_exclusive, num_others)
+        for turn in (is_exclusive, not is_exclusive):
             step = Step(self._budget, turn)
             step.is_typical = not (turn and num_others)
             step.admitted += self._unannounced
@@ -151,7 +153,7 @@ class Planner:
             len(self._waiting),
             choice,
             step.num_drafts,
-            self._budget - step.tokens,
+            self._budget - step.token_budget,
             step.num_caught_up,
             decoding.context,
             self._control.policy_name,
@@ -159,36 +161,36 @@ class Planner:
         return step
 
     def _choose(
-        self, step: Step, number: int, decoding: Candidates, num_prompt_tokens: int
-    ) -> Choice:
-        if not any(decoding.wanted):
-            return Choice(decoding.wanted)
-        if not step.is_typical:  # no table tells what it costs
+        self, step: Step, number: int, decoding: DecodeRows, num_prompt_tokens: int
+    ) -> DepthChoice:
+        if not any(decoding.max_depths):
+            return DepthChoice(decoding.max_depths)
+        if not step.is_typical:  # the cost tables do not apply
             drafts = self._control.wants_prompts
-            return Choice(decoding.wanted if drafts else [0] * len(decoding.wanted))
+            return DepthChoice(decoding.max_depths if drafts else [0] * len(decoding.max_depths))
         choice = self._control.choose(
-            number, step.tokens, num_prompt_tokens, len(self._waiting), decoding
+            number, step.token_budget, num_prompt_tokens, len(self._waiting), decoding
         )
         step.num_selected = choice.num_selected
         step.least_survival = choice.least_survival
         return choice
 
-    def _decode_rows(self, step: Step) -> tuple[Candidates, list[Request]]:
-        """Every request past its prompt, with room for its next token; and the others.
+    def _decode_rows(self, step: Step) -> tuple[DecodeRows, list[Request]]:
+        """Requests past their prompt, with a block for the next token; and those in their prompt.
 
-        The order is by key, so a request that must make room takes it from later ones.
+        In order of key, so a request that needs blocks preempts later ones.
         """
-        decoding, prompts = Candidates(), list[Request]()
+        decoding, prompts = DecodeRows(), list[Request]()
         requests, proposers = decoding.requests, decoding.proposers
-        wanted, behind = decoding.wanted, decoding.behind
-        # Looking these up is slow.
-        running, size, without_lag = State.RUNNING, self._block_size, self._without_lag
-        has_apart, is_apart = self.has_apart, step.is_apart
+        max_depths, behind = decoding.max_depths, decoding.behind
+        # Attribute lookups are slow.
+        running, size, without_lag = RequestState.RUNNING, self._block_size, self._without_lag
+        has_exclusive, is_exclusive = self.has_exclusive, step.is_exclusive
         context = 0
-        for request in list(self._residents.running):
+        for request in list(self._running_requests.running):
             if request.state is not running:
                 continue
-            if has_apart and _is_apart(request) != is_apart:
+            if has_exclusive and _is_exclusive(request) != is_exclusive:
                 step.short.append(request)
                 continue
             if request.in_prompt:
@@ -201,7 +203,7 @@ class Planner:
             proposer = request.proposer
             if request.in_flight and proposer in without_lag:
                 continue
-            if len(request.target.blocks) * size < upper and not self._residents.reserve(
+            if len(request.target.blocks) * size < upper and not self._running_requests.reserve(
                 request, upper
             ):
                 step.short.append(request)
@@ -211,45 +213,51 @@ class Planner:
                 depth = self._usable_depth(proposer, depth if depth < room else room - 1)
             requests.append(request)
             proposers.append(proposer)
-            wanted.append(depth)
+            max_depths.append(depth)
             context += upper
             behind.append(
                 request.behind if request.drafts_in_flight else upper - request.draft.planned
             )
         decoding.context = context
-        step.tokens -= len(requests)
+        step.token_budget -= len(requests)
         step.short += prompts
         return decoding, prompts
 
     def _usable_depth(self, proposer: str, depth: int) -> int:
         depth = min(depth, self._max_depths[proposer])
-        most = self._control.max_depth
-        if most is not None and depth > most:
-            depth = most
+        limit = self._control.max_depth
+        if limit is not None and depth > limit:
+            depth = limit
         return depth if self.has_draft or proposer not in self._with_kv else 0
 
-    def _plan_decodes(self, step: Step, decoding: Candidates, choice: Choice) -> None:
-        residents, with_kv, running = self._residents, self._with_kv, State.RUNNING
+    def _plan_decodes(self, step: Step, decoding: DecodeRows, choice: DepthChoice) -> None:
+        running_requests, with_kv, running = (
+            self._running_requests,
+            self._with_kv,
+            RequestState.RUNNING,
+        )
         size, append = self._block_size, self._append
-        residents.count_spare_blocks(step.short)
+        running_requests.count_spare_blocks(step.short)
         probed = self._control.probes(decoding) if self.has_draft else ()
-        room = step.tokens if step.num_selected is None else sys.maxsize
-        rows = zip(decoding.requests, decoding.wanted, decoding.behind, choice.depths, strict=True)
-        for index, (request, most, behind, depth) in enumerate(rows):
+        room = step.token_budget if step.num_selected is None else sys.maxsize
+        rows = zip(
+            decoding.requests, decoding.max_depths, decoding.behind, choice.depths, strict=True
+        )
+        for index, (request, max_depth, behind, depth) in enumerate(rows):
             if request.state is not running:
-                continue  # a prompt before it needed its memory
+                continue  # preempted for a prompt
             draft_tokens = 0
             if depth:
-                if depth > most or depth > room:  # whatever a policy may say
-                    depth = min(most, room)
+                if depth > max_depth or depth > room:  # a policy may ask for more
+                    depth = min(max_depth, room)
                 keeps_kv = request.proposer in with_kv
-                reach = request.upper + depth
-                if keeps_kv and behind > MOST_BEHIND:
+                end = request.upper + depth
+                if keeps_kv and behind > MAX_BEHIND:
                     depth, draft_tokens = 0, self._catch_up(step, request)
-                elif len(request.target.blocks) * size < reach and not residents.reserve_lookahead(
-                    request, reach
-                ):
-                    # What is left of the last block.
+                elif len(
+                    request.target.blocks
+                ) * size < end and not running_requests.reserve_lookahead(request, end):
+                    # Without a new block: the free slots of the last one.
                     depth = min(depth, -request.upper % size)
                 if depth and keeps_kv:
                     draft_tokens = behind
@@ -259,17 +267,17 @@ class Planner:
         self._settle_selection(step)
 
     def _settle_selection(self, step: Step) -> None:
-        """Rows may have been cut: then there is less to select from, or nothing to leave out."""
+        """Cuts may have left no more drafts than would be selected: then verify them all."""
         if step.num_selected is not None and step.num_selected >= step.num_drafts:
             step.num_selected = None
         num_verified = step.num_drafts if step.num_selected is None else step.num_selected
-        step.tokens -= num_verified
+        step.token_budget -= num_verified
 
     def _catch_up(self, step: Step, request: Request) -> int:
-        """Applied tokens that the draft is to compute now, which the workers therefore know: of the
-        prompt, or else of the output."""
+        """How many applied tokens the draft computes in this step: of the prompt, then of the
+        output."""
         if request.drafts_in_flight or request.is_draft_given_up:
-            return 0  # nobody knows yet where it stands
+            return 0  # the draft's position is not known yet
         start = request.draft.planned
         missing = request.prompt_len - start
         if missing <= 0:
@@ -281,41 +289,41 @@ class Planner:
 
     # -- prompts ----------------------------------------------------------------------------
 
-    def _take_prompts(self, step: Step, prompts: list[Request], decoding: Candidates) -> None:
-        """Prompts under way, then new ones, up to what the step has time for, and what drafts want
-        of its room leaves; at least half of that is theirs."""
+    def _take_prompts(self, step: Step, prompts: list[Request], decoding: DecodeRows) -> None:
+        """Started prompts, then new ones, within the step's time limit and the budget that drafts
+        leave; at least half of the budget is for prompts."""
         if not prompts and not self._waiting:
             return
-        share = max(step.tokens - sum(decoding.wanted), step.tokens // 2)
+        share = max(step.token_budget - sum(decoding.max_depths), step.token_budget // 2)
         room = self._control.prompt_room(len(decoding.requests), share)
-        left, step.tokens = step.tokens - room, room
+        left, step.token_budget = step.token_budget - room, room
         for request in prompts:
-            if step.tokens <= 0:
+            if step.token_budget <= 0:
                 break
-            if request.state is State.RUNNING:
+            if request.state is RequestState.RUNNING:
                 self._take_chunk(step, request)
         self._admit(step, decoding)
-        step.tokens += left
+        step.token_budget += left
 
     def _take_chunk(self, step: Step, request: Request) -> None:
-        holding = request.target
-        chunk = min(len(request.tokens) - holding.planned, step.tokens)
-        if self._residents.reserve(request, holding.planned + chunk):
+        table = request.target
+        chunk = min(len(request.tokens) - table.planned, step.token_budget)
+        if self._running_requests.reserve(request, table.planned + chunk):
             step.prompts.append((request, chunk))
-            step.tokens -= chunk
+            step.token_budget -= chunk
 
     def _plan_prompts(self, step: Step) -> None:
-        """The draft computes them as well, if their rows are to draft."""
+        """The draft computes them as well, if their rows will draft."""
         drafts = self.has_draft and self._control.wants_prompts
         for request, chunk in step.prompts:
-            if request.state is not State.RUNNING:
-                continue  # one before it needed its memory
+            if request.state is not RequestState.RUNNING:
+                continue  # preempted for an earlier prompt
             draft_tokens = 0
             if drafts and request.proposer in self._with_kv:
                 draft_tokens = self._catch_up(step, request)
-            holding = request.target
-            holding.planned += chunk
-            request.in_prompt = holding.planned < len(request.tokens)
+            table = request.target
+            table.planned += chunk
+            request.in_prompt = table.planned < len(request.tokens)
             self._append(step, request, chunk, 0, draft_tokens, not request.in_prompt)
 
     def _append(
@@ -327,23 +335,23 @@ class Planner:
         draft_tokens: int,
         samples: bool,
     ) -> int:
-        """Returns the depth it is planned with."""
-        holding = request.target
-        target_start, target_blocks = holding.announced, NO_BLOCKS
-        if target_start < len(holding.blocks):
-            target_start, target_blocks = holding.announce()
+        """Returns the planned depth."""
+        table = request.target
+        target_start, target_blocks = table.announced, NO_BLOCKS
+        if target_start < len(table.blocks):
+            target_start, target_blocks = table.announce()
         draft_start, draft_blocks = 0, NO_BLOCKS
         if draft_tokens:
-            if self._residents.reserve_draft(request, draft_tokens, depth):
+            if self._running_requests.reserve_draft(request, draft_tokens, depth):
                 draft_start, draft_blocks = request.draft.announce()
                 request.draft_plans_in_flight += 1
-            else:  # no memory for the draft: this row decodes plainly
+            else:  # no draft blocks: this row decodes plainly
                 if not depth:
                     step.catch_up += draft_tokens
                     step.num_caught_up -= draft_tokens
                 draft_tokens = depth = 0
         step.rows.append(
-            _new_tuple(  # what `RowPlan(...)` does, in half the time
+            _new_tuple(  # like `RowPlan(...)`, in half the time
                 RowPlan,
                 (
                     request.row,
@@ -352,7 +360,7 @@ class Planner:
                     depth,
                     depth,
                     samples,
-                    request.proposer if depth else NOBODY,
+                    request.proposer if depth else NO_PROPOSER,
                     target_start,
                     target_blocks,
                     draft_start,
@@ -369,41 +377,43 @@ class Planner:
             step.num_drafts += depth
             if draft_tokens:
                 request.drafts_in_flight += 1
-                request.behind = MOST_BEHIND
+                request.behind = MAX_BEHIND
                 return depth
         request.behind += samples
         return depth
 
     def _free_row(self) -> None:
-        """Preempt for a tenant that has waited long without a row."""
+        """Preempt for a tenant that has waited too long without a row."""
         first = self._waiting.peek()
         if first is None or first is not self._blocked or first.tenant.num_running:
             return
         wait_s, waited_s = self._wait_s, self._waiting.now_s - first.tenant.without_row_s
-        if waited_s < wait_s or self._residents.leaving:
-            return  # what is leaving may make room
+        if waited_s < wait_s or self._running_requests.leaving:
+            return  # a leaving request may free a row
         num_tenants = len(self._tenants.active)
-        self.num_fairness_preemptions += self._residents.preempt_for(first, wait_s, num_tenants)
+        self.num_fairness_preemptions += self._running_requests.preempt_for(
+            first, wait_s, num_tenants
+        )
 
-    def _is_in(self, step: Step, request: Request, decoding: Candidates) -> bool:
-        """Whether the step has tokens of a request that was preempted meanwhile."""
-        return request in self._residents.preempted and (
+    def _is_in(self, step: Step, request: Request, decoding: DecodeRows) -> bool:
+        """Whether the step already holds tokens of a request that it then preempted."""
+        return request in self._running_requests.preempted and (
             request in decoding.requests or any(request is each for each, _ in step.prompts)
         )
 
-    def _admit(self, step: Step, decoding: Candidates) -> None:
+    def _admit(self, step: Step, decoding: DecodeRows) -> None:
         """Start waiting requests in order while rows, budget and memory last.
 
-        The head of the queue is never passed over: that is what makes waiting finite. Nor does one
-        start in a step that has tokens of it already, from before it was preempted.
+        The head of the queue is never skipped, so waiting is finite. A request preempted in this
+        step is not admitted if the step still holds tokens of it.
         """
-        while step.tokens > 0:
+        while step.token_budget > 0:
             request = self._blocked = self._waiting.peek()
             if request is None or self._is_in(step, request, decoding):
                 return
-            if request.spec.proposer in self._looking_ahead:
+            if request.spec.proposer in self._needing_next_token:
                 request.allow_drafts(self._control.allows_drafts(request))
-            if not self._residents.admit(request):
+            if not self._running_requests.admit(request):
                 return
             self._waiting.pop(request)
             self._blocked = None
@@ -411,12 +421,12 @@ class Planner:
             request.started_s = self._control.now_s
             self.num_prompt_tokens += len(request.tokens)
             self.num_cached_tokens += request.num_cached
-            if request.queued_s is None:  # what is computed again is charged once
+            if request.queued_s is None:  # recomputation is not charged
                 request.tenant.service += len(request.tokens) - request.num_cached
                 request.queued_s = max(self._control.now_s - request.arrival_s, 0.0)
             step.admitted.append(request.row_init())
             step.short.append(request)
-            if _is_apart(request) == step.is_apart:
+            if _is_exclusive(request) == step.is_exclusive:
                 self._take_chunk(step, request)
 
 
@@ -427,7 +437,7 @@ def _max_depth(proposer: ProposerTraits, limits: SchedulerLimits) -> int:
     )
 
 
-def _is_apart(request: Request) -> bool:
-    """Whether its next tokens are computed in a step without others."""
-    apart = request.apart
-    return apart is not Apart.NEVER and (apart is Apart.ALWAYS or request.in_prompt)
+def _is_exclusive(request: Request) -> bool:
+    """Whether its next tokens need an exclusive step."""
+    exclusive = request.exclusive
+    return exclusive is not Exclusive.NEVER and (exclusive is Exclusive.ALWAYS or request.in_prompt)

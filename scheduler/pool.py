@@ -1,11 +1,10 @@
-"""KV blocks: who holds which, and which full blocks can be shared as a prefix.
+"""KV blocks: reference counts, and the prefix cache of full blocks.
 
 The target and the draft each have one pool of this class. A full block whose tokens are applied
-is published under (its predecessor, its tokens): an exact key, so a hit can never be a hash
-collision. The predecessor of a first block is the salt of its request, so requests with different
-salts share nothing. A published block nobody holds stays usable until the memory is needed, oldest
-first. A *bare* block lacks what a head keeps beside the target's KV: it is of use to requests
-without one.
+is published under (its parent, its tokens): an exact key, so a hit is never a hash collision. The
+parent of a first block is the salt of its request, so requests with different salts share nothing.
+A published block without holders stays usable until the memory is needed, oldest first. A *bare*
+block lacks what a head keeps beside the target's KV: only requests without a head can use it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 Node: TypeAlias = int | str
-"""What a block follows: a published block's number, `ROOT`, or the salt of a request."""
+"""A block's parent: the node of a published block, `ROOT`, or the salt of a request."""
 
-ROOT = 0  # the predecessor of a first block without a salt
+ROOT = 0  # the parent of a first block without a salt
 
 _Key: TypeAlias = tuple[Node, tuple[int, ...]]
 
@@ -36,7 +35,7 @@ class BlockPool:
         self._published: dict[_Key, tuple[int, int]] = {}  # key -> (block, node)
         self._bare: set[int] = set()  # of the published ones
         self._next_node = ROOT + 1
-        self.num_published = 0  # blocks so far, whether they still are or not
+        self.num_published = 0  # blocks so far, evicted ones included
 
     @property
     def num_free(self) -> int:
@@ -46,7 +45,7 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` private blocks, or None (and no change) if there are not so many."""
+        """`count` private blocks, or None (and no change) if fewer are free."""
         unused = self._unused
         if count > len(unused) + len(self._idle):
             return None
@@ -83,7 +82,7 @@ class BlockPool:
         """Hold the longest prefix of `tokens` published under `root`; returns its blocks and its
         last node. Unless it `takes_bare` blocks, it ends before the first of these.
 
-        At least one token is left over: somebody has to compute the logits of the last one.
+        At least one token is left over: the logits of the last one have to be computed.
         """
         held: list[int] = []
         node = root
@@ -104,11 +103,11 @@ class BlockPool:
     def publish(
         self, block: int, parent: Node, tokens: Sequence[int], *, is_bare: bool = False
     ) -> int:
-        """Offer a full block under its predecessor; returns its node.
+        """Publish a full block under its parent; returns its node.
 
         If the same text is already published from another block, that one stays and this block
-        remains private: both hold the same KV, and readers of either are never disturbed. Only a
-        bare one gives way to one that is not, and is private from then on.
+        remains private: both hold the same KV. Only a bare block is replaced by one that is not,
+        and is private from then on.
         """
         key = (parent, tuple(tokens))
         new = self._next_node
@@ -127,7 +126,7 @@ class BlockPool:
         return node
 
     def withdraw(self, blocks: Iterable[int]) -> None:
-        """Nobody shall find these again: what is in them is not what their text says."""
+        """Remove these from the prefix cache: their KV is corrupt."""
         for block in blocks:
             key = self._key_of[block]
             if key is not None:

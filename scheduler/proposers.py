@@ -1,4 +1,4 @@
-"""What the scheduler has to know of whoever drafts; workers/proposers/ has the drafting itself."""
+"""What the scheduler knows of proposers; workers/proposers/ has the drafting itself."""
 
 from __future__ import annotations
 
@@ -10,39 +10,41 @@ from typing import TypeAlias
 from outrider.errors import ConfigError
 
 KvRule: TypeAlias = Callable[[int, int], int]
-"""From (drafted, accepted): of the KV slots a proposer wrote behind the committed text in a round,
+"""From (drafted, accepted): of the KV slots a proposer wrote past the committed text in a round,
 how many hold committed tokens once its verdict is known."""
 
-MOST_BEHIND = 2
-"""A row drafts only if its proposer lacks KV of at most so many committed tokens: after full
-acceptance it lacks its own last guess and the target's token. A row further behind decodes plainly
-and catches up first."""
+MAX_BEHIND = 2
+"""A row drafts only if its proposer lacks KV of at most this many committed tokens: after full
+acceptance it lacks its own last draft token and the bonus token. A row further behind decodes
+plainly and catches up first."""
 
 
 class Place(StrEnum):
     """Where a proposer runs."""
 
     DEVICE = "device"  # it writes the device's drafts, and may work ahead of the verdicts
-    HOST = "host"  # it needs the host's texts: a row waits for its last verdict before it drafts
+    HOST = (
+        "host"  # it needs the committed text on the host: a row drafts only after its last verdict
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerTraits:
     """One way to draft.
 
-    `kv_rule` is None for a proposer without KV of its own in the draft pool. One that `looks_ahead`
-    has KV in the target's blocks, where what belongs to a token depends on the next one as well: of
-    a cached prefix it can use all blocks but the last. It is written only for requests that may
-    draft with it when they are given their row; no other ever does before it is given another.
+    `kv_rule` is None for a proposer without KV in the draft pool. One with `needs_next_token` has
+    KV in the target's blocks, where a token's entry also depends on the next token: of a cached
+    prefix it can use all blocks but the last. It is written only for requests that may draft with
+    it when they get their row; whether they may is fixed until they get another.
     """
 
     name: str
     place: Place
     kv_rule: KvRule | None = None
-    looks_ahead: bool = False
-    max_depth: int | None = None  # the most it can draft, where its checkpoint has a limit
-    mark: str = "drafted"  # what a reader is told of a token it drafted
-    may_offer_less: bool = False  # than it is asked for, or nothing: it drafts what it finds
+    needs_next_token: bool = False
+    max_depth: int | None = None  # its checkpoint's limit, if it has one
+    mark: str = "drafted"  # how clients see a token it drafted
+    may_offer_less: bool = False  # than requested, or none: it drafts what it finds
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -53,9 +55,9 @@ class ProposerTraits:
         return self.kv_rule is not None
 
 
-def own_guesses_kept(drafted: int, accepted: int) -> int:
-    """The rule of a model that feeds itself what it guesses, all but its last guess: what the
-    target accepted of these stays."""
+def autoregressive_kv_rule(drafted: int, accepted: int) -> int:
+    """Of a model that feeds on its own draft tokens, all but the last: the accepted ones stay
+    valid."""
     if accepted < drafted:
         return accepted
     return drafted - 1 if drafted else 0

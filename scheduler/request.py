@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from outrider.scheduler.hazards import RowLuck
+from outrider.scheduler.acceptance import AcceptanceBias
 from outrider.scheduler.pool import ROOT, Node
 from outrider.scheduler.tenants import Tenant
-from outrider.scheduler.types import NOBODY, Apart, FinishReason, RequestSpec, RowInit, SampleId
+from outrider.scheduler.types import (
+    NO_PROPOSER,
+    Exclusive,
+    FinishReason,
+    RequestSpec,
+    RowInit,
+    SampleId,
+)
 
 NO_BLOCKS: tuple[int, ...] = ()
 
 
-class State(IntEnum):
+class RequestState(IntEnum):
     PARKED = 0  # waits for a sibling's prompt
     WAITING = 1
     RUNNING = 2
@@ -21,18 +28,18 @@ class State(IntEnum):
     FINISHED = 4
 
 
-class Holding:
-    """What a request holds in one pool: its block table and how much of it is computed.
+class BlockTable:
+    """A request's block table in one pool, and how much of it is computed.
 
-    `computed` counts applied tokens with KV; `planned` adds the most that plans under way compute.
+    `computed` counts applied tokens with KV; `planned` adds what plans in flight compute at most.
     """
 
     __slots__ = ("announced", "blocks", "computed", "node", "planned", "published")
 
     def __init__(self, root: Node) -> None:
-        """`root` is what its first block follows."""
+        """`root` is the parent of its first block."""
         self.blocks: list[int] = []
-        self.announced = 0  # blocks the workers know of
+        self.announced = 0  # blocks already sent to the workers
         self.computed = 0
         self.planned = 0
         self.published = 0  # tokens whose blocks were offered to the prefix cache
@@ -44,7 +51,7 @@ class Holding:
         self.published = self.computed = self.planned = len(blocks) * block_size
 
     def announce(self) -> tuple[int, tuple[int, ...]]:
-        """Where the workers' table goes on, and the blocks it goes on with."""
+        """The blocks not sent to the workers yet, and their index in the table."""
         start, size = self.announced, len(self.blocks)
         if start == size:
             return start, NO_BLOCKS
@@ -61,10 +68,10 @@ class Holding:
 
 class Request:
     """State of one sample of a request; `tokens` are prompt plus committed output. What every step
-    reads of its `spec` is held here as well."""
+    reads of its `spec` is copied here."""
 
     __slots__ = (
-        "apart",
+        "exclusive",
         "arrival_s",
         "behind",
         "deadline_s",
@@ -80,7 +87,7 @@ class Request:
         "is_draft_given_up",
         "is_watched",
         "key",
-        "luck",
+        "acceptance_bias",
         "max_len",
         "may_be_displaced",
         "missing_blocks",
@@ -116,7 +123,7 @@ class Request:
         prompt_logprobs_sent: int = 0,
     ) -> None:
         """`seed` is the sample's. `output_ids`, and the first `prompt_logprobs_sent`
-        log-probabilities of the prompt, are known to the reader of one that is resumed."""
+        log-probabilities of the prompt, are known to the client of a resumed request."""
         self.sample_id = sample_id
         self.spec = spec
         self.tokens = [*spec.prompt_ids, *output_ids]
@@ -125,60 +132,54 @@ class Request:
         self.max_len = spec.max_len
         self.arrival_s = arrival_s
         self.stop_ids = frozenset(spec.stop_ids)
-        self.key = (arrival_s, 0)  # the place in the queue, set when it is added
-        self.tenant = Tenant(spec.tenant)  # the one known by this name, set when it is added
-        self.may_be_displaced = False  # while it waits, by a tenant that has fewer waiting
+        self.key = (arrival_s, 0)  # its place in the queue, set when it is added
+        self.tenant = Tenant(spec.tenant)  # replaced by the scheduler's own when it is added
+        self.may_be_displaced = False  # while it waits, in favour of a tenant with fewer waiting
         self.deadline_s = deadline_s
-        self.is_watched = False  # by those who mind deadlines
+        self.is_watched = False  # by `Deadlines`
         self.allow_drafts(True)
         self.is_depth_fixed = spec.is_depth_fixed
-        self.apart = Apart.NEVER  # set when it is added
-        self.luck = RowLuck()  # what its drafts came to so far
+        self.exclusive = Exclusive.NEVER  # set when it is added
+        self.acceptance_bias = AcceptanceBias()  # how its drafts have done so far
         self.followers: list[Request] = []
-        self.state = State.WAITING
+        self.state = RequestState.WAITING
         self.num_preemptions = 0
         self.num_cached = 0
-        self.queued_s: float | None = None  # until it first got a row; None: it has not
+        self.queued_s: float | None = None  # until it first got a row; None: it never had one
         self.started_s = 0.0  # when it last got a row
-        self.missing_blocks = (0, 0)  # when it was last refused a row, and how much was cached then
+        self.missing_blocks = (0, 0)  # when admission last failed, and how much was cached then
         self.row = -1
         self.generation = 0
-        self.in_flight = 0  # plans under way that name it
-        self.drafts_in_flight = 0  # of these: those that use the draft's KV to draft
+        self.in_flight = 0  # plans in flight that name it
+        self.drafts_in_flight = 0  # of these: those that draft with the draft's KV
         self.draft_plans_in_flight = 0  # and those that use it at all
         self.is_draft_given_up = False  # for lack of memory, as long as it has its row
-        self.behind = 0  # see `most_behind`
+        self.behind = 0  # bound on tokens without draft KV while drafts are in flight
         self.in_prompt = True  # until the chunk with its last known token is planned
         self.prompt_logprobs_sent = prompt_logprobs_sent
-        self.root: Node = spec.cache_salt or ROOT  # what its first blocks follow
-        self.target = Holding(self.root)
-        self.draft = Holding(self.root)
+        self.root: Node = spec.cache_salt or ROOT  # parent of its first blocks
+        self.target = BlockTable(self.root)
+        self.draft = BlockTable(self.root)
         self.upper = len(self.tokens)  # length if every draft in flight is accepted
 
     def allow_drafts(self, is_allowed: bool) -> None:
-        """Whether it may draft as it wants to, as long as it has the row it is about to get."""
-        drafts = is_allowed and self.spec.depth > 0 and self.spec.proposer != NOBODY
-        self.proposer = self.spec.proposer if drafts else NOBODY
+        """Whether it may draft with its proposer; fixed while it has the row it is about to get."""
+        drafts = is_allowed and self.spec.depth > 0 and self.spec.proposer != NO_PROPOSER
+        self.proposer = self.spec.proposer if drafts else NO_PROPOSER
         self.depth = self.spec.depth if drafts else 0
 
     def start(self, row: int, generation: int) -> None:
-        self.state = State.RUNNING
+        self.state = RequestState.RUNNING
         self.row = row
         self.generation = generation
         self.in_prompt = True
         self.upper = len(self.tokens)
 
     @property
-    def most_behind(self) -> int:
-        """At most so many tokens are without draft KV once all plans in flight are back. After one
-        that drafts nobody knows where the draft stands, but how far behind it can be."""
-        return self.behind if self.drafts_in_flight else self.upper - self.draft.planned
-
-    @property
     def may_reuse_prefix(self) -> bool:
         """Prompt logprobs need the logits of every prompt token, so they ignore cached KV."""
-        wanted = self.spec.params.prompt_logprobs is not None
-        return not wanted or self.prompt_logprobs_sent >= self.prompt_len - 1
+        needs_logits = self.spec.params.prompt_logprobs is not None
+        return not needs_logits or self.prompt_logprobs_sent >= self.prompt_len - 1
 
     def until_end(self, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """The part of newly committed `tokens` that belongs to the text, and why it ends there."""
@@ -193,8 +194,8 @@ class Request:
         return tokens, None
 
     def forget_kv(self) -> None:
-        self.target = Holding(self.root)
-        self.draft = Holding(self.root)
+        self.target = BlockTable(self.root)
+        self.draft = BlockTable(self.root)
         self.is_draft_given_up = False
         self.row = -1
 

@@ -14,15 +14,15 @@ from operator import sub
 
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.control import SpeculationControl
-from outrider.scheduler.outcomes import Outcomes, SchedulerStats, num_fair, unsent
+from outrider.scheduler.outcomes import Outcomes, SchedulerStats, num_unbiased_drafts, unsent
 from outrider.scheduler.planner import Planner, SchedulerLimits, Step
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.proposers import ProposerTraits
-from outrider.scheduler.request import Request, State
-from outrider.scheduler.residents import Residents
+from outrider.scheduler.request import Request, RequestState
+from outrider.scheduler.running import RunningRequests
 from outrider.scheduler.tenants import Tenant, Tenants
 from outrider.scheduler.types import (
-    Apart,
+    Exclusive,
     FinishReason,
     RequestSpec,
     RequestUpdate,
@@ -37,7 +37,7 @@ from outrider.scheduler.waiting import Deadlines, WaitingQueue
 
 
 class _InFlight:
-    """A plan under way, the requests behind its rows, and the draft it was made for."""
+    """A plan in flight, the requests of its rows, and the draft it was made for."""
 
     __slots__ = ("draft_life", "plan", "requests", "step")
 
@@ -59,23 +59,23 @@ class Scheduler:
         proposers: Iterable[ProposerTraits] = (),
         control: SpeculationControl | None = None,
         epoch: int = 0,
-        apart: Callable[[RequestSpec], Apart] | None = None,
+        exclusive: Callable[[RequestSpec], Exclusive] | None = None,
     ) -> None:
-        """Requests may name any of `proposers`; `control` says how far they draft. `epoch`
-        tells this engine from those before it: workers drop all rows of a lower one. `apart`
-        says which requests the workers want in steps of their own."""
+        """Requests may name any of `proposers`; `control` chooses their depths. `epoch` identifies
+        this engine: workers drop all rows of a lower one. `exclusive` says when a request needs
+        exclusive steps."""
         self.limits = limits
         self.target_pool = target_pool
         self.draft_pool = draft_pool or BlockPool(0, target_pool.block_size, False)
         self.epoch = epoch
-        self._draft_life = 0  # counts drafts lost: what an earlier one computed is gone
-        self._next_draft_blocks: int | None = None  # of the draft that is to come, if others
+        self._draft_life = 0  # counts lost drafts: the KV of an earlier one is gone
+        self._next_draft_blocks: int | None = None  # of the next draft, if they differ
         self._step = 0
         self._arrivals = 0
         self._num_parked = 0
         self._requests: dict[SampleId, Request] = {}
         self._tenants = Tenants()
-        # A priority is worth a step's tokens to the tenant: urgent, but a bounded head start.
+        # One priority level is worth one step's tokens to the tenant: a bounded head start.
         self._waiting = WaitingQueue(limits.max_num_batched_tokens)
         self.num_displaced = 0
         self._deadlines = Deadlines()
@@ -83,20 +83,25 @@ class Scheduler:
         self._kv_rules = {
             each.name: each.kv_rule for each in self._proposers.values() if each.kv_rule is not None
         }
-        self._residents = Residents(
+        self._running_requests = RunningRequests(
             limits.max_num_seqs,
             self.target_pool,
             self.draft_pool,
             self._waiting,
             self._kv_rules.keys(),
-            {each.name for each in self._proposers.values() if each.looks_ahead},
+            {each.name for each in self._proposers.values() if each.needs_next_token},
         )
         self.control = control or SpeculationControl(seats=limits.max_num_seqs)
-        self.control.know(self._proposers.values())
+        self.control.add_proposers(self._proposers.values())
         self._planner = Planner(
-            limits, self._residents, self._waiting, self._proposers, self.control, self._tenants
+            limits,
+            self._running_requests,
+            self._waiting,
+            self._proposers,
+            self.control,
+            self._tenants,
         )
-        self._apart = apart
+        self._exclusive = exclusive
         self._in_flight: deque[_InFlight] = deque()
         self._outcomes = Outcomes()
 
@@ -108,12 +113,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Without a row, be it for lack of one or for a sibling's prompt."""
+        """Requests without a row, those waiting for a sibling's prompt included."""
         return len(self._waiting) + self._num_parked
 
     @property
     def num_queue_entries(self) -> int:
-        """What the queue holds in memory, requests included that were cancelled in it."""
+        """Entries of the queue in memory, cancelled requests included."""
         return self._waiting.num_entries
 
     @property
@@ -123,25 +128,25 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._residents.running)
+        return len(self._running_requests.running)
 
     @property
     def num_preemptions(self) -> int:
-        return self._residents.num_preemptions
+        return self._running_requests.num_preemptions
 
     @property
     def num_fairness_preemptions(self) -> int:
-        """Of the preemptions: for a tenant that had waited long without a row."""
+        """Preemptions for a tenant that had waited too long without a row."""
         return self._planner.num_fairness_preemptions
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Looked for in the cache when their requests were given rows."""
+        """Prompt tokens looked up in the prefix cache at admission."""
         return self._planner.num_prompt_tokens
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of these: found there."""
+        """Of these: cache hits."""
         return self._planner.num_cached_tokens
 
     @property
@@ -160,16 +165,16 @@ class Scheduler:
         is_resumed: bool = False,
     ) -> tuple[SampleId, ...]:
         """Queue a request. `after` names a sibling with the same prompt: this one waits until the
-        sibling's prompt is computed, then finds it in the prefix cache. One that is resumed was
-        let in before, and has a reader who waits for the rest: no limit turns it away.
+        sibling's prompt is computed, then finds it in the prefix cache. A resumed request was
+        accepted before: no limit rejects it.
 
-        Returns what was displaced: with `max_waiting` requests waiting, the tenant with most of
-        them loses its newest to one with at least two fewer. Displaced requests have ended, which
-        no update tells."""
+        Returns displaced requests: with `max_waiting` requests waiting, the tenant with most of
+        them loses its newest to a tenant with at least two fewer. Displaced requests have ended,
+        without an update."""
         if request.sample_id in self._requests:
             link, handle = request.sample_id
             raise OutriderError(f"handle {handle} of link {link} is in use; choose another.")
-        if len(request.tokens) >= request.max_len:  # resumed when all but its end had been told
+        if len(request.tokens) >= request.max_len:  # resumed with complete output
             self.stats.finished += 1
             self._outcomes.end(request.sample_id, FinishReason.LENGTH)
             return ()
@@ -182,20 +187,20 @@ class Scheduler:
                 raise CapacityError(self.full_message)
         request.tenant = self._tenants.enter(request.spec.tenant)
         request.tenant.num_waiting += 1
-        # A sample whose siblings run is not refused by itself.
+        # A sample is not displaced alone while its siblings run.
         request.may_be_displaced = after is None and not is_resumed
         self._arrivals += 1
         aged = request.spec.priority * self.limits.priority_aging_s + request.arrival_s
         request.key = (aged, self._arrivals)
         self._requests[request.sample_id] = request
-        if self._apart is not None:
-            request.apart = self._apart(request.spec)
-            self._planner.has_apart |= request.apart is not Apart.NEVER
-        self.control.arrive(request.arrival_s)
+        if self._exclusive is not None:
+            request.exclusive = self._exclusive(request.spec)
+            self._planner.has_exclusive |= request.exclusive is not Exclusive.NEVER
+        self.control.observe_arrival(request.arrival_s)
         self._deadlines.watch(request)
         sibling = self._requests.get(after) if after is not None else None
         if sibling is not None and sibling.in_prompt and self.target_pool.prefix_caching:
-            request.state = State.PARKED
+            request.state = RequestState.PARKED
             self._num_parked += 1
             sibling.followers.append(request)
         else:
@@ -204,13 +209,13 @@ class Scheduler:
 
     @property
     def full_message(self) -> str:
-        """What is said to requests that are refused or displaced for want of room to wait."""
+        """The error of requests that are rejected or displaced because the queue is full."""
         limit = self.limits.max_waiting
         return f"{limit} requests are waiting already (max_waiting); retry later."
 
     def _displace_for(self, name: str) -> tuple[SampleId, ...]:
-        """End the newest waiting request, with its siblings, of the tenant that has most of them,
-        if that has more than the one of this name will have."""
+        """End the newest waiting request, with its siblings, of the tenant with most waiting, if
+        that has more than the tenant of this name will have."""
         tenant, largest = self._tenants.active.get(name), self._tenants.largest_waiting()
         num_waiting = 0 if tenant is None else tenant.num_waiting
         if largest is None or num_waiting + 1 >= largest.num_waiting:
@@ -218,7 +223,10 @@ class Scheduler:
         newest = self._waiting.newest(largest)
         if newest is None:
             return ()
-        displaced = [newest, *(each for each in newest.followers if each.state is State.PARKED)]
+        displaced = [
+            newest,
+            *(each for each in newest.followers if each.state is RequestState.PARKED),
+        ]
         newest.followers = []
         for each in displaced:
             self._finish(each)
@@ -226,8 +234,8 @@ class Scheduler:
         return tuple(each.sample_id for each in displaced)
 
     def _may_overflow(self, name: str, limit: int) -> bool:
-        """Samples whose siblings run are not displaced. A tenant with little waiting is let in
-        beyond the limit then, by at most half of it for all of them together."""
+        """When nothing can be displaced (samples with running siblings cannot), a tenant with few
+        waiting may exceed the limit, all of them together by at most half of it."""
         tenant, num_others = self._tenants.active.get(name), len(self._tenants.active)
         if tenant is None:
             return bool(num_others) and limit // (2 * (num_others + 1)) > 0
@@ -250,35 +258,35 @@ class Scheduler:
             self._outcomes.end(sample_id, reason)
             self._finish(request)
 
-    # -- a draft that goes and comes back -----------------------------------------------------
+    # -- loss and return of the draft --------------------------------------------------------
 
     @property
     def has_draft(self) -> bool:
         return self._planner.has_draft
 
     def lose_draft(self) -> None:
-        """The draft model is gone with its KV: from the next plan on its rows decode plainly."""
+        """The draft model is lost with its KV: from the next plan on its rows decode plainly."""
         self._draft_life += 1
         self._planner.has_draft = False
-        self._residents.forget_draft()
+        self._running_requests.forget_draft()
 
     def regain_draft(self) -> tuple[RowInit, ...]:
-        """A draft model is back, with nothing computed; returns the rows it has to know. The next
-        plans prefill it like any other that is behind."""
+        """A draft model is back with an empty cache; returns the rows it needs. The next plans
+        prefill it like any draft that is behind."""
         num_blocks, self._next_draft_blocks = self._next_draft_blocks, None
         if num_blocks is not None:
             before = self.draft_pool
             self.draft_pool = BlockPool(num_blocks, before.block_size, before.prefix_caching)
-            self._residents.resize_draft(self.draft_pool)
+            self._running_requests.resize_draft(self.draft_pool)
         self._planner.has_draft = True
         return tuple(
             request.row_init()
-            for request in self._residents.running
+            for request in self._running_requests.running
             if request.proposer in self._kv_rules
         )
 
     def expect_draft(self, num_blocks: int) -> None:
-        """From any thread: the draft model that comes back next has so many blocks."""
+        """From any thread: the next draft model has `num_blocks` KV blocks."""
         self._next_draft_blocks = num_blocks
 
     def take_updates(self) -> list[RequestUpdate]:
@@ -303,13 +311,13 @@ class Scheduler:
             step=self._step,
             rows=tuple(step.rows),
             admitted=tuple(step.admitted),
-            released=tuple(self._residents.released_rows),
-            draft_released=tuple(self._residents.draft_released_rows),
+            released=tuple(self._running_requests.released_rows),
+            draft_released=tuple(self._running_requests.draft_released_rows),
             num_selected=step.num_selected,
             least_survival=step.least_survival,
         )
-        self._residents.released_rows.clear()
-        self._residents.draft_released_rows.clear()
+        self._running_requests.released_rows.clear()
+        self._running_requests.draft_released_rows.clear()
         assert step.record is not None
         if step.is_typical:
             self.control.records.append(step.record)
@@ -319,7 +327,7 @@ class Scheduler:
     # -- applying ---------------------------------------------------------------------------
 
     def apply(self, verdict: Verdict) -> None:
-        """Commit the oldest plan's outcome; read what it means with `take_updates`."""
+        """Commit the outcome of the oldest plan; `take_updates` returns its effects."""
         flight = self._in_flight[0] if self._in_flight else None
         if flight is None or (verdict.epoch, verdict.step) != (flight.plan.epoch, flight.plan.step):
             expected = flight and f"{flight.plan.epoch}/{flight.plan.step}"
@@ -329,9 +337,12 @@ class Scheduler:
             )
         self._in_flight.popleft()
         knows_draft = flight.draft_life == self._draft_life
-        fair = num_fair(flight.plan)
+        num_unbiased = num_unbiased_drafts(flight.plan)
         before = self.stats.tokens
-        finished, preempted = State.FINISHED, State.PREEMPTED  # looking up an enum member is slow
+        finished, preempted = (
+            RequestState.FINISHED,
+            RequestState.PREEMPTED,
+        )  # looking up an enum member is slow
         for request, row_plan, row in zip(
             flight.requests, flight.plan.rows, verdict.rows, strict=True
         ):
@@ -341,11 +352,11 @@ class Scheduler:
                 if row_plan.depth:
                     request.drafts_in_flight -= 1
             if request.state is finished:
-                self._residents.leave(request)
+                self._running_requests.leave(request)
                 continue
-            self._commit(request, row_plan, row, knows_draft, fair)
+            self._commit(request, row_plan, row, knows_draft, num_unbiased)
             if request.state is preempted:
-                self._residents.leave(request)
+                self._running_requests.leave(request)
         self._outcomes.count_rounds()
         num_read = sum(chunk for _, chunk in flight.step.prompts)
         self.stats.count_step(num_read + self.stats.committed_tokens - before[0])
@@ -353,59 +364,76 @@ class Scheduler:
 
     def _learn(self, flight: _InFlight, verdict: Verdict, before: tuple[int, int, int]) -> None:
         if verdict.agreements:
-            holders = {request.row: request for request in self._residents.running}
+            holders = {request.row: request for request in self._running_requests.running}
             for agreement in verdict.agreements:
                 request = holders.get(agreement.row)
                 if request is not None and request.generation == agreement.generation:
-                    self.control.see_agreement(request, agreement)
-                    self.stats.asked[request.proposer] += len(agreement.hits)
-                    self.stats.guessed[request.proposer] += sum(agreement.hits)
+                    self.control.observe_agreement(request, agreement)
+                    self.stats.checked[request.proposer] += len(agreement.hits)
+                    self.stats.agreed[request.proposer] += sum(agreement.hits)
         step = flight.step
-        self._planner.turns.end(step.is_apart, verdict.draft_s + verdict.verify_s)
+        self._planner.turns.end(step.is_exclusive, verdict.draft_s + verdict.verify_s)
         if step.record is None or not step.is_typical:
             return
         committed, verified, accepted = map(sub, self.stats.tokens, before)
-        self.control.see_step(step.record, verdict, committed, verified, accepted)
+        self.control.observe_step(step.record, verdict, committed, verified, accepted)
 
     def _commit(
-        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, fair: int
+        self, request: Request, plan: RowPlan, row: RowVerdict, knows_draft: bool, num_unbiased: int
     ) -> None:
-        """`fair`: see `num_fair`."""
-        _, generation, base_len, drafted, verified, num_accepted, new, _, told, is_broken = row
+        """`num_unbiased`: see `num_unbiased_drafts`."""
+        (
+            _,
+            generation,
+            base_len,
+            drafted,
+            verified,
+            num_accepted,
+            new,
+            _,
+            row_logprobs,
+            is_broken,
+        ) = row
         _, _, num_tokens, depth, _, samples, proposer, _, _, _, _, draft_tokens = plan
         if generation != request.generation or base_len != len(request.tokens):
             raise OutriderError(
                 f"{request.sample_id}: verdict for generation {generation} at "
                 f"{base_len}, expected {request.generation} at {len(request.tokens)}"
             )
-        prompt_logprobs = unsent(request, row) if told else told
-        # KV that is true now. The workers apply the same rules to the same numbers.
+        prompt_logprobs = unsent(request, row) if row_logprobs else row_logprobs
+        # KV that is valid now. The workers apply the same rules to the same numbers.
         if samples:
             request.target.computed = base_len + num_accepted
         else:
             request.target.computed += num_tokens
         if draft_tokens and request.is_draft_given_up:
-            self._residents.give_up_draft(request)  # what other plans still named
+            self._running_requests.give_up_draft(
+                request
+            )  # its last plan is back: free the draft blocks
         elif draft_tokens and knows_draft:
             draft = request.draft
-            if depth:  # it has caught up with the text, then drafted behind it
+            if depth:  # it caught up with the text, then drafted past it
                 kept = self._kv_rules[proposer](drafted, num_accepted)
                 draft.computed = draft.planned = base_len + kept
             else:
                 draft.computed += draft_tokens
         finish: FinishReason | None = None
         if new:
-            if request.proposer and fair:
-                self.control.see_row(request, min(verified, fair), min(num_accepted, fair))
+            if request.proposer and num_unbiased:
+                self.control.observe_round(
+                    request, min(verified, num_unbiased), min(num_accepted, num_unbiased)
+                )
             request.upper += len(new) - depth - 1
             new, finish = request.until_end(new[:-1] if is_broken else new)
             request.tokens += new
             request.tenant.service += len(new)
         if is_broken:
             finish = finish or FinishReason.ERROR
-            self.target_pool.withdraw(request.target.blocks)  # others would fail by them, too
+            self.target_pool.withdraw(
+                request.target.blocks
+            )  # a cache hit would fail other requests too
         else:
-            self._residents.publish(request)
+            self._running_requests.publish(request)
         if new or prompt_logprobs or finish is not None:
             self._outcomes.report(request, row, new, prompt_logprobs, finish)
         if finish is not None:
@@ -413,20 +441,20 @@ class Scheduler:
             return
         if new and request.followers:
             self._release_followers(request)
-        self._residents.return_lookahead(request)
+        self._running_requests.return_lookahead(request)
 
     def _finish(self, request: Request) -> None:
         del self._requests[request.sample_id]
         self.stats.finished += 1
         self.control.end(request)
         self._release_followers(request)
-        before, request.state = request.state, State.FINISHED
-        if before in (State.RUNNING, State.PREEMPTED):
-            self._residents.end(request, was_running=before is State.RUNNING)
-        elif before is State.WAITING:
+        before, request.state = request.state, RequestState.FINISHED
+        if before in (RequestState.RUNNING, RequestState.PREEMPTED):
+            self._running_requests.end(request, was_running=before is RequestState.RUNNING)
+        elif before is RequestState.WAITING:
             request.tenant.num_waiting -= 1
             self._waiting.forget(request)
-        elif before is State.PARKED:
+        elif before is RequestState.PARKED:
             request.tenant.num_waiting -= 1
             self._num_parked -= 1
         self._deadlines.forget(request)
@@ -434,32 +462,32 @@ class Scheduler:
 
     def _release_followers(self, request: Request) -> None:
         for follower in request.followers:
-            if follower.state is State.PARKED:
+            if follower.state is RequestState.PARKED:
                 self._num_parked -= 1
-                follower.state = State.WAITING
+                follower.state = RequestState.WAITING
                 self._waiting.push(follower)
         request.followers = []
 
     def check_integrity(self) -> None:
-        """Rows and blocks add up, and whoever a plan in flight names still holds them."""
-        self._residents.check_integrity()
+        """Rows and blocks add up, and requests of plans in flight still hold theirs."""
+        self._running_requests.check_integrity()
         self._check_tenants()
-        holders = {*self._residents.running, *self._residents.leaving}
+        holders = {*self._running_requests.running, *self._running_requests.leaving}
         for flight in self._in_flight:
             for request, row in zip(flight.requests, flight.plan.rows, strict=True):
                 assert request in holders, f"{request.sample_id} is in flight but holds nothing"
                 assert (request.row, request.generation) == (row.row, row.generation)
 
     def _check_tenants(self) -> None:
-        """What is counted of each tenant is what it has."""
+        """The counters of each tenant match its requests."""
         counts: dict[Tenant, list[int]] = {
             tenant: [0, 0, 0] for tenant in self._tenants.active.values()
         }
         for request in self._requests.values():
             count = counts[request.tenant]
             count[0] += 1
-            count[1] += request.state in (State.WAITING, State.PARKED)
-            count[2] += request.state is State.RUNNING
+            count[1] += request.state in (RequestState.WAITING, RequestState.PARKED)
+            count[2] += request.state is RequestState.RUNNING
         for tenant, count in counts.items():
             counted = [tenant.num_requests, tenant.num_waiting, tenant.num_running]
             assert count == counted, f"{tenant.name!r} has {count}, not {counted}"

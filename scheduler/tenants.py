@@ -1,18 +1,18 @@
-"""Who shares the scheduler: what each tenant was served, and what it holds.
+"""Tenants that share the scheduler: the service each has received and what it holds.
 
-Service is counted in tokens: those of prompts that were not cached, and those of outputs. It only
-grows. It is compared among tenants that wait, so a tenant that begins to wait is lifted to the
-level of those that do (`WaitingQueue`): nothing is saved up by asking for nothing.
+Service is counted in tokens: uncached prompt tokens and output tokens. It only grows. It is
+compared among waiting tenants, so a tenant that starts to wait is lifted to their level
+(`WaitingQueue`): an idle tenant saves up nothing.
 """
 
 from __future__ import annotations
 
-MOST_IDLE = 1024
+MAX_IDLE = 1024
 """Tenants without requests whose service is remembered; the one that left first is forgotten."""
 
 
 class Tenant:
-    """One of those who share the scheduler. Without keys there is only one."""
+    """One user of the scheduler. Without API keys there is only one."""
 
     __slots__ = ("name", "num_requests", "num_running", "num_waiting", "service", "without_row_s")
 
@@ -22,19 +22,19 @@ class Tenant:
         self.num_requests = 0  # unfinished, each sample counting
         self.num_waiting = 0  # of these: without a row, also for a sibling's prompt
         self.num_running = 0  # and with one
-        self.without_row_s = 0.0  # since when it waits and has no row
+        self.without_row_s = 0.0  # time since which it waits without a row
 
 
 class Tenants:
-    """Those with requests, and for a while those that had some."""
+    """Tenants with requests, and the last `max_idle` without."""
 
-    def __init__(self, most_idle: int = MOST_IDLE) -> None:
+    def __init__(self, max_idle: int = MAX_IDLE) -> None:
         self.active: dict[str, Tenant] = {}
         self._idle: dict[str, Tenant] = {}  # the first to leave comes first
-        self._most_idle = most_idle
+        self._max_idle = max_idle
 
     def __len__(self) -> int:
-        """That are remembered."""
+        """Remembered tenants, idle ones included."""
         return len(self.active) + len(self._idle)
 
     def enter(self, name: str) -> Tenant:
@@ -53,7 +53,7 @@ class Tenants:
             return
         del self.active[tenant.name]
         self._idle[tenant.name] = tenant
-        if len(self._idle) > self._most_idle:
+        if len(self._idle) > self._max_idle:
             del self._idle[next(iter(self._idle))]
 
     def largest_waiting(self) -> Tenant | None:

@@ -1,43 +1,43 @@
-"""Whose step is next, where some requests cannot share one with others.
+"""Whether the next step is exclusive or ordinary.
 
-What the recorded passes of a device cannot do for a request is done by other means, in steps that
-take several times as long. Such requests have these steps for themselves, as often as their share
-of the time allows: everybody gets the same time, not the same number of steps.
+A request that the captured passes of a device cannot serve runs uncaptured, in exclusive steps that
+take several times as long. They are scheduled by time, not by count: each request gets the same
+share of time.
 """
 
 from __future__ import annotations
 
 LEAST_SHARE = 0.03
-"""Of the time, whatever the number of those apart: so few of many others hardly notice, and even a
-single one goes on."""
-_LEAST_S = 1e-4  # of a step; workers may not measure
+"""Of the time, however few requests are exclusive: ordinary ones hardly notice, and a single
+exclusive request makes progress."""
+_LEAST_S = 1e-4  # of a step; workers may report no time
 
 
 class Turns:
-    """What those apart have taken beyond their share has to pass before they are next."""
+    """Exclusive steps wait until the time they took beyond their share has passed."""
 
     def __init__(self) -> None:
         self._debt_s = 0.0
         self._share = LEAST_SHARE
-        self._is_under_way = False  # a step of theirs, of unknown length
+        self._is_under_way = False  # an exclusive step, of unknown length
 
-    def is_apart_next(self, num_apart: int, num_others: int) -> bool:
-        if not num_apart:
+    def is_exclusive_next(self, num_exclusive: int, num_others: int) -> bool:
+        if not num_exclusive:
             return False
         if not num_others:
             self._share = 1.0
             return True
-        self._share = max(num_apart / (num_apart + num_others), LEAST_SHARE)
+        self._share = max(num_exclusive / (num_exclusive + num_others), LEAST_SHARE)
         return self._debt_s <= 0 and not self._is_under_way
 
-    def begin(self, is_apart: bool) -> None:
-        self._is_under_way |= is_apart
+    def begin(self, is_exclusive: bool) -> None:
+        self._is_under_way |= is_exclusive
 
-    def end(self, is_apart: bool, seconds: float) -> None:
-        """A step took so long."""
+    def end(self, is_exclusive: bool, seconds: float) -> None:
+        """A step took `seconds`."""
         seconds = max(seconds, _LEAST_S)
-        spent_s = seconds if is_apart else 0.0
-        # What is owed to them is no more than a step: nobody saves up turns.
+        spent_s = seconds if is_exclusive else 0.0
+        # Credit is at most one step: unused turns are not saved up.
         self._debt_s = max(self._debt_s + spent_s - self._share * seconds, -seconds)
-        if is_apart:
+        if is_exclusive:
             self._is_under_way = False

@@ -1,12 +1,10 @@
-"""Everything that crosses between the scheduler, those who ask it and the workers, and who owns
-the truth of it.
+"""Everything that crosses between the scheduler, its callers and the workers, and who owns it.
 
-A `RequestSpec` says what is asked for. It is made once and carried as it is, wherever the request
-goes; a `SampleId` tells its samples apart.
+A `RequestSpec` describes a request. It is made once and never changed; a `SampleId` identifies one
+of its samples.
 
-One step: a `StepPlan` goes out, a `Ticket` with a `Proposal` a row comes back from who drafts,
-both go to the target, and its `Outcome` becomes a `Verdict`. What happens to a draft meanwhile is
-told in `DraftEvent`s.
+One step: a `StepPlan` goes out, the draft returns a `Ticket` with a `Proposal` per row, both go to
+the target, and its `Outcome` becomes a `Verdict`. `DraftEvent`s report a lost or new draft.
 
 The scheduler owns blocks, rows and what has been *applied*. The target owns the committed text:
 only a verdict makes a token true. A proposer only guesses. Up to two plans may be in flight, so a
@@ -23,30 +21,30 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from outrider.added_fields import added
+from outrider.compat_fields import added_field
 from outrider.scheduler.params import SamplingParams
 
 NO_TOKEN = -1
-"""In place of a token where none can be chosen, as every score is NaN or infinite."""
-NOBODY = ""
-"""The proposer of a row that is not drafted for; such rows run no speculative code at all."""
+"""Stands for a token that cannot be chosen: its logits are all NaN or infinite."""
+NO_PROPOSER = ""
+"""The proposer of a row without drafts; such rows run no speculative code at all."""
 
 
 class SampleId(NamedTuple):
-    """One sample of one request in one engine, and no other before or after it."""
+    """Identifies a sample of a request; unique over the engine's life."""
 
-    link: int  # what it came over; `IN_PROCESS` if over none
-    handle: int  # given to it at the other end
+    link: int  # the connection it came over; `IN_PROCESS` without one
+    handle: int  # chosen by the other end
 
 
 IN_PROCESS = 0
 
-# Bounds of the tokens of a step, each the most that is counted below it; as vLLM has them.
+# Upper bounds of the histogram of tokens per step, as in vLLM.
 STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
-class Apart(IntEnum):
-    """When a request cannot share a step with others; the workers say so."""
+class Exclusive(IntEnum):
+    """When a request needs exclusive steps; the workers decide."""
 
     NEVER = 0
     PROMPT = 1  # until its prompt is computed
@@ -55,20 +53,20 @@ class Apart(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What a request asks to have computed, checked and with every default settled."""
+    """A validated request with every default filled in."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
-    seed: int  # of the request, 64 bits; that of a sample follows from it and the sample's index
+    seed: int  # of the request, 64 bits; a sample's seed derives from it and the sample's index
     max_len: int  # of prompt plus output
-    stop_ids: tuple[int, ...] = ()  # these end it
+    stop_ids: tuple[int, ...] = ()  # these end the request
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    proposer: str = NOBODY
+    proposer: str = NO_PROPOSER
     depth: int = 0
-    is_depth_fixed: bool = False  # draft so far whatever the policy says, not at most so far
+    is_depth_fixed: bool = False  # `depth` is exact whatever the policy says, not a maximum
     priority: int = 0  # lower runs sooner
-    cache_salt: str = added("")  # opaque: prompts share cached KV only under equal salts
-    tenant: str = added("")  # opaque: among tenants service is shared fairly
+    cache_salt: str = added_field("")  # opaque: prompts share cached KV only under equal salts
+    tenant: str = added_field("")  # opaque: tenants share service fairly
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class RowInit:
     `token_ids` are prompt plus output so far (a resumed or preempted request has output already;
     it is prefilled but stays output). `*_cached` tokens already have KV in the blocks of the first
     `RowPlan` of this row. `stop_ids` end the request; the sampler bans them before `min_tokens`.
-    Nobody but `proposer` ever drafts for it in this row.
+    Only `proposer` drafts for it in this row.
     """
 
     row: int
@@ -92,15 +90,15 @@ class RowInit:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     target_cached: int = 0
     draft_cached: int = 0
-    proposer: str = NOBODY
+    proposer: str = NO_PROPOSER
 
 
 class RowPlan(NamedTuple):
-    """One row's share of one pass. A tuple, because a step may hold a thousand of them.
+    """One row's share of one pass. A NamedTuple: a step may hold a thousand of them.
 
     A prompt row has `num_tokens` known tokens to process; it samples only if `samples`. A decode
-    row has `num_tokens == 1` (its last committed token) plus its drafts: its proposal reaches at
-    most `depth` tokens beyond the text, and at most `num_verified` of its tokens are verified.
+    row has `num_tokens == 1` (its last committed token) plus its drafts: its proposal has at most
+    `depth` tokens, of which at most `num_verified` are verified.
     Block lists extend the row's table from index `*_start` on (lookahead blocks returned after a
     rejection are overwritten, hence the index).
     """
@@ -111,16 +109,16 @@ class RowPlan(NamedTuple):
     depth: int
     num_verified: int
     samples: bool
-    proposer: str  # its name in the registry; `NOBODY` if depth is 0
+    proposer: str  # its name in the registry; `NO_PROPOSER` if depth is 0
     target_start: int
     target_blocks: tuple[int, ...]
     draft_start: int
     draft_blocks: tuple[int, ...]
-    draft_tokens: int  # at most so many known tokens are prefilled or caught up on by the draft
+    draft_tokens: int  # at most this many known tokens are prefilled or caught up on by the draft
 
     @property
     def pass_tokens(self) -> int:
-        """Its share of the target's pass."""
+        """The row's tokens in the target's pass."""
         return self.num_tokens + self.num_verified
 
 
@@ -133,13 +131,13 @@ class StepPlan:
     rows: tuple[RowPlan, ...]
     admitted: tuple[RowInit, ...] = ()
     released: tuple[int, ...] = ()  # rows whose state the workers may forget
-    draft_released: tuple[int, ...] = ()  # rows that go on, but whose KV of the draft is void
+    draft_released: tuple[int, ...] = ()  # rows that continue, but whose draft KV is void
     num_selected: int | None = None
-    """Verify only so many drafts in all: the likeliest of those drafted, each with all before it in
-    its row. None: every row's `num_verified`."""
+    """Verify only this many drafts in all: the likeliest, each with all before it in its row. None:
+    every row's `num_verified`."""
     least_survival: float = 0.0
-    """A draft that is right, with all before it, with less than this chance is the last of its
-    row."""
+    """A row's drafting ends with the first draft whose estimated acceptance probability, with all
+    before it, is below this."""
 
 
 class Proposal(NamedTuple):
@@ -147,8 +145,8 @@ class Proposal(NamedTuple):
 
     The target owns the text: a proposal whose generation or `base_len` is no longer that of the
     row is dropped. `q` are the distributions the tokens were sampled from, a tensor
-    [len(tokens), vocab]; None means the proposer was certain (or sampled with the shared noise,
-    which needs none).
+    [len(tokens), vocab]; None means the proposer was deterministic (or sampled with the shared
+    noise, which needs none).
     """
 
     generation: int
@@ -160,14 +158,14 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One round of proposals, by row; or, where they are made elsewhere, the `round` in which they
-    were announced, and the target comes by them itself."""
+    """One round of proposals, by row; or, if another process drafts, the `round` under which the
+    target receives them itself."""
 
     step: int
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     draft_s: float = 0.0
     round: int | None = None
-    agreements: tuple[Agreement, ...] = ()  # found out since the last ticket
+    agreements: tuple[Agreement, ...] = ()  # since the last ticket
 
     def drafts_for(self, row: int, generation: int, base_len: int) -> Proposal | None:
         found = self.proposals.get(row)
@@ -189,9 +187,8 @@ class RowVerdict(NamedTuple):
     """What the target commits for one row: accepted drafts, then one token of its own.
 
     `base_len` is the committed length before. `tokens` is empty for a prompt chunk that does not
-    sample. `num_drafted` is how far the proposal reached, `num_verified` how many of its tokens the
-    target looked at: either may be under what was planned, as a proposer may have had less to
-    offer.
+    sample. `num_drafted` is the proposal's length, `num_verified` how many of its tokens the target
+    verified: either may be less than planned, as a proposer may offer less.
     """
 
     row: int
@@ -203,13 +200,15 @@ class RowVerdict(NamedTuple):
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens this chunk predicts
-    is_broken: bool = False  # no token could be chosen: the last stands for none, and ends it all
+    is_broken: bool = (
+        False  # no token could be chosen: the last is `NO_TOKEN`, and the request ends
+    )
 
 
 class Agreement(NamedTuple):
-    """What a draft would have guessed of output it has caught up on: under shared noise a text does
-    not depend on its drafts, so this is what drafting there would have been worth. Prompt tokens
-    say nothing, nor do rows whose noise is not shared."""
+    """Whether a draft would have proposed the output it has caught up on: under shared noise a text
+    does not depend on its drafts, so this is the acceptance drafting would have had. Prompt tokens
+    are not counted, nor rows without shared noise."""
 
     row: int
     generation: int
@@ -232,13 +231,13 @@ class Verdict:
 
 
 class Outcome(Protocol):
-    """A verdict, or the promise of one that a device is still working on."""
+    """A verdict, or the future of one that a device is still computing."""
 
     def wait(self) -> Verdict: ...
 
 
 class PendingVerdict:
-    """The outcome of a step under way; `read` waits for it, and is called once."""
+    """The outcome of a step in flight; `read` waits for it, and is called once."""
 
     __slots__ = ("_read", "_verdict")
 
@@ -253,16 +252,16 @@ class PendingVerdict:
     def wait(self) -> Verdict:
         if self._read is not None:
             self._verdict = self._read()
-            self._read = None  # and with it the memory it was written to
+            self._read = None  # frees the buffer it holds
         assert self._verdict is not None
         return self._verdict
 
 
 class DraftEvent(StrEnum):
-    """What became of a draft model; told by who runs it, applied by the loop."""
+    """A change of the draft model, reported by its workers and applied by the loop."""
 
-    LOST = "lost"  # and its KV with it
-    JOINED = "joined"  # with nothing computed: it has to be told which rows there are
+    LOST = "lost"  # with its KV
+    JOINED = "joined"  # with an empty cache: it needs the current rows
 
 
 class FinishReason(StrEnum):
@@ -277,11 +276,11 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True)
 class RequestUpdate:
-    """What one `apply` (or a cancellation) means for one sample's reader."""
+    """What one `apply` (or a cancellation) changed for one sample."""
 
     sample_id: SampleId
     token_ids: tuple[int, ...] = ()
-    num_accepted: int = 0  # the first so many of token_ids were drafted
+    num_accepted: int = 0  # this many of the first token_ids were drafted
     num_drafted: int = 0
     num_verified: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -289,4 +288,4 @@ class RequestUpdate:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = field(default=0)
-    queued_s: float = 0.0  # that it waited for a row
+    queued_s: float = 0.0  # time it waited for a row

@@ -1,4 +1,4 @@
-"""Who is next, and whose time is up."""
+"""The waiting queue and deadlines."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from outrider.scheduler.request import Request, State
+from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.tenants import Tenant
 
 _Order: TypeAlias = tuple[float, ...]
 _Rank: TypeAlias = tuple[int, tuple[float, int]]
-_FEW = 16  # entries that are not worth clearing out
+_FEW = 16  # entries not worth compacting
 
 
 class _LazyHeap:
-    """Requests by an order that never changes. One that is not to come up any more stays until it
-    does, or until such entries are more than half of all: so taking one out is cheap, and memory
-    follows what is really there."""
+    """Requests by an order that never changes. A removed entry stays until it is popped, or until
+    stale entries are more than half of all: removal is cheap, and memory stays proportional to the
+    live entries."""
 
-    __slots__ = ("_heap", "_is_wanted", "_num_stale")
+    __slots__ = ("_heap", "_is_live", "_num_stale")
 
-    def __init__(self, is_wanted: Callable[[Request], bool]) -> None:
+    def __init__(self, is_live: Callable[[Request], bool]) -> None:
         self._heap: list[tuple[_Order, Request]] = []
-        self._is_wanted = is_wanted
+        self._is_live = is_live
         self._num_stale = 0
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_stale
 
     def __iter__(self) -> Iterator[Request]:
-        return (request for _, request in self._heap if self._is_wanted(request))
+        return (request for _, request in self._heap if self._is_live(request))
 
     @property
     def num_entries(self) -> int:
-        """With those that are not to come up any more."""
+        """Stale ones included."""
         return len(self._heap)
 
     def push(self, order: _Order, request: Request) -> None:
         heapq.heappush(self._heap, (order, request))
 
     def forget_one(self) -> None:
-        """A request in the heap is not wanted any more."""
+        """A request in the heap has become stale."""
         self._num_stale += 1
         if self._num_stale > len(self._heap) // 2 and len(self._heap) > _FEW:
-            self._heap = [entry for entry in self._heap if self._is_wanted(entry[1])]
+            self._heap = [entry for entry in self._heap if self._is_live(entry[1])]
             heapq.heapify(self._heap)
             self._num_stale = 0
 
     def peek(self) -> tuple[_Order, Request] | None:
-        while self._heap and not self._is_wanted(self._heap[0][1]):
+        while self._heap and not self._is_live(self._heap[0][1]):
             heapq.heappop(self._heap)
             self._num_stale -= 1
         return self._heap[0] if self._heap else None
@@ -61,14 +61,14 @@ class _LazyHeap:
 class WaitingQueue:
     """Fair among tenants, and by `priority * aging_s + arrival` among the requests of one.
 
-    The next request is the first of the tenant that was served least, where a priority is worth
+    The next request is the first of the tenant with the least service, where a priority is worth
     `priority_tokens` of service: it puts a tenant ahead of others once, by a bounded amount, so
-    none starves. Within a tenant it is the longest wait first within a priority. Across priorities
-    a request gains one level for every `aging_s` it waits; and the key never changes, so a heap
-    will do.
+    none starves. Within a tenant it is first come, first served within a priority. Across
+    priorities a request gains one level for every `aging_s` it waits; the key never changes, so a
+    heap will do.
 
-    The heap of tenants is put in order only where it is looked at: service grows with every step,
-    which moves a tenant back, and what moves one forward adds an entry.
+    The heap of tenants is reordered lazily, at its top: service grows with every step, which moves
+    a tenant back, and what moves one forward adds an entry.
     """
 
     def __init__(self, priority_tokens: int = 0) -> None:
@@ -85,7 +85,7 @@ class WaitingQueue:
 
     @property
     def num_entries(self) -> int:
-        """With those that are not to come up any more."""
+        """Stale ones included."""
         return sum(heap.num_entries for heap in self._heaps.values())
 
     @property
@@ -127,30 +127,30 @@ class WaitingQueue:
         return None
 
     def pop(self, first: Request) -> None:
-        """Take what `peek` has shown, which may have its row already."""
+        """Remove the request that `peek` returned, which may have its row already."""
         popped = self._heaps[first.tenant].pop()
         assert popped is first
         self._num_waiting -= 1
         self._settle(first.tenant)
 
     def newest(self, tenant: Tenant) -> Request | None:
-        """The request of a tenant that came last, of those that may be displaced."""
+        """The tenant's latest request that may be displaced."""
         heap = self._heaps.get(tenant)
         found = () if heap is None else (each for each in heap if each.may_be_displaced)
         return max(found, key=lambda each: each.key[1], default=None)
 
     def _lift(self, tenant: Tenant) -> None:
-        """It begins to wait: what it did not ask for before is not owed to it."""
+        """The tenant begins to wait: unused service is not owed to it."""
         first = self.peek()
         if first is not None:
-            # Not above its standing, or its priority would count anew for each that begins to wait.
+            # Not above its standing, or its priority would count again for each new waiter.
             level = min(first.tenant.service, self.standing(first))
         else:
             level = 0 if self._last is None else self._last.service
         tenant.service = max(tenant.service, level)
 
     def _settle(self, tenant: Tenant) -> None:
-        """One of its requests is gone."""
+        """One of the tenant's requests left the queue."""
         if self._heaps[tenant]:
             self._rank(tenant)
             return
@@ -158,7 +158,7 @@ class WaitingQueue:
         self._last = tenant
 
     def _rank(self, tenant: Tenant) -> None:
-        """Its first request may have changed: see that it comes up no later than it should."""
+        """Push the tenant's rank if it improved: its first request may have changed."""
         first = self._heaps[tenant].peek()
         assert first is not None
         rank, known = (self.standing(first[1]), first[1].key), self._rank_of.get(tenant)
@@ -171,19 +171,19 @@ class WaitingQueue:
             heapq.heapify(self._ranks)
 
     def standing(self, request: Request) -> int:
-        """What its tenant was served, by the priority of the request; the least comes first."""
+        """Its tenant's service, shifted by the request's priority; the least comes first."""
         return request.tenant.service + request.spec.priority * self._priority_tokens
 
 
 def _is_waiting(request: Request) -> bool:
-    return request.state is State.WAITING
+    return request.state is RequestState.WAITING
 
 
 class Deadlines:
     """Requests with a time limit, nearest first."""
 
     def __init__(self) -> None:
-        self._heap = _LazyHeap(lambda request: request.state is not State.FINISHED)
+        self._heap = _LazyHeap(lambda request: request.state is not RequestState.FINISHED)
 
     @property
     def num_entries(self) -> int:

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.load.records import (
+from outrider.loadtest.records import (
     CountedBy,
-    Outcome,
-    Phase,
+    RequestOutcome,
     RequestRecord,
-    Speculated,
+    RequestSpeculation,
+    ShiftPhase,
     write_records,
 )
-from outrider.bench.load.runs import (
+from outrider.loadtest.runs import (
     ArmFacts,
     CellFacts,
-    Run,
     RunFacts,
-    Sample,
+    RunFolder,
+    ServerSample,
     ShiftRecord,
     append,
 )
@@ -63,10 +63,10 @@ class MadeRun:
     keeps_answers: bool = False
 
 
-def make_run(folder: Path, made: MadeRun | None = None) -> Run:
+def make_run(folder: Path, made: MadeRun | None = None) -> RunFolder:
     """Write a run's files below `folder`."""
     made = made or MadeRun()
-    run = Run(folder)
+    run = RunFolder(folder)
     run.write_facts(_facts(made))
     run.requests_path.touch()
     chance = random.Random(made.seed)
@@ -152,7 +152,7 @@ def _requests(
         at_s += arrivals.expovariate(max(cell.value, 0.5))
         if at_s >= shift.measured_to_s:
             return found
-        phase = Phase.MEASURED if at_s >= shift.measured_from_s else Phase.WARM_UP
+        phase = ShiftPhase.MEASURED if at_s >= shift.measured_from_s else ShiftPhase.WARM_UP
         number = len(found)
         category = list(CATEGORIES)[number % len(CATEGORIES)]
         record = RequestRecord(
@@ -181,7 +181,7 @@ def _answer(
         return
     # Drafts are nearly free while the server is idle, and cost their share once it is full.
     round_s = arm.step_s * (1 + pressure) * (1 + arm.depth * (0.06 + 0.22 * pressure**2))
-    told = Speculated(rounds_by_accepted=[0] * (arm.depth + 1))
+    told = RequestSpeculation(rounds_by_accepted=[0] * (arm.depth + 1))
     left = made.output_tokens
     while left > 0:
         accepted = 0
@@ -196,7 +196,7 @@ def _answer(
         left -= accepted + 1
         now_s += round_s * chance.lognormvariate(0, 0.1)
     record.end_s = record.sent_s + record.update_s[-1] + 0.001
-    record.outcome = Outcome.OK
+    record.outcome = RequestOutcome.OK
     record.output_tokens = sum(record.update_tokens)
     record.counted_by = made.counted_by
     record.finish = "length"
@@ -207,14 +207,14 @@ def _answer(
 
 def _samples(
     arm: MadeArm, shift: ShiftRecord, records: list[RequestRecord], chance: random.Random
-) -> list[Sample]:
+) -> list[ServerSample]:
     found = []
     for second in range(int(shift.end_s - shift.start_s)):
         at_s = shift.start_s + second
         ended = [each for each in records if each.end_s <= at_s]
         told = [each.speculated for each in ended if each.speculated]
         found.append(
-            Sample(
+            ServerSample(
                 at_s=at_s,
                 server="outrider",
                 arm=arm.name,

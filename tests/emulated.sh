@@ -15,7 +15,7 @@ folder=$PWD/build/$machine
 root=$folder/root site=$folder/site libraries=$folder/root/usr/lib/$machine-linux-gnu
 tests=("$@")
 if [ $# = 0 ]; then
-    for name in stored best linear recording softmax pointwise attention noise; do
+    for name in stored best linear capture softmax pointwise attention noise; do
         tests+=("tests/unit/kernels/test_$name.py")
     done
     tests+=(tests/unit/workers/test_guessing.py tests/unit/workers/test_scoring.py)
@@ -75,7 +75,7 @@ if [ ! -e "$site/.unpacked" ]; then
 fi
 
 # The bundled weights are the same for every machine.
-weights=$(.venv/bin/python -c "from outrider.workers.weights.resolve import resolve_source as r; print(r('smollm2-135m-instruct').parent)")
+weights=$(.venv/bin/python -c "from outrider.checkpoints.resolve import resolve_source as r; print(r('smollm2-135m-instruct').parent)")
 ln -sfn "$weights" "$site/$(basename "$weights")"
 
 # Compiling is this machine's, for that one.

@@ -24,10 +24,10 @@ from unittest import mock
 
 from outrider.client import Client
 from outrider.config import EngineConfig, ServerConfig
-from outrider.engine.held import HeldRequests
-from outrider.engine.speculation import SpeculationDesk
-from outrider.gateway.engine_link import EngineLink
-from outrider.gateway.front import Front
+from outrider.engine.resumable_requests import ResumableRequests
+from outrider.engine.speculation import SpeculationService
+from outrider.gateway.frontend import Frontend
+from outrider.gateway.routing.engine_link import EngineLink
 from outrider.kernels.seeds import sample_seed
 from outrider.links.address import listen
 from outrider.links.channel import Channel, wait_any
@@ -36,19 +36,19 @@ from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
     Attach,
-    Attached,
+    AttachResult,
     Cancel,
+    Detach,
     EngineCounters,
     EngineFacts,
     EngineStatus,
     ExplainSpeculation,
-    LetGo,
     ProcessState,
     RankStatus,
-    Refused,
     SetSpeculation,
     StatusQuery,
     Submit,
+    SubmitRefused,
     SubmittedSample,
     Updates,
 )
@@ -99,12 +99,12 @@ def fake_facts(**options: Any) -> EngineFacts:
     )
 
 
-def fake_desk() -> SpeculationDesk:
+def fake_desk() -> SpeculationService:
     """Of an engine that has not stepped yet."""
     scheduler: Any = SimpleNamespace(
         control=SpeculationControl(), stats=SchedulerStats(), num_running=0
     )
-    return SpeculationDesk(scheduler, depth=3)
+    return SpeculationService(scheduler, depth=3)
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class FakeEngine:
     deaths: list[int] = field(default_factory=list)
     down_s: float = 0.02
     loses_last_step: bool = False
-    refuse: Callable[[Submit], Refused | None] = lambda submit: None
+    refuse: Callable[[Submit], SubmitRefused | None] = lambda submit: None
     is_paused: bool = False
     answers_status: bool = True
     ranks: tuple[RankStatus, ...] = RANKS
@@ -142,7 +142,7 @@ class FakeEngine:
     max_resumable: int = 100
     counters: EngineCounters = EngineCounters()  # as its status has them
 
-    speculation: SpeculationDesk = field(default_factory=fake_desk)  # of this life
+    speculation: SpeculationService = field(default_factory=fake_desk)  # of this life
     speculation_links: set[int] = field(default_factory=set)  # that have set it, in this life
     submitted: list[Submit] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ class FakeEngine:
     _dying: threading.Event = field(default_factory=threading.Event)
     _listening: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _held: HeldRequests = field(init=False)
+    _held: ResumableRequests = field(init=False)
 
     def __post_init__(self) -> None:
         self._held = self._new_held()
@@ -188,9 +188,9 @@ class FakeEngine:
         return {sample_id.handle for sample_id in list(self._samples)}
 
     @property
-    def num_alone(self) -> int:
+    def num_detached(self) -> int:
         """Requests that go on without a reader."""
-        return self._held.num_alone
+        return self._held.num_detached
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -212,11 +212,11 @@ class FakeEngine:
             self._samples.clear()
             self._stopping.wait(self.down_s)
 
-    def _new_held(self) -> HeldRequests:
+    def _new_held(self) -> ResumableRequests:
         def cancel(own: SampleId) -> None:
             self._samples.pop(own, None)
 
-        return HeldRequests(self.resume_window_s, self.max_resumable, cancel)
+        return ResumableRequests(self.resume_window_s, self.max_resumable, cancel)
 
     def _turn(self, listener: socket.socket) -> None:
         with suppress(BlockingIOError):
@@ -242,7 +242,7 @@ class FakeEngine:
         for sample_id, running in list(self._samples.items()):
             if sample_id.link == link and not running.resume_id:
                 del self._samples[sample_id]
-        self._held.part_with(link, time.monotonic())
+        self._held.detach_link(link, time.monotonic())
 
     def _answer(self, link: int, message: object) -> None:
         channel = self._links[link]
@@ -261,8 +261,8 @@ class FakeEngine:
             case Cancel(handle=handle):
                 self.cancelled.append(handle)
                 self._held.cancel(SampleId(link, handle))
-            case LetGo(handles=handles):
-                self._held.let_go([SampleId(link, each) for each in handles], time.monotonic())
+            case Detach(handles=handles):
+                self._held.detach([SampleId(link, each) for each in handles], time.monotonic())
             case Attach() as attach:
                 self._attach(link, attach)
             case StatusQuery(query=query) if self.answers_status:
@@ -276,8 +276,10 @@ class FakeEngine:
     def _attach(self, link: int, attach: Attach) -> None:
         found = self._held.attach(attach.resume_id, link, attach.samples)
         self.attached.append((attach, found.is_held))
-        over = [RequestUpdate(each, finish_reason=FinishReason.CANCELLED) for each in found.left]
-        self._links[link].send(Attached(attach.query, found.is_held))
+        over = [
+            RequestUpdate(each, finish_reason=FinishReason.CANCELLED) for each in found.replaced
+        ]
+        self._links[link].send(AttachResult(attach.query, found.is_held))
         self._tell([*over, *found.updates])
 
     def _started(self, link: int, submit: Submit, sample: SubmittedSample) -> _Running:
@@ -389,7 +391,7 @@ def running_server(
     secret: str = SECRET,
     resubmit_timeout_s: float | None = None,
     **options: Any,
-) -> Iterator[Front]:
+) -> Iterator[Frontend]:
     """A real gateway in a thread of its own, on free ports, before whatever has an `address`, or
     before several, which are replicas "0", "1" and so on; `options` are those of `ServerConfig`."""
     engines = engine if isinstance(engine, list) else [engine]
@@ -400,9 +402,9 @@ def running_server(
     def call(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
-    async def build() -> Front:
+    async def build() -> Frontend:
         config = ServerConfig(port=0, grpc_port=0, **options)
-        front = Front(secret, config, resubmit_timeout_s=resubmit_timeout_s)
+        front = Frontend(secret, config, resubmit_timeout_s=resubmit_timeout_s)
         await front.start()
         await front.gateway.replicas.publish("", places_of(engines))
         return front
@@ -423,14 +425,14 @@ def places_of(
     return [ReplicaPlace(str(i), (each.address,), state) for i, each in enumerate(engines)]
 
 
-def in_loop(server: Front, coroutine: Coroutine[Any, Any, T]) -> T:
+def in_loop(server: Frontend, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run it where a running server's gateway runs."""
     watching = server.gateway._watching
     assert watching is not None
     return asyncio.run_coroutine_threadsafe(coroutine, watching.get_loop()).result(60)
 
 
-def only_link(server: Front) -> EngineLink:
+def only_link(server: Frontend) -> EngineLink:
     """To the one engine a server has."""
     (replica,) = server.gateway.replicas
     return replica.link
@@ -441,7 +443,7 @@ class FakeService:
     """An engine, the server before it and a client of that."""
 
     engine: FakeEngine
-    server: Front
+    server: Frontend
     client: Client
 
 
@@ -453,7 +455,7 @@ def fake_service(
     engine = FakeEngine(f"unix:{folder}/engine.sock", **engine_options).start()
     try:
         with (
-            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
+            mock.patch("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source),
             running_server(engine, **(server or {})) as running,
             Client(running.grpc_address) as client,
         ):

@@ -17,7 +17,7 @@ from fake_engine import SECRET, FakeEngine, fake_facts
 
 from outrider.cluster.events import Event
 from outrider.cluster.fleet import Fleet
-from outrider.cluster.fleet_desk import Answers
+from outrider.cluster.fleet_registry import FleetHandlers
 from outrider.config import EngineConfig, ServerConfig
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.cluster_view import ClusterView
@@ -74,10 +74,10 @@ def running_fleet(folder: Path, size: int, **server: Any) -> Iterator[RunningFle
         settings["log_level"] = "error"
 
         async def begin() -> tuple[Fleet, asyncio.Task[None]]:
-            answers = Answers(view, orders.append, orders.append)
+            answers = FleetHandlers(view, orders.append, orders.append)
             fleet = Fleet(size, settings, SECRET, answers, events.append)
-            fleet.desk.publish((ReplicaPlace("0", (engine.address,), ReplicaState.SERVING),))
-            return fleet, asyncio.create_task(fleet.keep())
+            fleet.registry.publish((ReplicaPlace("0", (engine.address,), ReplicaState.SERVING),))
+            return fleet, asyncio.create_task(fleet.run())
 
         async def end() -> None:
             await fleet.stop(0.0)

@@ -14,16 +14,16 @@ from fake_engine import MODEL, SECRET, fake_tokenizer_source, running_server
 
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
-from outrider.engine.doorway import Doorway
 from outrider.engine.service import EngineService
-from outrider.gateway.front import Front
-from outrider.gateway.keys_file import key_digest
+from outrider.gateway.auth.keys_file import key_digest
+from outrider.gateway.frontend import Frontend
+from outrider.links.listener import Listener
 
 
 @contextmanager
 def server_with_keys(
     folder: Path, fields: Mapping[str, str], settings: Mapping[str, Any]
-) -> Iterator[Front]:
+) -> Iterator[Frontend]:
     """`fields` are those of each key, as YAML, by its name, which is the key itself as well."""
     keys = folder / "keys.yaml"
     entries = (
@@ -32,15 +32,15 @@ def server_with_keys(
     )
     keys.write_text("keys:\n" + "".join(entries))
     usual = {"target.model": MODEL, "target.max_model_len": 256, "cache.kv_cache_gb": 0.05}
-    doorway = Doorway([f"unix:{folder}/engine.sock"], SECRET, {})
+    listener = Listener([f"unix:{folder}/engine.sock"], SECRET, {})
     engine = build_engine(EngineConfig.from_settings(usual | dict(settings)))
-    service = EngineService(engine, doorway)
+    service = EngineService(engine, listener)
     stepping = threading.Thread(target=service.run)
     stepping.start()
     try:
-        place: Any = SimpleNamespace(address=doorway.addresses[0])
+        place: Any = SimpleNamespace(address=listener.addresses[0])
         with (
-            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
+            mock.patch("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source),
             running_server(place, api_keys_file=str(keys)) as front,
         ):
             yield front
@@ -48,5 +48,5 @@ def server_with_keys(
         service.stop()
         stepping.join(60)
         service.close()
-        doorway.close()
+        listener.close()
         engine.close()

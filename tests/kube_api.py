@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from outrider.cluster.kube import Kube
-from outrider.cluster.kube_rollout import Plan, roll_out
+from outrider.cluster.deploy.kube import Kube
+from outrider.cluster.deploy.kube_rollout import RolloutPlan, roll_out
 from outrider.errors import OutriderError
 
 # By version: names in paths, and kinds.
@@ -384,7 +384,7 @@ def run_upgrade(
     [volume] = [each for each in template["volumes"] if "configMap" in each]
     data = api.objects["ConfigMap", volume["configMap"]["name"]]["data"]
     settings, *items = yaml.load_all(data[path.rpartition("/")[2]], Loader=_LOADER)
-    plan = Plan.of(settings, items)
+    plan = RolloutPlan.of(settings, items)
     if settle_s is not None:
         plan = dataclasses.replace(plan, settle_s=settle_s)
     kube = Kube(url, plan.namespace)

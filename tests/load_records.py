@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.load.records import (
+from outrider.loadtest.records import (
     CountedBy,
-    Outcome,
-    Phase,
+    RequestOutcome,
     RequestRecord,
-    Speculated,
+    RequestSpeculation,
+    ShiftPhase,
     write_records,
 )
-from outrider.bench.load.runs import ArmFacts, CellFacts, Run, RunFacts, ShiftRecord, append
+from outrider.loadtest.runs import ArmFacts, CellFacts, RunFacts, RunFolder, ShiftRecord, append
 
 
 def answered(
@@ -31,10 +31,10 @@ def answered(
     """A measured request that ended well with its last update."""
     sent_s = intended_s + lag_s
     given: dict[str, Any] = {
-        "phase": Phase.MEASURED,
+        "phase": ShiftPhase.MEASURED,
         "category": "text",
         "end_s": sent_s + (update_s[-1] if update_s else 0.0),
-        "outcome": Outcome.OK,
+        "outcome": RequestOutcome.OK,
         "output_tokens": sum(update_tokens),
         "counted_by": CountedBy.IDS,
         "update_s": list(update_s),
@@ -53,7 +53,7 @@ def answered(
 
 def failed(kind: str | None, **more: Any) -> RequestRecord:
     """A measured request that failed so; None: that timed out."""
-    outcome = Outcome.TIMEOUT if kind is None else Outcome.ERROR
+    outcome = RequestOutcome.TIMEOUT if kind is None else RequestOutcome.ERROR
     return answered(update_s=(), update_tokens=(), **{"outcome": outcome, "error": kind, **more})
 
 
@@ -68,9 +68,9 @@ def write_run(
     records: list[RequestRecord],
     shifts: list[ShiftRecord],
     **more: Any,
-) -> Run:
+) -> RunFolder:
     """With the arms and loads that the records name."""
-    run = Run(folder)
+    run = RunFolder(folder)
     arms = [ArmFacts(name, name, f"http://{name}") for name in {r.arm: 0 for r in records}]
     cells = []
     for name in {record.cell: 0 for record in records}:
@@ -84,8 +84,8 @@ def write_run(
     return run
 
 
-def speculated(*rounds_by_accepted: int, depth: int) -> Speculated:
+def speculated(*rounds_by_accepted: int, depth: int) -> RequestSpeculation:
     """Rounds that all drafted `depth` tokens."""
     rounds = sum(rounds_by_accepted)
     accepted = sum(index * num for index, num in enumerate(rounds_by_accepted))
-    return Speculated(rounds, rounds * depth, accepted, list(rounds_by_accepted))
+    return RequestSpeculation(rounds, rounds * depth, accepted, list(rounds_by_accepted))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from rank_threads import ThreadGroup, make_groups, same_on_all
 
+from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine
 from outrider.engine.engine import Engine
@@ -26,12 +27,12 @@ from outrider.scheduler.types import Proposal, StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.proposers.base import DRAFT, NGRAM, Proposer, Proposers
+from outrider.workers.proposers.base import Proposer, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.proposers.ngram import NgramProposer
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
-from outrider.workers.target import TargetWorker
+from outrider.workers.target import LocalTarget
 from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.loader import load_model
 
@@ -100,7 +101,7 @@ def lockstep_engine(
         return Runner(decoder, kv, rows, max_model_len, spec.vocab_size, group)
 
     targets = LockstepTarget(
-        lambda group, table: TargetWorker(table, runner(target, group), ops, "shared"),
+        lambda group, table: LocalTarget(table, runner(target, group), ops, "shared"),
         target_size,
         rows,
     )

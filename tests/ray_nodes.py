@@ -18,9 +18,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from outrider.cluster.events import Event
-from outrider.cluster.placement import Placed, needs_of, place, release, settle_devices
-from outrider.cluster.replica import Replica
-from outrider.cluster.spares import Spares
+from outrider.cluster.ray.placement import RolePlacement, needs_of, place, release, settle_devices
+from outrider.cluster.ray.replica import ReplicaProcesses
+from outrider.cluster.ray.spares import Spares
 from outrider.config import EngineConfig
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -116,16 +116,18 @@ class Kept:
     """A replica, started anew whenever it is lost."""
 
     config: EngineConfig
-    placed: Mapping[str, Placed]
-    spares: Spares = field(default_factory=lambda: Spares(are_wanted=False))
+    placed: Mapping[str, RolePlacement]
+    spares: Spares = field(default_factory=lambda: Spares(enabled=False))
     events: list[Event] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)  # why it was lost
-    replica: Replica | None = None
+    replica: ReplicaProcesses | None = None
     num_lives: int = 0
 
     async def keep(self) -> None:
         while True:
-            replica = Replica(self.config, SECRET, self.placed, self.spares, self.events.append)
+            replica = ReplicaProcesses(
+                self.config, SECRET, self.placed, self.spares, self.events.append
+            )
             try:
                 await replica.start()
                 self.num_lives, self.replica = self.num_lives + 1, replica
@@ -139,7 +141,7 @@ class Kept:
                 await replica.end()
             await asyncio.sleep(0.5)
 
-    async def ready(self) -> Replica:
+    async def ready(self) -> ReplicaProcesses:
         while self.replica is None:
             await asyncio.sleep(0.05)
         return self.replica

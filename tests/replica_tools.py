@@ -1,4 +1,4 @@
-"""Replicas without processes: rooms that count, lives that are started and lost when told to."""
+"""Replicas without processes: a backend that counts, handles that start and are lost on command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from outrider.cluster.errors import ClusterError, PlacementError
-from outrider.cluster.events import Event, Kind, Say
+from outrider.cluster.events import Event, EventKind, Say
 from outrider.cluster.replica_set import ReplicaSet
 from outrider.config import EngineConfig
 from outrider.links.cluster_view import ProcessView
@@ -16,10 +16,10 @@ from outrider.links.cluster_view import ProcessView
 TIMEOUT_S = 60.0
 
 
-class FakeLife:
+class FakeReplica:
     """Serves from its start on, until `lose`."""
 
-    def __init__(self, rooms: FakeRooms, config: EngineConfig, number: int, say: Say) -> None:
+    def __init__(self, backend: FakeBackend, config: EngineConfig, number: int, say: Say) -> None:
         self.config = config
         self.say = say
         self.number = number
@@ -27,7 +27,7 @@ class FakeLife:
         self.draft_restarts = 0
         self.is_over = False
         self.drafts: list[str | None] = []  # that it was given while it ran
-        self._rooms = rooms
+        self._backend = backend
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
@@ -49,14 +49,14 @@ class FakeLife:
         ]
 
     async def start(self) -> None:
-        self.say(Event(Kind.STAGE, f"life {self.number} starts"))
-        await self._rooms.may_start.wait()
-        reason = self._rooms.refuse(self.config)
+        self.say(Event(EventKind.STAGE, f"life {self.number} starts"))
+        await self._backend.may_start.wait()
+        reason = self._backend.refuse(self.config)
         if reason:
             raise ClusterError(reason)
 
     async def probe(self, timeout_s: float) -> None:
-        reason = self._rooms.mute.get(self.config.draft.model or "")
+        reason = self._backend.mute.get(self.config.draft.model or "")
         if reason:
             raise ClusterError(reason)
 
@@ -71,17 +71,17 @@ class FakeLife:
         self._lost.set_result(reason)
 
     def can_change_draft(self, config: EngineConfig) -> bool:
-        return self._rooms.can_change_drafts
+        return self._backend.can_change_drafts
 
     async def change_draft(self, config: EngineConfig) -> None:
-        reason = self._rooms.refuse(config)
+        reason = self._backend.refuse(config)
         if reason:
             raise ClusterError(reason)
         self.drafts.append(config.draft.model)
 
 
 @dataclass
-class FakeRooms:
+class FakeBackend:
     """Room for so many replicas at once."""
 
     num_free: int = 8
@@ -89,7 +89,7 @@ class FakeRooms:
     refused: dict[str, str] = field(default_factory=dict)  # why no start with such a draft is one
     mute: dict[str, str] = field(default_factory=dict)  # why such a one answers no probe
     avoided: set[str] = field(default_factory=set)
-    lives: list[FakeLife] = field(default_factory=list)
+    handles: list[FakeReplica] = field(default_factory=list)
     most_at_once: int = 0
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -102,34 +102,34 @@ class FakeRooms:
     async def settle(self, config: EngineConfig) -> EngineConfig:
         return config
 
-    async def find(self, config: EngineConfig, timeout_s: float) -> str:
+    async def allocate(self, config: EngineConfig, timeout_s: float) -> str:
         await asyncio.sleep(0)
         if not self.num_free:
             raise PlacementError("target: 1 rank needs 1 CPU, but the cluster has none free.")
         self.num_free -= 1
         return "a room"
 
-    def give_back(self, room: str) -> None:
+    def release(self, room: str) -> None:
         self.num_free += 1
 
     async def avoid(self, hosts: Collection[str]) -> None:
         self.avoided |= set(hosts)
 
-    def life(self, config: EngineConfig, room: str, say: Say) -> FakeLife:
-        life = FakeLife(self, config, len(self.lives), say)
-        self.lives.append(life)
+    def create(self, config: EngineConfig, room: str, say: Say) -> FakeReplica:
+        handle = FakeReplica(self, config, len(self.handles), say)
+        self.handles.append(handle)
         self.most_at_once = max(self.most_at_once, len(self.running))
-        return life
+        return handle
 
     @property
-    def running(self) -> list[FakeLife]:
-        return [each for each in self.lives if not each.is_over]
+    def running(self) -> list[FakeReplica]:
+        return [each for each in self.handles if not each.is_over]
 
 
 @dataclass
 class RunningSet:
     replicas: ReplicaSet
-    rooms: FakeRooms
+    backend: FakeBackend
     events: list[Event]
     states: list[dict[str, str]]  # as published, one after the other
     running: asyncio.Task[None]
@@ -149,10 +149,10 @@ class RunningSet:
 
 @asynccontextmanager
 async def running_set(
-    config: EngineConfig, rooms: FakeRooms, *, is_first: bool = True
+    config: EngineConfig, backend: FakeBackend, *, is_first: bool = True
 ) -> AsyncIterator[RunningSet]:
     events: list[Event] = []
-    replicas = ReplicaSet(config, rooms, events.append, is_first=is_first)
+    replicas = ReplicaSet(config, backend, events.append, is_first=is_first)
     states: list[dict[str, str]] = [{}]
     replicas.on_change.append(
         lambda: states.append({each.name: each.state.value for each in replicas.places})
@@ -160,8 +160,8 @@ async def running_set(
     running = asyncio.create_task(replicas.run())
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            yield RunningSet(replicas, rooms, events, states, running)
+            yield RunningSet(replicas, backend, events, states, running)
     finally:
         running.cancel()
         await asyncio.wait({running}, timeout=TIMEOUT_S)
-    assert not rooms.running
+    assert not backend.running

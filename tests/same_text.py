@@ -15,13 +15,12 @@ import torch
 from checkpoints import random_prompt, reference_logits
 
 from outrider import LLM, SamplingParams
+from outrider.engine.sample_requests import sample_request
 from outrider.kernels.reference import ReferenceOps
-from outrider.kernels.seeds import sample_seed
-from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, SampleId
 from outrider.text.outputs import CompletionOutput, RequestOutput
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 
 FLOAT32_MARGIN = 1e-3
 MOST_NEAR_TIES = 0.01  # share of the sequences of one test that may need the margin
@@ -44,17 +43,16 @@ def recomputed_choice(
 ) -> Choose:
     """Decides as sample `index` of `output` did, from the logits `reference` has on one prompt."""
     settled = replace(params, seed=output.outputs[index].seed)
-    prepared = llm.engine.front_door.prepare("again", output.prompt_token_ids, settled)
+    prepared = llm.engine.input_processor.prepare("again", output.prompt_token_ids, settled)
     spec = prepared.spec
-    seed = sample_seed(spec.seed, index)
-    init = Request(SampleId(IN_PROCESS, 0), spec, seed=seed, arrival_s=0.0).row_init()
+    init = sample_request(spec, index, SampleId(IN_PROCESS, 0), arrival_s=0.0).row_init()
     sampler = RowSampler.from_init(init, llm.engine.built.facts.vocab_size, torch.device("cpu"))
 
     def choose(prefix: Sequence[int], nudges: Mapping[int, float]) -> int:
         logits = reference_logits(reference, prefix)[-1:].clone()
         for token, change in nudges.items():
             logits[0, token] += change
-        return int(sample(logits, [Span(sampler, prefix)], ReferenceOps())[0])
+        return int(sample(logits, [LogitSpan(sampler, prefix)], ReferenceOps())[0])
 
     return choose
 

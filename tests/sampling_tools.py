@@ -13,7 +13,7 @@ from _pytest.mark.structures import ParameterSet
 
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 
 CPU = torch.device("cpu")
 
@@ -62,12 +62,12 @@ class PrefixModel:
             self._known[key] = values.astype(np.float32)
         return self._known[key]
 
-    def span_logits(self, span: Span) -> list[np.ndarray]:
+    def span_logits(self, span: LogitSpan) -> list[np.ndarray]:
         """What a target pass gives: one row per draft, and one more."""
         text = [*span.tokens, *span.drafts]
         return [self(text[: span.base_len + j]) for j in range(span.num_rows)]
 
-    def batch_logits(self, spans: Sequence[Span]) -> torch.Tensor:
+    def batch_logits(self, spans: Sequence[LogitSpan]) -> torch.Tensor:
         rows = [row for span in spans for row in self.span_logits(span)]
         return torch.from_numpy(np.stack(rows))
 
@@ -78,6 +78,6 @@ def decode_plainly(
     """One token after the other, no drafts: the text that speculation must reproduce."""
     tokens = list(prompt)
     for _ in range(num_tokens):
-        span = Span(sampler, tokens)
+        span = LogitSpan(sampler, tokens)
         tokens = [*tokens, int(sample(model.batch_logits([span]), [span], ops)[0])]
     return tokens[len(prompt) :]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from scheduler_tools import PLAIN, Simulation, make_request
 
+from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.errors import CapacityError
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import NOBODY
-from outrider.workers.proposers.base import DRAFT, NGRAM
+from outrider.scheduler.types import NO_PROPOSER
 
 WITH_PROMPT_LOGPROBS = SamplingParams(max_tokens=None, prompt_logprobs=1)
 WITH_MIN_TOKENS = SamplingParams(max_tokens=None, min_tokens=4)
@@ -42,7 +42,7 @@ class Crowd:
         self,
         simulation: Simulation,
         rng: random.Random,
-        proposers: Sequence[str] = (NOBODY, DRAFT, NGRAM),
+        proposers: Sequence[str] = (NO_PROPOSER, DRAFT, NGRAM),
         tenants: Sequence[str] = (),
     ) -> None:
         """Requests are those of any of the `tenants`, or else of one."""

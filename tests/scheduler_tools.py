@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.catalog.proposers import traits
 from outrider.engine.step import StepLoop
 from outrider.scheduler.control import SpeculationControl
 from outrider.scheduler.costs import StepCosts
@@ -17,12 +18,12 @@ from outrider.scheduler.depths import ChooseDepths
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
-from outrider.scheduler.request import Request, State
+from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.scheduler import Scheduler
 from outrider.scheduler.types import (
     IN_PROCESS,
-    Apart,
     DraftEvent,
+    Exclusive,
     FinishReason,
     RequestSpec,
     RequestUpdate,
@@ -33,9 +34,8 @@ from outrider.scheduler.types import (
     TokenLogprobs,
     Verdict,
 )
-from outrider.workers.fake import FakeWorkers
-from outrider.workers.fake_kv import text_hashes
-from outrider.workers.proposers.registry import traits
+from outrider.testing.fake_kv import text_hashes
+from outrider.testing.fake_workers import FakeWorkers
 
 PLAIN = SamplingParams(max_tokens=None)
 
@@ -107,7 +107,7 @@ class Simulation:
         max_waiting: int | None = None,
         choose_depths: ChooseDepths | str = "fixed",
         costs: StepCosts | None = None,
-        apart: Callable[[RequestSpec], Apart] | None = None,
+        exclusive: Callable[[RequestSpec], Exclusive] | None = None,
         head: str | None = None,
     ) -> None:
         limits = SchedulerLimits(max_num_seqs, budget, lag, priority_aging_s, max_waiting)
@@ -119,7 +119,7 @@ class Simulation:
             self.draft_pool,
             traits(has_draft_model=True, head=head),
             SpeculationControl(choose_depths, costs, seats=max_num_seqs),
-            apart=apart,
+            exclusive=exclusive,
         )
         self.workers = FakeWorkers(
             num_blocks,
@@ -249,7 +249,7 @@ class Simulation:
 
     def _check_counters(self, request: Request) -> None:
         """Scheduler and workers count KV by the same rule."""
-        if request.state is State.RUNNING and not request.in_flight:
+        if request.state is RequestState.RUNNING and not request.in_flight:
             row = request.row
             if row in self.workers.target_kv.computed:
                 assert request.target.computed == self.workers.target_kv.computed[row]
@@ -265,7 +265,7 @@ class Simulation:
             last[request.spec.tenant] = max(last.get(request.spec.tenant, request.key), request.key)
         for record in self.live.values():
             request = record.request
-            if request.state is State.WAITING and request.spec.tenant in last:
+            if request.state is RequestState.WAITING and request.spec.tenant in last:
                 assert request.key > last[request.spec.tenant], "passed over"
 
     def _check_patience(self) -> None:
@@ -274,7 +274,7 @@ class Simulation:
         competing = [
             record.request
             for record in self.live.values()
-            if record.request.state is not State.PARKED
+            if record.request.state is not RequestState.PARKED
         ]
         if len({request.spec.tenant for request in competing}) != 1:
             self._head = None

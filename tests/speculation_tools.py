@@ -13,20 +13,19 @@ from unittest import mock
 from fake_engine import MODEL, SECRET, fake_facts, fake_tokenizer_source, running_server
 from scheduler_tools import make_request
 
+from outrider.catalog.proposers import DRAFT, traits
 from outrider.client import Client
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine
-from outrider.engine.doorway import Doorway
 from outrider.engine.service import EngineService
 from outrider.engine.step import StepLoop
+from outrider.links.listener import Listener
 from outrider.scheduler.control import SpeculationControl
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
-from outrider.workers.fake import FakeWorkers
-from outrider.workers.proposers.base import DRAFT
-from outrider.workers.proposers.registry import traits
+from outrider.testing.fake_workers import FakeWorkers
 
 BLOCKS, BLOCK_SIZE, BUDGET, SEATS = 512, 4, 64, 8
 VERIFY_S, DRAFT_S = 0.001, 0.0001
@@ -94,25 +93,25 @@ class ServedEngines:
     address: str
     loops: list[StepLoop] = field(default_factory=list)
     _service: EngineService | None = None
-    _doorway: Doorway | None = None
+    _listener: Listener | None = None
     _thread: threading.Thread | None = None
 
     def start(self, loop: StepLoop) -> None:
         config = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL)
-        self._doorway = Doorway([self.address], SECRET, {})
+        self._listener = Listener([self.address], SECRET, {})
         built = BuiltEngine(config, loop, fake_facts())
-        self._service = EngineService(built, self._doorway)
+        self._service = EngineService(built, self._listener)
         self._thread = threading.Thread(target=self._service.run, daemon=True)
         self._thread.start()
         self.loops.append(loop)
 
     def stop(self) -> None:
-        if self._service is None or self._doorway is None or self._thread is None:
+        if self._service is None or self._listener is None or self._thread is None:
             return
         self._service.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
-        self._doorway.close()
+        self._listener.close()
         self._service.close()
         self._service = None
 
@@ -124,7 +123,7 @@ def served_engines(folder: Path, loop: StepLoop) -> Iterator[tuple[ServedEngines
     engines.start(loop)
     try:
         with (
-            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
+            mock.patch("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source),
             running_server(engines) as server,  # type: ignore[arg-type]  # it has an address
             Client(server.grpc_address) as client,
         ):

@@ -20,7 +20,7 @@ from outrider.cli import GlobalOptions
 from outrider.cli import serve as serve_command
 from outrider.cli.vllm_options import translation_of
 from outrider.config import EngineConfig
-from outrider.config.foreign import IGNORED, REFUSED, Refused
+from outrider.config.foreign import IGNORED, REFUSED, RefusedArgument
 from outrider.config.foreign_command import COMMAND_IGNORED, COMMAND_PATHS, COMMAND_REFUSED
 from outrider.config.foreign_speculation import (
     SPECULATIVE_IGNORED,
@@ -175,7 +175,7 @@ def _grouped(reasons: Mapping[str, str], write: Any = _argument) -> list[list[st
     return [[reason, ", ".join(names)] for reason, names in rows.items()]
 
 
-def _refused_rows(refused: Mapping[str, Refused], write: Any) -> list[list[str]]:
+def _refused_rows(refused: Mapping[str, RefusedArgument], write: Any) -> list[list[str]]:
     rows: dict[tuple[str, str], list[str]] = {}
     for name, each in refused.items():
         passing = ", ".join(f"`{value!r}`" for value in each.without_effect)

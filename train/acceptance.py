@@ -1,4 +1,4 @@
-"""What a student is worth: tokens a round through the engine, by category and prompt length."""
+"""A student's acceptance: tokens per round in the engine, by category and prompt length."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.acceptance_tables import params_at_depth, tables
 from outrider.train.data import open_llm
+from outrider.train.progress import ProgressReporter
 from outrider.train.settings import SHARE_OF_GPU, EvaluationSettings
-from outrider.train.shards import Record
-from outrider.train.tallies import params_at_depth, tables
-from outrider.train.telling import Teller
+from outrider.train.shards import TrainingRecord
 
 
 def measure_acceptance(
     target: str,
     checkpoint: Path,
     is_model: bool,
-    records: Sequence[Record],
+    records: Sequence[TrainingRecord],
     kinds: Sequence[str],
     settings: EvaluationSettings,
     context: int,
     device: str,
-    teller: Teller,
+    reporter: ProgressReporter,
     share_of_gpu: float = SHARE_OF_GPU,
 ) -> dict[str, Any]:
-    """Greedy and sampled, over the prompts of records: in all, by category, by prompt length."""
+    """Greedy and sampled, over the prompts of `records`: in all, by category, by prompt length."""
     role = "draft_model" if is_model else "head_model"
     options: dict[str, Any] = {role: str(checkpoint)}
-    with teller.at_work(f"loading {target} with {checkpoint}"):
+    with reporter.task(f"loading {target} with {checkpoint}"):
         llm = open_llm(target, context, device, share_of_gpu, **options)
     try:
-        cut = [evaluated(number, record, settings.tokens) for number, record in enumerate(records)]
+        cut = [
+            evaluation_record(number, record, settings.tokens)
+            for number, record in enumerate(records)
+        ]
         fitting = [record for record in cut if 0 < record.begin <= context - settings.tokens]
         found: dict[str, Any] = {"depth": settings.depth, "tokens": settings.tokens}
         for name, temperature in (("greedy", 0.0), ("sampled", settings.temperature)):
@@ -41,7 +44,7 @@ def measure_acceptance(
                 {"prompt_token_ids": [int(token) for token in record.ids[: record.begin]]}
                 for record in fitting
             ]
-            with teller.at_work(f"measuring acceptance, {name}"):
+            with reporter.task(f"measuring acceptance, {name}"):
                 outputs = llm.generate(prompts, params, use_tqdm=False)
             found[name] = tables(
                 outputs,
@@ -54,9 +57,9 @@ def measure_acceptance(
         llm.close()
 
 
-def evaluated(number: int, record: Record, num_tokens: int) -> Record:
-    """The record with `begin` where it is to be gone on with: of every second one as late as so
-    many tokens allow, for a conversation is a long prompt by its end."""
+def evaluation_record(number: int, record: TrainingRecord, num_tokens: int) -> TrainingRecord:
+    """The record to continue from `begin`. Every second one begins as late as `num_tokens` allow:
+    the end of a conversation has a long prompt."""
     if number % 2 == 0:
         return record
     return dataclasses.replace(record, begin=max(record.begin, len(record.ids) - num_tokens))

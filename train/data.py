@@ -1,4 +1,4 @@
-"""The phase that makes data: shard by shard through the engine, as far as it is not there yet."""
+"""The data phase: the engine writes the missing shards."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import ConfigError
 from outrider.scheduler.params import SamplingParams
 from outrider.train.dialogues import Template
+from outrider.train.progress import ProgressReporter
 from outrider.train.settings import SHARE_OF_GPU, DataSettings
-from outrider.train.shards import HELD_OUT, Manifest, Record, write_shard
+from outrider.train.shards import HELD_OUT, Manifest, TrainingRecord, write_shard
 from outrider.train.sources import read_documents, read_prompts
-from outrider.train.telling import Teller
 from outrider.train.writing import Writer
 
 if TYPE_CHECKING:
     from outrider.engine.llm import LLM
 
-# Of a data folder that is there already, this may be asked for anew.
+# May change when a data folder is resumed.
 _MAY_DIFFER = ("conversations",)
 
 
-class EngineSpeaker:
-    """An `LLM` as the writer of conversations sees it."""
+class LlmCompleter:
+    """A `Completer` on an `LLM`."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
 
-    def speak(
+    def complete(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[list[int]]:
-        asked: list[Any] = [{"prompt_token_ids": list(ids)} for ids in prompts]
-        outputs = self._llm.generate(asked, list(params), use_tqdm=False)
+        inputs: list[Any] = [{"prompt_token_ids": list(ids)} for ids in prompts]
+        outputs = self._llm.generate(inputs, list(params), use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
 def open_llm(target: str, context: int, device: str, share_of_gpu: float, **options: Any) -> LLM:
-    """The target in this process, serving nothing longer than it is trained on."""
+    """The target in this process, limited to the training context."""
     from outrider.engine.llm import LLM
 
     return LLM(
@@ -55,21 +55,21 @@ def make_data(
     target: str,
     settings: DataSettings,
     device: str,
-    teller: Teller,
+    reporter: ProgressReporter,
     share_of_gpu: float = SHARE_OF_GPU,
 ) -> Manifest:
-    """Go on where the folder is; a complete one is returned as it is."""
+    """Resume the folder's data; a complete manifest is returned unchanged."""
     manifest = Manifest.load(folder)
     if manifest is not None:
         _check_same(folder, manifest, target, settings)
         if manifest.is_complete and manifest.num_records >= settings.conversations:
-            teller.say(
+            reporter.log(
                 f"data: {manifest.num_records} conversations, {manifest.num_tokens} tokens are "
                 f"in {folder}"
             )
             return manifest
     prompts, documents = read_prompts(settings.prompts), read_documents(settings.documents)
-    with teller.at_work(f"loading {target}"):
+    with reporter.task(f"loading {target}"):
         llm = open_llm(target, settings.context, device, share_of_gpu, method="off")
     try:
         facts = llm.engine.built.facts
@@ -78,26 +78,26 @@ def make_data(
             raise ConfigError(f"{target!r} has no tokenizer; put its tokenizer.json beside it.")
         template = Template.of(tokenizer, facts.eos_ids)
         writer = Writer(
-            EngineSpeaker(llm), tokenizer, template, settings, facts.eos_ids, prompts, documents
+            LlmCompleter(llm), tokenizer, template, settings, facts.eos_ids, prompts, documents
         )
         if manifest is None:
             manifest = Manifest(target, facts.vocab_size, settings.as_json(), writer.kinds)
-        return _Making(folder, manifest, writer, settings, teller).run()
+        return _DatasetWriter(folder, manifest, writer, settings, reporter).run()
     finally:
         llm.close()
 
 
-class _Making:
+class _DatasetWriter:
     def __init__(
         self,
         folder: Path,
         manifest: Manifest,
         writer: Writer,
         settings: DataSettings,
-        teller: Teller,
+        reporter: ProgressReporter,
     ) -> None:
         self._folder, self._manifest, self._writer = folder, manifest, writer
-        self._settings, self._teller = settings, teller
+        self._settings, self._reporter = settings, reporter
 
     def run(self) -> Manifest:
         manifest, settings = self._manifest, self._settings
@@ -107,42 +107,42 @@ class _Making:
             self._write(HELD_OUT, records)
             manifest.has_held_out = True
             manifest.save(self._folder)
-        with self._teller.bar("writing", settings.conversations) as bar:
-            bar.at(manifest.num_records)
+        with self._reporter.bar("writing", settings.conversations) as bar:
+            bar.update(manifest.num_records)
             num_empty = 0
             while manifest.num_records < settings.conversations:
                 before = manifest.num_records
-                self._next_shard(lambda done, before=before: bar.at(before + done))
+                self._next_shard(lambda done, before=before: bar.update(before + done))
                 num_empty = 0 if manifest.num_records > before else num_empty + 1
                 if num_empty == 3:
                     raise ConfigError(
-                        f"{manifest.target!r} has written nothing three times in a row; give "
+                        f"{manifest.target!r} wrote no text in three shards in a row; give "
                         "--prompts or --documents that it can answer."
                     )
-                bar.at(manifest.num_records, f"{manifest.num_tokens} tokens")
+                bar.update(manifest.num_records, f"{manifest.num_tokens} tokens")
         manifest.is_complete = True
         manifest.save(self._folder)
         return manifest
 
-    def _next_shard(self, told: Any) -> None:
+    def _next_shard(self, on_progress: Any) -> None:
         manifest, settings = self._manifest, self._settings
         number = len(manifest.shards)
         left = settings.conversations - manifest.num_records
-        records = self._writer.write(number, min(left, settings.shard_size), False, told)
+        records = self._writer.write(number, min(left, settings.shard_size), False, on_progress)
         name = f"shard-{number:05d}.bin"
         self._write(name, records)
         tokens = sum(len(record.ids) for record in records)
         manifest.shards.append({"file": name, "records": len(records), "tokens": tokens})
         manifest.save(self._folder)
 
-    def _write(self, name: str, records: Sequence[Record]) -> None:
+    def _write(self, name: str, records: Sequence[TrainingRecord]) -> None:
         write_shard(self._folder / name, records, self._manifest.vocab_size)
 
 
 def _check_same(folder: Path, manifest: Manifest, target: str, settings: DataSettings) -> None:
     if manifest.target != target:
         raise ConfigError(
-            f"--data is {str(folder)!r}, which {manifest.target!r} has written, and --target is "
+            f"--data is {str(folder)!r}, which {manifest.target!r} wrote, and --target is "
             f"{target!r}; name another folder."
         )
     if manifest.is_complete and manifest.num_records >= settings.conversations:

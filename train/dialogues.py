@@ -1,4 +1,4 @@
-"""The parts of a chat template between which users and the model speak, as token ids."""
+"""The markup of a chat template around the turns, as token ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.text.chat import ChatTemplate
 from outrider.text.tokenizer import Tokenizer
 
-# Words that no template holds, so that they show where it puts what is said.
+# No template contains these words, so they show where it puts the turns.
 _FIRST, _ANSWER, _SECOND = "Xfirstturnq", "Xansweredq", "Xsecondturnq"
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`before` the first user speaks, `after` each of a user's turns, `between` an answer and the
-    next turn. `ends` are the tokens at which somebody has finished."""
+    """Markup `before` the first user turn, `after` each user turn, and `between` an answer and the
+    next turn. `ends` are the tokens that end a turn."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -25,7 +25,7 @@ class Template:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, eos_ids: tuple[int, ...]) -> Template | None:
-        """None if the target has no chat template, or one that allows no conversation."""
+        """None if the target has no chat template."""
         chat = ChatTemplate(tokenizer)
         if not chat.exists:
             return None
@@ -36,7 +36,7 @@ class Template:
         try:
             between = _split(chat, [first, answer, second], _SECOND)[0].partition(_ANSWER)[2]
         except OutriderError:
-            between = ""  # it takes a single turn only
+            between = ""  # the template takes a single turn only
 
         def encode(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -53,6 +53,6 @@ def _split(chat: ChatTemplate, messages: list[dict[str, Any]], mark: str) -> tup
         raise ConfigError(f"the target's chat template cannot be used: {error}") from None
     if not found:
         raise ConfigError(
-            "the target's chat template leaves out what a user says; give --documents only."
+            "the target's chat template drops the user's message; give --documents only."
         )
     return before, after

@@ -1,4 +1,4 @@
-"""A distillation from beginning to end: data, training, evaluation, report."""
+"""A distillation: data, training, evaluation, report."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 
+from outrider.checkpoints.cache import build_folder, discard_folder
+from outrider.checkpoints.files import Files
+from outrider.checkpoints.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 from outrider.errors import ConfigError, OutriderError
 from outrider.text.tokenizer import TOKENIZER_FILES, load_tokenizer
 from outrider.train.acceptance import measure_acceptance
 from outrider.train.data import make_data
 from outrider.train.files import read_object, write_json
+from outrider.train.progress import ProgressReporter
 from outrider.train.report import write_report
 from outrider.train.settings import (
     SHARE_OF_GPU,
@@ -30,13 +34,9 @@ from outrider.train.shards import Dataset
 from outrider.train.students.base import Student
 from outrider.train.students.make import check_fits, layers_read, make_student
 from outrider.train.teacher import Teacher
-from outrider.train.telling import Teller
 from outrider.train.trainer import STATE, Trainer, agreement
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.cache import build_folder, discard_folder
 from outrider.workers.weights.checkpoint import load_spec
-from outrider.workers.weights.files import Files
-from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets, resolve_source
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ CHECKPOINT, TRAINING, TRAINED = "checkpoint", "training", "trained.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything a distillation needs to know."""
+class DistillationPlan:
+    """All settings of a distillation."""
 
     kind: str
     target: str
@@ -67,40 +67,40 @@ class Plan:
     resume: bool = False
 
 
-def distill(plan: Plan, teller: Teller) -> dict[str, Any]:
-    """Run the phases that are asked for; the report of what is known at the end."""
+def distill(plan: DistillationPlan, reporter: ProgressReporter) -> dict[str, Any]:
+    """Run the plan's phases; returns the report if it evaluates."""
     spec = load_spec(plan.target)
     _check(plan, spec)
     if "data" in plan.phases:
-        _make_data(plan, teller)
+        _make_data(plan, reporter)
     if "train" in plan.phases:
         _free_memory()
-        _train(plan, spec, teller)
+        _train(plan, spec, reporter)
     if "evaluate" in plan.phases:
         _free_memory()
-        return _evaluate(plan, teller)
+        return _evaluate(plan, reporter)
     return {}
 
 
-def _make_data(plan: Plan, teller: Teller) -> None:
+def _make_data(plan: DistillationPlan, reporter: ProgressReporter) -> None:
     if len(plan.data_folders) != 1:
         raise ConfigError(
-            f"--data names {len(plan.data_folders)} folders, and texts are written into one; let "
-            "each be written by a command of its own (--phase data)."
+            f"--data names {len(plan.data_folders)} folders, and texts are written into one; run "
+            "a command for each (--phase data)."
         )
     share = plan.gpu_memory_utilization
-    make_data(plan.data_folders[0], plan.target, plan.data, plan.device, teller, share)
+    make_data(plan.data_folders[0], plan.target, plan.data, plan.device, reporter, share)
 
 
 def _free_memory() -> None:
-    """Of the phase before, whose models nobody holds any more."""
+    """Free the models of the previous phase."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def _check(plan: Plan, spec: ModelSpec) -> None:
-    """What can be known before hours are spent."""
+def _check(plan: DistillationPlan, spec: ModelSpec) -> None:
+    """Fail before hours are spent."""
     check_fits(plan.sizes, spec)
     training_device(plan.device)
     context = max(plan.data.context, plan.train.context)
@@ -117,15 +117,15 @@ def _check(plan: Plan, spec: ModelSpec) -> None:
     state = plan.out / TRAINING / STATE
     if "train" in plan.phases and state.exists() and not plan.resume:
         raise ConfigError(
-            f"--out is {str(plan.out)!r}, where a training was begun; give --resume to go on with "
+            f"--out is {str(plan.out)!r}, where training has begun; give --resume to continue "
             "it, or another folder."
         )
 
 
-def _train(plan: Plan, spec: ModelSpec, teller: Teller) -> None:
+def _train(plan: DistillationPlan, spec: ModelSpec, reporter: ProgressReporter) -> None:
     data = Dataset(*plan.data_folders)
     device = training_device(plan.device)
-    with teller.at_work(f"loading {plan.target} as the teacher"):
+    with reporter.task(f"loading {plan.target} as the teacher"):
         teacher = Teacher(plan.target, device, layers_read(plan.sizes, spec))
         student = make_student(plan.sizes, teacher, data, plan.train, plan.target)
         if plan.begin_from is not None:
@@ -135,36 +135,36 @@ def _train(plan: Plan, spec: ModelSpec, teller: Teller) -> None:
         student, teacher, data.records, plan.train, folder, _identity(plan), data.held_out
     )
     if trainer.resume():
-        teller.say(f"training goes on from step {trainer.step} of {plan.train.steps}")
-    trainer.run(teller)
-    with teller.at_work("measuring agreement"):
-        agreed = agreement(student, teacher, data.held_out, plan.train)
+        reporter.log(f"training resumes at step {trainer.step} of {plan.train.steps}")
+    trainer.run(reporter)
+    with reporter.task("measuring agreement"):
+        agreement_by_draft = agreement(student, teacher, data.held_out, plan.train)
     write_checkpoint(plan.out / CHECKPOINT, student, plan.target)
-    _note_trained(plan, data, student, trainer, agreed)
+    _write_summary(plan, data, student, trainer, agreement_by_draft)
 
 
-def _identity(plan: Plan) -> dict[str, Any]:
-    """What must not change while a training goes on."""
-    own = dataclasses.asdict(plan.train)
-    free = ("save_every", "log_every", "compile")
+def _identity(plan: DistillationPlan) -> dict[str, Any]:
+    """What must not change when training resumes."""
+    settings = dataclasses.asdict(plan.train)
+    may_change = ("save_every", "log_every", "compile")
     return {
         "kind": plan.kind,
         "target": plan.target,
         "begin_from": None if plan.begin_from is None else str(plan.begin_from),
-        **{name: value for name, value in own.items() if name not in free},
+        **{name: value for name, value in settings.items() if name not in may_change},
         **dataclasses.asdict(plan.sizes),
     }
 
 
-def _note_trained(
-    plan: Plan,
+def _write_summary(
+    plan: DistillationPlan,
     data: Dataset,
     student: Student,
     trainer: Trainer,
-    agreed: dict[str, list[float]],
+    agreement_by_draft: dict[str, list[float]],
 ) -> None:
-    """What the report needs of a training that may long be over."""
-    noted = {
+    """Write what a later report needs of the training."""
+    summary = {
         "kind": plan.kind,
         "target": plan.target,
         "is_model": student.is_model,
@@ -176,14 +176,14 @@ def _note_trained(
             "tokens": data.num_tokens,
             "settings": [manifest.settings for manifest in data.manifests],
         },
-        "agreement": agreed,
+        "agreement": agreement_by_draft,
         "history": trainer.history,
     }
-    write_json(plan.out / TRAINING / TRAINED, noted)
+    write_json(plan.out / TRAINING / TRAINED, summary)
 
 
 def write_checkpoint(folder: Path, student: Student, target: str) -> None:
-    """A folder as those who are used to its format expect it, in the place of one before."""
+    """Write the checkpoint in its format's usual layout; replaces an earlier one."""
 
     def build(scratch: Path) -> None:
         student.save(scratch)
@@ -196,9 +196,9 @@ def write_checkpoint(folder: Path, student: Student, target: str) -> None:
 
 
 def _copy_tokenizer(target: str, folder: Path) -> None:
-    """The target's own files; one that comes inside a GGUF is written anew."""
+    """Copy the target's files; a tokenizer inside a GGUF is converted."""
     is_bundled = target == BUNDLED_TARGET
-    source = draft_assets() if is_bundled else resolve_source(target, wanted=Files.TEXT)
+    source = draft_assets() if is_bundled else resolve_source(target, needed=Files.TEXT)
     source = source if source.is_dir() else source.parent
     if not any((source / name).is_file() for name in TOKENIZER_FILES):
         load_tokenizer(target).save_pretrained(str(folder))
@@ -208,18 +208,18 @@ def _copy_tokenizer(target: str, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
-def _evaluate(plan: Plan, teller: Teller) -> dict[str, Any]:
-    noted = plan.out / TRAINING / TRAINED
+def _evaluate(plan: DistillationPlan, reporter: ProgressReporter) -> dict[str, Any]:
+    summary = plan.out / TRAINING / TRAINED
     checkpoint = plan.out / CHECKPOINT
-    if not noted.exists() or not checkpoint.is_dir():
+    if not summary.exists() or not checkpoint.is_dir():
         raise ConfigError(
-            f"--out is {str(plan.out)!r}, where nothing was trained to the end; let it be trained "
-            "first (--phase train --resume)."
+            f"--out is {str(plan.out)!r}, which has no finished training; finish it first "
+            "(--phase train --resume)."
         )
-    report = read_object(noted, "a record of a training")
+    report = read_object(summary, "a record of a training")
     data = Dataset(*plan.data_folders)
     try:
-        found = measure_acceptance(
+        acceptance = measure_acceptance(
             plan.target,
             checkpoint,
             bool(report["is_model"]),
@@ -228,20 +228,20 @@ def _evaluate(plan: Plan, teller: Teller) -> dict[str, Any]:
             plan.evaluation,
             plan.data.context,
             plan.device,
-            teller,
+            reporter,
             plan.gpu_memory_utilization,
         )
     except OutriderError as error:
-        # Training is over and its checkpoint written: the report is worth having without it.
+        # Training is complete and its checkpoint written: report without acceptance.
         logger.warning("acceptance was not measured: %s", error)
-        found = {"not_measured": str(error)}
-    report["acceptance"] = found
+        acceptance = {"not_measured": str(error)}
+    report["acceptance"] = acceptance
     write_report(plan.out, report)
     return report
 
 
 def training_device(name: str) -> torch.device:
-    """What "auto" stands for on this machine."""
+    """Resolve "auto" to a device of this machine."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -253,7 +253,7 @@ def training_device(name: str) -> torch.device:
 
 
 def all_phases(chosen: Collection[str]) -> tuple[str, ...]:
-    """In their order; all, if none is chosen."""
+    """The chosen phases in their order; all if none is chosen."""
     for name in chosen:
         if name not in PHASES:
             raise ConfigError(f"--phase is {name!r}; choose from {', '.join(PHASES)}.")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the process ends."""
+"""Atomic writes: a file is complete or absent, whenever the process ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file beside `path`, which then takes its place in one step."""
+    """Write to a file beside `path`, fsync it, and rename it onto `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.part")
     with scratch.open("wb") as file:
@@ -28,11 +28,11 @@ def write_json(path: Path, contents: Any) -> None:
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
-    """The object in a JSON file that this package has written."""
+    """The object in a JSON file that this package wrote."""
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as {what} ({error}); make it again.") from None
     if not isinstance(contents, dict):
-        raise ConfigError(f"{path} is no {what}; make it again.")
+        raise ConfigError(f"{path} is not {what}; make it again.")
     return contents

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.train.attention import Own, attend
+from outrider.train.attention import DraftedKv, attend
 from outrider.train.packing import Documents
 from outrider.workers.models.rope import rope_tables
 from outrider.workers.models.rope_spec import RopeSpec
@@ -19,7 +19,7 @@ INITIAL_STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """`input_width` is what attention reads: twice the width in an EAGLE-3 head."""
+    """`input_width` is attention's input: twice the width in an EAGLE-3 head."""
 
     width: int
     heads: int
@@ -31,7 +31,7 @@ class LayerSizes:
 
     @classmethod
     def of(cls, target: ModelSpec) -> LayerSizes:
-        """Those of the target's own layers."""
+        """The sizes of the target's layers."""
         return cls(
             width=target.hidden_size,
             heads=target.num_heads,
@@ -60,7 +60,7 @@ class RmsNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Turns queries and keys by their positions; its tables are no part of a checkpoint."""
+    """Rotary embedding of queries and keys; its tables are not in checkpoints."""
 
     cos: Tensor
     sin: Tensor
@@ -88,9 +88,7 @@ class Attention(nn.Module):
         self.v_proj = linear(sizes.input_width, sizes.kv_heads * sizes.head_dim)
         self.o_proj = linear(sizes.heads * sizes.head_dim, sizes.width)
 
-    def keys_of(
-        self, x: Tensor, positions: Tensor, rotary: Rotary
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(self, x: Tensor, positions: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, [rows, length, heads, size] each."""
         split = (*x.shape[:2], -1, self._head_dim)
         query, key = self.q_proj(x).view(split), self.k_proj(x).view(split)
@@ -100,11 +98,16 @@ class Attention(nn.Module):
             self.v_proj(x).view(split),
         )
 
-    def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, documents: Documents, own: Own = ()
+    def attend_and_project(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        documents: Documents,
+        drafted: DraftedKv = (),
     ) -> Tensor:
         scale = self._head_dim**-0.5
-        mixed = attend(query, key, value, documents, scale=scale, own=own)
+        mixed = attend(query, key, value, documents, scale=scale, drafted=drafted)
         out: Tensor = self.o_proj(mixed.flatten(2))
         return out
 
@@ -122,20 +125,20 @@ class Mlp(nn.Module):
 
 
 @dataclass(slots=True)
-class Slots:
-    """Keys and values of one layer of a head that goes on from its own outputs: of the true places
-    first, then of each of its own steps."""
+class DraftKv:
+    """Keys and values of one layer of an unrolled head: those of the sequence first, then those
+    of each draft step."""
 
-    true: tuple[Tensor, Tensor] | None = None
-    own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    sequence: tuple[Tensor, Tensor] | None = None
+    drafted: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The true ones."""
-        if self.true is None:
-            self.true = key, value
+        """Add a step's keys and values; returns the sequence's."""
+        if self.sequence is None:
+            self.sequence = key, value
         else:
-            self.own.append((key, value))
-        return self.true
+            self.drafted.append((key, value))
+        return self.sequence
 
 
 class DecoderLayer(nn.Module):
@@ -152,17 +155,16 @@ class DecoderLayer(nn.Module):
         positions: Tensor,
         rotary: Rotary,
         documents: Documents,
-        slots: Slots | None = None,
+        draft_kv: DraftKv | None = None,
         read: Tensor | None = None,
     ) -> Tensor:
-        """Attention is over `read`, by itself the norm of `x`, and what it finds is added to
-        `x`."""
+        """Attention reads `read`, or the norm of `x`; its output is added to `x`."""
         read = self.input_layernorm(x) if read is None else read
-        query, key, value = self.self_attn.keys_of(read, positions, rotary)
-        own: Own = ()
-        if slots is not None:
-            key, value = slots.add(key, value)
-            own = tuple(slots.own)
-        x = x + self.self_attn.mix(query, key, value, documents, own)
+        query, key, value = self.self_attn.qkv(read, positions, rotary)
+        drafted: DraftedKv = ()
+        if draft_kv is not None:
+            key, value = draft_kv.add(key, value)
+            drafted = tuple(draft_kv.drafted)
+        x = x + self.self_attn.attend_and_project(query, key, value, documents, drafted)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

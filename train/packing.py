@@ -1,4 +1,4 @@
-"""Conversations packed into rows of one length, in an order that follows from seed and epoch."""
+"""Packs conversations into rows of one length; the order follows from seed and epoch."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.train.shards import Record
+from outrider.train.shards import TrainingRecord
 
-_OPEN_ROWS = 32  # of which the fullest that fits takes a document
+_OPEN_ROWS = 32  # best fit: a document goes into the fullest of them that has room
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Where the documents of a packed batch begin and end. What is left of a row is one more.
+    """Document boundaries of a packed batch; a row's padding counts as one more document.
 
-    `bounds` int32 [documents + 1] counts tokens row after row; `numbers` [rows, length] tells
-    whose a token is, and `positions` [rows, length] where in it.
+    `cu_seqlens` int32 [documents + 1] are cumulative lengths, row after row. `document_ids` and
+    `positions` [rows, length] are each token's document and its position in it.
     """
 
-    bounds: Tensor
-    longest: int
-    numbers: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    document_ids: Tensor
     positions: Tensor
 
     def mask(self, window: int = 0) -> Tensor:
-        """bool [rows, 1, length, length]: whom each token sees, itself and those before it."""
-        numbers, positions = self.numbers, self.positions
-        sees = numbers[:, :, None] == numbers[:, None, :]
-        behind = positions[:, :, None] - positions[:, None, :]
-        sees &= behind >= 0
+        """The causal mask within documents: bool [rows, 1, length, length]."""
+        document_ids, positions = self.document_ids, self.positions
+        mask = document_ids[:, :, None] == document_ids[:, None, :]
+        distance = positions[:, :, None] - positions[:, None, :]
+        mask &= distance >= 0
         if window:
-            sees &= behind < window
-        return sees[:, None]
+            mask &= distance < window
+        return mask[:, None]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """`rows` int64 [n] are the places, counted row after row, whose next token is learned, each
-    with its weight [n]; `inside` is how many tokens of its document stand before each.
+class PackedBatch:
+    """`loss_indices` int64 [n] are the flat indices whose next token is a label, with their
+    `loss_weights` [n] and their positions in their documents, `loss_positions` [n].
 
-    A batch of a training knows the numbers of its `records`, and by `places` [rows, length] where
-    each token stands among those of all records, what is left of rows standing behind them."""
+    A training batch also has the `record_ids` it was packed from, and as `token_indices`
+    [rows, length] each token's index in the data set; padding has the index behind the last."""
 
     ids: Tensor  # int64 [rows, length]
     documents: Documents
-    rows: Tensor
-    weights: Tensor
-    inside: Tensor
-    records: tuple[int, ...] = ()
-    places: Tensor | None = None
+    loss_indices: Tensor
+    loss_weights: Tensor
+    loss_positions: Tensor
+    record_ids: tuple[int, ...] = ()
+    token_indices: Tensor | None = None
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> PackedBatch:
         if device.type == "cpu":
             return self
 
@@ -65,31 +65,31 @@ class Batch:
 
         documents = replace(
             self.documents,
-            bounds=move(self.documents.bounds),
-            numbers=move(self.documents.numbers),
+            cu_seqlens=move(self.documents.cu_seqlens),
+            document_ids=move(self.documents.document_ids),
             positions=move(self.documents.positions),
         )
-        return Batch(
+        return PackedBatch(
             move(self.ids),
             documents,
-            move(self.rows),
-            move(self.weights),
-            move(self.inside),
-            self.records,
-            None if self.places is None else move(self.places),
+            move(self.loss_indices),
+            move(self.loss_weights),
+            move(self.loss_positions),
+            self.record_ids,
+            None if self.token_indices is None else move(self.token_indices),
         )
 
 
-class Seen(NamedTuple):
-    """What the teacher has seen of a batch, of every token, row after row: what its head reads
-    [tokens, width], and what enters the layers asked for [tokens, layers * width]."""
+class TeacherStates(NamedTuple):
+    """The teacher's hidden states for a batch, row after row: the LM head's input [tokens, width],
+    and the inputs of the tapped layers [tokens, layers * width]."""
 
     hidden: Tensor
     features: Tensor | None
 
 
-def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
-    """Documents by number into rows that hold them, in the order given as far as it goes."""
+def pack_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+    """Indices of documents, by row: best fit over `_OPEN_ROWS` open rows."""
     done: list[list[int]] = []
     open_rows: list[tuple[int, list[int]]] = []  # (room, documents)
     for number, length in enumerate(lengths):
@@ -109,13 +109,13 @@ def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 
 
 @dataclass(slots=True)
-class Batches:
-    """Batches without end. `epoch` and `index` say which comes next, and are all there is to save.
+class PackedDataLoader:
+    """An endless loader; its whole state is `epoch` and `index`.
 
-    An epoch takes every record once, but for those of a last batch that is not full.
+    An epoch has each record once, except those of an incomplete last batch.
     """
 
-    records: Sequence[Record]
+    records: Sequence[TrainingRecord]
     row_length: int
     num_rows: int
     prompt_weight: float
@@ -123,7 +123,7 @@ class Batches:
     epoch: int = 0
     index: int = 0
     _planned: tuple[int, list[list[int]]] | None = None
-    _offsets: npt.NDArray[np.int64] = field(init=False)  # where each record begins, and the end
+    _offsets: npt.NDArray[np.int64] = field(init=False)  # of records, and the end
 
     def __post_init__(self) -> None:
         lengths = [min(len(record.ids), self.row_length) for record in self.records]
@@ -133,46 +133,49 @@ class Batches:
     def num_tokens(self) -> int:
         return int(self._offsets[-1])
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[PackedBatch]:
         while True:
-            yield self.take()
+            yield self.next_batch()
 
-    def take(self) -> Batch:
+    def next_batch(self) -> PackedBatch:
         rows = self._rows()
         first = self.index * self.num_rows
         if first and first + self.num_rows > len(rows):
             self.epoch, self.index, first = self.epoch + 1, 0, 0
             rows = self._rows()
         self.index += 1
-        numbers = rows[first : first + self.num_rows]
-        picked = [[self.records[i] for i in row] for row in numbers]
-        batch = batch_of(picked, self.row_length, self.prompt_weight)
-        taken = tuple(number for row in numbers for number in row)
-        return replace(batch, records=taken, places=torch.from_numpy(self._places(numbers)))
+        chosen = rows[first : first + self.num_rows]
+        picked = [[self.records[i] for i in row] for row in chosen]
+        batch = make_batch(picked, self.row_length, self.prompt_weight)
+        record_ids = tuple(record_id for row in chosen for record_id in row)
+        token_indices = torch.from_numpy(self._token_indices(chosen))
+        return replace(batch, record_ids=record_ids, token_indices=token_indices)
 
-    def _places(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
-        places = np.full((len(rows), self.row_length), self.num_tokens, np.int64)
-        for place, numbers in zip(places, rows, strict=True):
+    def _token_indices(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.int64]:
+        indices = np.full((len(rows), self.row_length), self.num_tokens, np.int64)
+        for row_indices, record_ids in zip(indices, rows, strict=True):
             at = 0
-            for number in numbers:
-                begin, end = self._offsets[number], self._offsets[number + 1]
-                place[at : at + end - begin] = np.arange(begin, end)
+            for record_id in record_ids:
+                begin, end = self._offsets[record_id], self._offsets[record_id + 1]
+                row_indices[at : at + end - begin] = np.arange(begin, end)
                 at += end - begin
-        return places
+        return indices
 
     def _rows(self) -> list[list[int]]:
         if self._planned is None or self._planned[0] != self.epoch:
             order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.records))
-            packed = pack([len(self.records[i].ids) for i in order], self.row_length)
+            packed = pack_rows([len(self.records[i].ids) for i in order], self.row_length)
             self._planned = self.epoch, [[int(order[i]) for i in row] for row in packed]
         return self._planned[1]
 
 
-def batch_of(rows: Sequence[Sequence[Record]], length: int, prompt_weight: float) -> Batch:
-    """Rows of records, each cut to what a row holds."""
+def make_batch(
+    rows: Sequence[Sequence[TrainingRecord]], length: int, prompt_weight: float
+) -> PackedBatch:
+    """Rows of records, each truncated to the row's length."""
     shape = (len(rows), length)
     ids, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    numbers, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    document_ids, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     sizes: list[int] = []
     for row, records in enumerate(rows):
         at = 0
@@ -182,38 +185,38 @@ def batch_of(rows: Sequence[Sequence[Record]], length: int, prompt_weight: float
             ids[row, part] = record.ids[:size]
             weights[row, part] = prompt_weight
             weights[row, at + min(record.begin, size) : at + size] = 1.0
-            weights[row, at] = 0.0  # nobody predicts the first
-            numbers[row, part], positions[row, part] = len(sizes), np.arange(size)
+            weights[row, at] = 0.0  # the first token is not a label
+            document_ids[row, part], positions[row, part] = len(sizes), np.arange(size)
             sizes.append(size)
             at += size
         if at < length:
-            numbers[row, at:], positions[row, at:] = len(sizes), np.arange(length - at)
+            document_ids[row, at:], positions[row, at:] = len(sizes), np.arange(length - at)
             sizes.append(length - at)
-    learned = np.zeros(shape, np.float32)
-    learned[:, :-1] = weights[:, 1:]
-    return _batch(ids, learned, numbers, positions, sizes)
+    loss_weights = np.zeros(shape, np.float32)
+    loss_weights[:, :-1] = weights[:, 1:]
+    return _batch(ids, loss_weights, document_ids, positions, sizes)
 
 
 def _batch(
     ids: npt.NDArray[Any],
-    learned: npt.NDArray[Any],
-    numbers: npt.NDArray[Any],
+    loss_weights: npt.NDArray[Any],
+    document_ids: npt.NDArray[Any],
     positions: npt.NDArray[Any],
     sizes: list[int],
-) -> Batch:
-    flat = learned.reshape(-1)
-    places = np.flatnonzero(flat)
-    bounds = np.cumsum([0, *sizes], dtype=np.int32)
+) -> PackedBatch:
+    flat = loss_weights.reshape(-1)
+    loss_indices = np.flatnonzero(flat)
+    cu_seqlens = np.cumsum([0, *sizes], dtype=np.int32)
     documents = Documents(
-        torch.from_numpy(bounds),
+        torch.from_numpy(cu_seqlens),
         max(sizes, default=0),
-        torch.from_numpy(numbers),
+        torch.from_numpy(document_ids),
         torch.from_numpy(positions),
     )
-    return Batch(
+    return PackedBatch(
         torch.from_numpy(ids),
         documents,
-        torch.from_numpy(places),
-        torch.from_numpy(flat[places]),
-        torch.from_numpy(positions.reshape(-1)[places]),
+        torch.from_numpy(loss_indices),
+        torch.from_numpy(flat[loss_indices]),
+        torch.from_numpy(positions.reshape(-1)[loss_indices]),
     )

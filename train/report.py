@@ -1,4 +1,4 @@
-"""What came of a distillation: figures as JSON, a page to read, and the curve of the loss."""
+"""The report of a distillation: figures as JSON, a Markdown page, and the loss curve."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from outrider.train.files import write_json, write_whole
 
 REPORT, PAGE, CURVE = "report.json", "report.md", "loss.png"
-_NO_WORSE = 0.01  # by so much figures of a few held-out texts go up and down
+_NOISE = 0.01  # relative, of figures over a few held-out texts
 
 
 def write_report(folder: Path, report: dict[str, Any]) -> None:
@@ -36,32 +36,32 @@ def _page(report: dict[str, Any], has_curve: bool) -> list[str]:
         "|---|---|---|---|",
     ]
     agreed = report["agreement"]
-    for level, values in enumerate(
+    for draft_index, values in enumerate(
         zip(agreed["kl"], agreed["agreement"], agreed["overlap"], strict=True) if agreed else ()
     ):
         kl, same, shared = values
-        lines.append(f"| {level + 1} | {kl:.3f} | {same:.3f} | {shared:.3f} |")
-    lines += [*_by_heart(report["history"]), "", *_acceptance(report["acceptance"])]
+        lines.append(f"| {draft_index + 1} | {kl:.3f} | {same:.3f} | {shared:.3f} |")
+    lines += [*_overfitting(report["history"]), "", *_acceptance(report["acceptance"])]
     if has_curve:
         lines += ["", f"![KL by step]({CURVE})"]
     return lines
 
 
-def _by_heart(history: list[dict[str, Any]]) -> list[str]:
-    """A sentence if held-out texts had been guessed better before the end."""
+def _overfitting(history: list[dict[str, Any]]) -> list[str]:
+    """A sentence if held-out KL was lower before the end."""
     means = [
         (sum(entry["held_out"]) / len(entry["held_out"]), entry["step"])
         for entry in history
         if "held_out" in entry
     ]
-    if not means or means[-1][0] <= min(means)[0] * (1 + _NO_WORSE):
+    if not means or means[-1][0] <= min(means)[0] * (1 + _NOISE):
         return []
     least, step = min(means)
     return [
         "",
-        f"Held-out texts were guessed best at step {step:,} (KL {least:.3f}, {means[-1][0]:.3f} at "
-        "the end): from there on the texts were learned by heart. Let the target write more of "
-        "them, or take fewer steps or a smaller student.",
+        f"Held-out KL was lowest at step {step:,} ({least:.3f}, {means[-1][0]:.3f} at the end): "
+        "from there on the student overfits. Let the target write more texts, or take fewer steps "
+        "or a smaller student.",
     ]
 
 
@@ -93,13 +93,13 @@ def _draw(path: Path, history: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for name, style, told in (("kl", "-", ""), ("held_out", "--", ", held out")):
+    for name, style, suffix in (("kl", "-", ""), ("held_out", "--", ", held out")):
         known = [entry for entry in history if name in entry]
         steps = [entry["step"] for entry in known]
-        for level in range(len(known[0][name]) if known else 0):
-            values = [entry[name][level] for entry in known]
-            label = f"{level + 1} ahead{told}"
-            axes.plot(steps, values, style, color=f"C{level}", label=label)
+        for draft_index in range(len(known[0][name]) if known else 0):
+            values = [entry[name][draft_index] for entry in known]
+            label = f"{draft_index + 1} ahead{suffix}"
+            axes.plot(steps, values, style, color=f"C{draft_index}", label=label)
     axes.set(xlabel="step", ylabel="KL of student from target", yscale="log")
     axes.legend()
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""What can be chosen of a distillation; everything is checked when it is made."""
+"""Settings of a distillation, checked on construction."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from outrider.errors import ConfigError
 from outrider.scheduler.params import MAX_FIXED_DEPTH
 
-# The rest is for the phases that follow, should a closed engine not have given back everything.
+# Leaves room for the phases that follow, in case a closed engine has not freed everything.
 SHARE_OF_GPU = 0.5
 
 
-def _at_least(least: float, **values: float) -> None:
+def _at_least(minimum: float, **values: float) -> None:
     for name, value in values.items():
-        if value < least:
+        if value < minimum:
             option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is {value}; give at least {least:g}.")
+            raise ConfigError(f"--{option} is {value}; give at least {minimum:g}.")
 
 
 def _share(**values: float) -> None:
@@ -29,7 +29,7 @@ def _share(**values: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSettings:
-    """Which texts the target writes. `prompts` and `documents` are paths."""
+    """The texts the target writes. `prompts` and `documents` are paths."""
 
     conversations: int = 20_000
     held_out: int = 96
@@ -61,8 +61,8 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """How a student learns. `prompt_weight` is what a token of a prompt counts beside one of the
-    target's own, which counts 1; `teacher_temperature` is that of the distribution it learns."""
+    """How a student is trained. `prompt_weight` is the loss weight of a prompt token; the target's
+    tokens have 1. `teacher_temperature` scales the teacher's logits."""
 
     steps: int = 7000
     batch_tokens: int = 32_768
@@ -102,8 +102,8 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftSizes:
-    """With `target_layers` the draft begins as these of the target's layers, and all else is as
-    the target has it."""
+    """With `target_layers` the draft starts as these layers of the target, in the target's
+    sizes."""
 
     layers: int = 4
     width: int = 192
@@ -124,9 +124,8 @@ class DraftSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Sizes:
-    """Most heads have one layer. `unroll` is how many of its own outputs in a row the head is
-    trained on; the loss of each counts `decay` of the one before. `intermediate` of 0 is the
-    target's."""
+    """Most heads have one layer. `unroll` is the number of draft steps in training; each step's
+    loss weight is `decay` times the previous one's. `intermediate` of 0 is the target's."""
 
     draft_vocab: int = 16_384
     layers: int = 1
@@ -174,13 +173,13 @@ SIZES: dict[str, type[Sizes]] = {
     "medusa": MedusaSizes,
     "mlp": MlpSizes,
 }
-# Heads begin at the target's own weights, or at few of their own.
+# Heads start at the target's weights, or have few of their own.
 LEARNING_RATES = {"draft": 2e-3, "eagle3": 1e-3, "medusa": 5e-4, "mlp": 1e-3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSettings:
-    """`lengths` are upper ends of the groups of prompts that are reported."""
+    """`lengths` are the upper ends of the reported groups of prompt lengths."""
 
     depth: int = 5
     tokens: int = 128

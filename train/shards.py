@@ -1,4 +1,4 @@
-"""Conversations as token ids: binary shards and the manifest that lists them.
+"""Conversations as token ids: binary shards, and the manifest that lists them.
 
 A shard is: the magic, then as uint32 the number of records and the bytes of a token (2 or 4); of
 every record its length and where the target's first answer begins (uint32 each) and its kind
@@ -22,19 +22,19 @@ MAGIC = b"OUTRDATA"
 MANIFEST = "manifest.json"
 VERSION = 1
 HELD_OUT = "held-out.bin"
-_COUNTED_AT_ONCE = 1024  # records
+_COUNT_CHUNK = 1024  # records
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """Behind `begin` the target has written everything."""
+class TrainingRecord:
+    """One conversation; the target wrote all tokens from `begin` on."""
 
     ids: npt.NDArray[Any]
     begin: int
     kind: int
 
 
-def write_shard(path: Path, records: Sequence[Record], vocab_size: int) -> None:
+def write_shard(path: Path, records: Sequence[TrainingRecord], vocab_size: int) -> None:
     dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
     def write(file: BinaryIO) -> None:
@@ -49,14 +49,14 @@ def write_shard(path: Path, records: Sequence[Record], vocab_size: int) -> None:
     write_whole(path, write)
 
 
-def read_shard(path: Path) -> list[Record]:
-    """Records whose ids stay in the file until they are looked at."""
+def read_shard(path: Path) -> list[TrainingRecord]:
+    """Records whose ids are memory-mapped."""
     try:
         data = np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}); make the data again.") from None
     if bytes(data[: len(MAGIC)]) != MAGIC:
-        raise ConfigError(f"{path} is no shard of token ids; make the data again.")
+        raise ConfigError(f"{path} is not a shard of token ids; make the data again.")
     at = len(MAGIC)
 
     def take(count: int, kind: str) -> npt.NDArray[Any]:
@@ -73,14 +73,14 @@ def read_shard(path: Path) -> list[Record]:
     ids = take(int(lengths.sum(dtype=np.int64)), "<u2" if itemsize == 2 else "<u4")
     ends = np.cumsum(lengths, dtype=np.int64)
     return [
-        Record(ids[int(end) - int(length) : int(end)], int(begin), int(kind))
+        TrainingRecord(ids[int(end) - int(length) : int(end)], int(begin), int(kind))
         for end, length, begin, kind in zip(ends, lengths, begins, kinds, strict=True)
     ]
 
 
 @dataclass(slots=True)
 class Manifest:
-    """What a folder of data holds so far, and how it came about."""
+    """The shards of a data folder, and the settings they were made with."""
 
     target: str
     vocab_size: int
@@ -104,7 +104,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
-        """None if there is none yet."""
+        """None if the folder has none yet."""
         path = folder / MANIFEST
         if not path.exists():
             return None
@@ -117,17 +117,17 @@ class Manifest:
         try:
             return cls(**contents)
         except TypeError:
-            raise ConfigError(f"{path} is no manifest of token ids; make it again.") from None
+            raise ConfigError(f"{path} is not a manifest of token ids; make it again.") from None
 
 
 class Dataset:
-    """The records of some folders: those to train on, and those held out."""
+    """The records of some folders: training and held-out ones."""
 
     def __init__(self, *folders: Path) -> None:
         self.manifests = [_manifest_of(folder) for folder in folders]
         self.kinds: list[str] = []
-        self.records: list[Record] = []
-        self.held_out: list[Record] = []
+        self.records: list[TrainingRecord] = []
+        self.held_out: list[TrainingRecord] = []
         for folder, manifest in zip(folders, self.manifests, strict=True):
             _check_alike(folder, manifest, self.manifests[0])
             for shard in manifest.shards:
@@ -136,15 +136,15 @@ class Dataset:
                 self.held_out += self._read(folder / HELD_OUT, manifest)
         self.vocab_size = self.manifests[0].vocab_size
         if not self.records:
-            told = ", ".join(map(str, folders))
-            raise ConfigError(f"{told} holds no conversation yet; let the data be made first.")
+            names = ", ".join(map(str, folders))
+            raise ConfigError(f"{names} holds no conversation yet; let the data be made first.")
 
     @property
     def num_tokens(self) -> int:
         return sum(manifest.num_tokens for manifest in self.manifests)
 
-    def _read(self, path: Path, manifest: Manifest) -> list[Record]:
-        """With kinds that are numbered as in `kinds`, whatever the folder."""
+    def _read(self, path: Path, manifest: Manifest) -> list[TrainingRecord]:
+        """Records with their kinds renumbered to indices into `kinds`."""
         for name in manifest.kinds:
             if name not in self.kinds:
                 self.kinds.append(name)
@@ -152,7 +152,7 @@ class Dataset:
         return [replace(record, kind=numbers[record.kind]) for record in read_shard(path)]
 
     def answer_counts(self) -> npt.NDArray[np.int64]:
-        """How often the target has written each token."""
+        """How often the target wrote each token."""
         return count_tokens(self.records, self.vocab_size)
 
 
@@ -176,10 +176,10 @@ def _check_alike(folder: Path, manifest: Manifest, first: Manifest) -> None:
             )
 
 
-def count_tokens(records: Sequence[Record], vocab_size: int) -> npt.NDArray[np.int64]:
+def count_tokens(records: Sequence[TrainingRecord], vocab_size: int) -> npt.NDArray[np.int64]:
     counts = np.zeros(vocab_size, np.int64)
-    for first in range(0, len(records), _COUNTED_AT_ONCE):
-        some = records[first : first + _COUNTED_AT_ONCE]
-        answers = np.concatenate([record.ids[record.begin :] for record in some])
+    for first in range(0, len(records), _COUNT_CHUNK):
+        chunk = records[first : first + _COUNT_CHUNK]
+        answers = np.concatenate([record.ids[record.begin :] for record in chunk])
         counts += np.bincount(answers, minlength=vocab_size)
     return counts

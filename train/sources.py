@@ -1,4 +1,4 @@
-"""Prompts and documents that are given, and those that must stay out of training."""
+"""Prompts and documents to train on; refuses evaluation sets."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.load.files import json_rows, path_from, text_of, whole_text
 from outrider.errors import ConfigError
+from outrider.input_files import json_rows, path_from, text_of, whole_text
 
-# What acceptance is reported on; a student that has seen it would be measured on its memory.
+# Acceptance is reported on these: a student trained on them would be tested on its memory.
 EVALUATION_SETS = ("humaneval", "mbpp", "arenahard", "oasst", "specbench")
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".text", ".gz")
 HELD_OUT_EVERY = 20
-PIECE_CHARS = 16_384  # of a document: some more than the longest context, in any language
+PIECE_CHARS = 16_384  # of a document: more than the longest context, in any language
 _EXPECTED = 'JSON lines of {"prompt": TEXT}, {"turns": [TEXT]} or {"messages": [...]}'
 
 
 @dataclass(slots=True)
-class Pool:
-    """Things of which every twentieth is held out."""
+class SourceTexts:
+    """Texts, every twentieth of which is held out."""
 
     items: list[tuple[str, str]] = field(default_factory=list)  # (kind, text)
 
@@ -35,7 +35,7 @@ class Pool:
 
 
 def refuse_evaluation_sets(path: Path) -> None:
-    """One sentence if any part of a path, or of what it leads to, names a set of evaluation."""
+    """Raise if any part of a path, or of what it links to, names an evaluation set."""
     for part in (*path.parts, *path.resolve().parts):
         plain = re.sub(r"[^a-z0-9]", "", part.lower())
         for name in EVALUATION_SETS:
@@ -45,9 +45,9 @@ def refuse_evaluation_sets(path: Path) -> None:
                 )
 
 
-def read_prompts(paths: Sequence[str]) -> Pool:
-    """First turns of users; their kind is the row's category, or else the file's name."""
-    pool = Pool()
+def read_prompts(paths: Sequence[str]) -> SourceTexts:
+    """Users' first turns; their kind is the row's category, else the file's name."""
+    pool = SourceTexts()
     for given in paths:
         path = path_from(given)
         refuse_evaluation_sets(path)
@@ -72,15 +72,15 @@ def _first_turn(row: dict[str, Any], where: str) -> str:
     raise ConfigError(f"{where} has none of prompt, turns and messages; give {_EXPECTED}.")
 
 
-def read_documents(folder: str | None) -> Pool:
+def read_documents(folder: str | None) -> SourceTexts:
     """The texts below a folder, cut into pieces."""
-    pool = Pool()
+    pool = SourceTexts()
     if folder is None:
         return pool
     root = path_from(folder)
     refuse_evaluation_sets(root)
     if not root.is_dir():
-        raise ConfigError(f"--documents is {folder!r}, which is no folder; name one with texts.")
+        raise ConfigError(f"--documents is {folder!r}, which is not a folder; name one with texts.")
     for path in _texts(root):
         refuse_evaluation_sets(path)
         text = whole_text(path)

@@ -1,4 +1,4 @@
-"""The target as the teacher: its hidden states and its distribution, over packed documents."""
+"""The target as the teacher: hidden states and logits over packed documents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.train.attention import attend
-from outrider.train.packing import Batch, Documents, Seen
-from outrider.train.recorded import Recorded
+from outrider.train.cuda_graphs import CapturedStep
+from outrider.train.packing import Documents, PackedBatch, TeacherStates
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.checkpoint import load_spec, whole_folder
 
@@ -32,11 +32,11 @@ class Teacher:
         self._model = _load(self.folder, device)
         self._divisor = self.spec.logits_divisor
         self._layers = tuple(layers)
-        self._kept: dict[int, Tensor] = {}
-        _tap(self._model, self._layers, self.spec.num_layers, self._kept)
-        self._pass: Callable[[Batch], Seen] = self._see
+        self._stored: dict[int, Tensor] = {}
+        _tap(self._model, self._layers, self.spec.num_layers, self._stored)
+        self._run: Callable[[PackedBatch], TeacherStates] = self._forward
         if device.type == "cuda":
-            self._pass = Recorded(self._see, "the teacher's pass", reads_rows=False)
+            self._run = CapturedStep(self._forward, "the teacher's pass", reads_loss_rows=False)
 
     @property
     def embedding(self) -> Tensor:
@@ -51,7 +51,7 @@ class Teacher:
         return weight
 
     def trunk(self, layers: Sequence[int]) -> dict[str, Tensor]:
-        """Its embedding, its last norm and some of its layers, numbered anew, by their names."""
+        """State dict of the embedding, the last norm and some layers, renumbered from 0."""
         base = self._model.base_model
         parts = {f"layers.{new}": base.layers[old] for new, old in enumerate(layers)}
         parts |= {"embed_tokens": base.embed_tokens, "norm": base.norm}
@@ -62,11 +62,11 @@ class Teacher:
         }
 
     @torch.no_grad()
-    def see(self, batch: Batch) -> Seen:
-        """What it returns is good until the next call."""
-        return self._pass(batch)
+    def states(self, batch: PackedBatch) -> TeacherStates:
+        """The next call may overwrite the result."""
+        return self._run(batch)
 
-    def _see(self, batch: Batch, _: Seen | None = None) -> Seen:
+    def _forward(self, batch: PackedBatch, _: TeacherStates | None = None) -> TeacherStates:
         documents = batch.documents
         with _packed(documents):
             output = self._model.base_model(
@@ -75,10 +75,10 @@ class Teacher:
         hidden = output.last_hidden_state.flatten(0, 1)
         features = None
         if self._layers:
-            kept = [self._kept[layer].flatten(0, 1) for layer in self._layers]
-            features = torch.cat(kept, -1)
-            self._kept.clear()
-        return Seen(hidden, features)
+            stored = [self._stored[layer].flatten(0, 1) for layer in self._layers]
+            features = torch.cat(stored, -1)
+            self._stored.clear()
+        return TeacherStates(hidden, features)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ def _load(folder: Path, device: torch.device) -> Any:
     import transformers
     from transformers import AttentionInterface
 
-    # Without masks of its name, none are made: whom a token sees is known from the documents, and
-    # looking for them in the positions would wait for the device.
+    # No mask function is registered under this name, so `transformers` builds none: the documents
+    # say what a token attends to, and deriving it from positions would synchronise.
     AttentionInterface.register(_ATTENTION, _attention)
     quiet = transformers.utils.logging
     quiet.set_verbosity_error()
@@ -120,7 +120,7 @@ def _attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As `transformers` calls it: [rows, heads, length, size] each."""
+    """Called by `transformers` with [rows, heads, length, size] each."""
     q, k, v = (part.transpose(1, 2) for part in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = attend(q, k, v, _documents.get(), scale=scale, window=sliding_window or 0)
@@ -136,21 +136,21 @@ def _packed(documents: Documents) -> Iterator[None]:
         _documents.reset(token)
 
 
-def _tap(model: Any, wanted: Sequence[int], num_layers: int, kept: dict[int, Tensor]) -> None:
-    """Keep the residual stream entering some layers; behind the last, what leaves it."""
+def _tap(model: Any, tapped: Sequence[int], num_layers: int, stored: dict[int, Tensor]) -> None:
+    """Store the residual stream entering some layers; `num_layers` stands for the last output."""
     base = model.base_model
     layers = getattr(base, "layers", None) or base.decoder.layers
 
     def entering(layer: int) -> Any:
-        def hook(_: Any, given: Any, named: Any) -> None:
-            kept[layer] = given[0] if given else named["hidden_states"]
+        def hook(_: Any, args: Any, kwargs: Any) -> None:
+            stored[layer] = args[0] if args else kwargs["hidden_states"]
 
         return hook
 
     def leaving(_: Any, __: Any, output: Any) -> None:
-        kept[num_layers] = output[0] if isinstance(output, tuple) else output
+        stored[num_layers] = output[0] if isinstance(output, tuple) else output
 
-    for layer in wanted:
+    for layer in tapped:
         if layer < num_layers:
             layers[layer].register_forward_pre_hook(entering(layer), with_kwargs=True)
         else:

@@ -1,4 +1,4 @@
-"""The phase that trains: steps, and a state from which they go on as if nothing had happened."""
+"""The training phase: steps, and a saved state from which a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
+from outrider.train.cuda_graphs import CapturedStep
 from outrider.train.files import write_whole
-from outrider.train.loss import Measured, distillation_loss
-from outrider.train.packing import Batch, Batches, Seen, batch_of, pack
-from outrider.train.recorded import Recorded
-from outrider.train.remembered import RememberedPasses
+from outrider.train.loss import DistillationMetrics, distillation_loss
+from outrider.train.packing import (
+    PackedBatch,
+    PackedDataLoader,
+    TeacherStates,
+    make_batch,
+    pack_rows,
+)
+from outrider.train.progress import ProgressReporter
 from outrider.train.settings import TrainSettings
-from outrider.train.shards import Record
+from outrider.train.shards import TrainingRecord
 from outrider.train.students.base import Student
 from outrider.train.teacher import Teacher
-from outrider.train.telling import Teller
+from outrider.train.teacher_cache import TeacherCache
 
 STATE = "state.pt"
-LEAST_SHARE_OF_RATE = 0.05  # what the cosine ends at
+MIN_LR_SCALE = 0.05  # at the end of the cosine
 
 
 class Trainer:
-    """Teacher, student, optimiser and where in the data they are. `identity` says what is trained;
-    a state of something else is refused. On texts `held_out` it is measured whenever it saves: when
-    these grow harder while the others grow easier, texts are learned by heart."""
+    """Teacher, student, optimiser and position in the data. A saved state with another `identity`
+    is refused. Held-out KL is measured at every save: it rises when the student overfits."""
 
     def __init__(
         self,
         student: Student,
         teacher: Teacher,
-        records: Sequence[Record],
+        records: Sequence[TrainingRecord],
         settings: TrainSettings,
         folder: Path,
         identity: dict[str, Any],
-        held_out: Sequence[Record] = (),
+        held_out: Sequence[TrainingRecord] = (),
     ) -> None:
         self.student, self.teacher, self.settings = student, teacher, settings
         self.step = 0
@@ -48,22 +53,28 @@ class Trainer:
         self._folder, self._identity, self._held_out = folder, identity, held_out
         num_rows = max(settings.batch_tokens // settings.context, 1)
         weight = settings.prompt_weight
-        self._batches = Batches(records, settings.context, num_rows, weight, settings.seed)
-        self._see = RememberedPasses(teacher.see, len(records), self._batches.num_tokens)
+        self._batches = PackedDataLoader(records, settings.context, num_rows, weight, settings.seed)
+        self._teacher_states = TeacherCache(teacher.states, len(records), self._batches.num_tokens)
         self._optimiser = _optimiser(student, settings, teacher.device)
-        self._guesses: Any = torch.compile(student.guesses) if settings.compile else student.guesses
-        self._learn_from: Callable[[Batch, Seen], Measured] = self._learn
+        self._draft_outputs: Any = (
+            torch.compile(student.draft_outputs) if settings.compile else student.draft_outputs
+        )
+        self._run_step: Callable[[PackedBatch, TeacherStates], DistillationMetrics] = (
+            self._train_step
+        )
         if teacher.device.type == "cuda" and not settings.compile:
-            self._learn_from = Recorded(self._learn, "a step of the training", reads_rows=True)
+            self._run_step = CapturedStep(
+                self._train_step, "the training step", reads_loss_rows=True
+            )
 
     def resume(self) -> bool:
-        """Take up a saved state; False if there is none."""
+        """Load the saved state; False if there is none."""
         path = self._folder / STATE
         if not path.exists():
             return False
         try:
             state = torch.load(path, map_location=self.teacher.device, weights_only=True)
-        except Exception as error:  # whatever a damaged file makes the reader stumble over
+        except Exception as error:  # a damaged file may raise anything
             raise ConfigError(
                 f"{path} cannot be read ({type(error).__name__}); begin again with another --out."
             ) from None
@@ -96,48 +107,59 @@ class Trainer:
         }
         write_whole(self._folder / STATE, lambda file: torch.save(state, file))
 
-    def run(self, teller: Teller) -> None:
-        """To the last step, saving on the way and at the end."""
+    def run(self, reporter: ProgressReporter) -> None:
+        """Train to the last step, saving every `save_every` steps and at the end."""
         settings = self.settings
-        measured: Measured | None = None
-        told = ""
+        measured: DistillationMetrics | None = None
+        suffix = ""
         self.student.train()
-        with teller.bar("training", settings.steps) as bar:
+        with reporter.bar("training", settings.steps) as bar:
             while self.step < settings.steps:
-                found = self._one_step()
-                measured = found if measured is None else _sum(measured, found)
+                metrics = self._next_step()
+                measured = metrics if measured is None else _sum(measured, metrics)
                 self.step += 1
                 is_last = self.step == settings.steps
                 if self.step % settings.log_every == 0 or is_last:
-                    bar.at(self.step, self._log(measured) + told)
+                    bar.update(self.step, self._log(measured) + suffix)
                     measured = None
                 if self.step % settings.save_every == 0 or is_last:
-                    told = self._measure_held_out()
+                    suffix = self._measure_held_out()
                     self.save()
 
     def _measure_held_out(self) -> str:
-        found = agreement(
-            self.student, self.teacher, self._held_out, self.settings, teach=self._teach
+        metrics = agreement(
+            self.student,
+            self.teacher,
+            self._held_out,
+            self.settings,
+            teacher_logits=self._teacher_logits,
         )
         self.student.train()
-        if not found:
+        if not metrics:
             return ""
-        self.history.append({"step": self.step, "held_out": found["kl"]})
-        return ", held out " + " ".join(f"{value:.3f}" for value in found["kl"])
+        self.history.append({"step": self.step, "held_out": metrics["kl"]})
+        return ", held out " + " ".join(f"{value:.3f}" for value in metrics["kl"])
 
-    def _one_step(self) -> Measured:
-        self._set_rate(self.settings.learning_rate * rate_share(self.step, self.settings))
-        batch = self._batches.take().to(self.teacher.device)
-        return self._learn_from(batch, self._see(batch)).copy()
+    def _next_step(self) -> DistillationMetrics:
+        self._set_rate(self.settings.learning_rate * lr_scale(self.step, self.settings))
+        batch = self._batches.next_batch().to(self.teacher.device)
+        return self._run_step(batch, self._teacher_states(batch)).copy()
 
-    def _learn(self, batch: Batch, seen: Seen | None) -> Measured:
-        """From one batch. Nothing here waits for the device, so that it can be recorded."""
-        assert seen is not None
+    def _train_step(
+        self, batch: PackedBatch, teacher_states: TeacherStates | None
+    ) -> DistillationMetrics:
+        """One optimiser step. Nothing here synchronises, so that it can be captured."""
+        assert teacher_states is not None
         with autocast(self.teacher.device):
-            guesses = self._guesses(batch, seen)
+            draft_outputs = self._draft_outputs(batch, teacher_states)
         chunk_rows = self.settings.chunk_rows
         loss, measured = distillation_loss(
-            self._teach, seen.hidden, batch, guesses, chunk_rows=chunk_rows, measures=False
+            self._teacher_logits,
+            teacher_states.hidden,
+            batch,
+            draft_outputs,
+            chunk_rows=chunk_rows,
+            with_metrics=False,
         )
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -146,7 +168,7 @@ class Trainer:
         return measured
 
     def _set_rate(self, rate: float) -> None:
-        """On a GPU it is a tensor, which recorded steps read."""
+        """On a GPU the rate is a tensor, which captured steps read."""
         device = self.teacher.device
         for group in self._optimiser.param_groups:
             if device.type != "cuda":
@@ -156,16 +178,16 @@ class Trainer:
                 group["lr"] = torch.zeros((), device=device)
             group["lr"].fill_(rate)
 
-    def _teach(self, hidden: Tensor) -> Tensor:
+    def _teacher_logits(self, hidden: Tensor) -> Tensor:
         logits = self.teacher.logits(hidden)
         temperature = self.settings.teacher_temperature
         return logits if temperature == 1.0 else logits.div_(temperature)
 
-    def _log(self, measured: Measured) -> str:
+    def _log(self, measured: DistillationMetrics) -> str:
         kl = measured.means()["kl"]
         if not all(map(math.isfinite, kl)):
             raise ConfigError(
-                f"the loss is no number at step {self.step}; begin again with a lower "
+                f"the loss is not finite at step {self.step}; begin again with a lower "
                 f"--learning-rate than {self.settings.learning_rate:g} and another --out."
             )
         self.history.append({"step": self.step, "kl": kl})
@@ -176,53 +198,59 @@ def autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def rate_share(step: int, settings: TrainSettings) -> float:
-    """Of the learning rate: a warm-up, then a cosine."""
+def lr_scale(step: int, settings: TrainSettings) -> float:
+    """The factor on the learning rate: a warm-up, then a cosine."""
     warmup = min(settings.warmup, settings.steps // 10)
     if step < warmup:
         return (step + 1) / (warmup + 1)
     done = (step - warmup) / max(settings.steps - warmup, 1)
     cosine = 0.5 * (1 + math.cos(math.pi * done))
-    return LEAST_SHARE_OF_RATE + (1 - LEAST_SHARE_OF_RATE) * cosine
+    return MIN_LR_SCALE + (1 - MIN_LR_SCALE) * cosine
 
 
 @torch.no_grad()
 def agreement(
     student: Student,
     teacher: Teacher,
-    records: Sequence[Record],
+    records: Sequence[TrainingRecord],
     settings: TrainSettings,
     *,
-    teach: Callable[[Tensor], Tensor] | None = None,
+    teacher_logits: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, list[float]]:
-    """On texts that are given: KL, agreement and overlap, level by level (see `Measured`), from the
-    teacher's own distribution or the one that `teach` makes of its states."""
+    """KL, agreement and overlap of each draft token on `records` (see `DistillationMetrics`).
+    `teacher_logits` replaces the teacher's own distribution."""
     student.eval()
-    total: Measured | None = None
+    total: DistillationMetrics | None = None
     for rows in _rows_of(records, settings):
-        batch = batch_of(rows, settings.context, 0.0).to(teacher.device)
-        if not len(batch.rows):
+        batch = make_batch(rows, settings.context, 0.0).to(teacher.device)
+        if not len(batch.loss_indices):
             continue
-        seen = teacher.see(batch)
+        teacher_states = teacher.states(batch)
         with autocast(teacher.device):
-            guesses = student.guesses(batch, seen)
+            draft_outputs = student.draft_outputs(batch, teacher_states)
         chunk_rows = settings.chunk_rows
-        _, found = distillation_loss(
-            teach or teacher.logits, seen.hidden, batch, guesses, chunk_rows=chunk_rows
+        _, metrics = distillation_loss(
+            teacher_logits or teacher.logits,
+            teacher_states.hidden,
+            batch,
+            draft_outputs,
+            chunk_rows=chunk_rows,
         )
-        total = found if total is None else _sum(total, found)
+        total = metrics if total is None else _sum(total, metrics)
     return {} if total is None else total.means()
 
 
-def _rows_of(records: Sequence[Record], settings: TrainSettings) -> Iterator[list[list[Record]]]:
-    packed = pack([len(record.ids) for record in records], settings.context)
+def _rows_of(
+    records: Sequence[TrainingRecord], settings: TrainSettings
+) -> Iterator[list[list[TrainingRecord]]]:
+    packed = pack_rows([len(record.ids) for record in records], settings.context)
     at_once = max(settings.batch_tokens // settings.context, 1)
     for first in range(0, len(packed), at_once):
         yield [[records[i] for i in row] for row in packed[first : first + at_once]]
 
 
-def _sum(total: Measured, found: Measured) -> Measured:
-    total.add(found)
+def _sum(total: DistillationMetrics, metrics: DistillationMetrics) -> DistillationMetrics:
+    total.add(metrics)
     return total
 
 

@@ -28,16 +28,16 @@ def main() -> None:
     parser.add_argument(
         "--with-parent", type=int, metavar="PID", help="end when the process that starts it does"
     )
-    given = parser.parse_args()
-    setup_logging(role=given.role, rank=given.rank)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to answer
-    if given.with_parent is not None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # so is the end of the terminal
-        end_with(given.with_parent)
-    faulthandler.register(signal.SIGUSR1)  # writes where every thread is, for a rank that hangs
+    args = parser.parse_args()
+    setup_logging(role=args.role, rank=args.rank)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
+    if args.with_parent is not None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and the terminal's hang-up
+        end_with(args.with_parent)
+    faulthandler.register(signal.SIGUSR1)  # dumps all stacks, for a rank that hangs
     try:
         run_rank(
-            RankPlace(given.engine, Role(given.role), given.rank, given.size),
+            RankPlace(args.engine, Role(args.role), args.rank, args.size),
             secret_from_environment(),
             end_with_link,
         )
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when `parent` does, or now if that has ended already."""
+    """Kill this process when `parent` exits, or now if it has exited already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before this line
+    if os.getppid() != parent:  # it exited before prctl
         sys.exit("error: the starting process has ended.")
 
 

@@ -9,10 +9,10 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.kernels.ops import KernelUnavailableError, Ops, select_ops
-from outrider.stages import stage
+from outrider.progress_stages import stage
 
-# Left free on the GPU of a rank in a process of its own: a bound that passes of usual sizes keep.
-# An engine that has its models in its own process measures (`outrider.workers.gpu.memory`).
+# Reserved for activations on the GPU of a rank process; passes of usual sizes need less.
+# An engine with its models in-process measures instead (`outrider.workers.gpu.memory`).
 ACTIVATION_BYTES = 2**30
 
 
@@ -21,13 +21,13 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     ops: Ops
-    keeps_form: bool = False  # weights stay as they are stored, where the kernels can
+    keeps_stored_format: bool = False  # weights stay quantized as stored, where the kernels can
 
 
 def place(
     device_name: str, dtype_name: str, cpu_kernels: str, deterministic: bool, role: str
 ) -> Placement:
-    """What "auto" stands for on this machine; `role` names the settings in an error."""
+    """Resolve "auto" for this machine; `role` names the settings in an error."""
     if device_name == "auto":
         device_name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device_name)
@@ -35,8 +35,8 @@ def place(
         raise ConfigError(
             f"{role}.device is {device_name!r} but there is no CUDA device; set it to cpu."
         )
-    keeps_form = dtype_name == "auto"
-    if keeps_form:
+    keeps_stored_format = dtype_name == "auto"
+    if keeps_stored_format:
         dtype_name = "bfloat16" if device.type == "cuda" else "float32"
     dtype: torch.dtype = getattr(torch, dtype_name)
     backend = None if cpu_kernels == "auto" else cpu_kernels
@@ -45,30 +45,30 @@ def place(
             ops = select_ops(device, dtype, deterministic, backend, update)
     except KernelUnavailableError as error:
         raise ConfigError(f"cpu_kernels is {cpu_kernels!r}: {error}") from error
-    return Placement(device, dtype, ops, keeps_form)
+    return Placement(device, dtype, ops, keeps_stored_format)
 
 
 def gpu_bytes(device: torch.device) -> int | None:
-    """All the memory of a GPU, whoever uses it; None of a CPU."""
+    """Total memory of a GPU; None for a CPU."""
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
 
 
 def free_kv_bytes(device: torch.device, utilization: float) -> int:
-    """What a rank's GPU has left for KV once weights are loaded."""
+    """Memory left for KV on a rank's GPU once weights are loaded."""
     free, total = torch.cuda.mem_get_info(device)
     used = total - free
     return max(int(total * utilization) - used - ACTIVATION_BYTES, 0)
 
 
-def take_cores(wanted_threads: int | None, host_share: int, host_index: int) -> None:
-    """So many CPU threads, or else a part of the cores that `host_share` ranks share.
+def take_cores(num_threads: int | None, host_share: int, host_index: int) -> None:
+    """Use `num_threads` CPU threads, or an equal part of the cores that `host_share` ranks share.
 
-    Ranks that wait for each other many times a pass stay on cores of their own: two on one core
-    would each hold up the other until the system moves one, which takes it milliseconds.
+    Ranks synchronise many times a pass, so they are pinned to separate cores: two on one core block
+    each other until the kernel migrates one, which takes milliseconds.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if wanted_threads is not None or len(cores) < host_share:
-        torch.set_num_threads(wanted_threads or 1)
+    if num_threads is not None or len(cores) < host_share:
+        torch.set_num_threads(num_threads or 1)
         return
     first, end = (len(cores) * (host_index + i) // host_share for i in (0, 1))
     torch.set_num_threads(end - first)

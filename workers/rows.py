@@ -1,7 +1,7 @@
-"""The text of every row, as the workers know it.
+"""The text of every row on the workers.
 
-Workers in one process share one table: what the target commits, the proposers see. A worker in a
-process of its own keeps its own table and advances it from the same plans and verdicts.
+Workers in one process share one table: proposers see what the target commits. A worker in its own
+process keeps its own table and advances it by the same plans and verdicts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outrider.scheduler.types import RowInit, RowVerdict, StepPlan, Verdict
 
 
 class Row:
-    """One request on the workers: who it is and its committed text."""
+    """One request on the workers: its parameters and its committed text."""
 
     __slots__ = ("init", "tokens")
 
@@ -32,19 +32,19 @@ class RowTable:
         self._committed = -1
 
     def __getitem__(self, row: int) -> Row:
-        found = self._rows[row]
-        if found is None:
+        entry = self._rows[row]
+        if entry is None:
             raise OutriderError(f"row {row} is planned but was never admitted")
-        return found
+        return entry
 
     def begin(self, plan: StepPlan) -> None:
-        """Take over the plan's changes of rows. The first worker that sees a plan does it."""
+        """Apply the plan's row changes. The first worker that sees a plan does it."""
         if plan.epoch < self._epoch:
             raise OutriderError(
                 f"a plan of epoch {plan.epoch} came after one of epoch {self._epoch}: its engine "
                 "has been replaced."
             )
-        if plan.epoch > self._epoch:  # a new engine: nothing of the old one is known
+        if plan.epoch > self._epoch:  # a new engine: drop the rows of the old one
             self._rows = [None] * len(self._rows)
             self._epoch, self._begun, self._committed = plan.epoch, -1, -1
         if plan.step <= self._begun:
@@ -56,18 +56,18 @@ class RowTable:
             self._rows[init.row] = Row(init)
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
-        """Forget everything and take over these rows, as a worker does that joins late."""
+        """Replace all rows by these, as a worker that joins late does."""
         self._rows = [None] * len(self._rows)
         self._epoch, self._begun, self._committed = epoch, -1, -1
         for init in rows:
             self._rows[init.row] = Row(init)
 
     def is_current(self, row: int, generation: int) -> bool:
-        found = self._rows[row]
-        return found is not None and found.init.generation == generation
+        entry = self._rows[row]
+        return entry is not None and entry.init.generation == generation
 
     def commit(self, verdict: Verdict) -> None:
-        """Extend texts by what the target committed; a verdict seen before changes nothing."""
+        """Append what the target committed. Idempotent: an old verdict changes nothing."""
         if verdict.epoch != self._epoch or verdict.step <= self._committed:
             return
         self._committed = verdict.step

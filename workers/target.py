@@ -20,33 +20,33 @@ from outrider.scheduler.types import (
     Verdict,
 )
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.logprobs import token_logprobs
-from outrider.workers.sampling.rows import RowSampler, Span
-from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, stand, verify
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
+from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, accept_matching, verify
 from outrider.workers.selection import Offer, select_drafts
 
-# Logits are large, and sampling takes several copies of them: about so many rows at a time.
+# About how many rows are sampled at a time: logits are large, and sampling takes several copies.
 LOGIT_ROWS = 256
 
 
-class _Work(NamedTuple):
+class _RowWork(NamedTuple):
     """One row's part of a pass: its chunk, and which of the pass's tokens and logits it uses."""
 
     planned: RowPlan
-    chunk: Chunk
+    chunk: RowChunk
     base_len: int
-    span: Span | None  # None: a prompt chunk that does not sample
-    num_drafted: int  # how far its proposal reaches, of which the span verifies a part
-    prompt_tokens: range  # tokens of the pass whose logprobs are wanted: their successor is known
+    span: LogitSpan | None  # None: a prompt chunk that does not sample
+    num_drafted: int  # length of its proposal, of which the span verifies a part
+    prompt_tokens: range  # tokens of the pass before a prompt token whose logprob is requested
     sample_tokens: range  # tokens of the pass that the span samples from
 
 
-class TargetWorker:
-    """Owns the target's weights and KV, and with them the truth of every row's text."""
+class LocalTarget:
+    """Owns the target's weights and KV, and commits the text of every row."""
 
-    lag = 0  # a pass is over when `verify` returns
-    apart = None  # any requests share a step
+    lag = 0  # synchronous: the pass has ended when `verify` returns
+    exclusivity = None  # any requests can share a step
     max_depth: int | None = None
 
     def __init__(
@@ -60,15 +60,15 @@ class TargetWorker:
         self.samplers: dict[int, RowSampler] = {}
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
-        """Run the pass, choose the target's own tokens and commit drafts that are equal to them."""
+        """Run the pass, choose the target's own tokens and commit the draft tokens that match."""
         start_s = time.perf_counter()
         self.begin(plan)
         works = self._lay_out(plan, ticket)
-        reader = self.runner.reader
-        is_read = reader is not None and any(
+        reader = self.runner.feature_reader
+        keep_features = reader is not None and any(
             self._rows[row.row].init.proposer == reader for row in plan.rows
         )
-        rows = self._pass_over(works, is_read=is_read)
+        rows = self._run_pass(works, keep_features=keep_features)
         verify_s = time.perf_counter() - start_s
         verdict = Verdict(plan.epoch, plan.step, rows, ticket.draft_s, verify_s, ticket.agreements)
         self._rows.commit(verdict)
@@ -82,9 +82,9 @@ class TargetWorker:
                 init, self.runner.vocab_size, self.runner.device, self.runner.vocab.held
             )
 
-    def _lay_out(self, plan: StepPlan, ticket: Ticket) -> list[_Work]:
+    def _lay_out(self, plan: StepPlan, ticket: Ticket) -> list[_RowWork]:
         """Each row's part, in the plan's order."""
-        works: list[_Work] = []
+        works: list[_RowWork] = []
         first = 0
         proposals = [self._proposal(planned, ticket) for planned in plan.rows]
         num_verified = _selected(plan, proposals)
@@ -105,9 +105,9 @@ class TargetWorker:
                 prompt_tokens = range(first, first + known)
             num_sampled = span.num_rows if span is not None else 0
             sample_tokens = range(end - num_sampled, end)
-            chunk = Chunk(planned.row, start, chunk_tokens)
+            chunk = RowChunk(planned.row, start, chunk_tokens)
             works.append(
-                _Work(
+                _RowWork(
                     planned,
                     chunk,
                     len(row.tokens),
@@ -121,52 +121,51 @@ class TargetWorker:
         return works
 
     def _proposal(self, planned: RowPlan, ticket: Ticket) -> Proposal | None:
-        """What was drafted for the row as its text is now, if anything."""
+        """The proposal for the row at its current length, if any."""
         if not (planned.samples and planned.depth):
             return None
         base_len = len(self._rows[planned.row].tokens)
         return ticket.drafts_for(planned.row, planned.generation, base_len)
 
-    def _pass_over(self, works: list[_Work], *, is_read: bool) -> tuple[RowVerdict, ...]:
-        """What the pass decides for every row: in one call where its hidden states are nobody's
-        business."""
+    def _run_pass(self, works: list[_RowWork], *, keep_features: bool) -> tuple[RowVerdict, ...]:
+        """The verdict of every row; the pass is a single call where no hidden states are needed."""
         chunks = [work.chunk for work in works]
-        if not is_read and not any(work.prompt_tokens for work in works):
+        if not keep_features and not any(work.prompt_tokens for work in works):
             sampled, spans = _sampled(works), _spans(works)
             if all(span.sampler.wants_best_only for span in spans):
                 best = self.runner.best(chunks, sampled)
                 if best is not None:
-                    return tuple(self._settle_all(works, stand(best, spans)))
+                    return tuple(self._settle_all(works, accept_matching(best, spans)))
             logits = self.runner.score(chunks, sampled)
             if logits is not None:
-                return tuple(self._judge(works, None, logits))
-        hidden = self.runner.forward(chunks, is_read=is_read)
+                return tuple(self._verify_part(works, None, logits))
+        hidden = self.runner.forward(chunks, keep_features=keep_features)
         rows: list[RowVerdict] = []
         for part in _parts(works):
             sampled = _sampled(part)
             own = self.runner.logits(hidden, sampled) if sampled else None
-            rows += self._judge(part, hidden, own)
+            rows += self._verify_part(part, hidden, own)
         return tuple(rows)
 
-    def _judge(
-        self, works: list[_Work], hidden: Tensor | None, logits: Tensor | None
+    def _verify_part(
+        self, works: list[_RowWork], hidden: Tensor | None, logits: Tensor | None
     ) -> Iterator[RowVerdict]:
-        """What is decided for some of the rows by their logits, if they have any."""
-        judged: Sequence[SpanVerdict] = ()
+        """Verdicts of some of the rows, from their logits if they have any."""
+        span_verdicts: Sequence[SpanVerdict] = ()
         if logits is not None:
             mode, vocab = self._verification, self.runner.vocab
-            judged = verify(logits, _spans(works), self._ops, mode, vocab)
-        return self._settle_all(works, judged, hidden, logits)
+            span_verdicts = verify(logits, _spans(works), self._ops, mode, vocab)
+        return self._settle_all(works, span_verdicts, hidden, logits)
 
     def _settle_all(
         self,
-        works: list[_Work],
-        judged: Sequence[SpanVerdict],
+        works: list[_RowWork],
+        span_verdicts: Sequence[SpanVerdict],
         hidden: Tensor | None = None,
         logits: Tensor | None = None,
     ) -> Iterator[RowVerdict]:
-        """`judged` are those that sample, in their order."""
-        verdicts, first = iter(judged), 0
+        """`span_verdicts` are those of the rows that sample, in order."""
+        verdicts, first = iter(span_verdicts), 0
         for work in works:
             if work.span is None:
                 yield self._settle(work, None, hidden, None)
@@ -178,19 +177,23 @@ class TargetWorker:
             first = end
 
     def _settle(
-        self, work: _Work, judged: SpanVerdict | None, hidden: Tensor | None, logits: Tensor | None
+        self,
+        work: _RowWork,
+        span_verdict: SpanVerdict | None,
+        hidden: Tensor | None,
+        logits: Tensor | None,
     ) -> RowVerdict:
-        """Advance the row's KV (the scheduler applies the same rule) and say what was decided."""
+        """Advance the row's KV (the scheduler applies the same rule) and make its verdict."""
         planned = work.planned
         row, generation = planned.row, planned.generation
         prompt_logprobs = () if hidden is None else tuple(self._prompt_logprobs(work, hidden))
-        if judged is None or work.span is None:
+        if span_verdict is None or work.span is None:
             self.computed[row] += planned.num_tokens
             return RowVerdict(row, generation, work.base_len, 0, 0, 0, (), (), prompt_logprobs)
-        self.computed[row] = work.base_len + judged.num_accepted
-        tokens, is_broken = judged.tokens, judged.tokens[-1] == NO_TOKEN
+        self.computed[row] = work.base_len + span_verdict.num_accepted
+        tokens, is_broken = span_verdict.tokens, span_verdict.tokens[-1] == NO_TOKEN
         if is_broken:
-            tokens = (*tokens[:-1], 0)  # any that exists: the next pass may have begun
+            tokens = (*tokens[:-1], 0)  # any valid id: the next pass may have begun
         logprobs: Sequence[TokenLogprobs] = ()
         num_top = work.span.sampler.params.logprobs
         if num_top is not None and logits is not None:
@@ -202,14 +205,14 @@ class TargetWorker:
             work.base_len,
             work.num_drafted,
             len(work.span.drafts),
-            judged.num_accepted,
+            span_verdict.num_accepted,
             tuple(tokens),
             tuple(logprobs),
             prompt_logprobs,
             is_broken,
         )
 
-    def _prompt_logprobs(self, work: _Work, hidden: Tensor) -> Iterator[TokenLogprobs]:
+    def _prompt_logprobs(self, work: _RowWork, hidden: Tensor) -> Iterator[TokenLogprobs]:
         row = self._rows[work.planned.row]
         num_top = row.init.params.prompt_logprobs or 0
         for first in range(0, len(work.prompt_tokens), LOGIT_ROWS):
@@ -221,7 +224,7 @@ class TargetWorker:
 
 
 def _selected(plan: StepPlan, proposals: Sequence[Proposal | None]) -> list[int]:
-    """How many drafts of each row of the plan are verified."""
+    """How many draft tokens of each row of the plan are verified."""
     offers = [
         Offer((), 0)
         if proposal is None
@@ -233,26 +236,26 @@ def _selected(plan: StepPlan, proposals: Sequence[Proposal | None]) -> list[int]
 
 def _span(
     sampler: RowSampler, tokens: list[int], proposal: Proposal | None, num_verified: int
-) -> Span:
-    """What is sampled for a row of which so many drafts are verified."""
+) -> LogitSpan:
+    """The logit rows of a row of which `num_verified` draft tokens are verified."""
     if proposal is None:
-        return Span(sampler, tokens)
+        return LogitSpan(sampler, tokens)
     q = None if proposal.q is None else proposal.q[:num_verified]
-    return Span(sampler, tokens, proposal.tokens[:num_verified], q)
+    return LogitSpan(sampler, tokens, proposal.tokens[:num_verified], q)
 
 
-def _spans(works: list[_Work]) -> list[Span]:
+def _spans(works: list[_RowWork]) -> list[LogitSpan]:
     return [work.span for work in works if work.span is not None]
 
 
-def _sampled(works: list[_Work]) -> list[int]:
-    """The tokens of the pass behind which something is sampled."""
+def _sampled(works: list[_RowWork]) -> list[int]:
+    """The tokens of the pass whose successors are sampled."""
     return [at for work in works for at in work.sample_tokens]
 
 
-def _parts(works: list[_Work]) -> Iterator[list[_Work]]:
+def _parts(works: list[_RowWork]) -> Iterator[list[_RowWork]]:
     """Consecutive rows with about `LOGIT_ROWS` logits together."""
-    part: list[_Work] = []
+    part: list[_RowWork] = []
     num_rows = 0
     for work in works:
         part.append(work)

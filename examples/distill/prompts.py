@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-SPEC_BENCH = Path(__file__).parents[2] / "bench" / "data" / "spec_bench" / "question.jsonl"
+SPEC_BENCH = Path(__file__).parents[2] / "loadtest" / "data" / "spec_bench" / "question.jsonl"
 P3 = "self-instruct/data/finetuning/t0_train_50k/data_per_template"
 NEWS = ("cnn_dailymail", "xsum", "multi_news", "samsum")
 READING = ("adversarial_qa", "quoref", "ropes", "duorc", "wiki_hop", "cosmos_qa", "dream", "quail")

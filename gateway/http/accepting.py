@@ -1,5 +1,5 @@
-"""Accepts connections in place of asyncio's server, which knows nothing of one until its TLS
-handshake is done."""
+"""Accepts connections in place of asyncio's server, which sees a connection only after its TLS
+handshake."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from outrider.gateway.seats import Seat, Seats
-from outrider.quiet_log import QuietLog
+from outrider.gateway.connection_slots import ConnectionSlot, ConnectionSlots
+from outrider.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
 
-ACCEPT_PAUSE_S = 0.1  # after a failure, most likely for want of descriptors
+ACCEPT_PAUSE_S = 0.1  # after a failure, most likely of too few file descriptors
 
-Connect = Callable[[Seat], asyncio.Protocol]
+Connect = Callable[[ConnectionSlot], asyncio.Protocol]
 
 
 class Acceptor:
-    """Gives every connection a seat before anything is read from it."""
+    """Assigns every connection a slot before anything is read from it."""
 
     def __init__(
         self,
         sock: socket.socket,
         connect: Connect,
-        seats: Seats,
+        slots: ConnectionSlots,
         *,
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
@@ -35,11 +35,11 @@ class Acceptor:
     ) -> None:
         self._sock = sock
         self._connect = connect
-        self._seats = seats
+        self._slots = slots
         self._tls = tls
         self._handshake_timeout_s = handshake_timeout_s
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._quiet_log = QuietLog(logger)
+        self._limited_log = RateLimitedLog(logger)
         self._admitting: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
 
@@ -49,7 +49,7 @@ class Acceptor:
         self._accepting = asyncio.create_task(self._accept())
 
     def close(self) -> None:
-        """Take no more connections; those that are made stay."""
+        """Accept no more connections; open ones stay."""
         for task in (self._accepting, *self._admitting):
             if task is not None:
                 task.cancel()
@@ -61,30 +61,30 @@ class Acceptor:
             try:
                 sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
-                self._quiet_log.warning("no connection can be accepted: %s", error)
+                self._limited_log.warning("no connection can be accepted: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             task = loop.create_task(self._admit(sock, address))
             self._admitting.add(task)
             task.add_done_callback(self._admitting.discard)
-            await asyncio.sleep(0)  # however fast they come, others get their turns
+            await asyncio.sleep(0)  # a burst of connections must not starve other tasks
 
     async def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        seat = self._seats.take(address[0], lambda: _hang_up(sock))
-        if len(self._seats) > self._seats.most_at_all:  # too many even to be answered
-            seat.leave()
+        slot = self._slots.take(address[0], lambda: _hang_up(sock))
+        if len(self._slots) > self._slots.hard_limit:  # too many even for an error response
+            slot.release()
             sock.close()
             return
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._connect(seat),
+                lambda: self._connect(slot),
                 sock,
                 ssl=self._tls,
                 ssl_handshake_timeout=None if self._tls is None else self._handshake_timeout_s,
                 ssl_shutdown_timeout=None if self._tls is None else self._shutdown_timeout_s,
             )
         except (OSError, asyncio.CancelledError) as error:
-            seat.leave()
+            slot.release()
             sock.close()
             if isinstance(error, asyncio.CancelledError):
                 raise

@@ -1,4 +1,4 @@
-"""Who calls over HTTP: what routes depend on to know and to demand it."""
+"""Authentication and authorization over HTTP: a middleware, and dependencies for routes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
+from outrider.api_types.errors import ForbiddenError
 from outrider.errors import OutriderError, shown
-from outrider.gateway.caller import Caller, Scope, is_loopback
-from outrider.gateway.errors import ForbiddenError
+from outrider.gateway.auth.caller import Caller, Scope, is_loopback
 from outrider.gateway.gateway import Gateway
 from outrider.gateway.http.errors import error_response
 from outrider.gateway.http.labels import label_in
 from outrider.gateway.limits import Admission
-from outrider.gateway.reading import Upload
+from outrider.gateway.upload_budget import Upload
 
 _CALLER, _ADMITTED = "outrider.caller", "outrider.admitted"
 ON_KNOWN = "outrider.on_known"
-"""What in a scope hears that the request has a valid key, or needs none."""
-# What is charged to a key before its body is read: all that takes a body from keys with the
-# scope `infer`.
+"""The scope's callback for a request with a valid key, or that needs none."""
+# Charged to the key before the body is read: all routes of the scope `infer` that take a body.
 CHARGED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"})
 _OPEN_PATHS = ("/livez", "/readyz", "/health", "/healthz", "/ping", "/version", "/", "/favicon.ico")
 _OPEN_FOLDERS = ("/page/",)
@@ -40,26 +39,26 @@ async def gateway_of(request: Request) -> Gateway:
 
 
 async def caller_of(request: Request) -> Caller:
-    """Whoever may ask for text; raises what the client is told otherwise."""
+    """A caller with the scope `infer`; raises otherwise."""
     return _require(request, Scope.INFER)
 
 
 def admitted_of(request: Request) -> Admitted:
-    """The call as it was charged, on a path where it is."""
+    """The charged call, on `CHARGED_PATHS`."""
     admitted: Admitted = request.scope[_ADMITTED]
     return admitted
 
 
 async def admin_of(request: Request) -> Caller:
-    """Whoever may change how the server works."""
+    """A caller with the scope `admin`; raises otherwise."""
     return _require(request, Scope.ADMIN)
 
 
 class AccessGuard:
-    """Asks for a key before all routes but those that are open, so that none can be forgotten, and
-    charges it for those that cost something.
+    """Requires a key on all routes but the open ones, so that none can be forgotten, and charges
+    the key on `CHARGED_PATHS`.
 
-    What they depend on finds the caller that was found here.
+    Dependencies of routes read the caller from the scope.
     """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
@@ -67,20 +66,20 @@ class AccessGuard:
         self._gateway = gateway
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # there is nothing else
+        if scope["type"] != "http":
             return
         try:
             with contextlib.ExitStack() as stack:
                 if not is_open(scope["path"]):
-                    self._let_in(scope, stack)
+                    self._admit(scope, stack)
                 await self._app(scope, receive, send)
                 return
         except _Refused as refused:
             error = refused.error
-        self._gateway.metrics.turn_away(self._gateway.model, error)
+        self._gateway.metrics.count_unauthorized(self._gateway.model, error)
         await error_response(error)(scope, receive, send)
 
-    def _let_in(self, scope: ASGIScope, stack: contextlib.ExitStack) -> None:
+    def _admit(self, scope: ASGIScope, stack: contextlib.ExitStack) -> None:
         try:
             caller = scope[_CALLER] = _identified(Request(scope), self._gateway)
             if ON_KNOWN in scope:
@@ -100,14 +99,14 @@ class AccessGuard:
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves the guard
-    """A call is not let in."""
+    """A call was rejected."""
 
     def __init__(self, error: OutriderError) -> None:
         self.error = error
 
 
 def is_open(path: str) -> bool:
-    """Whether anybody may ask for it: probes, and the page before it has a key to show."""
+    """Whether a path needs no key: probes, and the page, which asks for the key."""
     return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
 
 
@@ -121,18 +120,18 @@ def _require(request: Request, scope: Scope) -> Caller:
 
 def _identified(request: Request, gateway: Gateway) -> Caller:
     is_local = request.client is not None and is_loopback(request.client.host)
-    if is_local and not gateway.callers.needs_key and _is_by_foreign_name(request, gateway):
-        _check_strangers_may_call(request, gateway)
+    if is_local and not gateway.callers.needs_key and _has_foreign_host(request, gateway):
+        _check_anonymous_allowed(request, gateway)
         is_local = False
     return gateway.callers.identify_header(
         request.headers.getlist("authorization"),
-        is_local=is_local and not _is_from_foreign_page(request, gateway),
+        is_local=is_local and not _has_foreign_origin(request, gateway),
     )
 
 
-def _is_by_foreign_name(request: Request, gateway: Gateway) -> bool:
-    """A page can have its own name lead to this host: then its browser takes us for the page's
-    server, and lets the page read what we answer."""
+def _has_foreign_host(request: Request, gateway: Gateway) -> bool:
+    """DNS rebinding: a page's host name that resolves to this host makes its browser treat our
+    responses as same-origin."""
     host = _host_of(f"//{request.headers.get('host', '')}")
     if host is None:
         return True
@@ -141,7 +140,7 @@ def _is_by_foreign_name(request: Request, gateway: Gateway) -> bool:
     return not (host in known or host.endswith(".localhost") or _is_address(host))
 
 
-def _check_strangers_may_call(request: Request, gateway: Gateway) -> None:
+def _check_anonymous_allowed(request: Request, gateway: Gateway) -> None:
     config = gateway.config
     if not config.allow_anonymous and "*" not in config.cors_origins:
         raise ForbiddenError(
@@ -151,8 +150,8 @@ def _check_strangers_may_call(request: Request, gateway: Gateway) -> None:
         )
 
 
-def _is_from_foreign_page(request: Request, gateway: Gateway) -> bool:
-    """A browser on this host does what pages from anywhere tell it to."""
+def _has_foreign_origin(request: Request, gateway: Gateway) -> bool:
+    """Cross-site requests of a browser on this host have no local rights."""
     origin = request.headers.get("origin")
     if origin is None or origin in gateway.config.cors_origins:
         return False
@@ -161,7 +160,7 @@ def _is_from_foreign_page(request: Request, gateway: Gateway) -> bool:
 
 
 def _host_of(address: str) -> str | None:
-    """In small letters; None if that is no address."""
+    """In lower case; None if it cannot be parsed."""
     try:
         return urlsplit(address).hostname or ""
     except ValueError:
@@ -169,7 +168,7 @@ def _host_of(address: str) -> str | None:
 
 
 def _is_address(host: str) -> bool:
-    """Which needs no name, and so can be had from nobody but us."""
+    """An IP address needs no DNS, so it cannot be rebound."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

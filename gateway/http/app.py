@@ -1,4 +1,4 @@
-"""The HTTP application: which routes there are."""
+"""The HTTP application and its routes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from outrider import __version__
-from outrider.gateway.cluster_view import AskCluster, nobody_knows
+from outrider.api_types.cluster_view import AskCluster, no_cluster_view
 from outrider.gateway.gateway import Gateway
 from outrider.gateway.http import (
-    elsewhere,
     generation,
     health,
     metrics,
@@ -17,6 +16,7 @@ from outrider.gateway.http import (
     page,
     status,
     tokens,
+    unsupported_routes,
 )
 from outrider.gateway.http.access import AccessGuard
 from outrider.gateway.http.errors import FailureGuard, answer_errors
@@ -30,13 +30,13 @@ ROUTERS = (
     generation.router,
     models.router,
     tokens.router,
-    elsewhere.router,
+    unsupported_routes.router,
     status.router,
     page.router,
 )
 
 
-def build_app(gateway: Gateway, ask_cluster: AskCluster = nobody_knows) -> FastAPI:
+def build_app(gateway: Gateway, ask_cluster: AskCluster = no_cluster_view) -> FastAPI:
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
     app.state.gateway = gateway
     app.state.ask_cluster = ask_cluster

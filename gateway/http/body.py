@@ -1,4 +1,4 @@
-"""Reads the bodies of requests: within bounds, as JSON, as what they must be."""
+"""Reads request bodies: limits their size, parses JSON, validates the schema."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
+from outrider.api_types.errors import RequestCancelledError, UnavailableError
 from outrider.errors import FieldRefusedError, shown
-from outrider.gateway.errors import RequestCancelledError, UnavailableError
 from outrider.gateway.gateway import Gateway
 from outrider.gateway.http.errors import BodyTooLargeError, naming_fields, refusal_of
-from outrider.gateway.reading import Upload
-from outrider.text.bodies import parse
+from outrider.gateway.upload_budget import Upload
+from outrider.text.json_bodies import parse
 
-Asked = TypeVar("Asked", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
-# Reading more would hold up every stream of this process.
+# Larger bodies are parsed in child processes: parsing blocks the event loop.
 MAX_INLINE_BYTES = 64 * 2**10
 JSON_TYPE = "application/json"
 
@@ -26,13 +26,13 @@ async def read_json(
     request: Request,
     gateway: Gateway,
     upload: Upload,
-    kind: type[Asked],
+    kind: type[Body],
     deadline_s: float | None = None,
-) -> Asked:
+) -> Body:
     """The body as an instance of `kind`."""
     sent_as = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if sent_as != JSON_TYPE:
-        # Also what keeps other sites' pages from calling: browsers ask before they send this type.
+        # Also a defense against cross-site requests: browsers preflight this content type.
         raise FieldRefusedError(
             "Content-Type",
             f"Content-Type is {shown(sent_as)}; send JSON, with 'Content-Type: {JSON_TYPE}'.",
@@ -46,36 +46,38 @@ async def read_json(
     if facts is None:
         raise UnavailableError("the engine is starting; try again in a moment.")
     with naming_fields(known):
-        found = await gateway.bodies.parse(upload.owner, body, known, facts, deadline_s)
+        found = await gateway.body_parser.parse(upload.owner, body, known, facts, deadline_s)
     del body
     return validated(kind, found)
 
 
-async def _read(request: Request, most: int, upload: Upload) -> bytearray:
+async def _read(request: Request, limit: int, upload: Upload) -> bytearray:
     try:
         announced = int(request.headers.get("content-length", "0"))
     except ValueError:
         announced = 0
     body, size = bytearray(), announced
     try:
-        if size <= most:
+        if size <= limit:
             async for piece in request.stream():
                 size = len(body) + len(piece)
-                if size > most:
+                if size > limit:
                     break
                 body += piece
                 await upload.receive(len(piece))
     except ClientDisconnect:
-        raise RequestCancelledError("the client left before its request was complete.") from None
-    if size > most:
+        raise RequestCancelledError(
+            "the client disconnected before its request was complete."
+        ) from None
+    if size > limit:
         raise BodyTooLargeError(
-            f"the body has {size} bytes or more; it may have {most} (server.max_body_bytes), so "
+            f"the body has {size} bytes or more; it may have {limit} (server.max_body_bytes), so "
             "send less at once."
         )
     return body
 
 
-def validated(kind: type[Asked], fields: dict[str, Any]) -> Asked:
+def validated(kind: type[Body], fields: dict[str, Any]) -> Body:
     try:
         return kind.model_validate(fields)
     except ValidationError as invalid:
@@ -83,7 +85,7 @@ def validated(kind: type[Asked], fields: dict[str, Any]) -> Asked:
 
 
 def inline_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """For the description of a route that reads its body itself."""
+    """The JSON schema without references, for the OpenAPI description of a route."""
     whole = kind.model_json_schema()
     parts = whole.pop("$defs", {})
 

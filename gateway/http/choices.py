@@ -1,10 +1,11 @@
-"""What is told of each text beside the text itself, of a delta or of the whole."""
+"""The fields of a choice beside its text: of one delta, or of the whole output."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.catalog.proposers import mark_of
 from outrider.gateway.http.logprobs import (
     Entry,
     TokenNames,
@@ -18,12 +19,11 @@ from outrider.text.detokenize import Detokenizer
 from outrider.text.outputs import OutputDelta, PositionLogprobs, Round
 from outrider.text.spans import Piece, TextPieces
 from outrider.text.tokenizer import token_text
-from outrider.workers.proposers.registry import mark_of
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a client wants told."""
+class ChoiceOptions:
+    """The optional fields that a client requests."""
 
     is_chat: bool
     token_ids: bool = False
@@ -33,8 +33,8 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Told:
-    """What one delta or several have brought."""
+class ChoiceDelta:
+    """New content of a choice, from one delta or several."""
 
     token_ids: list[int] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Told:
     rounds: list[Round] = field(default_factory=list)
     prompt_positions: list[PositionLogprobs | None] = field(default_factory=list)
 
-    def add(self, more: Told) -> None:
+    def add(self, more: ChoiceDelta) -> None:
         self.token_ids += more.token_ids
         self.entries += more.entries
         self.pieces += more.pieces
@@ -51,7 +51,7 @@ class Told:
 
     @property
     def num_positions(self) -> int:
-        """Tokens of which log-probabilities are told."""
+        """Tokens with log-probabilities."""
         return len(self.entries) + len(self.prompt_positions)
 
     @property
@@ -60,41 +60,46 @@ class Told:
 
 
 class SharedPrompt:
-    """Log-probabilities of a prompt, which one of its samples brings for all of them."""
+    """Log-probabilities of a prompt, reported by one of its samples for all of them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.positions: list[PositionLogprobs | None] = []
 
     def take(self) -> None:
-        """Call it before the session goes on: it forgets what it has told."""
+        """Call it before the session continues: it drops what it has reported."""
         known = self._session.output.prompt_logprobs
         if known is not None and len(known) > len(self.positions):
             self.positions += known[len(self.positions) :]
 
 
 class Choice:
-    """One text of an answer; `index` is its place among all of them."""
+    """One choice of a response; `index` is its place among all of them."""
 
     def __init__(
-        self, index: int, sample: int, session: Session, prompt: SharedPrompt, wanted: Wanted
+        self,
+        index: int,
+        sample: int,
+        session: Session,
+        prompt: SharedPrompt,
+        options: ChoiceOptions,
     ) -> None:
         self.index = index
         self._sample = sample
         self._session = session
         self._prompt = prompt
-        self._wanted = wanted
+        self._options = options
         spec = session.prepared.spec
         self._num_top = spec.params.logprobs
         self._has_echo = spec.params.echo
-        # Whether there is nothing to tell but text.
+        # Whether it has no fields but text.
         self.is_plain = self._num_top is None and not (
-            wanted.token_ids or wanted.speculation or wanted.prompt_logprobs
+            options.token_ids or options.speculation or options.prompt_logprobs
         )
-        self._num_prompt_told = 0
+        self._num_prompt_taken = 0
         self._offset = 0  # of completions' log-probabilities
         self._pieces: TextPieces | None = None
-        if wanted.speculation and session.tokenizer is not None:
+        if options.speculation and session.tokenizer is not None:
             detokenizer = Detokenizer(
                 session.tokenizer, spec.prompt_ids, spec.params.skip_special_tokens
             )
@@ -105,69 +110,69 @@ class Choice:
     def text(self) -> str:
         return self._session.output.outputs[self._sample].text
 
-    def take(self, delta: OutputDelta) -> Told:
-        told = Told()
-        if self._wanted.token_ids:
-            told.token_ids = list(delta.token_ids)
-        self._take_prompt(told)
+    def take(self, delta: OutputDelta) -> ChoiceDelta:
+        taken = ChoiceDelta()
+        if self._options.token_ids:
+            taken.token_ids = list(delta.token_ids)
+        self._take_prompt(taken)
         if self._num_top is not None and delta.token_ids:
             known = delta.output.outputs[self._sample].logprobs or []
             known = known[-len(delta.token_ids) :]
-            told.entries += map(Entry, delta.token_ids, known)
-        if self._wanted.speculation:
-            told.rounds = list(delta.rounds)
-            told.pieces = [] if self._pieces is None else self._pieces.take(delta)
-        return told
+            taken.entries += map(Entry, delta.token_ids, known)
+        if self._options.speculation:
+            taken.rounds = list(delta.rounds)
+            taken.pieces = [] if self._pieces is None else self._pieces.take(delta)
+        return taken
 
-    def _take_prompt(self, told: Told) -> None:
+    def _take_prompt(self, taken: ChoiceDelta) -> None:
         self._prompt.take()
-        start, positions = self._num_prompt_told, self._prompt.positions
+        start, positions = self._num_prompt_taken, self._prompt.positions
         if start == len(positions):
             return
-        self._num_prompt_told = len(positions)
-        if self._wanted.prompt_logprobs and self._sample == 0:
-            told.prompt_positions = positions[start:]
+        self._num_prompt_taken = len(positions)
+        if self._options.prompt_logprobs and self._sample == 0:
+            taken.prompt_positions = positions[start:]
         if self._has_echo and self._num_top is not None:
             ids = self._session.prepared.spec.prompt_ids[start : len(positions)]
-            told.entries += map(Entry, ids, positions[start:], map(self._text_of, ids))
+            taken.entries += map(Entry, ids, positions[start:], map(self._text_of, ids))
 
     def _text_of(self, token_id: int) -> str:
         tokenizer = self._session.tokenizer
         return "" if tokenizer is None else token_text(tokenizer, token_id)
 
-    def details(self, told: Told, *, is_first: bool, is_last: bool) -> dict[str, Any]:
+    def details(self, delta: ChoiceDelta, *, is_first: bool, is_last: bool) -> dict[str, Any]:
         """Fields of a choice beside its text."""
-        wanted, output = self._wanted, self._session.output.outputs[self._sample]
+        options, output = self._options, self._session.output.outputs[self._sample]
         found: dict[str, Any] = {"logprobs": None, "finish_reason": None}
-        if self._num_top is not None and (told.entries or is_first):
-            found["logprobs"] = self._logprobs(told.entries)
+        if self._num_top is not None and (delta.entries or is_first):
+            found["logprobs"] = self._logprobs(delta.entries)
         if is_last:
             found["finish_reason"], found["stop_reason"] = output.finish_reason, output.stop_reason
-        if wanted.token_ids:
-            found["token_ids"] = told.token_ids
-            if is_first and not wanted.is_chat:
+        if options.token_ids:
+            found["token_ids"] = delta.token_ids
+            if is_first and not options.is_chat:
                 found["prompt_token_ids"] = list(self._session.prepared.spec.prompt_ids)
-        if told.prompt_positions and not wanted.is_chat:
-            found["prompt_logprobs"] = prompt_logprobs(told.prompt_positions)
-        if wanted.speculation:
-            found["speculation"] = _speculation(told)
+        if delta.prompt_positions and not options.is_chat:
+            found["prompt_logprobs"] = prompt_logprobs(delta.prompt_positions)
+        if options.speculation:
+            found["speculation"] = _speculation(delta)
         return found
 
     def _logprobs(self, entries: list[Entry]) -> dict[str, Any]:
         assert self._num_top is not None
-        names = self._wanted.names
-        if self._wanted.is_chat:
+        names = self._options.names
+        if self._options.is_chat:
             return chat_logprobs(entries, self._num_top, names)
         offset = self._offset
         self._offset += num_chars(entries)
         return completion_logprobs(entries, names, offset)
 
 
-def _speculation(told: Told) -> dict[str, Any]:
+def _speculation(delta: ChoiceDelta) -> dict[str, Any]:
     return {
         "pieces": [
             {"text": text, "origin": origin.name, "round": origin.round}
-            for text, origin in told.pieces
+            for text, origin in delta.pieces
         ],
         "rounds": [
             {
@@ -175,6 +180,6 @@ def _speculation(told: Told) -> dict[str, Any]:
                 "accepted": each.num_accepted,
                 "verified": each.num_verified,
             }
-            for each in told.rounds
+            for each in delta.rounds
         ],
     }

@@ -1,4 +1,4 @@
-"""How long a client may take, and how much it may send, before a request reaches the routes."""
+"""Time and size limits of a connection, before a request reaches the routes."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from outrider.config import ServerConfig
+from outrider.gateway.connection_slots import UNKNOWN_IDLE_S, ConnectionSlot
 from outrider.gateway.http.access import ON_KNOWN
 from outrider.gateway.http.errors import RETRY_AFTER_S, error_body
-from outrider.gateway.seats import UNKNOWN_IDLE_S, Seat
 
 MAX_HEADER_BYTES = 64 * 2**10
 MAX_HEADERS = 128
 _HEADER_OVERHEAD = 4  # a colon, a space and the end of the line
-MIN_BODY_BYTES_PER_S = 32 * 2**10  # slower clients hold a place that others could use
-WRITE_TIMEOUT_S = 120.0  # for a client that reads nothing of what it has asked for meanwhile
-WRITE_BUFFER_BYTES = 64 * 2**10  # then answers wait for the client
+MIN_BODY_BYTES_PER_S = 32 * 2**10  # slower clients hold budget that others could use
+WRITE_TIMEOUT_S = 120.0  # for a client that reads nothing of its response
+WRITE_BUFFER_BYTES = 64 * 2**10  # beyond it, writes wait for the client
 KEEP_ALIVE_S = 75
-BODY_SLACK_BYTES = 256 * 2**10  # so that the routes can tell what is wrong, in their own words
-DRAIN_S = 5.0  # for a body whose request is answered already, so that the client gets to the answer
-LINGER_S = 1.0  # to read a refusal in, before the connection is cut under what is still sent
+BODY_SLACK_BYTES = 256 * 2**10  # beyond the limit, so that the routes report the size
+DRAIN_S = 5.0  # to read the rest of a body that was answered early, so that the client sees why
+LINGER_S = 1.0  # for the client to read an error before the connection closes
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """What all connections of a process keep to."""
+    """The limits of each connection of a process."""
 
     max_body_bytes: int
     header_timeout_s: float
@@ -45,15 +45,15 @@ class ConnectionBounds:
 
 
 class _Phase(Enum):
-    IDLE = auto()  # between requests, or while one is answered
+    IDLE = auto()  # between requests, or while a response is sent
     HEADERS = auto()
     BODY = auto()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which has no limits of its own. Refusals are in the shape of all errors.
+    """uvicorn's protocol with limits; violations get an error in OpenAI's shape.
 
-    A connection on which no request has had a valid key is kept for seconds only.
+    A connection without a valid key so far has a keep-alive timeout of seconds.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class BoundedProtocol(HttpToolsProtocol):
         server_state: ServerState,
         *,
         bounds: ConnectionBounds,
-        seat: Seat,
+        slot: ConnectionSlot,
     ) -> None:
         super().__init__(config, server_state, {})
         self.bounds = bounds
-        self._seat = seat
-        self.timeout_keep_alive = KEEP_ALIVE_S if seat.is_known else UNKNOWN_IDLE_S
+        self._slot = slot
+        self.timeout_keep_alive = KEEP_ALIVE_S if slot.is_known else UNKNOWN_IDLE_S
         self._phase = _Phase.IDLE
         self._is_refused = False
         self._stays_open = True  # after the request
         self._num_bytes = 0  # of the phase
-        self._num_bytes_before = 0  # when its speed was last looked at
-        self._was_paused = False  # by us, at the last look
+        self._num_bytes_before = 0  # at the last check of its rate
+        self._was_paused = False  # by us, at the last check
         self._num_header_bytes = 0
         self._num_headers = 0
         self._reading: asyncio.TimerHandle | None = None
@@ -83,12 +83,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._seat.close = self._make_room
-        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # with TLS there would be more
+        self._slot.close = self._make_room
+        transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)  # TLS has a larger default
         self._enter(_Phase.HEADERS, self.bounds.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._seat.leave()
+        self._slot.release()
         for timer in (self._reading, self._writing):
             if timer is not None:
                 timer.cancel()
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._phase is _Phase.HEADERS:
             self._num_bytes += len(data)
         super().data_received(data)
-        # The parser keeps a line to itself until it has all of it.
+        # The parser reports a line only once it is complete.
         if self._phase is _Phase.HEADERS and self._num_bytes > MAX_HEADER_BYTES:
             self._refuse_headers()
 
@@ -116,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._writing.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():  # it does not idle: it is still being sent to
+        if self.transport.get_write_buffer_size():  # not idle: the response is still being sent
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -124,23 +124,23 @@ class BoundedProtocol(HttpToolsProtocol):
         super().timeout_keep_alive_handler()
 
     def _watch_writing(self) -> None:
-        """Hang up on a client that has read nothing since the last look."""
+        """Abort the connection of a client that has read nothing since the last check."""
         before = self.transport.get_write_buffer_size()
 
-        def look() -> None:
+        def check() -> None:
             if self.transport.get_write_buffer_size() < before:
                 self._watch_writing()
             else:
                 self.transport.abort()
 
-        self._writing = self.loop.call_later(self.bounds.write_timeout_s, look)
+        self._writing = self.loop.call_later(self.bounds.write_timeout_s, check)
 
-    # -- what the parser finds ----------------------------------------------------------------
+    # -- callbacks of the parser --------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         scope: Any = self.scope
-        scope[ON_KNOWN] = self._become_known
+        scope[ON_KNOWN] = self._mark_known
         self._num_bytes = 0
         self._num_header_bytes = 0
         self._num_headers = 0
@@ -152,12 +152,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_headers += 1
         is_taken = self._takes_header(len(name) + len(value) + _HEADER_OVERHEAD)
-        # What follows a body is no part of the request that is being answered.
+        # Trailers are ignored.
         if is_taken and self._phase is not _Phase.BODY:
             super().on_header(name, value)
 
     def _takes_header(self, num_bytes: int) -> bool:
-        """Counts what is parsed: one read may hold all headers and more."""
+        """Count parsed headers: one read may hold all of them and more."""
         self._num_header_bytes += num_bytes
         is_much = self._num_header_bytes > MAX_HEADER_BYTES or self._num_headers > MAX_HEADERS
         if is_much and not self._is_refused:
@@ -167,28 +167,28 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._is_refused:
             return
-        if self._seat.is_surplus:
-            sentence = "as many connections as there may be are in use; try again later."
+        if self._slot.is_surplus:
+            sentence = "all connections that the server allows are in use; try again later."
             self._refuse(503, sentence)
             return
-        self._seat.set_busy(True)
+        self._slot.set_busy(True)
         self._enter(_Phase.BODY, self.bounds.header_timeout_s)
         super().on_headers_complete()
-        # Closed under a body that is still being sent, the connection would be reset, and the
-        # answer lost.
+        # Closing while the client still sends its body would reset the connection and lose the
+        # response.
         self._stays_open, self.cycle.keep_alive = self.cycle.keep_alive, True
 
     def on_body(self, body: bytes) -> None:
         if self._is_refused:
             return
         self._num_bytes += len(body)
-        most = self.bounds.max_body_bytes
-        if self._num_bytes <= most + BODY_SLACK_BYTES:
+        limit = self.bounds.max_body_bytes
+        if self._num_bytes <= limit + BODY_SLACK_BYTES:
             super().on_body(body)
             return
         self._refuse(
             413,
-            f"the body has {self._num_bytes} bytes or more; it may have {most} "
+            f"the body has {self._num_bytes} bytes or more; it may have {limit} "
             "(server.max_body_bytes), so send less at once.",
         )
 
@@ -207,17 +207,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if not is_last:
             return
-        self._seat.set_busy(False)
+        self._slot.set_busy(False)
         if self._phase is _Phase.BODY and self.cycle.response_complete and not self._is_refused:
             self._set_timer(DRAIN_S, self.transport.close)
 
-    def _become_known(self) -> None:
-        self._seat.know()
+    def _mark_known(self) -> None:
+        self._slot.mark_known()
         self.timeout_keep_alive = KEEP_ALIVE_S
 
     def _make_room(self) -> None:
-        """Close at once so that a newcomer gets the place: a client need not answer TLS's goodbye,
-        and its socket would outlive its seat."""
+        """Abort for a new connection: a TLS shutdown waits for the client, and the socket would
+        outlive its slot."""
         self._is_refused = True
         self.transport.abort()
 
@@ -225,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused:
-            self._refuse(400, "this is not HTTP/1.1; send a request of that.")
+            self._refuse(400, "this is not HTTP/1.1; send an HTTP/1.1 request.")
 
     def _enter(self, phase: _Phase, limit_s: float | None) -> None:
         self._phase = phase
@@ -243,8 +243,8 @@ class BoundedProtocol(HttpToolsProtocol):
         is_our_fault = (
             was_paused or self._was_paused or (self._phase is _Phase.HEADERS and is_answering)
         )
-        # A client cannot send on while we do not read; and a body may take its time if it comes on.
-        if is_our_fault or (self._phase is _Phase.BODY and self._is_coming(is_answering)):
+        # Not late: we have paused reading, or the body still arrives at the minimum rate.
+        if is_our_fault or (self._phase is _Phase.BODY and self._is_arriving(is_answering)):
             self._num_bytes_before = self._num_bytes
             self._reading = self.loop.call_later(self.bounds.header_timeout_s, self._late)
         elif self._phase is _Phase.HEADERS:
@@ -257,13 +257,13 @@ class BoundedProtocol(HttpToolsProtocol):
                 408, f"the body came slower than {MIN_BODY_BYTES_PER_S} bytes/s; send it faster."
             )
 
-    def _is_coming(self, is_answering: bool) -> bool:
-        """Whether a body has come fast enough since the last look: half of what a steady client
-        would have sent, as a network evens nothing out."""
-        if not is_answering and not self._seat.is_known:  # nobody reads it
+    def _is_arriving(self, is_answering: bool) -> bool:
+        """Whether the body came at half the minimum rate or faster since the last check: networks
+        are bursty."""
+        if not is_answering and not self._slot.is_known:  # no route reads it
             return False
-        least = MIN_BODY_BYTES_PER_S * self.bounds.header_timeout_s / 2
-        return self._num_bytes - self._num_bytes_before >= least
+        min_bytes = MIN_BODY_BYTES_PER_S * self.bounds.header_timeout_s / 2
+        return self._num_bytes - self._num_bytes_before >= min_bytes
 
     def _refuse_headers(self) -> None:
         self._refuse(
@@ -273,19 +273,19 @@ class BoundedProtocol(HttpToolsProtocol):
         )
 
     def _refuse(self, status: int, sentence: str) -> None:
-        """Answer if that can still be done, and hang up soon: what is still being sent would cut
-        the connection before the client has read why."""
+        """Send the error if no response has started, and close after `LINGER_S`: closing at once,
+        while the client still sends, would reset the connection before it reads the error."""
         self._is_refused = True
         cycle = self.cycle
-        is_told = cycle is not None and cycle.response_started and self._phase is _Phase.BODY
+        is_answered = cycle is not None and cycle.response_started and self._phase is _Phase.BODY
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
-            is_told = is_told or cycle.response_started
+            is_answered = is_answered or cycle.response_started
         self._enter(_Phase.IDLE, None)
         if self.transport.is_closing():
             return
-        if not is_told:
+        if not is_answered:
             self.transport.write(_response(status, sentence))
         self._reading = self.loop.call_later(LINGER_S, self.transport.close)
 

@@ -1,4 +1,4 @@
-"""Which error is which HTTP answer, in the shape OpenAI's clients read."""
+"""Errors as HTTP responses, in the shape OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.api_types.errors import (
+    DeadlineError,
+    ForbiddenError,
+    RequestCancelledError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownModelError,
+    retry_after,
+)
 from outrider.errors import (
     MAX_SHOWN_CHARS,
     CapacityError,
@@ -25,15 +34,6 @@ from outrider.errors import (
     OutriderError,
     RequestError,
     shown,
-)
-from outrider.gateway.errors import (
-    DeadlineError,
-    ForbiddenError,
-    RequestCancelledError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnknownModelError,
-    retry_after,
 )
 from outrider.gateway.gateway import Gateway
 
@@ -47,7 +47,7 @@ class BodyTooLargeError(RequestError):
 
 
 class NoSuchRouteError(RequestError):
-    """A part of OpenAI's API that is not here."""
+    """A part of OpenAI's API that is not supported."""
 
 
 _STATUSES: dict[type[OutriderError], HTTPStatus] = {
@@ -71,7 +71,7 @@ _TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
     HTTPStatus.REQUEST_TIMEOUT: "timeout_error",
 }
-# What a value must be, by the kind of pydantic's complaint.
+# What a value must be, by the type of pydantic's error.
 _RULES = {
     "bool_type": "true or false",
     "dict_type": "an object",
@@ -94,10 +94,10 @@ _OTHER_ROUTES = {
 
 
 def refusal_of(invalid: ValidationError | RequestValidationError) -> FieldRefusedError:
-    """The first of pydantic's complaints as a sentence of ours."""
+    """The first of pydantic's errors as one of ours."""
     first = invalid.errors()[0]
-    place = [part for part in first["loc"] if part not in ("body", "path", "query", "header")]
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    parts = [part for part in first["loc"] if part not in ("body", "path", "query", "header")]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     name = name.removeprefix(".")[:MAX_SHOWN_CHARS]
     if first["type"] == "missing":
         remedy = "the request must have it"
@@ -111,7 +111,7 @@ def refusal_of(invalid: ValidationError | RequestValidationError) -> FieldRefuse
 
 
 def with_field(error: OutriderError, known: Collection[str]) -> OutriderError:
-    """The error, naming the field that its sentence begins with, if it is one of those known."""
+    """The error with `param` set to the field that its message begins with, if that is known."""
     place, second, *_ = [*str(error).split(" ", 2), "", ""]
     if isinstance(error, ContextLengthError):
         place = "prompt" if "prompt" in known else "messages"
@@ -126,18 +126,18 @@ def with_field(error: OutriderError, known: Collection[str]) -> OutriderError:
 
 @contextlib.contextmanager
 def naming_fields(known: Collection[str]) -> Iterator[None]:
-    """Errors from inside name the field they are about."""
+    """Errors raised inside name their field in `param`."""
     try:
         yield
     except OutriderError as error:
         raise with_field(error, known) from None
 
 
-# -- answers ----------------------------------------------------------------------------------
+# -- responses --------------------------------------------------------------------------------
 
 
 def status_of(error: OutriderError) -> HTTPStatus:
-    """The status of an error's class, or of the nearest class it extends."""
+    """The status of the error's class, or of its nearest base class."""
     found = (_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -168,28 +168,30 @@ def error_response(error: OutriderError) -> Response:
 
 
 def _route_meant(request: Request) -> str | None:
-    """The route of that name with /v1 where it belongs: a base URL easily lacks it, or has two."""
-    asked = request.scope["path"]
-    name = asked.removeprefix("/v1").rstrip("/")
+    """The existing route with /v1 added or removed: base URLs often lack it, or have it twice."""
+    requested = request.scope["path"]
+    name = requested.removeprefix("/v1").rstrip("/")
     for path in (f"/v1{name}", name):
         scope = {**request.scope, "path": path}
-        if path != asked and any(r.matches(scope)[0] is not Match.NONE for r in request.app.routes):
+        if path == requested:
+            continue
+        if any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
             return shown(path)
     return None
 
 
 def _response(body: dict[str, Any], status: int, headers: Any = None) -> Response:
-    # In ASCII: what a client sent, half characters included, may be quoted in it.
+    # ASCII: the message may quote what the client sent, lone surrogates included.
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
 def answer_errors(app: FastAPI) -> None:
-    """Have every error of the app end in OpenAI's shape."""
+    """Return every error of the app in OpenAI's shape."""
 
     @app.exception_handler(OutriderError)
     async def ours(request: Request, error: OutriderError) -> Response:
         gateway: Gateway = request.app.state.gateway
-        gateway.metrics.turn_away(gateway.model, error)
+        gateway.metrics.count_unauthorized(gateway.model, error)
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
@@ -213,8 +215,8 @@ def answer_errors(app: FastAPI) -> None:
 
 
 class FailureGuard:
-    """Answers errors that nobody expected in OpenAI's shape, in place of Starlette, which has the
-    server log each of them and hang up."""
+    """Returns unexpected errors in OpenAI's shape; Starlette's default logs each one and closes the
+    connection."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -232,7 +234,7 @@ class FailureGuard:
             await self._app(scope, receive, send_on)
         except Exception as error:
             self._gateway.fail(error)
-            if has_begun:  # there is no way but to hang up
+            if has_begun:  # all that is left is to close the connection
                 raise
             body = error_body(HTTPStatus.INTERNAL_SERVER_ERROR, SERVER_FAILED)
             await _response(body, HTTPStatus.INTERNAL_SERVER_ERROR)(scope, receive, send)

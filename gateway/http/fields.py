@@ -1,5 +1,5 @@
-"""Fields of OpenAI's and vLLM's requests that are not taken up here: which of them are refused,
-which are accepted without an effect, and the warning of unknown ones."""
+"""Unsupported fields of OpenAI's and vLLM's requests: which are refused, which are ignored, and
+the warning about unknown ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LIKENESS = 0.75  # from 0 to 1, that a known name has to an unknown one before 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field whose values would change the answer in a way that is not supported, other than null
-    and those that are `harmless`. None has an effect where the field `switch` is "none"."""
+    """A field that requests something unsupported, unless its value is null or `harmless`. It has
+    no effect where the field `switch` is "none"."""
 
-    what: str  # it would ask for
+    what: str  # that it requests
     harmless: tuple[Any, ...] = ()
     remedy: str = "leave the field out"
     switch: str = ""
@@ -62,7 +62,7 @@ REFUSED: dict[str, Refusal] = {
     "kv_transfer_params": Refusal("handing over a prompt between servers"),
     "length_penalty": Refusal(_BEAMS, (1.0, 1)),
     "logits_processors": Refusal("bringing processors of logits", ([],)),
-    "logprob_token_ids": Refusal("choosing the tokens whose log-probabilities are told"),
+    "logprob_token_ids": Refusal("choosing the tokens whose log-probabilities are returned"),
     "lora_request": Refusal("choosing an adapter"),
     "media_io_kwargs": Refusal(_OTHER_PROMPTS, ({},)),
     "mm_processor_kwargs": Refusal(_OTHER_PROMPTS, ({},)),
@@ -70,10 +70,10 @@ REFUSED: dict[str, Refusal] = {
     "prompt_embeds": Refusal(_OTHER_PROMPTS),
     "repetition_detection": Refusal("ending a text that repeats itself"),
     "response_format": Refusal(_STRUCTURED, ({"type": "text"},)),
-    "return_assistant_tokens_mask": Refusal("telling which tokens an assistant wrote", (False,)),
-    "return_prompt_text": Refusal("telling the text of the prompt", (False,)),
-    "return_token_offsets": Refusal("telling where tokens begin in the text", (False,)),
-    "routed_experts_prompt_start": Refusal("telling the experts of tokens", (0,)),
+    "return_assistant_tokens_mask": Refusal("returning which tokens an assistant wrote", (False,)),
+    "return_prompt_text": Refusal("returning the text of the prompt", (False,)),
+    "return_token_offsets": Refusal("returning where tokens begin in the text", (False,)),
+    "routed_experts_prompt_start": Refusal("returning the experts of tokens", (0,)),
     "spaces_between_special_tokens": Refusal("leaving spaces out between special tokens", (True,)),
     "structured_outputs": Refusal(_STRUCTURED),
     "suffix": Refusal("writing what stands before a suffix", ("",)),
@@ -100,7 +100,7 @@ REFUSED_IN_MESSAGES = {
     "function_call": Refusal(_TOOLS),
     "tool_calls": Refusal(_TOOLS, ([],)),
 }
-# They say who asks, what else is to be done with the answer, or how to compute what is the same.
+# They name the user, what to do with the response, or how to compute the same output.
 IGNORED = frozenset(
     {
         *("guided_decoding_backend", "include_reasoning", "metadata", "moderation"),
@@ -112,7 +112,7 @@ IGNORED = frozenset(
 
 
 def check_extras(extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> None:
-    """Refuse what would change the answer."""
+    """Refuse fields that would change the output."""
     for name, value in extras.items():
         refusal = refused.get(name)
         if refusal and not (refusal.switch and extras.get(refusal.switch) == "none"):
@@ -124,7 +124,7 @@ def unknown_of(extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> lis
 
 
 def warning_of(unknown: Sequence[str], known: frozenset[str]) -> str:
-    """A line of ASCII and of bounded length, whatever the names are: it goes into a header."""
+    """One ASCII line of bounded length for any names: it goes into a header."""
     named = [_escaped(name) + _suggestion(name, known) for name in unknown[:MAX_NAMED]]
     if len(unknown) > MAX_NAMED:
         named.append(f"and {len(unknown) - MAX_NAMED} more")
@@ -132,7 +132,7 @@ def warning_of(unknown: Sequence[str], known: frozenset[str]) -> str:
 
 
 def refuse_unknown(name: str, known: frozenset[str]) -> FieldRefusedError:
-    """Where the server takes no field that it does not know."""
+    """The error where server.unknown_fields is "refuse"."""
     return FieldRefusedError(
         name[:MAX_SHOWN_CHARS],
         f"{_escaped(name)} is no field of this request{_suggestion(name, known)}; leave it out, or "

@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether it answers requests."""
+"""Liveness, readiness and version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from outrider import __version__
-from outrider.gateway.gateway import State
+from outrider.gateway.gateway import GatewayState
 from outrider.gateway.http.access import GatewayOf
 
 router = APIRouter(tags=["health"])
@@ -14,7 +14,7 @@ router = APIRouter(tags=["health"])
 
 @router.get("/livez")
 async def livez() -> dict[str, str]:
-    """That this process answers; engines come and go without it."""
+    """This process is alive, whether or not an engine is connected."""
     return {"status": "alive"}
 
 
@@ -23,8 +23,8 @@ async def livez() -> dict[str, str]:
 @router.get("/healthz")
 @router.get("/ping")
 async def readyz(gateway: GatewayOf) -> JSONResponse:
-    """Whether a request would be answered now."""
-    is_ready = gateway.state is State.SERVING
+    """Whether requests are served now."""
+    is_ready = gateway.state is GatewayState.SERVING
     return JSONResponse({"status": gateway.state.value}, 200 if is_ready else 503)
 
 

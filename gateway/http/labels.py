@@ -1,4 +1,4 @@
-"""Clients' own names for their requests: repeated to them and written to the log, nothing more."""
+"""Clients' labels of their requests (X-Request-Id): echoed and logged, nothing more."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNPRINTABLE = re.compile(r"[^!-~]+")
 
 
 def clean_label(given: str) -> str:
-    """What of a name can go into a header and a line of the log."""
+    """The label, safe for a header and a log line."""
     return _UNPRINTABLE.sub("_", given[:MAX_LABEL_CHARS].strip())
 
 
@@ -25,7 +25,7 @@ def label_in(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 class EchoLabels:
-    """Has every answer to a request with an X-Request-Id repeat it, errors included."""
+    """Repeats a request's X-Request-Id in its response, errors included."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

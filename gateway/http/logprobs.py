@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 from outrider.text.outputs import Logprob, PositionLogprobs
 
-LEAST = -9999.0  # in place of minus infinity, which JSON has not
+MIN_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class Entry(NamedTuple):
-    """One position: which token stands there, and what is known of it and others. Of the first of
-    a prompt nothing is."""
+    """One position: its token and the log-probabilities of it and others; None for the first token
+    of a prompt."""
 
     token_id: int
     known: PositionLogprobs | None
-    text: str = ""  # of the token, where nothing is known
+    text: str = ""  # of the token, where `known` is None
 
 
 class TokenNames:
-    """How tokens are called: as text, or as numbers where the client asks for it."""
+    """Names of tokens: their text, or `token_id:N` if the client requests it."""
 
     def __init__(self, *, as_ids: bool) -> None:
         self._as_ids = as_ids
@@ -42,19 +42,19 @@ def chat_logprobs(entries: Iterable[Entry], num_top: int, names: TokenNames) -> 
 def _of_chat(token_id: int, found: Logprob, names: TokenNames) -> dict[str, Any]:
     return {
         "token": names.name(token_id, found.decoded_token),
-        "logprob": max(found.logprob, LEAST),
+        "logprob": max(found.logprob, MIN_LOGPROB),
         "bytes": list(found.decoded_token.encode(errors="replace")),
     }
 
 
 def completion_logprobs(entries: Sequence[Entry], names: TokenNames, offset: int) -> dict[str, Any]:
-    """`offset` is where in the text the first of them begins."""
+    """`offset` is where the first of them begins in the text."""
     tokens, own, tops, offsets = [], [], [], []
     for entry in entries:
         known = entry.known
         text = entry.text if known is None else known[entry.token_id].decoded_token
         tokens.append(names.name(entry.token_id, text))
-        own.append(None if known is None else max(known[entry.token_id].logprob, LEAST))
+        own.append(None if known is None else max(known[entry.token_id].logprob, MIN_LOGPROB))
         tops.append(None if known is None else _tops(known, names))
         offsets.append(offset)
         offset += len(text)
@@ -67,20 +67,20 @@ def completion_logprobs(entries: Sequence[Entry], names: TokenNames, offset: int
 
 
 def _tops(known: PositionLogprobs, names: TokenNames) -> dict[str, float]:
-    """By name; of tokens that are the same as text, the likeliest."""
+    """By name; of tokens with equal text, the likeliest."""
     found: dict[str, float] = {}
     for token_id, each in known.items():
-        found.setdefault(names.name(token_id, each.decoded_token), max(each.logprob, LEAST))
+        found.setdefault(names.name(token_id, each.decoded_token), max(each.logprob, MIN_LOGPROB))
     return found
 
 
 def prompt_logprobs(positions: Iterable[PositionLogprobs | None]) -> list[Any]:
-    """As vLLM tells them: for each position null, or an object by token ids."""
+    """In vLLM's shape: for each position null, or an object by token id."""
     return [
         position
         and {
             str(token_id): {
-                "logprob": max(found.logprob, LEAST),
+                "logprob": max(found.logprob, MIN_LOGPROB),
                 "rank": found.rank,
                 "decoded_token": found.decoded_token,
             }
@@ -91,7 +91,7 @@ def prompt_logprobs(positions: Iterable[PositionLogprobs | None]) -> list[Any]:
 
 
 def num_chars(entries: Iterable[Entry]) -> int:
-    """How far the offsets of completions go on behind these."""
+    """The length of their text, by which the offsets of completions advance."""
     return sum(
         len(entry.text if entry.known is None else entry.known[entry.token_id].decoded_token)
         for entry in entries

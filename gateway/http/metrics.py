@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from outrider.gateway.http.access import CallerOf, GatewayOf
-from outrider.gateway.metrics_page import CONTENT_TYPE, MetricsPage
+from outrider.gateway.metrics.page import CONTENT_TYPE, MetricsPage
 
 router = APIRouter(tags=["metrics"])
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, gateway: GatewayOf, caller: CallerOf) -> Response:
-    """Counts of the gateways and of their engine, as text."""
+    """Metrics of the gateways and their engines, in Prometheus's text format."""
     state = request.app.state
     page: MetricsPage | None = getattr(state, "metrics_page", None)
     if page is None:

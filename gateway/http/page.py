@@ -1,4 +1,4 @@
-"""The page at /: files that came with the package, and nothing from elsewhere."""
+"""The web page at /: files of the package, without external resources."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class _File:
 
 @router.get("/")
 async def index(request: Request, gateway: GatewayOf) -> Response:
-    return _answer(request, gateway.config.page, "index.html")
+    return _file_response(request, gateway.config.page, "index.html")
 
 
 @router.get("/page/{name}")
 async def part(name: str, request: Request, gateway: GatewayOf) -> Response:
-    return _answer(request, gateway.config.page, name)
+    return _file_response(request, gateway.config.page, name)
 
 
-def _answer(request: Request, is_served: bool, name: str) -> Response:
+def _file_response(request: Request, is_served: bool, name: str) -> Response:
     file = _files().get(name) if is_served else None
     if file is None:
         raise HTTPException(404, "Not Found" if is_served else "server.page is off")
@@ -61,7 +61,7 @@ def _answer(request: Request, is_served: bool, name: str) -> Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """By name; read once, as they do not change under a running server."""
+    """By name; read once: they do not change while the server runs."""
     return {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in _TYPES}
 
 

@@ -1,5 +1,5 @@
-"""Large answers in pieces, so that what a slow client has not read yet stays with the application
-and each piece shows that it goes on reading."""
+"""Large response bodies in pieces: the write buffer stays small for slow clients, and each piece
+written shows that the client still reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PIECE_BYTES = 64 * 2**10
 
 
 class SendInPieces:
-    """Splits the bodies of answers; the server waits before each until there is room for it."""
+    """Splits response bodies; the server applies backpressure before each piece."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""What the requests of OpenAI's API may have, with vLLM's extras and our own.
+"""Request schemas of OpenAI's API, with vLLM's extra fields and our own.
 
-Types are checked here. What values mean and may be is said once, by `SamplingParams`: a field
-whose name it knows goes there as it is, and null is the same as leaving a field out.
+Types are checked here. Values are checked once, by `SamplingParams`: its fields are passed through
+unchanged, and null is the same as leaving a field out.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from outrider.gateway.http.fields import (
     unknown_of,
 )
 from outrider.scheduler.params import SamplingParams
-from outrider.text.bodies import MAX_PROMPTS
-from outrider.text.front_door import Prompt
+from outrider.text.input_processor import ProcessorInput
+from outrider.text.json_bodies import MAX_PROMPTS
 from outrider.text.messages import Conversation, check_conversation, check_fields
 
-_OF_SAMPLING = frozenset(field.name for field in dataclasses.fields(SamplingParams))
+_SAMPLING_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 
 _NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
@@ -62,13 +62,13 @@ _Biases = Annotated[
 ]
 _TokenIds = Annotated[Any, WithJsonSchema({"anyOf": [_NUMBERS, {"type": "null"}]})]
 
-# One wrong entry is enough to know: complaints about a million would take seconds to collect.
+# Fail at the first wrong entry: errors of a million entries would take seconds to collect.
 _Texts = Annotated[list[str] | None, FailFast()]
 _Messages = Annotated[list[dict[str, Any]], FailFast()]
 
 
 def _unless_packed(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """What was parsed in a child process and packed there is known to be whole numbers."""
+    """Arrays packed by the parser's child process hold whole numbers already."""
     return value if isinstance(value, array) else check(value)
 
 
@@ -77,7 +77,7 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """What a stream tells beside its text."""
+    """Optional contents of a stream."""
 
     include_usage: bool | None = Field(None, description="End with a chunk that counts tokens.")
     continuous_usage_stats: bool | None = Field(
@@ -86,59 +86,63 @@ class StreamOptions(_Strict):
 
 
 class GenerationRequest(_Strict):
-    """What completions and chat have in common."""
+    """The fields that completions and chat share."""
 
     refused: ClassVar[Mapping[str, Refusal]] = REFUSED
 
     model: str | None = Field(None, description="A name the model is served under, or any of them.")
     n: int | None = Field(None, description="Texts for each prompt; 1 if left out.")
     best_of: int | None = Field(None, description="The same number as n, if given at all.")
-    max_tokens: int | None = Field(None, description="Most tokens of a text.")
+    max_tokens: int | None = Field(None, description="Maximum tokens of a text.")
     max_completion_tokens: int | None = Field(None, description="Another name of max_tokens.")
-    stream: bool | None = Field(None, description="Send the text as it comes about.")
+    stream: bool | None = Field(None, description="Stream the text as it is generated.")
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
 
-    temperature: float | None = Field(None, description="0 takes the likeliest token.")
-    top_p: float | None = Field(None, description="Sample from so much of the mass.")
-    top_k: int | None = Field(None, description="Sample from so many tokens; 0 or -1 is all.")
-    min_p: float | None = Field(None, description="Least share of the likeliest's probability.")
+    temperature: float | None = Field(None, description="0 is greedy.")
+    top_p: float | None = Field(None, description="Sample from this share of the probability mass.")
+    top_k: int | None = Field(
+        None, description="Sample from the k likeliest tokens; 0 or -1 is all."
+    )
+    min_p: float | None = Field(
+        None, description="Minimum probability, relative to the likeliest token."
+    )
     presence_penalty: float | None = Field(None, description="-2 to 2.")
     frequency_penalty: float | None = Field(None, description="-2 to 2.")
     repetition_penalty: float | None = Field(None, description="From 0.01 to 100; 1 is none.")
     logit_bias: _Biases = Field(None, description="Added to logits, by token id, -100 to 100.")
-    allowed_token_ids: _TokenIds = Field(None, description="No other tokens are chosen.")
-    bad_words: _Texts = Field(None, description="Words that are never written.")
+    allowed_token_ids: _TokenIds = Field(None, description="Only these tokens are sampled.")
+    bad_words: _Texts = Field(None, description="Words that are never generated.")
     seed: int | None = Field(None, description="The same seed gives the same text.")
 
-    stop: _Stop = Field(None, description="The text ends before the first of these.")
-    stop_token_ids: _TokenIds = Field(None, description="The text ends at the first of these.")
-    include_stop_str_in_output: bool | None = Field(None, description="Keep what ended the text.")
-    ignore_eos: bool | None = Field(None, description="Go on past the model's end of text.")
-    min_tokens: int | None = Field(None, description="Fewest tokens before a text may end.")
+    stop: _Stop = Field(None, description="Stop strings; the text ends before the first.")
+    stop_token_ids: _TokenIds = Field(None, description="Stop tokens; the text ends at the first.")
+    include_stop_str_in_output: bool | None = Field(None, description="Keep the stop string.")
+    ignore_eos: bool | None = Field(None, description="Continue past the EOS token.")
+    min_tokens: int | None = Field(None, description="Minimum tokens of a text.")
     skip_special_tokens: bool | None = Field(None, description="Leave them out of the text.")
 
     prompt_logprobs: int | None = Field(
-        None, description="Log-probabilities of the prompt's tokens, and of so many others."
+        None, description="Log-probabilities of the prompt's tokens and of this many top tokens."
     )
-    return_token_ids: bool | None = Field(None, description="Tell token ids beside the text.")
+    return_token_ids: bool | None = Field(None, description="Return token ids beside the text.")
     return_tokens_as_token_ids: bool | None = Field(
-        None, description="Tokens of log-probabilities as 'token_id:N'."
+        None, description="Return tokens in logprobs as 'token_id:N'."
     )
     priority: int | None = Field(
-        None, description="Lower runs sooner, -100 to 100; 0 is usual. A key may have bounds."
+        None, description="Lower runs sooner, -100 to 100; default 0. A key may have limits."
     )
     cache_salt: str | None = Field(
-        None, description="Share cached prompts only with requests of the same salt."
+        None, description="Share prefix-cache blocks only with requests of the same salt."
     )
     request_id: str | None = Field(None, description="A label for the log, like X-Request-Id.")
 
     speculation: str | None = Field(
-        None, description="Who drafts: 'draft', 'ngram', or 'off'; never changes the text."
+        None, description="The proposer: 'draft', 'ngram', or 'off'; never changes the text."
     )
-    num_speculative_tokens: int | None = Field(None, description="Most tokens drafted a round.")
-    fix_depth: bool | None = Field(None, description="Draft exactly so many.")
+    num_speculative_tokens: int | None = Field(None, description="Maximum depth of a round.")
+    fix_depth: bool | None = Field(None, description="Always draft num_speculative_tokens.")
     return_speculation: bool | None = Field(
-        None, description="Tell of every piece of text who wrote it, and in which round."
+        None, description="Return the origin and the round of every piece of text."
     )
 
     @model_validator(mode="after")
@@ -147,7 +151,7 @@ class GenerationRequest(_Strict):
         return self
 
     def check(self) -> None:
-        """What goes beyond the type of single fields."""
+        """Checks beyond the types of single fields."""
         check_extras(self.model_extra or {}, self.refused)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise FieldRefusedError(
@@ -171,11 +175,11 @@ class GenerationRequest(_Strict):
             )
 
     def params(self) -> dict[str, Any]:
-        """Those that were given, by the names of `SamplingParams`."""
+        """The given sampling parameters, by the names of `SamplingParams`."""
         given = {
             name: value
             for name in self.model_fields_set
-            if name in _OF_SAMPLING and (value := getattr(self, name)) is not None
+            if name in _SAMPLING_FIELDS and (value := getattr(self, name)) is not None
         }
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens
@@ -206,15 +210,15 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = Field(None, description="Begin the text with the prompt.")
     logprobs: int | None = Field(
-        None, description="Log-probabilities of the tokens, and of so many others."
+        None, description="Log-probabilities of the tokens and of this many top tokens."
     )
 
     def check(self) -> None:
         super().check()
         self.prompts()
 
-    def prompts(self) -> list[Prompt]:
-        """Each for itself; whether tokens are those of the model is asked later."""
+    def prompts(self) -> list[ProcessorInput]:
+        """A list of prompts; token ids are checked against the vocabulary later."""
         given = self.prompt
         if isinstance(given, str):
             return [given]
@@ -249,20 +253,20 @@ class ChatRequest(GenerationRequest):
     refused: ClassVar[Mapping[str, Refusal]] = REFUSED | REFUSED_IN_CHAT
 
     messages: _Messages = Field(description="The conversation, oldest first.")
-    logprobs: bool | None = Field(None, description="Tell the log-probabilities of tokens.")
-    top_logprobs: int | None = Field(None, description="And of so many others; only with logprobs.")
+    logprobs: bool | None = Field(None, description="Return log-probabilities of tokens.")
+    top_logprobs: int | None = Field(
+        None, description="And of this many top tokens; needs logprobs."
+    )
     add_generation_prompt: bool | None = Field(
-        None, description="End the prompt where the answer begins; true if left out."
+        None, description="Append the assistant's header to the prompt; default true."
     )
     chat_template: str | None = Field(
-        None, description="Another template; only where the server allows it."
+        None, description="A chat template; only where the server allows it."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Further values for the template."
+        None, description="Additional variables of the template."
     )
-    reasoning_effort: str | None = Field(
-        None, description="Given to the template, as one of those values."
-    )
+    reasoning_effort: str | None = Field(None, description="Passed to the template as a variable.")
 
     def check(self) -> None:
         super().check()
@@ -273,7 +277,7 @@ class ChatRequest(GenerationRequest):
                 "leave it out.",
             )
         with naming_fields(("messages",)):
-            check_conversation(self.messages)  # before anything is done with each of them
+            check_conversation(self.messages)  # bounds their number before the loop
         for number, message in enumerate(self.messages):
             for name, refusal in REFUSED_IN_MESSAGES.items():
                 refusal.check(f"messages[{number}].{name}", message.get(name))
@@ -301,7 +305,7 @@ class TokenizeRequest(_Strict):
         None, description="Or a conversation."
     )
     add_special_tokens: bool | None = Field(
-        None, description="Whether text gets what prompts begin with; true if left out."
+        None, description="Add special tokens such as BOS to text; default true."
     )
     add_generation_prompt: bool | None = Field(None, description="As for chat.")
     chat_template: str | None = Field(None, description="As for chat.")
@@ -316,7 +320,7 @@ class DetokenizeRequest(_Strict):
         description="Token ids."
     )
     skip_special_tokens: bool | None = Field(
-        None, description="Leave them out of the text; false if left out."
+        None, description="Leave them out of the text; default false."
     )
 
 
@@ -326,16 +330,16 @@ def conversation_of(
     add_generation_prompt: bool | None,
     more: Mapping[str, Any] | None,
 ) -> Conversation:
-    """Fields of messages that are empty are as good as left out, but for the content."""
+    """Empty fields of messages are dropped, except role and content."""
     check_conversation(messages)
-    told = []
+    kept = []
     for at, message in enumerate(messages):
         check_fields(f"messages[{at}]", message)
-        told.append(
+        kept.append(
             {
                 name: value
                 for name, value in message.items()
                 if name in ("role", "content") or not (value is None or value in ([], {}, ""))
             }
         )
-    return Conversation(told, template, add_generation_prompt is not False, dict(more or {}))
+    return Conversation(kept, template, add_generation_prompt is not False, dict(more or {}))

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn in an event loop that is not its own."""
+"""The HTTP server: uvicorn in an existing event loop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from outrider.config import ServerConfig
+from outrider.gateway.auth.tls import TlsFiles
+from outrider.gateway.connection_slots import ConnectionSlot, ConnectionSlots
 from outrider.gateway.http.accepting import Acceptor
 from outrider.gateway.http.connections import BoundedProtocol, ConnectionBounds
 from outrider.gateway.http.pieces import SendInPieces
 from outrider.gateway.ports import HTTP_OPTION, listener, place_of, shown
-from outrider.gateway.seats import Seat, Seats
-from outrider.gateway.tls import TlsFiles
 
 
 class _Uvicorn(uvicorn.Server):
@@ -27,25 +27,25 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         tls: ssl.SSLContext | None,
         bounds: ConnectionBounds,
-        seats: Seats,
+        slots: ConnectionSlots,
     ) -> None:
         super().__init__(config)
         self._tls = tls
         self._bounds = bounds
-        self._seats = seats
+        self._slots = slots
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are for whoever runs the process."""
+        """The process handles signals itself."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's own has no limit for handshakes, nor a context that is made elsewhere."""
+        """Replaces uvicorn's, which has no handshake timeout and makes its own TLS context."""
         self._acceptors = [
             Acceptor(
                 each,
                 self._protocol,
-                self._seats,
+                self._slots,
                 tls=self._tls,
                 handshake_timeout_s=self._bounds.header_timeout_s,
                 shutdown_timeout_s=self._bounds.write_timeout_s,
@@ -62,8 +62,8 @@ class _Uvicorn(uvicorn.Server):
             acceptor.close()
         await super().shutdown(sockets)
 
-    def _protocol(self, seat: Seat) -> asyncio.Protocol:
-        return BoundedProtocol(self.config, self.server_state, bounds=self._bounds, seat=seat)
+    def _protocol(self, slot: ConnectionSlot) -> asyncio.Protocol:
+        return BoundedProtocol(self.config, self.server_state, bounds=self._bounds, slot=slot)
 
 
 class HttpServer:
@@ -94,25 +94,25 @@ class HttpServer:
         self.address = shown(host, place_of(sock)[1])
         config = uvicorn.Config(
             SendInPieces(self._app),
-            loop="none",  # the one that runs
+            loop="none",  # use the running loop
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
         )
-        # What strangers send is answered, not logged, or they could fill the log.
+        # Malformed requests are answered, not logged: clients could fill the log.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         tls = None if self._tls is None else self._tls.http_context()
         self._server = _Uvicorn(
-            config, tls, ConnectionBounds.of(self._config), Seats.of(self._config)
+            config, tls, ConnectionBounds.of(self._config), ConnectionSlots.of(self._config)
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[sock]))
         while not self._server.started and not self._serving.done():
             await asyncio.sleep(0.005)
 
     async def stop(self, drain_s: float) -> None:
-        """Take no more connections, and give the calls in hand so long."""
+        """Accept no more connections and let active requests finish within `drain_s`."""
         if self._server is None or self._serving is None:
             return
         self._server.should_exit = True

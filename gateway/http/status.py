@@ -1,4 +1,4 @@
-"""What the page and operators ask of a server and set while it runs, as JSON."""
+"""Status and speculation control of a running server, as JSON for the page and for operators."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.gateway.cluster_view import AskCluster
-from outrider.gateway.convert import STATE_NAMES
+from outrider.api_types.cluster_view import AskCluster
+from outrider.api_types.convert import STATE_NAMES
+from outrider.catalog.proposers import traits
 from outrider.gateway.http.access import AdminOf, CallerOf, GatewayOf
 from outrider.gateway.http.body import described, read_json
 from outrider.gateway.status import status_of
-from outrider.links.gateway_messages import SpeculationExplained
-from outrider.links.speculation import MOST_STEPS, SpeculationChange
-from outrider.workers.proposers.registry import traits
+from outrider.links.gateway_messages import ExplainSpeculationResult
+from outrider.links.speculation import MAX_STEP_ACCOUNTS, SpeculationChange
 
 router = APIRouter(prefix="/outrider", tags=["operating"])
 
-Policy = Annotated[str, Field(pattern=r"^[a-z-]{1,32}$")]  # which of them, the engine says
+Policy = Annotated[str, Field(pattern=r"^[a-z-]{1,32}$")]  # the engine checks the name
 Depth = Annotated[int, Field(strict=True, ge=0, le=32)]
-Steps = Annotated[int, Query(ge=1, le=MOST_STEPS)]
+Steps = Annotated[int, Query(ge=1, le=MAX_STEP_ACCOUNTS)]
 StepNumber = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 
-class SpeculationWish(BaseModel):
-    """What to change; what is left out stays, and a `max_depth` of null lifts the bound."""
+class SpeculationUpdate(BaseModel):
+    """Fields that are left out stay unchanged; a `max_depth` of null lifts the bound."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +41,7 @@ class SpeculationWish(BaseModel):
 @router.get("/status")
 async def status(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, Any]:
     """The server, its engine, their processes and their load: the fields of `GetStatusResponse`,
-    null where something is not known, and `methods`, those who can draft for a request."""
+    null where something is not known, and `methods`, the proposers a request can choose."""
     ask_cluster: AskCluster = request.app.state.ask_cluster
     found = await status_of(gateway, ask_cluster)
     facts = gateway.facts
@@ -52,26 +52,26 @@ async def status(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict
     }
 
 
-@router.post("/speculation", openapi_extra=described(SpeculationWish))
+@router.post("/speculation", openapi_extra=described(SpeculationUpdate))
 async def set_speculation(request: Request, gateway: GatewayOf, caller: AdminOf) -> dict[str, Any]:
-    """Change how speculation is decided, from the next step on; answers with what holds then."""
-    with gateway.reading.upload(caller.name) as upload:
-        wish = await read_json(request, gateway, upload, SpeculationWish)
-    return dataclasses.asdict(await gateway.replicas.set_speculation(wish.change()))
+    """Change speculation from the next step on; returns the settings then in effect."""
+    with gateway.uploads.upload(caller.name) as upload:
+        update = await read_json(request, gateway, upload, SpeculationUpdate)
+    return dataclasses.asdict(await gateway.replicas.set_speculation(update.change()))
 
 
 @router.get("/explain")
 async def explain(
     gateway: GatewayOf, caller: CallerOf, last: Steps = 1, step: StepNumber = None
 ) -> Response:
-    """What was weighed in the last steps or in a certain one, the oldest first."""
+    """The candidates weighed in the last steps or in one step, the oldest first."""
     found = await gateway.replicas.explain_speculation(step, last)
-    # Hundreds of steps take a while to write, and streams go on meanwhile.
-    account = await gateway.preparing.run(caller.name, None, _account, found)
+    # Serialized in a thread: hundreds of steps would block the event loop.
+    account = await gateway.preparation.pool.run(caller.name, None, _account, found)
     return Response(account, media_type="application/json")
 
 
-def _account(found: SpeculationExplained) -> str:
+def _account(found: ExplainSpeculationResult) -> str:
     steps = ", ".join(json.dumps(dataclasses.asdict(each)) for each in found.steps)
     return (
         f'{{"steps": [{steps}], "num_remembered": {found.num_remembered}, '
@@ -80,7 +80,7 @@ def _account(found: SpeculationExplained) -> str:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """A message as JSON has it, with numbers as numbers, which protobuf's own JSON has as text."""
+    """A message as JSON values; protobuf's own JSON writes 64-bit integers as strings."""
     return {
         field.name: (
             None

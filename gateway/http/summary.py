@@ -1,19 +1,19 @@
-"""What a request took, over all its prompts and samples."""
+"""Usage and speculation statistics of a request, over all its prompts and samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.gateway.convert import stats_to_proto
+from outrider.api_types.convert import stats_to_proto
 from outrider.gateway.session import Session
-from outrider.scheduler.types import NOBODY
+from outrider.scheduler.types import NO_PROPOSER
 
 
 def usage(sessions: Sequence[Session]) -> dict[str, Any]:
     outputs = [session.output for session in sessions]
     num_read = sum(len(output.prompt_token_ids) for output in outputs)
-    num_written = sum(len(each.token_ids) for output in outputs for each in output.outputs)
+    num_written = sum(output.num_generated for output in outputs)
     return {
         "prompt_tokens": num_read,
         "completion_tokens": num_written,
@@ -25,7 +25,7 @@ def usage(sessions: Sequence[Session]) -> dict[str, Any]:
 
 
 def speculation_stats(sessions: Sequence[Session]) -> dict[str, Any]:
-    """The first four as vLLM defines them; to it a round in which nothing was judged is none."""
+    """The first four as vLLM defines them: it counts only rounds in which drafts were verified."""
     outputs = [session.output for session in sessions]
     total = stats_to_proto(each.speculation for output in outputs for each in output.outputs)
     verified_at, accepted_at = list(total.verified_at), list(total.accepted_at)
@@ -50,32 +50,34 @@ def speculation_stats(sessions: Sequence[Session]) -> dict[str, Any]:
 
 
 def request_metrics(sessions: Sequence[Session]) -> dict[str, Any] | None:
-    """vLLM's `metrics` of an answer, as AIPerf reads them: of a single text, if it has a proposer.
-    To vLLM a round in which nothing was judged is no step."""
+    """vLLM's `metrics` of a response, as AIPerf reads them: of a single text with a proposer.
+    vLLM counts only rounds in which drafts were verified."""
     session = sessions[0]
     if len(sessions) > 1 or len(session.output.outputs) > 1:
         return None
     spec, record = session.prepared.spec, session.output.outputs[0].speculation
-    if spec.proposer == NOBODY:
+    if spec.proposer == NO_PROPOSER:
         return None
     num_steps = record.verified_at[0] if record.verified_at else 0
-    most = max(spec.depth, len(record.verified_at))
+    max_depth = max(spec.depth, len(record.verified_at))
     by_number = _histogram(num_steps, record.accepted_at)
     return {
         "speculative_decoding": {
             "mean_acceptance_length": 1 + record.accepted / num_steps if num_steps else 1.0,
             "draft_acceptance_rate": record.acceptance_rate,
-            "acceptance_histogram": [by_number.get(str(number), 0) for number in range(most + 1)],
+            "acceptance_histogram": [
+                by_number.get(str(number), 0) for number in range(max_depth + 1)
+            ],
             "num_spec_steps": num_steps,
             "num_accepted_draft_tokens": record.accepted,
             "num_draft_tokens": record.drafted,
-            "num_spec_tokens": most,
+            "num_spec_tokens": max_depth,
         }
     }
 
 
 def _histogram(num_drafts: int, accepted_at: list[int]) -> dict[str, int]:
-    """How many rounds accepted exactly so many drafts, without the numbers that none did."""
+    """Rounds by their number of accepted draft tokens; numbers that did not occur are left out."""
     at_least = [num_drafts, *accepted_at, 0]
     exactly = (more - less for more, less in zip(at_least, at_least[1:], strict=False))
     return {str(number): count for number, count in enumerate(exactly) if count}

@@ -18,19 +18,19 @@ router = APIRouter(tags=["tokens"])
 
 @router.post("/tokenize", openapi_extra=described(TokenizeRequest))
 async def tokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, Any]:
-    """Token ids of a text or a conversation, as generation would read it."""
+    """Token ids of a text or a conversation, as generation would see them."""
     upload = admitted_of(request)[1]
-    asked = await read_json(request, gateway, upload, TokenizeRequest)
-    special = asked.add_special_tokens is not False
+    body = await read_json(request, gateway, upload, TokenizeRequest)
+    special = body.add_special_tokens is not False
     with naming_fields(TokenizeRequest.model_fields):
-        tokens = await gateway.tokenize(
-            upload.owner, _prompt(asked), model=asked.model or "", add_special_tokens=special
+        prompt, served = _prompt(body), gateway.serving(body.model or "")
+        tokens = await gateway.preparation.tokenize(
+            served, upload.owner, prompt, add_special_tokens=special
         )
-    facts = gateway.facts
     return {
         "tokens": tokens,
         "count": len(tokens),
-        "max_model_len": None if facts is None else facts.max_model_len,
+        "max_model_len": served.facts.max_model_len,
         "token_strs": None,
     }
 
@@ -39,26 +39,27 @@ async def tokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> di
 async def detokenize(request: Request, gateway: GatewayOf, caller: CallerOf) -> dict[str, str]:
     """The text of token ids."""
     upload = admitted_of(request)[1]
-    asked = await read_json(request, gateway, upload, DetokenizeRequest)
-    skip = bool(asked.skip_special_tokens)
+    body = await read_json(request, gateway, upload, DetokenizeRequest)
+    skip = bool(body.skip_special_tokens)
     with naming_fields(DetokenizeRequest.model_fields):
-        text = await gateway.detokenize(
-            upload.owner, asked.tokens, model=asked.model or "", skip_special_tokens=skip
+        served = gateway.serving(body.model or "")
+        text = await gateway.preparation.detokenize(
+            served, upload.owner, body.tokens, skip_special_tokens=skip
         )
     return {"prompt": text}
 
 
-def _prompt(asked: TokenizeRequest) -> str | Conversation:
-    if (asked.prompt is None) == (asked.messages is None):
-        found = "both are" if asked.messages is not None else "neither is"
+def _prompt(body: TokenizeRequest) -> str | Conversation:
+    if (body.prompt is None) == (body.messages is None):
+        found = "both are" if body.messages is not None else "neither is"
         raise FieldRefusedError(
             "prompt", f"prompt or messages must be given, but {found}; give one of them."
         )
-    if asked.prompt is not None:
-        return asked.prompt
+    if body.prompt is not None:
+        return body.prompt
     return conversation_of(
-        asked.messages or [],
-        asked.chat_template,
-        asked.add_generation_prompt,
-        asked.chat_template_kwargs,
+        body.messages or [],
+        body.chat_template,
+        body.add_generation_prompt,
+        body.chat_template_kwargs,
     )

@@ -1,10 +1,10 @@
-// A text as it streams in: its pieces coloured by origin, its rounds kept for the stepper.
+// A streamed text: its pieces coloured by origin, its rounds kept for the stepper.
 
 import { make } from "./dom.js";
 import { lookOf } from "./origins.js";
 import { streamJson } from "./api.js";
 
-/** `onChange` is called as it grows and ends, `onPick` with a piece that is looked at, or null. */
+/** `onChange` is called as it grows and ends, `onPick` with the picked piece, or null. */
 export class Answer {
   constructor({ label = "Answer", onChange = () => {}, onPick = () => {} } = {}) {
     this.pieces = [];
@@ -33,7 +33,7 @@ export class Answer {
     return this.rounds.reduce((sum, round) => sum + round.tokens, 0);
   }
 
-  /** Run a request and grow with it. Throws what the server says, or AbortError if stopped. */
+  /** Run a request and show its stream. Throws ServerError, or AbortError if stopped. */
   async run(path, body, signal) {
     const started = performance.now();
     this.element.classList.add("is-running");
@@ -73,7 +73,7 @@ export class Answer {
     this.element.append(before, make("span", { class: "token", data }, shown));
   }
 
-  // -- looking at it
+  // -- picking pieces
 
   _listen() {
     const tokenOf = (event) => event.target.closest?.(".token");
@@ -104,7 +104,7 @@ export class Answer {
     this.pick(next);
   }
 
-  /** Look at a piece by its place; -1 is at none. */
+  /** Pick a piece by its index; -1 is none. */
   pick(index) {
     if (index === this._picked) return;
     this.element.querySelector(".is-picked")?.classList.remove("is-picked");

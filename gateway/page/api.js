@@ -1,9 +1,9 @@
-// Talking to the server: the key, errors as sentences, streams of events.
+// Requests to the server: the API key, errors, streams of events.
 
 const KEY = "outrider.key";
 const LOST = "The server cannot be reached; it may be stopping, starting or behind a lost connection.";
 
-/** An answer that is no answer: the server's own sentence, and its status (0: none came). */
+/** A failed request: the server's error message and the HTTP status (0: no response). */
 export class ServerError extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -20,7 +20,7 @@ export function storeKey(key) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** A response that is a success; throws ServerError otherwise. Paths are relative to the page. */
+/** A successful response; throws ServerError otherwise. Paths are relative to the page. */
 async function request(path, { body, signal } = {}) {
   const headers = {};
   if (storedKey()) headers.Authorization = `Bearer ${storedKey()}`;
@@ -46,7 +46,7 @@ async function errorOf(response) {
   try {
     sentence = (await response.json()).error.message ?? sentence;
   } catch {
-    // Somebody between us and the server has answered; its status is all there is.
+    // A proxy has answered, without JSON: show its status.
   }
   return new ServerError(sentence, response.status);
 }
@@ -59,7 +59,7 @@ export async function postJson(path, body, signal) {
   return (await request(path, { body, signal })).json();
 }
 
-/** The JSON of each event of a stream, until it is done; an error in it is thrown. */
+/** The JSON of each event of a stream; throws an error event. */
 export async function* streamJson(path, body, signal) {
   const response = await request(path, { body, signal });
   for await (const data of eventsOf(response.body)) {
@@ -71,7 +71,7 @@ export async function* streamJson(path, body, signal) {
   throw new ServerError("The stream broke off before its end; send the request again.");
 }
 
-/** The `data` of server-sent events; comments, which keep the connection alive, are left out. */
+/** The `data` of server-sent events, without keep-alive comments. */
 async function* eventsOf(bytes) {
   const reader = bytes.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";

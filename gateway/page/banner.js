@@ -1,4 +1,4 @@
-// What went wrong, in one calm place: the server's sentence, and what can be done about it.
+// The error banner: the server's message, and its remedy.
 
 import { storeKey } from "./api.js";
 import { byId } from "./dom.js";
@@ -6,7 +6,7 @@ import { byId } from "./dom.js";
 let onRetry = () => {};
 let isOfConnection = false;
 
-/** `retry` is called when the reader asks for it, and after a key was given. */
+/** `retry` is called by the button, and after a key was entered. */
 export function setUpBanner(retry) {
   onRetry = retry;
   byId("dismiss").addEventListener("click", hideBanner);
@@ -30,16 +30,16 @@ export function hideBanner() {
   isOfConnection = false;
 }
 
-/** Show an error; for a missing or unknown key, with a field for another. */
+/** Show an error; for a missing or invalid key, with a field to enter one. */
 export function showError(error) {
   show(error.message, { asksKey: error.status === 401 });
   isOfConnection = false;
 }
 
-/** The server does not tell how it is; `seconds` until it is asked again. */
+/** The server does not respond; `seconds` until the next poll. */
 export function showLost(error, seconds) {
   const asksKey = error.status === 401;
-  // Somebody may be typing a key, and another error may still be read.
+  // Keep a banner in which the user may be typing a key, or reading another error.
   if (!byId("banner").hidden && !isOfConnection) return;
   if (asksKey && isOfConnection) return;
   show(asksKey ? error.message : `${error.message} Trying again in ${seconds} s.`, {
@@ -49,13 +49,13 @@ export function showLost(error, seconds) {
   isOfConnection = true;
 }
 
-/** The server tells again how it is. */
+/** The server responds again. */
 export function showFound() {
   if (isOfConnection) hideBanner();
 }
 
 function show(text, { asksKey = false, retries = false }) {
-  // Names of fields stay as they are written.
+  // Capitalize plain words only, not names of fields.
   byId("banner-text").textContent = text.replace(/^[a-z]+(?=[ ,])/, (word) => word.charAt(0).toUpperCase() + word.slice(1));
   byId("key-form").hidden = !asksKey;
   byId("retry").hidden = !retries;

@@ -1,15 +1,15 @@
-// The speculation switch, and what was weighed in the last steps.
+// The speculation switch, and the accounts of the last steps.
 
 import { getJson, postJson } from "./api.js";
 import { showError } from "./banner.js";
 import { byId, count, fixed, make, percent } from "./dom.js";
 
 const POLICIES = {
-  goodput: "Guesses only where that should be faster.",
-  threshold: "Guesses less under load and where it is wrong.",
-  trim: "Guesses to the depth, checks what is likely.",
-  fixed: "Always guesses to the depth.",
-  off: "Nothing is guessed.",
+  goodput: "Drafts only where that should be faster.",
+  threshold: "Drafts less under load and where acceptance is low.",
+  trim: "Drafts to the depth, verifies what is likely.",
+  fixed: "Always drafts to the depth.",
+  off: "Drafts nothing.",
 };
 const OFF = "off";
 const NUM_STEPS = 24;
@@ -38,7 +38,7 @@ export class Control {
     const state = status?.engine?.speculation;
     for (const id of ["switch", "policy", "bound"]) byId(id).disabled = !state;
     if (!state) {
-      byId("switch-told").textContent = "not known while there is no engine";
+      byId("switch-told").textContent = "unknown while there is no engine";
       return;
     }
     if (!this._isChanging) this._show(state.settings);
@@ -47,10 +47,10 @@ export class Control {
     byId("warning").textContent = state.warning;
   }
 
-  async _set(wish) {
+  async _set(update) {
     this._isChanging = true;
     try {
-      this._show(await postJson("outrider/speculation", wish));
+      this._show(await postJson("outrider/speculation", update));
     } catch (error) {
       showError(error);
     } finally {
@@ -84,7 +84,7 @@ export class Control {
   }
 }
 
-/** How it goes, for somebody who has never heard of it. `method` is who drafts. */
+/** The state of speculation in plain words. `method` is the proposer. */
 function describe({ settings, gain, agreement, mean_depth: depth, drafting_share: share }, method, running) {
   if (method === OFF) return "No draft: --draft-model or --method ngram gives the server one.";
   const right = agreement === null ? "" : ` ${percent(agreement)} of tokens would have been guessed.`;

@@ -11,7 +11,7 @@ export function make(tag, { data = {}, ...attributes } = {}, ...children) {
   return element;
 }
 
-/** The same for the elements of pictures. */
+/** The same for SVG elements. */
 export function draw(tag, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
   fill(element, attributes);
@@ -26,7 +26,7 @@ function fill(element, attributes) {
   }
 }
 
-/** So many of something: "1 draft", "3 drafts". */
+/** A number with its noun: "1 draft", "3 drafts". */
 export function count(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }

@@ -1,4 +1,4 @@
-// The server as it is right now: asked every second, more rarely while it does not answer.
+// The server's live status: polled every second, less often while it does not respond.
 
 import { getJson } from "./api.js";
 import { showFound, showLost } from "./banner.js";
@@ -7,36 +7,36 @@ import { Plot } from "./plots.js";
 
 const EVERY_S = 1;
 const LONGEST_S = 15;
-const PATIENCE_MS = 10_000;
+const TIMEOUT_MS = 10_000;
 
-/** Hands every status to those in `readers`, and null when there is none. */
+/** Passes every status to `readers`, and null when there is none. */
 export class Live {
   constructor(readers) {
     this._readers = readers;
     this._pause = EVERY_S;
     this._timer = null;
-    this._isAsking = false;
+    this._isPolling = false;
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden) this.ask();
     });
   }
 
-  /** Ask now, and go on from there. */
+  /** Poll now, then on schedule. */
   async ask() {
-    if (this._isAsking) return;
-    this._isAsking = true;
+    if (this._isPolling) return;
+    this._isPolling = true;
     clearTimeout(this._timer);
     try {
-      const status = await getJson("outrider/status", AbortSignal.timeout(PATIENCE_MS));
+      const status = await getJson("outrider/status", AbortSignal.timeout(TIMEOUT_MS));
       this._pause = EVERY_S;
       showFound();
-      this._tell(status);
+      this._publish(status);
     } catch (error) {
       this._pause = Math.min(this._pause * 2, LONGEST_S);
       showLost(error, this._pause);
-      this._tell(null);
+      this._publish(null);
     } finally {
-      this._isAsking = false;
+      this._isPolling = false;
       this._timer = setTimeout(() => this._next(), this._pause * 1000);
     }
   }
@@ -45,7 +45,7 @@ export class Live {
     if (!document.hidden) this.ask();
   }
 
-  _tell(status) {
+  _publish(status) {
     for (const read of this._readers) read(status);
   }
 }
@@ -73,7 +73,7 @@ function duration(seconds) {
   return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${fixed(seconds / 3600)} h`;
 }
 
-/** The plots; rates come from counters, which begin anew with an engine. */
+/** The plots; rates come from counters, which restart with the engine. */
 export class Plots {
   constructor() {
     this._speed = new Plot("Tokens/s", { lines: ["tokens"], least: 10, shown: (v) => fixed(v) });

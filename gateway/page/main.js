@@ -16,9 +16,9 @@ const playground = new Playground(new Stepper(), new Legend());
 const control = new Control();
 const plots = new Plots();
 const processes = new Processes();
-let modelKnown = null; // for which the list was read
+let modelKnown = null; // the model of the loaded list
 
-/** The list is read anew when another model is served. */
+/** Reload the list when the served model changes. */
 async function readModels(status) {
   if (!status?.model || status.model === modelKnown) return;
   modelKnown = status.model;

@@ -1,8 +1,8 @@
-// Where a token came from: names, and what is said of one.
+// Origins of tokens: their names and descriptions.
 
 import { byId, count, make, percent, quoted } from "./dom.js";
 
-/** In the order of the legend. Whoever else drafts looks like the draft. */
+/** In the order of the legend. Other proposers look like the draft model. */
 export const ORIGINS = {
   draft: { name: "Accepted draft", note: "guessed by the draft model, confirmed by the target" },
   ngram: { name: "N-gram", note: "copied from earlier in the text, confirmed by the target" },
@@ -16,10 +16,10 @@ export function lookOf(origin) {
   return origin in ORIGINS ? origin : "draft";
 }
 
-/** The colours and, until something is asked or wherever the reader wants it, what they mean. */
+/** The legend; expanded with its notes until the first prompt, or as the user toggles it. */
 export class Legend {
   constructor() {
-    this._isReaders = false; // whether the reader has said which way it is to be
+    this._isUsers = false; // whether the user has toggled it
     const items = Object.entries(ORIGINS).map(([look, { name, note }]) =>
       make(
         "li",
@@ -30,19 +30,19 @@ export class Legend {
     );
     byId("legend").append(...items);
     byId("legend-toggle").addEventListener("click", () => {
-      this._isReaders = true;
-      this._show(!byId("legend").classList.contains("is-told"));
+      this._isUsers = true;
+      this._show(!byId("legend").classList.contains("is-expanded"));
     });
   }
 
-  /** With its notes where there is room for them, or in a line beside an answer. */
-  suggest(isTold) {
-    if (!this._isReaders) this._show(isTold && matchMedia("(min-width: 720px)").matches);
+  /** Expand where there is room, unless the user has toggled it. */
+  suggest(isExpanded) {
+    if (!this._isUsers) this._show(isExpanded && matchMedia("(min-width: 720px)").matches);
   }
 
-  _show(isTold) {
-    byId("legend").classList.toggle("is-told", isTold);
-    byId("legend-toggle").setAttribute("aria-expanded", isTold);
+  _show(isExpanded) {
+    byId("legend").classList.toggle("is-expanded", isExpanded);
+    byId("legend-toggle").setAttribute("aria-expanded", isExpanded);
   }
 }
 
@@ -59,14 +59,14 @@ export function describeRound(number, total, round, pieces) {
   if (round.verified === 0) {
     return `${start} nothing drafted, ${own ? quoted(own.text) : "a token"} by the target alone.`;
   }
-  const judged = `${start} ${round.verified} drafted, ${round.accepted} accepted`;
-  if (!own || round.tokens <= round.accepted) return `${judged}; the text ends there.`;
+  const verified = `${start} ${round.verified} drafted, ${round.accepted} accepted`;
+  if (!own || round.tokens <= round.accepted) return `${verified}; the text ends there.`;
   return round.accepted < round.verified
-    ? `${judged}, then ${quoted(own.text)} instead.`
-    : `${judged}, then ${quoted(own.text)} as a bonus.`;
+    ? `${verified}, then ${quoted(own.text)} instead.`
+    : `${verified}, then ${quoted(own.text)} as a bonus.`;
 }
 
-/** The whole of a text in a line. */
+/** Statistics of a whole text, in one line. */
 export function describeStats(answer) {
   const { rounds, numTokens, seconds } = answer;
   const parts = [count(numTokens, "token"), count(rounds.length, "round")];

@@ -1,4 +1,4 @@
-// Asking: a conversation, a continuation or a race, with one form.
+// The playground: a conversation, a completion or a race, with one form.
 
 import { Answer } from "./answer.js";
 import { hideBanner, showError } from "./banner.js";
@@ -10,10 +10,10 @@ const EXAMPLES = {
   complete: ["The capital of France is", "Once upon a time there was", "def fibonacci(n):"],
   race: ["Explain how rainbows form.", "List the planets of the solar system, with a fact about each."],
 };
-const NEAR = 120; // pixels from its end, a reader reads along
+const NEAR = 120; // pixels from the end within which the view follows the stream
 const PLACEHOLDERS = {
   chat: "Ask anything",
-  complete: "Begin a text, and the model goes on",
+  complete: "Begin a text, and the model continues it",
   race: "Ask once; it is answered with and without speculation",
 };
 
@@ -23,7 +23,7 @@ export class Playground {
     this._legend = legend;
     this._messages = []; // of the conversation
     this._abort = null; // of what runs
-    this._isStale = false; // the stepper has not seen the newest tokens
+    this._isStale = false; // a redraw of the stepper is scheduled
     byId("ask").addEventListener("submit", (event) => {
       event.preventDefault();
       this._send();
@@ -46,7 +46,7 @@ export class Playground {
     return document.querySelector("[name=mode]:checked").value;
   }
 
-  /** The models there are to ask. */
+  /** The served models. */
   setModels(names) {
     const kept = byId("model").value;
     byId("model").replaceChildren(...names.map((name) => make("option", { value: name }, name)));
@@ -54,12 +54,12 @@ export class Playground {
     byId("model").title = names.join(", "); // a long one is cut
   }
 
-  /** What requests get that leave it out. */
+  /** The server's sampling defaults. */
   setDefaults({ temperature = 1 }) {
     byId("temperature").placeholder = `${temperature}, by default`;
   }
 
-  /** Who can draft. */
+  /** The proposers. */
   setMethods(names) {
     const select = byId("method");
     const kept = select.value;
@@ -92,24 +92,24 @@ export class Playground {
   async _ask(prompt) {
     const isChat = this.mode === "chat";
     const answer = this._newAnswer(isChat ? "Answer" : "Continuation");
-    const asked = make("div", { class: "asked" }, prompt);
-    const turn = make("div", { class: isChat ? "turn" : "turn is-text" }, asked, answer.element);
+    const userPrompt = make("div", { class: "user-prompt" }, prompt);
+    const turn = make("div", { class: isChat ? "turn" : "turn is-text" }, userPrompt, answer.element);
     byId("log").append(turn);
     turn.scrollIntoView({ block: "nearest" });
     byId("prompt").value = "";
-    const said = { role: "user", content: prompt };
-    const body = this._body(isChat ? { messages: [...this._messages, said] } : { prompt });
+    const message = { role: "user", content: prompt };
+    const body = this._body(isChat ? { messages: [...this._messages, message] } : { prompt });
     try {
       await answer.run(isChat ? "v1/chat/completions" : "v1/completions", body, this._abort.signal);
     } catch (error) {
       if (answer.pieces.length === 0) {
         turn.remove();
-        byId("prompt").value = prompt; // nothing came of it, so it may be sent again
+        byId("prompt").value = prompt; // no output: keep the prompt for another try
       }
       throw error;
     } finally {
-      // What was stopped was still said.
-      if (answer.text) this._messages.push(said, { role: "assistant", content: answer.text });
+      // A stopped answer stays in the conversation.
+      if (answer.text) this._messages.push(message, { role: "assistant", content: answer.text });
     }
   }
 
@@ -126,21 +126,21 @@ export class Playground {
       onChange: () => this._onGrown(answer),
       onPick: (piece) => {
         this._stepper.attach(answer);
-        this._stepper.tell(piece);
+        this._stepper.showPiece(piece);
       },
     });
     if (label !== "Without") this._stepper.attach(answer);
     return answer;
   }
 
-  /** Once a frame at most: chunks come faster than anybody sees. */
+  /** Redraw at most once per frame. */
   _onGrown(answer) {
     if (this._isStale) return;
     this._isStale = true;
     requestAnimationFrame(() => {
       this._isStale = false;
       this._stepper.refresh();
-      if (this.mode !== "race") readAlong(answer);
+      if (this.mode !== "race") followStream(answer);
     });
   }
 
@@ -160,7 +160,7 @@ export class Playground {
 
   _setRunning(isRunning) {
     byId("stop").hidden = !isRunning;
-    byId("told").setAttribute("aria-live", isRunning ? "off" : "polite"); // nobody listens that fast
+    byId("told").setAttribute("aria-live", isRunning ? "off" : "polite"); // too fast for screen readers
     byId("send").disabled = isRunning;
     byId("clear").disabled = isRunning;
     for (const radio of document.getElementsByName("mode")) radio.disabled = isRunning;
@@ -192,8 +192,8 @@ export class Playground {
   }
 }
 
-/** Scroll with a growing text, unless its reader has scrolled back. */
-function readAlong(answer) {
+/** Scroll with a growing text, unless the user has scrolled back. */
+function followStream(answer) {
   const scroll = byId("scroll");
   const left = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight;
   if (answer.element.classList.contains("is-running") && left < NEAR) scroll.scrollTop += left;

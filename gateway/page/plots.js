@@ -1,4 +1,4 @@
-// Small plots of the last minute and a half: a line or two each, drawn as pictures.
+// Small SVG plots of the last 90 seconds, with one or two lines each.
 
 import { draw, make } from "./dom.js";
 
@@ -6,8 +6,8 @@ const POINTS = 90;
 const WIDTH = POINTS - 1;
 const HEIGHT = 30;
 
-/** `lines` are names of values; `shown` makes the figure of the newest; `least` is the smallest top
- * of the scale, so that noise does not fill it. */
+/** `lines` are names of values; `shown` formats the newest; `least` is the minimum top of the
+ * scale, so that noise does not fill the plot. */
 export class Plot {
   constructor(title, { lines, shown, least, top = null }) {
     this._lines = lines.map(() => []);
@@ -60,7 +60,7 @@ export class Plot {
   }
 }
 
-/** The points of a line as "x,y", cut where a value is missing. The newest is at the right edge. */
+/** The points of a line as "x,y", split at missing values. The newest is at the right edge. */
 function runsOf(line, top) {
   const runs = [[]];
   line.forEach((value, at) => {

@@ -1,14 +1,14 @@
-// The processes behind the server as a map: a box for each replica and one for the gateways, in it
-// the nodes, on them a tile for each process; and what happened to them.
+// A map of the server's processes: a box for each replica and one for the gateways, with a tile for
+// each process by node; and the latest changes of their states.
 
 import { byId, make, percent } from "./dom.js";
 
 const MARKS = { ready: "●", starting: "◐", lost: "✕" };
-const MOST_EVENTS = 6;
+const MAX_EVENTS = 6;
 
 export class Processes {
   constructor() {
-    this._states = new Map(); // by name, of the last look
+    this._states = new Map(); // by name, at the last poll
   }
 
   read(status) {
@@ -47,14 +47,14 @@ function boxesOf({ engine, cluster, replicas }) {
   return gateways.length ? [{ label: "gateways", tiles: gateways, replica: null }, ...boxes] : boxes;
 }
 
-/** Of one replica, its engine in any case. */
+/** The tiles of one replica; always with its engine. */
 function tilesOf(processes, engine) {
   const found = processesOf(processes, engine);
   if (found.some(({ role }) => role === "engine")) return found;
   return [{ name: "engine 0", role: "engine", state: engine ? "ready" : "lost" }, ...found];
 }
 
-/** Every process once: what its starter knows and what the engine sees of it, the worse of both. */
+/** Every process once, with the worse of the states that its controller and the engine report. */
 function processesOf(processes, engine) {
   const found = new Map();
   const take = ({ role, rank = 0, state, ...more }) => {
@@ -101,21 +101,21 @@ function boxOf({ label, tiles, replica }, isOneOfMany) {
   );
 }
 
-/** What a replica does, in a line. */
+/** A replica's state and load, in one line. */
 function summaryOf(replica) {
   if (replica === null) return "";
   const { state, load, restarts, engine } = replica;
-  const parts = [state, `${load} in hand`];
+  const parts = [state, `${load} active`];
   if (engine?.kv_blocks) parts.push(`KV ${percent(engine.kv_blocks_used / engine.kv_blocks)}`);
   if (engine?.drafted_tokens) {
     parts.push(`accepted ${percent(engine.accepted_tokens / engine.drafted_tokens)}`);
   }
-  if (restarts) parts.push(`started anew ${restarts} ×`);
+  if (restarts) parts.push(`restarted ${restarts} ×`);
   return parts.join(" · ");
 }
 
 function tileOf({ name, state, where, pid, restarts }) {
-  const parts = [where, pid && `pid ${pid}`, restarts ? `started anew ${restarts} ×` : ""];
+  const parts = [where, pid && `pid ${pid}`, restarts ? `restarted ${restarts} ×` : ""];
   return make(
     "li",
     { class: "tile", data: { state, name } },
@@ -129,11 +129,11 @@ function tileOf({ name, state, where, pid, restarts }) {
 function wording(before, state) {
   if (state === "lost") return "was lost";
   if (state === "ready") return "is back";
-  return before === "lost" ? "is starting anew" : "is starting";
+  return before === "lost" ? "is restarting" : "is starting";
 }
 
 function note(sentence, state) {
   const time = new Date().toLocaleTimeString([], { hour12: false });
   byId("events").prepend(make("li", { data: { state } }, make("time", {}, time), ` ${sentence}`));
-  while (byId("events").children.length > MOST_EVENTS) byId("events").lastChild.remove();
+  while (byId("events").children.length > MAX_EVENTS) byId("events").lastChild.remove();
 }

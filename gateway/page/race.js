@@ -5,8 +5,8 @@ import { byId, fixed } from "./dom.js";
 const PATH = "v1/chat/completions";
 const LANES = ["with", "without"];
 
-/** In turns, speculation first, so that what the first leaves in caches does not flatter it; or at
- * once. Both get the same seed, so the same text is due at any temperature. */
+/** One after the other, speculation first, so that the warm prefix cache does not favour it; or at
+ * once. Both get the same seed, so both must give the same text at any temperature. */
 export async function runRace(answers, body, isAtOnce, signal) {
   const seed = body.seed ?? Math.floor(Math.random() * 2 ** 31);
   const bodies = {
@@ -34,10 +34,10 @@ export async function runRace(answers, body, isAtOnce, signal) {
 }
 
 function showLanes(answers, maxTokens) {
-  const most = maxTokens ?? Math.max(...LANES.map((lane) => answers[lane].numTokens));
+  const expected = maxTokens ?? Math.max(...LANES.map((lane) => answers[lane].numTokens));
   for (const lane of LANES) {
     const { numTokens, seconds, finishReason } = answers[lane];
-    const share = finishReason ? 1 : numTokens / Math.max(most, 1);
+    const share = finishReason ? 1 : numTokens / Math.max(expected, 1);
     byId(`bar-${lane}`).style.width = `${Math.min(share, 1) * 100}%`;
     if (numTokens) byId(`time-${lane}`).textContent = timeOf(numTokens, seconds);
   }
@@ -56,7 +56,7 @@ function showVerdict({ with: fast, without: plain }) {
   byId("verdict").textContent =
     at === -1
       ? `Both texts are equal. ${pace}.`
-      : `The texts part at character ${at + 1}: rounding decided a near-tie, which deterministic serving rules out. ${pace}.`;
+      : `The texts differ from character ${at + 1} on: rounding decided a near-tie, which deterministic serving rules out. ${pace}.`;
 }
 
 /** The first place where two texts differ; -1 if there is none. */

@@ -30,7 +30,7 @@ export class Stepper {
     });
   }
 
-  /** Replay this one from now on. */
+  /** Replay this answer. */
   attach(answer) {
     if (this._answer === answer) return;
     this._stop();
@@ -50,8 +50,8 @@ export class Stepper {
     this._show();
   }
 
-  /** Say what is known of a piece; of none, what holds of the round or the whole. */
-  tell(piece) {
+  /** Describe a piece; without one, the round or the whole text. */
+  showPiece(piece) {
     this._line.textContent = piece ? describePiece(piece) : this._sentence();
     this._strip.querySelector(".is-pointed")?.classList.remove("is-pointed");
     if (piece) this._column(piece.round)?.classList.add("is-pointed");
@@ -69,7 +69,7 @@ export class Stepper {
   }
 
   _onKey(event) {
-    if (event.target === this._slider && event.key !== "Escape") return; // it has keys of its own
+    if (event.target === this._slider && event.key !== "Escape") return; // the slider handles its keys
     const act = {
       ArrowLeft: () => this._step(-1),
       ArrowRight: () => this._step(1),
@@ -126,8 +126,8 @@ export class Stepper {
     byId("play").textContent = "Play";
   }
 
-  // -- the strip: a column a round, its accepted drafts below, the target's own token on top, and
-  // the drafts that were not accepted as a shade
+  // -- the strip: a column per round, with accepted drafts below, the target's own token on top,
+  // and rejected drafts shaded
 
   _drawStrip() {
     const { rounds, pieces } = this._answer;
@@ -158,7 +158,7 @@ function columnOf(round, at, unit, { guess, own }) {
     });
   column.append(draw("rect", { x: at * 10, y: 0, width: 10, height: TALLEST, class: "hit" }));
   const numOwn = Math.max(round.tokens - round.accepted, 0);
-  const numOver = round.verified - round.accepted - numOwn; // the first has the own one in its place
+  const numOver = round.verified - round.accepted - numOwn; // without the one it replaces
   if (numOver > 0) column.append(block(round.accepted + numOwn, numOver, "rejected"));
   if (round.accepted) column.append(block(0, round.accepted, guess));
   if (numOwn) column.append(block(round.accepted, numOwn, own));

@@ -1,9 +1,9 @@
 /* Causal attention over the paged cache, for decode rows and prompt chunks alike.
  *
- * Keys are taken in chunks that begin at fixed positions (multiples of CHUNK). What a row sees of a chunk
- * has a softmax of its own, within which every sum has one order, and chunks are added up one after the
- * other. So a row's result depends on its own position and keys only, not on the rows that share its
- * tile, its thread, its pass or its blocks, nor on whether its chunks were shared out among threads.
+ * Keys are taken in chunks that begin at fixed positions (multiples of CHUNK). Each chunk has a partial
+ * softmax with sums in a fixed order, and chunks are combined in order. So a row's result depends on its
+ * own position and keys only, not on the rows that share its tile, thread, pass or blocks, nor on whether
+ * its chunks were split over threads.
  */
 #include "attention_tile.h"
 #include "own_memory.h"
@@ -16,12 +16,12 @@
 static int64_t divide_up(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* How the rows of a sequence are worked on. */
+/* How the rows of a sequence are divided. */
 typedef struct {
     int64_t rows, rows_per_head; /* in all, and of a KV head */
     int64_t heads_per_tile, tiles_per_heads, tiles;
     int64_t first;  /* chunk that any of them sees */
-    int64_t chunks; /* of which each is an item, or 1: items are tiles */
+    int64_t chunks; /* items per tile; 1: items are tiles */
     int64_t items, item_work, work;
 } division;
 
@@ -29,16 +29,16 @@ typedef struct {
     const attention *attention;
     const ragged_batch *batch;
     int64_t work, shares, threads;
-    void *seen; /* of sequences that are shared out by chunks: [chunk][row] */
+    void *partials; /* partial results of sequences split by chunks: [chunk][row] */
     int64_t split_rows;
 } sharing;
 
-/* Whose part of the whole such work is: each thread has as many shares. */
+/* The share that this work falls into: each thread has as many shares. */
 static int64_t owner(const sharing *w, int64_t work) { return work * w->threads / w->work; }
 
-/* A sequence is shared out by chunks where, with `before` that much work before it, it lies in the parts
- * of two threads, and its tiles are too long for one of them to have one more. All others stay whole: a
- * thread that has seen all chunks need not read from memory what another saw. */
+/* A sequence is split by chunks if, after `before` work, it spans the parts of two threads and its tiles
+ * are too long for one of them to take one more. Others are not split: one thread then needs no partial
+ * results of another. */
 static division divide(const sharing *w, int64_t sequence, int64_t before)
 {
     const attention *a = w->attention;
@@ -71,31 +71,31 @@ static void place(const sharing *w, const division *d, int64_t sequence, int64_t
                (int)least(d->rows_per_head - first, TILE_ROWS));
 }
 
-/* All chunks of a tile, one after the other. */
+/* All chunks of a tile, in order. */
 static void run_tile(const sharing *w, tile *t)
 {
     const attention *a = w->attention;
-    float memory[2][TILE_ROWS * (MAX_DIM + sizeof(seen) / sizeof(float))];
+    float memory[2][TILE_ROWS * (MAX_DIM + sizeof(partial) / sizeof(float))];
     const int rows = t->heads * t->rows;
-    for (int r = 0; r < rows; r++) forget(a, seen_at(a, memory[0], r));
+    for (int r = 0; r < rows; r++) forget(a, partial_at(a, memory[0], r));
     for (int64_t begin = first_chunk(a, t); begin < end_of(t); begin += CHUNK) {
         attend_chunk(a, w->batch, t, begin, memory[1]);
         add_chunk(a, memory[0], memory[1], rows);
     }
-    for (int r = 0; r < rows; r++) write_out(a, seen_at(a, memory[0], r), t->out[r]);
+    for (int r = 0; r < rows; r++) write_out(a, partial_at(a, memory[0], r), t->out[r]);
 }
 
-/* One chunk of a tile, of which a later pass makes a whole. */
+/* One chunk of a tile; run_whole combines them. */
 static void run_part(const sharing *w, const division *d, tile *t, int64_t chunk, int64_t split_before)
 {
     const attention *a = w->attention;
     const int64_t row = chunk * d->rows + t->first_head * d->rows_per_head;
     const int64_t begin = (d->first + chunk) * CHUNK;
     if (begin < first_chunk(a, t)) return;
-    attend_chunk(a, w->batch, t, begin, seen_at(a, w->seen, split_before + row));
+    attend_chunk(a, w->batch, t, begin, partial_at(a, w->partials, split_before + row));
 }
 
-/* The items of a sequence that are done where so much of its work is. */
+/* The items of a sequence that belong to this part of its work. */
 static int64_t items_within(const division *d, int64_t work)
 {
     if (work >= d->work) return d->items;
@@ -122,14 +122,14 @@ static void run_share(void *context, int64_t share)
     }
 }
 
-/* Rows of sequences whose chunks were shared out, made a whole. */
+/* Combines the chunks of sequences that were split. */
 static void run_whole(void *context, int64_t share)
 {
     const sharing *w = context;
     const attention *a = w->attention;
     const int64_t low = w->split_rows * share / w->shares, high = w->split_rows * (share + 1) / w->shares;
-    float memory[MAX_DIM + sizeof(seen) / sizeof(float)];
-    seen *all = (seen *)memory;
+    float memory[MAX_DIM + sizeof(partial) / sizeof(float)];
+    partial *all = (partial *)memory;
     int64_t before = 0, done = 0, split = 0;
     tile t;
     for (int64_t s = 0; s < w->batch->sequences && done < high; s++) {
@@ -141,9 +141,10 @@ static void run_whole(void *context, int64_t share)
             forget(a, all);
             const int64_t end = divide_up(end_of(&t), CHUNK) - d.first;
             for (int64_t c = first_chunk(a, &t) / CHUNK - d.first; c < end; c += FOLD) {
-                const seen *chunks[FOLD];
+                const partial *chunks[FOLD];
                 const int count = (int)least(end - c, FOLD);
-                for (int i = 0; i < count; i++) chunks[i] = seen_at(a, w->seen, split + (c + i) * d.rows + r);
+                for (int i = 0; i < count; i++)
+                    chunks[i] = partial_at(a, w->partials, split + (c + i) * d.rows + r);
                 add_row(a, all, chunks, count);
             }
             write_out(a, all, t.out[0]);
@@ -183,8 +184,8 @@ EXPORT int outrider_attention(const attention *a, const ragged_batch *batch)
             parts += d.rows * d.chunks;
         }
     }
-    if (parts) w.seen = at_least(&own, parts * seen_bytes(a));
-    if (parts && !w.seen) return NO_MEMORY;
+    if (parts) w.partials = at_least(&own, parts * partial_bytes(a));
+    if (parts && !w.partials) return NO_MEMORY;
     if (w.threads > 1) w.shares = w.threads * least(divide_up(items, w.threads), SHARES_PER_THREAD);
     pool_run(run_share, &w, w.shares);
     if (!w.split_rows) return OK;

@@ -1,5 +1,4 @@
-/* Products of a few rows with keys, and sums of values that they weigh: what attention spends its time
- * on. */
+/* Inner loops of attention: products of a few rows with keys, and weighted sums of values. */
 #ifndef OUTRIDER_ATTENTION_ROWS_H
 #define OUTRIDER_ATTENTION_ROWS_H
 
@@ -8,7 +7,7 @@
 #define COLUMN 16 /* head_dim is a multiple of it */
 #define LINE 16   /* floats that memory hands over together */
 
-/* So many keys at once, and columns of values: what there are registers for. */
+/* Keys at once, and columns of values: as many as registers hold. */
 #define KEYS4(EACH, ROWS, DO) EACH(ROWS, DO, 0) EACH(ROWS, DO, 1) EACH(ROWS, DO, 2) EACH(ROWS, DO, 3)
 #define KEYS8(EACH, ROWS, DO) \
     KEYS4(EACH, ROWS, DO) EACH(ROWS, DO, 4) EACH(ROWS, DO, 5) EACH(ROWS, DO, 6) EACH(ROWS, DO, 7)
@@ -71,14 +70,14 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
 
 /* Into the first-level cache where that is large enough for it. */
 #if defined(__aarch64__)
-#define ASK(address) __builtin_prefetch(address)
+#define PREFETCH(address) __builtin_prefetch(address)
 #else
-#define ASK(address) __builtin_prefetch(address, 0, 2)
+#define PREFETCH(address) __builtin_prefetch(address, 0, 2)
 #endif
-#define DOT_ASK(ROWS, DO, k) ASK(ahead[k] + offset + line);
+#define DOT_PREFETCH(ROWS, DO, k) PREFETCH(ahead[k] + offset + line);
 
-/* score[row][key] for a few rows and keys. What is at `ahead`, if anything, is read later and asked for
- * meanwhile: a cache of keys and values is read once in a pass, so nothing else keeps it near. */
+/* score[row][key] for a few rows and keys. Keys at `ahead`, if any, are prefetched: the KV cache is
+ * read once per pass, so it is not in the cache yet. */
 #define DOTS(rows, keys)                                                                             \
     static void dots##rows(const float *const *q, const float *const *key, long offset, long dim,    \
                            float *score, const float *const *ahead)                                  \
@@ -88,7 +87,7 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
         KEYS##keys(OF_ROWS, ROWS##rows, DOT_START)                                                   \
         for (long line = 0; line < dim; line += LINE) {                                              \
             if (ahead) {                                                                             \
-                KEYS##keys(DOT_ASK, _, _)                                                            \
+                KEYS##keys(DOT_PREFETCH, _, _)                                                            \
             }                                                                                        \
             for (long d = line; d < line + LINE; d += VEC_LANES) {                                   \
                 ROWS##rows(DOT_QUERY, _)                                                             \
@@ -98,19 +97,19 @@ INLINE void store_sums(float *out, vec a, vec b, vec c, vec d)
         ROWS##rows(DOT_STORE##keys, _)                                                               \
     }
 #if defined(__aarch64__)
-#define MOST_KEYS 8
+#define MAX_KEYS 8
 DOTS(1, 8)
 DOTS(2, 8)
 DOTS(3, 8)
 #else
-#define MOST_KEYS 4
+#define MAX_KEYS 4
 DOTS(1, 4)
 DOTS(2, 4)
 DOTS(3, 4)
 #endif
 DOTS(4, 4)
 
-#define MIX_ROW(r, _) float *const sum##r = seen_at(a, out, r)->sum + d;
+#define MIX_ROW(r, _) float *const sum##r = partial_at(a, out, r)->sum + d;
 #define MIX_START(r, c) vec sum##r##_##c = {0};
 #define MIX_LOAD(r, c) sum##r##_##c = vec_load(sum##r + c * VEC_LANES);
 #define MIX_WEIGHT(r, _) const float weight##r = weight[r * CHUNK + j];
@@ -120,12 +119,12 @@ DOTS(4, 4)
         const vec one = vec_load(from + c * VEC_LANES);   \
         ROWS(DO, c)                                       \
     }
-#define MIX_ASK(ROWS, DO, c) \
-    if (c * VEC_LANES % LINE == 0) ASK(ahead[j] + offset + d + c * VEC_LANES);
+#define MIX_PREFETCH(ROWS, DO, c) \
+    if (c * VEC_LANES % LINE == 0) PREFETCH(ahead[j] + offset + d + c * VEC_LANES);
 #define MIX_STORE(r, c) vec_store(sum##r + c * VEC_LANES, sum##r##_##c);
 
-/* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and so many columns of values; the
- * first keys find no sums. */
+/* sum[row][d ..] += weight[row][key] * value[key][d ..] for a few rows and COLUMNS of values; the first
+ * keys start from zero. */
 #define MIX(name, rows, COLUMNS)                                                                    \
     static void name##rows(const attention *a, const float *weight, const float *const *value,      \
                            long offset, long keys, long d, void *out, int is_first,                 \
@@ -139,7 +138,7 @@ DOTS(4, 4)
         for (long j = 0; j < keys; j++) {                                                           \
             const float *from = value[j] + offset + d;                                              \
             if (ahead) {                                                                            \
-                COLUMNS(MIX_ASK, _, _)                                                              \
+                COLUMNS(MIX_PREFETCH, _, _)                                                              \
             }                                                                                       \
             ROWS##rows(MIX_WEIGHT, _)                                                               \
             COLUMNS(MIX_ADDS, ROWS##rows, MIX_ADD)                                                  \

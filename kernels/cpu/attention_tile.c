@@ -11,7 +11,7 @@ INLINE int at_most(int64_t a, int b) { return a < b ? (int)a : b; }
 /* Where more keys fit with three rows, four only if that leaves none over and three would. */
 INLINE int rows_at_once(int left)
 {
-    return at_most(left, MOST_KEYS == 8 && (left % 4 || left % 3 == 0) ? 3 : 4);
+    return at_most(left, MAX_KEYS == 8 && (left % 4 || left % 3 == 0) ? 3 : 4);
 }
 
 static void score_run(const attention *a, tile *t, int head, int begin, int end)
@@ -19,7 +19,7 @@ static void score_run(const attention *a, tile *t, int head, int begin, int end)
     long offset = head * a->block_size * a->head_dim;
     for (int r = 0, rows; r < t->rows; r += rows) {
         rows = rows_at_once(t->rows - r);
-        int step = rows == 4 ? 4 : MOST_KEYS, row = head * t->rows + r;
+        int step = rows == 4 ? 4 : MAX_KEYS, row = head * t->rows + r;
         for (int j = begin; j < end; j += step)
             DOT[rows](t->q + row, t->key + j, offset, a->head_dim, t->score + row * CHUNK + j,
                       r ? 0 : t->value + j);
@@ -36,10 +36,10 @@ static void mix_run(const attention *a, const tile *t, int head, int begin, int 
         const float *const *ahead = r ? 0 : t->key + CHUNK + begin;
         long d = 0, wide = WIDE_COLUMN(rows);
         for (; d + wide <= dim; d += wide)
-            ADD_WIDE[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin,
+            ADD_WIDE[rows](a, weight, t->value + begin, offset, end - begin, d, partial_at(a, out, row), !begin,
                            ahead);
         for (; d < dim; d += COLUMN)
-            ADD[rows](a, weight, t->value + begin, offset, end - begin, d, seen_at(a, out, row), !begin,
+            ADD[rows](a, weight, t->value + begin, offset, end - begin, d, partial_at(a, out, row), !begin,
                       ahead);
     }
 }
@@ -48,20 +48,20 @@ typedef struct {
     int from, to;
 } range;
 
-/* What row r sees of `width` keys from `begin` on. */
+/* The keys visible to row r, of `width` keys from `begin` on. */
 INLINE range visible(const attention *a, const tile *t, int r, int64_t begin, int width)
 {
     const int64_t from = first_visible(a, t->position[r]) - begin, to = t->position[r] + 1 - begin;
     return (range){from < 0 ? 0 : at_most(from, width), to < 0 ? 0 : at_most(to, width)};
 }
 
-/* Whether any row sees only some of these keys. */
+/* Whether any row may attend to only some of these keys. */
 INLINE int hides_any(const attention *a, const tile *t, int64_t begin, int keys)
 {
     return t->position[0] + 1 < begin + keys || first_visible(a, end_of(t) - 1) > begin;
 }
 
-/* Hides all others. */
+/* Masks all other keys. */
 INLINE void mask(range keys, int width, float *score)
 {
     for (int j = 0; j < keys.from; j++) score[j] = -INFINITY;
@@ -97,8 +97,8 @@ static float highest_score(const attention *a, tile *t, int r, int64_t begin, in
     return highest_lane(high);
 }
 
-/* Turns row r's scores into weights and returns their sum. Those of hidden keys are zero, and adding
- * zeros changes no sum. */
+/* Turns row r's scores into weights and returns their sum. Masked keys have weight zero, which changes
+ * no sum. */
 static float soften(const attention *a, tile *t, int r, float highest, int keys)
 {
     float *score = t->score + r * CHUNK;
@@ -145,9 +145,9 @@ static void locate_keys(const attention *a, const ragged_batch *batch, tile *t, 
     for (int j = next; j < CHUNK; j++) t->key[CHUNK + j] = t->key[keys - 1];
 }
 
-/* Hidden keys weigh nothing, but nothing times what is not finite is no number: then a row is added up
- * again, of the keys that it sees. Others' tokens, or drafts, would break it otherwise. */
-static void leave_out_hidden(const attention *a, const tile *t, int r, range keys, seen *own)
+/* Masked keys have weight 0, but 0 times a value that is not finite is NaN: then the row is summed again
+ * over its visible keys. Otherwise NaN of other requests' tokens, or of drafts, would spread. */
+static void sum_visible(const attention *a, const tile *t, int r, range keys, partial *own)
 {
     vec difference = {0};
     for (long d = 0; d < a->head_dim; d += VEC_LANES)
@@ -169,14 +169,14 @@ void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_
     float highest[TILE_ROWS];
     for (int r = 0; r < rows; r++) highest[r] = highest_score(a, t, r, begin, keys);
     for (int r = 0; r < rows; r++) {
-        seen *own = seen_at(a, out, r);
+        partial *own = partial_at(a, out, r);
         own->highest = highest[r] * a->scale;
         own->total = soften(a, t, r, highest[r], keys);
     }
     for (int j = 0; j < keys; j += run)
         for (int h = 0; h < t->heads; h++) mix_run(a, t, h, j, at_most(keys, j + run), out);
     if (!hides_any(a, t, begin, keys)) return;
-    for (int r = 0; r < rows; r++) leave_out_hidden(a, t, r, visible(a, t, r, begin, keys), seen_at(a, out, r));
+    for (int r = 0; r < rows; r++) sum_visible(a, t, r, visible(a, t, r, begin, keys), partial_at(a, out, r));
 }
 
 void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t sequence, int64_t first_head,
@@ -198,14 +198,14 @@ void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t 
     }
 }
 
-void forget(const attention *a, seen *all)
+void forget(const attention *a, partial *all)
 {
     all->highest = -INFINITY;
     all->total = 0;
     memset(all->sum, 0, a->head_dim * sizeof(float));
 }
 
-/* Of two sums, relative to the highest score of each, one shrinks before they are added: by this. */
+/* Two sums are relative to their own highest scores; this factor rescales one of them. */
 INLINE float exponent(float highest, float own) { return own > highest ? highest - own : own - highest; }
 
 INLINE void exponents_to_factors(float *x, int count)
@@ -218,8 +218,8 @@ INLINE void exponents_to_factors(float *x, int count)
     }
 }
 
-/* all = all * keep + chunk * take, one chunk after the other. */
-INLINE void add_chunks(const attention *a, seen *all, const seen *const *chunks, const float *keep,
+/* all = all * keep + chunk * take, chunk by chunk. */
+INLINE void add_chunks(const attention *a, partial *all, const partial *const *chunks, const float *keep,
                        const float *take, int count)
 {
     for (int i = 0; i < count; i++) all->total = fmaf(chunks[i]->total, take[i], all->total * keep[i]);
@@ -240,11 +240,11 @@ void add_chunk(const attention *a, void *all, const void *chunk, int rows)
 {
     float factor[TILE_ROWS + FOLD] = {0};
     for (int r = 0; r < rows; r++)
-        factor[r] = exponent(seen_at(a, all, r)->highest, seen_at(a, chunk, r)->highest);
+        factor[r] = exponent(partial_at(a, all, r)->highest, partial_at(a, chunk, r)->highest);
     exponents_to_factors(factor, rows);
     for (int r = 0; r < rows; r++) {
-        seen *whole = seen_at(a, all, r);
-        const seen *own = seen_at(a, chunk, r);
+        partial *whole = partial_at(a, all, r);
+        const partial *own = partial_at(a, chunk, r);
         const int is_higher = own->highest > whole->highest;
         const float keep = is_higher ? factor[r] : 1, take = is_higher ? 1 : factor[r];
         if (is_higher) whole->highest = own->highest;
@@ -252,7 +252,7 @@ void add_chunk(const attention *a, void *all, const void *chunk, int rows)
     }
 }
 
-void add_row(const attention *a, seen *all, const seen *const *chunks, int count)
+void add_row(const attention *a, partial *all, const partial *const *chunks, int count)
 {
     float before[FOLD], keep[FOLD] = {0}, take[FOLD];
     for (int i = 0; i < count; i++) {
@@ -269,7 +269,7 @@ void add_row(const attention *a, seen *all, const seen *const *chunks, int count
     add_chunks(a, all, chunks, keep, take, count);
 }
 
-void write_out(const attention *a, const seen *all, float *out)
+void write_out(const attention *a, const partial *all, float *out)
 {
     for (long d = 0; d < a->head_dim; d++) out[d] = all->sum[d] / all->total;
 }

@@ -11,16 +11,16 @@
 #define TILE_ROWS 24
 #define MAX_DIM 256
 
-/* What a row has seen: weights are relative to the highest score, of which there is none at first. */
+/* Partial result of a row: weights are relative to the highest score, -inf at first. */
 typedef struct {
     float highest, total;
     float sum[]; /* head_dim values, weighted */
-} seen;
+} partial;
 
-INLINE long seen_bytes(const attention *a) { return sizeof(seen) + a->head_dim * sizeof(float); }
-INLINE seen *seen_at(const attention *a, const void *first, long i)
+INLINE long partial_bytes(const attention *a) { return sizeof(partial) + a->head_dim * sizeof(float); }
+INLINE partial *partial_at(const attention *a, const void *first, long i)
 {
-    return (seen *)((char *)first + i * seen_bytes(a));
+    return (partial *)((char *)first + i * partial_bytes(a));
 }
 
 typedef struct {
@@ -29,7 +29,7 @@ typedef struct {
     const float *q[TILE_ROWS];
     float *out[TILE_ROWS];
     float score[TILE_ROWS * CHUNK];
-    /* Of the first KV head, of the chunk at hand, and keys of what follows it; the last is repeated. */
+    /* Of the first KV head: the current chunk, and the keys after it; the last is repeated. */
     const float *key[2 * CHUNK], *value[CHUNK];
 } tile;
 
@@ -37,27 +37,27 @@ typedef struct {
 void place_tile(const attention *a, const ragged_batch *batch, tile *t, int64_t sequence, int64_t first_head,
                 int heads, int64_t first, int rows);
 
-/* All that the tile's rows see of keys [begin, begin + CHUNK). */
+/* Attention of the tile's rows to keys [begin, begin + CHUNK). */
 void attend_chunk(const attention *a, const ragged_batch *batch, tile *t, int64_t begin, void *out);
 
-/* The first key that a row at this position sees. */
+/* The first key visible to a row at this position. */
 INLINE int64_t first_visible(const attention *a, int64_t position)
 {
     return a->window && position >= a->window ? position - a->window + 1 : 0;
 }
 
-/* The first chunk of which any row sees something, and the end of the last. */
+/* The first chunk with a visible key, and the end of the last. */
 INLINE int64_t first_chunk(const attention *a, const tile *t)
 {
     return first_visible(a, t->position[0]) / CHUNK * CHUNK;
 }
 INLINE int64_t end_of(const tile *t) { return t->position[t->heads * t->rows - 1] + 1; }
 
-void forget(const attention *a, seen *all);
-/* Chunks are added in their order: one to what each row of a tile has seen, or so many to one row. */
+void forget(const attention *a, partial *all);
+/* Chunks are added in order: one to each row of a tile, or up to FOLD to one row. */
 #define FOLD 16
 void add_chunk(const attention *a, void *all, const void *chunk, int rows);
-void add_row(const attention *a, seen *all, const seen *const *chunks, int count);
-void write_out(const attention *a, const seen *all, float *out);
+void add_row(const attention *a, partial *all, const partial *const *chunks, int count);
+void write_out(const attention *a, const partial *all, float *out);
 
 #endif

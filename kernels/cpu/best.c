@@ -1,19 +1,18 @@
-/* The best token of each row, without all scores where that can be.
+/* The argmax of each row of a head's scores, mostly without computing all scores.
  *
- * A head's products by the first byte of its input take a third of the whole ones, and are off by no
- * more than is known beforehand (stored_reach). So most tokens cannot be the best whatever the other
- * bytes say, and only panels with one that can are multiplied whole: half a dozen of thousands. What is
- * found is what a search of all scores finds. */
+ * Products by the first byte of the input take a third of the time of full products, with a known error
+ * bound (quant_error). So most tokens cannot be the best, and only panels with a candidate are multiplied
+ * in full: half a dozen of thousands. The result is that of a search of all scores. */
 #include "best.h"
 #include "own_memory.h"
 #include "pool.h"
-#include "stored.h"
+#include "quant.h"
 #include "vecmath.h"
 
 #define PART_TOKENS 4096
 #define SOME_TOKENS 256
-#define MOST_PANELS 64     /* of a part; if more can be the best, all scores are computed */
-#define LARGEST_REACH 1e25 /* sums of so large numbers may not be finite */
+#define MAX_PANELS 64     /* of a part; with more candidates all scores are computed */
+#define LARGEST_REACH 1e25 /* sums of such large numbers may not be finite */
 
 typedef struct {
     int64_t token; /* NO_TOKEN: none is known */
@@ -21,7 +20,7 @@ typedef struct {
 } found;
 
 typedef struct {
-    const stored_layer *head;
+    const quant_layer *head;
     const float *norms, *x;
     const float *scores; /* rows of `vocab`, `stride` apart */
     int64_t vocab, stride, parts;
@@ -92,7 +91,7 @@ static int64_t best_in_row(const search *s, int64_t row)
     return part * PART_TOKENS + at;
 }
 
-/* Parts are searched by whom they were computed by, if all goes well. */
+/* Parts are searched by the thread that computed them, usually. */
 int best_of_scores(const float *scores, int64_t rows, int64_t vocab, int64_t stride, int64_t *best)
 {
     static _Thread_local own_memory own;
@@ -104,7 +103,7 @@ int best_of_scores(const float *scores, int64_t rows, int64_t vocab, int64_t str
     return OK;
 }
 
-/* What the best of a part is at the least; NaN if any score is not finite. */
+/* Lower bound of the best score of a part; NaN if any score is not finite. */
 static void bound_part(void *context, int64_t chunk)
 {
     const search *s = context;
@@ -143,15 +142,15 @@ static int any_reaches(const float *scores, const float *norms, float reach, flo
     return any;
 }
 
-/* Compares the scores of a panel, whole, with the best; 0 if they cannot all be told. */
+/* Compares the full scores of a panel with the best; 0 if any is NaN. */
 static int refine_panel(const search *s, int64_t panel, int64_t row, found *best)
 {
-    stored_layer own = *s->head;
+    quant_layer own = *s->head;
     float scores[PANEL], none = 0;
     own.packed += panel * panel_bytes(own.type, own.in_features);
     own.out_features -= panel * PANEL;
     if (own.out_features > PANEL) own.out_features = PANEL;
-    if (outrider_stored_linear(&own, s->x + row * own.in_features, 1, scores)) return 0;
+    if (outrider_quant_linear(&own, s->x + row * own.in_features, 1, scores)) return 0;
     for (int64_t j = 0; j < own.out_features; j++) {
         none += scores[j] - scores[j];
         if (scores[j] > best->score) *best = (found){panel * PANEL + j, scores[j]};
@@ -159,7 +158,7 @@ static int refine_panel(const search *s, int64_t panel, int64_t row, found *best
     return none == 0;
 }
 
-/* The best of a part that can be the best of all; its score is NaN where that cannot be told. */
+/* The best candidate of a part; its score is NaN if the part cannot be searched. */
 static void refine_part(void *context, int64_t chunk)
 {
     const search *s = context;
@@ -168,20 +167,20 @@ static void refine_part(void *context, int64_t chunk)
     const float *scores = part_at(s, chunk), *norms = s->norms + part * PART_TOKENS, reach = s->reach[row];
     const float least = best < 0 ? NAN : s->highest[row * s->parts + best];
     found *out = s->found + chunk;
-    int panels = 0, is_told = reach < LARGEST_REACH && !isnan(least);
+    int panels = 0, is_certain = reach < LARGEST_REACH && !isnan(least);
     *out = (found){NO_TOKEN, -INFINITY};
-    for (int64_t i = 0; i < count && is_told; i += SOME_TOKENS) {
+    for (int64_t i = 0; i < count && is_certain; i += SOME_TOKENS) {
         const int64_t end = i + SOME_TOKENS < count ? i + SOME_TOKENS : count;
         if (!any_reaches(scores + i, norms + i, reach, least, end - i)) continue;
-        for (int64_t at = i; at < end && is_told; at += PANEL) {
+        for (int64_t at = i; at < end && is_certain; at += PANEL) {
             if (!any_reaches(scores + at, norms + at, reach, least, end - at < PANEL ? end - at : PANEL)) continue;
-            is_told = ++panels <= MOST_PANELS && refine_panel(s, part * (PART_TOKENS / PANEL) + at / PANEL, row, out);
+            is_certain = ++panels <= MAX_PANELS && refine_panel(s, part * (PART_TOKENS / PANEL) + at / PANEL, row, out);
         }
     }
-    if (!is_told) out->score = NAN;
+    if (!is_certain) out->score = NAN;
 }
 
-/* The first of equals; NO_TOKEN if it cannot be told. */
+/* The lowest id among equals; NO_TOKEN if any score is NaN. */
 static int64_t best_of_found(const search *s, int64_t row)
 {
     found best = {NO_TOKEN, -INFINITY};
@@ -193,29 +192,29 @@ static int64_t best_of_found(const search *s, int64_t row)
     return best.token;
 }
 
-EXPORT int outrider_stored_best(const stored_layer *head, const float *norms, const float *x, int64_t rows,
+EXPORT int outrider_quant_best(const quant_layer *head, const float *norms, const float *x, int64_t rows,
                                 float *scores, int64_t *best)
 {
     static _Thread_local own_memory own;
     const int64_t vocab = head->out_features, parts = num_parts(vocab), chunks = rows * parts;
-    if (!norms || head->bias || !outrider_stored_has_first(head)) {
-        int code = outrider_stored_linear(head, x, rows, scores);
+    if (!norms || head->bias || !outrider_quant_has_first(head)) {
+        int code = outrider_quant_linear(head, x, rows, scores);
         return code ? code : best_of_scores(scores, rows, vocab, head->out_stride, best);
     }
     found *memory = at_least(&own, chunks * (sizeof(found) + sizeof(float)) + rows * sizeof(float));
     if (!memory) return NO_MEMORY;
     float *highest = (float *)(memory + chunks), *reach = highest + chunks;
     search s = {head, norms, x, scores, vocab, head->out_stride, parts, highest, reach, memory};
-    int code = stored_first(head, x, rows, scores);
+    int code = quant_first(head, x, rows, scores);
     for (int64_t r = 0; r < rows; r++)
-        reach[r] = stored_reach(x + r * head->in_features, head->in_features / BLOCK);
+        reach[r] = quant_error(x + r * head->in_features, head->in_features / BLOCK);
     if (code) return code;
     pool_run(bound_part, &s, chunks);
     pool_run(refine_part, &s, chunks);
     for (int64_t r = 0; r < rows && !code; r++) {
         best[r] = best_of_found(&s, r);
         if (best[r] == NO_TOKEN)
-            code = outrider_stored_best(head, 0, x + r * head->in_features, 1, scores, best + r);
+            code = outrider_quant_best(head, 0, x + r * head->in_features, 1, scores, best + r);
     }
     return code;
 }

@@ -10,9 +10,9 @@
  * highest not finite. */
 int best_of_scores(const float *scores, int64_t rows, int64_t vocab, int64_t stride, int64_t *best);
 
-/* The same of the scores that a head gives rows of `x`, which are not all computed if `norms`, of the
- * weights of each token, are known. `scores` has room for them, head->out_stride apart. */
-int outrider_stored_best(const stored_layer *head, const float *norms, const float *x, int64_t rows,
+/* The same for the scores of a head for rows of `x`, not all of which are computed if `norms` of each
+ * token's weights are given. `scores` has room for them, head->out_stride apart. */
+int outrider_quant_best(const quant_layer *head, const float *norms, const float *x, int64_t rows,
                          float *scores, int64_t *best);
 
 #endif

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from outrider.kernels.cpu.compiling import FLAGS, Compiler, Tell
+from outrider.kernels.cpu.compiling import FLAGS, Compiler, OnProgress
 from outrider.kernels.errors import KernelUnavailableError
 from outrider.kernels.trust import distrust, trusted_folder
 
@@ -31,7 +31,7 @@ _loaded: dict[tuple[int, int], Path] = {}  # by device and inode
 
 
 def _silent(text: str) -> None:
-    """Nobody waits for it."""
+    """Discard progress messages."""
 
 
 def find_compiler() -> Compiler:
@@ -42,37 +42,37 @@ def find_compiler() -> Compiler:
     return Compiler(program)
 
 
-def library_path(tell: Tell = _silent, compiler: Compiler | None = None) -> Path:
-    """The compiled kernels for this machine, compiled now if they are not in the cache, or damaged
-    there. `tell` hears how far that is, from any thread.
+def library_path(on_progress: OnProgress = _silent, compiler: Compiler | None = None) -> Path:
+    """The compiled kernels for this machine, compiled now if the cache has none or a damaged
+    one. `on_progress` gets progress messages, from any thread.
 
     Raises `KernelUnavailableError` if there is no compiler or it fails.
     """
     compiler = compiler or find_compiler()
     path = _folder() / f"cpu-{_fingerprint(compiler)}.so"
     if not _is_there(path):
-        with _only_here(path.with_suffix(".lock"), tell):
+        with _only_here(path.with_suffix(".lock"), on_progress):
             if not _is_there(path):  # another process may have compiled it meanwhile
-                _compile(compiler, path, tell)
+                _compile(compiler, path, on_progress)
     return path
 
 
-def load_library(tell: Tell = _silent) -> Path:
-    """`library_path`, checked to load in this process. The name stands for the very file that was
-    checked, whatever takes its place in the cache."""
+def load_library(on_progress: OnProgress = _silent) -> Path:
+    """`library_path`, checked to load in this process. The name refers to the file that was
+    checked, even if the cache entry is replaced later."""
     try:
-        return _load(library_path(tell))
-    except (OSError, ValueError) as error:  # whole, and yet made for another machine
+        return _load(library_path(on_progress))
+    except (OSError, ValueError) as error:  # intact, but built for another machine
         logger.warning("the CPU kernels are compiled again: %s", error)
     try:
         library_path().unlink(missing_ok=True)
-        return _load(library_path(tell))
+        return _load(library_path(on_progress))
     except (OSError, ValueError) as error:
         raise KernelUnavailableError(f"the compiled kernels do not load: {error}") from error
 
 
 def _is_there(path: Path) -> bool:
-    """One that may be loaded; another is removed."""
+    """Whether the library may be loaded; an invalid one is removed."""
     try:
         os.close(_open(path))
         return True
@@ -86,16 +86,16 @@ def _is_there(path: Path) -> bool:
 
 
 @contextmanager
-def _only_here(path: Path, tell: Tell) -> Iterator[None]:
-    """One process at a time, as far as files can be locked; a process that takes too long is not
-    waited for."""
+def _only_here(path: Path, on_progress: OnProgress) -> Iterator[None]:
+    """One process at a time, where files can be locked; waits for another no longer than
+    `_LOCK_WAIT_S`."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:  # a folder that cannot be written to is reported by the compilation
         yield
         return
     try:
-        _await_lock(handle, tell)
+        _await_lock(handle, on_progress)
         yield
     finally:
         with suppress(OSError):
@@ -103,14 +103,14 @@ def _only_here(path: Path, tell: Tell) -> Iterator[None]:
         os.close(handle)
 
 
-def _await_lock(handle: int, tell: Tell) -> None:
+def _await_lock(handle: int, on_progress: OnProgress) -> None:
     deadline_s = time.monotonic() + _LOCK_WAIT_S
     while time.monotonic() < deadline_s:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            tell("waiting for another process to compile the CPU kernels")
+            on_progress("waiting for another process to compile the CPU kernels")
             time.sleep(_LOCK_POLL_S)
         except OSError:  # the file system has no locks
             return
@@ -133,13 +133,13 @@ def _load(path: Path) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Raises `ValueError` for a file of another user, and for one that is not as it was written:
-    the loader would end the process by a signal."""
+    """Raises `ValueError` for a file of another user and for a damaged one: loading it would kill
+    the process by a signal."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         if (reason := distrust(found)) is not None:
             raise ValueError(reason)
         with open(handle, "rb", closefd=False) as file:
@@ -185,7 +185,7 @@ def _cpu_model() -> str:
     return "\n".join([platform.machine(), platform.processor(), *described])
 
 
-def _compile(compiler: Compiler, path: Path, tell: Tell) -> None:
+def _compile(compiler: Compiler, path: Path, on_progress: OnProgress) -> None:
     """Compiles to a temporary name and renames, so that no process ever loads half a library. Its
     digest is appended to it."""
     sources = sorted(_SOURCE_DIR.glob("*.c"))
@@ -195,7 +195,7 @@ def _compile(compiler: Compiler, path: Path, tell: Tell) -> None:
                 shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as folder:
             library = Path(folder) / path.name
-            compiler.build(Path(folder), sources, library, tell)
+            compiler.build(Path(folder), sources, library, on_progress)
             seal(library)
             library.replace(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Compiling the C kernels: files side by side, what they all read of the system once."""
+"""Compiles the C kernels: files in parallel, system headers precompiled once."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ FLAGS = (
     *("-fno-schedule-insns", "-pthread", "-shared", "-fPIC", "-fvisibility=hidden"),
 )
 _HEADER = "system.h"
-# They take longer than all others together, so they do not wait for the header.
-_SLOWEST = ("stored_avx512.c", "stored_neon.c")
+# They take longer than all others together, so they do not wait for the precompiled header.
+_SLOWEST = ("quant_avx512.c", "quant_neon.c")
 _TIMEOUT_S = 120
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
 class Compiler:
-    """One C compiler. `stop` is for any thread: what runs is killed, and nothing more is begun."""
+    """One C compiler. `stop` may be called from any thread: it kills running compilations and
+    prevents new ones."""
 
     def __init__(self, program: str) -> None:
         self.program = program
@@ -40,8 +41,10 @@ class Compiler:
     def version(self) -> str:
         return self._run("--version")
 
-    def build(self, folder: Path, sources: Sequence[Path], library: Path, tell: Tell) -> None:
-        """Compile the sources to `library`, by way of files in `folder`, which is empty."""
+    def build(
+        self, folder: Path, sources: Sequence[Path], library: Path, on_progress: OnProgress
+    ) -> None:
+        """Compile the sources to `library`, with intermediate files in `folder`, which is empty."""
         headers, num_done, counting = folder / "headers", 0, threading.Lock()
         headers.mkdir()
         first = [source for source in sources if source.name in _SLOWEST]
@@ -53,10 +56,10 @@ class Compiler:
             self._run(*FLAGS, *options, "-c", str(source), "-o", made)
             with counting:
                 num_done += 1
-                tell(f"compiling CPU kernels ({num_done} of {len(sources)})")
+                on_progress(f"compiling CPU kernels ({num_done} of {len(sources)})")
             return made
 
-        tell(f"compiling CPU kernels (0 of {len(sources)})")
+        on_progress(f"compiling CPU kernels (0 of {len(sources)})")
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as side_by_side:
             begun = [side_by_side.submit(compile_one, source) for source in first]
             header = side_by_side.submit(self._read_once, sources[0].parent / _HEADER, headers)
@@ -76,8 +79,8 @@ class Compiler:
                 _end(process)
 
     def _read_once(self, header: Path, folder: Path) -> tuple[str, ...]:
-        """Options that have the compiled header included; none if it does not compile: it saves
-        time and changes nothing."""
+        """Options to include the precompiled header; none if it does not compile: it only saves
+        time."""
         copy = folder / header.name
         copy.write_bytes(header.read_bytes())
         with contextlib.suppress(KernelUnavailableError):

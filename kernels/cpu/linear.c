@@ -1,9 +1,9 @@
 /* y = x W^T + b with W packed once into panels of 16 outputs: panel[k][16], bandwidth-friendly.
  *
- * An output is one chain of fused multiply-adds over k = 0, 1, 2, ..., whatever the number of rows
- * and wherever its row stands. So a row's result is the same bits alone or among many.
+ * An output is one chain of fused multiply-adds over k = 0, 1, 2, ..., for any number of rows and any
+ * index of the row. So a row's result is the same bits alone or among many.
  */
-#include "many.h"
+#include "gemm.h"
 #include "pool.h"
 
 #include "tile_rows.h"
@@ -12,7 +12,7 @@
 #define WEIGHT(r, c) const vec w##c = vec_load(panel + c * VEC_LANES);
 #define FINISH(r, c) vec_store(out + r * out_stride + c * VEC_LANES, acc##r##c);
 
-/* From four rows on the loop waits for arithmetic, and asking for weights early pays; below, the
+/* From four rows on the loop waits for arithmetic, and prefetching weights pays; below, the
  * hardware's own prefetching already fills the memory bus and more requests only disturb it. */
 #define PREFETCH_NO
 #define PREFETCH_YES                  \
@@ -85,7 +85,7 @@ static void run_chunk(void *context, int64_t chunk)
                          a->x + r * l->in_features, a->out + r * l->out_features + p * PANEL);
 }
 
-/* Long enough to be worth taking, short enough that nobody waits long for the last one. */
+/* Long enough to be worth taking, short enough that threads wait little for the last one. */
 static int64_t panels_per_chunk(const layer *l, int64_t rows)
 {
     int64_t panel_work = l->in_features * PANEL * (rows < 4 ? 1 : rows / 4);
@@ -95,10 +95,10 @@ static int64_t panels_per_chunk(const layer *l, int64_t rows)
 
 EXPORT void outrider_linear(const layer *l, const float *x, int64_t rows, float *out)
 {
-    if (suits_many(rows)) {
-        many_product many = {l->packed, FROM_F32, l->bias, l->out_features, l->in_features,
+    if (suits_gemm(rows)) {
+        gemm_args args = {l->packed, FROM_F32, l->bias, l->out_features, l->in_features,
                              l->out_features, x, out, rows};
-        many_linear(&many);
+        gemm_linear(&args);
         return;
     }
     product a = {l, x, out, rows, panels_per_chunk(l, rows)};

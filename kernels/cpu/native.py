@@ -1,4 +1,4 @@
-"""The C library as Python sees it: structures, signatures and error codes of `cpu/*.c`."""
+"""ctypes bindings of the C library: structures, signatures and error codes of `cpu/*.c`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CLayer(Structure):
     ]
 
 
-class CStoredLayer(Structure):
-    """`stored_layer` of stored.h."""
+class CQuantLayer(Structure):
+    """`quant_layer` of quant.h."""
 
     _fields_: ClassVar = [
         ("packed", c_void_p),
@@ -98,7 +98,7 @@ COUNTER_BYTES = 128  # as in shared.c
 
 
 class CCall(Structure):
-    """One recorded operation; `operation` numbers are those of replay.c."""
+    """One captured operation; `operation` numbers are those of replay.c."""
 
     _fields_: ClassVar = [
         ("operation", c_int64),
@@ -108,7 +108,7 @@ class CCall(Structure):
 
 
 class CPass(Structure):
-    """`recorded_pass` of ops.h."""
+    """`captured_pass` of ops.h."""
 
     _fields_: ClassVar = [
         ("calls", c_void_p),
@@ -120,8 +120,8 @@ class CPass(Structure):
     ]
 
 
-class CGuesser(Structure):
-    """`guesser` of whole_passes.c."""
+class CDrafter(Structure):
+    """`drafter` of whole_passes.c."""
 
     _fields_: ClassVar = [
         ("table", c_void_p),
@@ -138,19 +138,19 @@ class CGuesser(Structure):
 
 
 LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE = range(7)
-STORED_LINEAR = 7
+QUANT_LINEAR = 7
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_num_threads": (None, [c_int64]),
     "linear_pack": (None, [c_void_p, c_int64, c_int64, c_void_p]),
     "linear": (None, [c_void_p, c_void_p, c_int64, c_void_p]),
-    "stored_path": (c_char_p, [c_int64]),
-    "stored_bytes": (c_int64, [c_int64, c_int64, c_int64]),
-    "stored_pack": (None, [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
-    "stored_linear": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
-    "stored_best": (c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
-    "stored_has_first": (c_int, [c_void_p]),
-    "stored_rows": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "quant_path": (c_char_p, [c_int64]),
+    "quant_bytes": (c_int64, [c_int64, c_int64, c_int64]),
+    "quant_pack": (None, [c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "quant_linear": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "quant_best": (c_int, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p]),
+    "quant_has_first": (c_int, [c_void_p]),
+    "quant_rows": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "add_rms_norm": (
         None,
@@ -165,7 +165,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "broadcast": (c_int, [c_void_p, c_void_p, c_int64, c_int64]),
     "gumbel_max": (c_int, [c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 5]),
     "replay": (c_int, [c_void_p, c_int64]),
-    "guess": (c_int, [*[c_void_p] * 4, c_int64, c_int64, *[c_void_p] * 3]),
+    "draft": (c_int, [*[c_void_p] * 4, c_int64, c_int64, *[c_void_p] * 3]),
     "score": (c_int, [*[c_void_p] * 5, c_int64, c_int64, *[c_void_p] * 3]),
     "probability_of": (c_int, [c_void_p, c_int64, c_int64, c_void_p, c_void_p]),
 }
@@ -175,14 +175,14 @@ _FAILURES = {
     2: (IndexError, "A position lies outside the rotation table; shorten the sequence."),
     3: (IndexError, "A KV slot lies outside the cache."),
     4: (IndexError, "A block table names a block outside the cache or is too short."),
-    5: (RuntimeError, "Another rank of the tensor-parallel group has ended."),
-    6: (RuntimeError, "Another rank of the tensor-parallel group did not come in time."),
+    5: (RuntimeError, "Another rank of the tensor-parallel group has exited."),
+    6: (RuntimeError, "Another rank of the tensor-parallel group timed out."),
     7: (IndexError, "A row lies outside the table it is looked up in."),
 }
 
 
 def check(code: int, operation: str = "") -> None:
-    """Raises what a kernel's return code stands for; `operation` says where it happened."""
+    """Raises the error of a kernel's return code; `operation` names the call."""
     if code:
         kind, message = _FAILURES[code]
         raise kind(f"{operation}: {message}" if operation else message)

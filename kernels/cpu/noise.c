@@ -53,8 +53,8 @@ INLINE vec gumbel(uvec bits)
     return -vec_log(exponential);
 }
 
-/* gumbel(bits) is at most -log(u), hence at most this, which costs a tenth: it spares nearly every
- * token of a large vocabulary the logarithms. */
+/* An upper bound of gumbel(bits) (at most -log(u)) at a tenth of the cost: nearly every token of a large
+ * vocabulary needs no logarithms. */
 INLINE vec gumbel_bound(uvec bits)
 {
     ivec exponent = 127 - ((ivec)unit_interval(bits) >> 23);
@@ -81,7 +81,7 @@ typedef struct {
     int64_t column;
 } candidate;
 
-/* NaN before all others: whoever asks is to know of it. */
+/* NaN ranks first, so that callers notice it. */
 INLINE candidate better(candidate a, candidate b)
 {
     if (isnan(a.score) || isnan(b.score)) return isnan(a.score) ? a : b;

@@ -14,7 +14,7 @@ typedef struct {
     const uint8_t *packed;
     const float *bias; /* padded to whole panels, or null */
     int64_t type, out_features, in_features, out_stride;
-} stored_layer; /* see stored.h */
+} quant_layer; /* see quant.h */
 
 /* A cache is [num_blocks, kv_heads, block_size, head_dim] with blocks `block_stride` values apart. */
 typedef struct {
@@ -33,30 +33,30 @@ typedef struct {
     float scale;
 } attention;
 
-/* One rank's end of a group of processes that share `memory`; see shared.c. */
+/* A rank of a group of processes that share `memory`; see shared.c. */
 typedef struct {
     char *memory;
-    const int32_t *processes; /* a pidfd for each rank, -1 where there is none */
+    const int32_t *processes; /* a pidfd per rank, or -1 */
     int64_t rank, size, buffer_bytes, limit_ns;
-    uint64_t exchange; /* the last one begun */
-    int64_t failure;   /* what ended the group, or OK */
+    uint64_t exchange; /* number of the last exchange */
+    int64_t failure;   /* error that ended the group, or OK */
 } shared_end;
 
 typedef struct {
     int64_t operation, arguments[7];
     double eps;
-} recorded_call; /* CCall in native.py */
+} captured_call; /* CCall in native.py */
 
-/* What a pass over so many tokens did, and where it finds what it works on. */
+/* The calls of a pass over `tokens` tokens, and its input and output. */
 typedef struct {
-    const recorded_call *calls;
+    const captured_call *calls;
     ragged_batch *batch;
     float *hidden, *result;
     int64_t num_calls, tokens;
-} recorded_pass; /* CPass in native.py */
+} captured_pass; /* CPass in native.py */
 
 void outrider_linear(const layer *l, const float *x, int64_t rows, float *out);
-int outrider_stored_linear(const stored_layer *l, const float *x, int64_t rows, float *out);
+int outrider_quant_linear(const quant_layer *l, const float *x, int64_t rows, float *out);
 void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_t width, float eps,
                        float *out);
 void outrider_add_rms_norm(const float *x, const float *residual, const float *weight,
@@ -66,8 +66,8 @@ int outrider_rotate_and_store(const rotation *a, const ragged_batch *batch, cons
                               float *q);
 int outrider_attention(const attention *a, const ragged_batch *batch);
 int outrider_all_reduce(shared_end *end, float *x, int64_t count);
-int outrider_replay(const recorded_call *calls, int64_t count);
-int outrider_stored_rows(const stored_layer *l, const int64_t *rows, int64_t count, float *out);
+int outrider_replay(const captured_call *calls, int64_t count);
+int outrider_quant_rows(const quant_layer *l, const int64_t *rows, int64_t count, float *out);
 int outrider_gumbel_max(const float *scores, int64_t rows, int64_t vocab, int64_t first_id,
                         const int64_t *seeds, const int64_t *streams, const int64_t *positions,
                         float *best, int64_t *columns);

@@ -2,7 +2,7 @@
 
 Every result is bitwise independent of the other rows of the pass, so this backend is always
 deterministic. Arguments are checked where a mistake would corrupt memory; shapes are the caller's
-promise.
+responsibility.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.cpu import native
+from outrider.kernels.cpu.capture import CapturedPass, PassCapture, batch_struct
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
-from outrider.kernels.cpu.recording import Recording, RepeatedPass, batch_struct
 from outrider.kernels.cpu.stored import CpuStored, CpuTable
 from outrider.kernels.cpu.whole_passes import CpuWholePasses
 from outrider.kernels.quantized import QuantizedWeight, whole
@@ -29,8 +29,8 @@ from outrider.kernels.types import Linear, Pass, RaggedBatch, WholePasses
 _FLOAT32 = torch.float32
 _PANEL = 16
 _MAX_HEAD_DIM = 256
-# Work (multiply-adds) from which on other Python threads may run meanwhile. Below it, giving the
-# interpreter lock away and getting it back can take longer than the work itself.
+# Multiply-adds from which on the interpreter lock is released. Below, releasing and acquiring it
+# can take longer than the work itself.
 _RELEASE_LOCK_WORK = 1 << 25
 _MAX_MODEL_ROWS = 16
 
@@ -38,13 +38,13 @@ _MAX_MODEL_ROWS = 16
 class CpuOps:
     """See `outrider.kernels.types.Ops`.
 
-    All instances share the helper threads of the process, as many as torch has when the last one
-    was made.
+    All instances share the process's helper threads, as many as torch had when the last instance
+    was created.
     """
 
     name = "c"
     deterministic = True
-    for_blocks_apart = True
+    supports_strided_blocks = True
 
     def __init__(self, library_path: Path) -> None:
         # The same functions, called with the interpreter lock held and released.
@@ -55,7 +55,7 @@ class CpuOps:
         self._batch: RaggedBatch | None = None
         self._c_struct = CBatch()
         self._models: dict[tuple[int, ...], Tensor] = {}
-        self.recording: Recording | None = None  # under way
+        self.capture: PassCapture | None = None  # in progress
         self.stored = CpuStored(self._holding, self._releasing, self._empty, self.record)
 
     @property
@@ -73,11 +73,11 @@ class CpuOps:
     def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
         return 0
 
-    def repeatable(self, run: Pass) -> Pass:
-        return RepeatedPass(run, self)
+    def captured(self, run: Pass) -> Pass:
+        return CapturedPass(run, self)
 
     def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> WholePasses | None:
-        if not (isinstance(run, RepeatedPass) and isinstance(table, CpuTable)):
+        if not (isinstance(run, CapturedPass) and isinstance(table, CpuTable)):
             return None
         return CpuWholePasses(run, table, block_size, self._releasing)
 
@@ -87,17 +87,17 @@ class CpuOps:
         return self._releasing
 
     def record(self, operation: int, arguments: tuple[int, ...], kept: object) -> None:
-        """Such an operation has run; `kept` is the memory it worked on."""
-        if self.recording is not None:
-            self.recording.add(operation, arguments, 0.0, kept)
+        """Add an operation that has run to the capture; `kept` keeps its memory alive."""
+        if self.capture is not None:
+            self.capture.add(operation, arguments, 0.0, kept)
 
-    def not_recorded(self) -> None:
-        """Something has run that cannot be repeated."""
-        if self.recording is not None:
-            self.recording.is_complete = False
+    def invalidate_capture(self) -> None:
+        """An operation has run that cannot be captured."""
+        if self.capture is not None:
+            self.capture.is_complete = False
 
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
-        """Weights of 8 bits are made whole."""
+        """8-bit weights are dequantized."""
         out_features, in_features = weight.shape
         shape = (out_features, in_features)
         packed = torch.empty(self.packed_len(shape), dtype=torch.float32)
@@ -137,8 +137,8 @@ class CpuOps:
             function = releasing if num_rows > heavy_rows else holding
             arguments = (address, x.data_ptr(), num_rows, out.data_ptr())
             function(*arguments)
-            if self.recording is not None:
-                self.recording.add(native.LINEAR, arguments, 0.0, (layer, memory, x, out))
+            if self.capture is not None:
+                self.capture.add(native.LINEAR, arguments, 0.0, (layer, memory, x, out))
             return out
 
         return apply
@@ -153,8 +153,8 @@ class CpuOps:
         num_rows = x.numel() // width
         inputs = (x.data_ptr(), weight.data_ptr(), num_rows, width)
         self._holding.rms_norm(*inputs, eps, out.data_ptr())
-        if self.recording is not None:
-            self.recording.add(native.RMS_NORM, (*inputs, out.data_ptr()), eps, (x, weight, out))
+        if self.capture is not None:
+            self.capture.add(native.RMS_NORM, (*inputs, out.data_ptr()), eps, (x, weight, out))
         return out
 
     def add_rms_norm(
@@ -166,13 +166,13 @@ class CpuOps:
         inputs = (x.data_ptr(), residual.data_ptr(), weight.data_ptr(), num_rows, width)
         outputs = (out.data_ptr(), total.data_ptr())
         self._holding.add_rms_norm(*inputs, eps, *outputs)
-        if self.recording is not None:
+        if self.capture is not None:
             kept = (x, residual, weight, out, total)
-            self.recording.add(native.ADD_RMS_NORM, (*inputs, *outputs), eps, kept)
+            self.capture.add(native.ADD_RMS_NORM, (*inputs, *outputs), eps, kept)
         return out, total
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        self.not_recorded()
+        self.invalidate_capture()
         x = _dense(x)
         out = torch.empty_like(x)
         num_rows, width = x.shape
@@ -194,8 +194,8 @@ class CpuOps:
         out = self._empty((num_rows, width))
         arguments = (gate_up.data_ptr(), num_rows, width, out.data_ptr())
         self._holding.silu_mul(*arguments)
-        if self.recording is not None:
-            self.recording.add(native.SILU_MUL, arguments, 0.0, (gate_up, out))
+        if self.capture is not None:
+            self.capture.add(native.SILU_MUL, arguments, 0.0, (gate_up, out))
         return out
 
     def rotate_and_store(
@@ -234,9 +234,9 @@ class CpuOps:
         )
         arguments = (addressof(rotation), self._c_batch(batch), qkv.data_ptr(), q.data_ptr())
         check(self._holding.rotate_and_store(*arguments))
-        if self.recording is not None:
+        if self.capture is not None:
             kept = (rotation, qkv, q, cos, sin, q_norm, k_norm, key_cache, value_cache)
-            self.recording.add(native.ROTATE_AND_STORE, arguments, 0.0, kept)
+            self.capture.add(native.ROTATE_AND_STORE, arguments, 0.0, kept)
         return q
 
     def attention(
@@ -250,7 +250,7 @@ class CpuOps:
     ) -> Tensor:
         num_tokens, num_heads, head_dim = q.shape
         if head_dim % _PANEL or head_dim > _MAX_HEAD_DIM:
-            self.not_recorded()
+            self.invalidate_capture()
             return self._fallback.attention(q, key_cache, value_cache, batch, scale, window)
         q = _dense(q)
         num_blocks, num_kv_heads, block_size, _ = key_cache.shape
@@ -273,9 +273,9 @@ class CpuOps:
         library = self._releasing if heavy else self._holding
         addresses = (addressof(arguments), self._c_batch(batch))
         check(library.attention(*addresses))
-        if self.recording is not None:
+        if self.capture is not None:
             kept = (arguments, q, key_cache, value_cache, out)
-            self.recording.add(native.ATTENTION, addresses, 0.0, kept)
+            self.capture.add(native.ATTENTION, addresses, 0.0, kept)
         return out
 
     def logits(self, head: Linear, hidden: Tensor) -> Tensor:
@@ -321,9 +321,9 @@ class CpuOps:
         return out
 
     def _empty(self, shape: tuple[int, ...]) -> Tensor:
-        """`torch.empty`, at half its price for the few rows of decoding, where it shows."""
-        if self.recording is not None:
-            return self.recording.empty(shape)
+        """`torch.empty`, at half its cost for the few rows of decoding, where it matters."""
+        if self.capture is not None:
+            return self.capture.empty(shape)
         if shape[0] > _MAX_MODEL_ROWS:
             return torch.empty(shape, dtype=torch.float32)
         model = self._models.get(shape)
@@ -332,9 +332,10 @@ class CpuOps:
         return torch.empty_like(model)
 
     def _c_batch(self, batch: RaggedBatch) -> int:
-        """The batch's address in C's layout, made once a pass: every layer gets the same object."""
-        if self.recording is not None:
-            return addressof(self.recording.batch)
+        """The address of the batch's C struct, built once a pass: every layer gets the same
+        object."""
+        if self.capture is not None:
+            return addressof(self.capture.batch)
         if batch is not self._batch:
             self._c_struct = batch_struct(batch)
             self._batch = batch

@@ -1,4 +1,4 @@
-/* A thread's own memory for one purpose, kept from call to call. */
+/* Thread-local scratch memory, kept from call to call. */
 #ifndef OUTRIDER_OWN_MEMORY_H
 #define OUTRIDER_OWN_MEMORY_H
 
@@ -11,7 +11,7 @@ typedef struct {
     size_t size;
 } own_memory;
 
-/* Null if there is none. What was there before is lost. */
+/* Null if out of memory. Does not keep the content. */
 INLINE void *at_least(own_memory *own, size_t size)
 {
     if (size > own->size) {

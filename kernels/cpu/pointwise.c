@@ -1,4 +1,4 @@
-/* Norms, activations, rotation: one pass over each row, always the same order within a row. */
+/* Norms, activations, rotation: one pass over each row, in a fixed order within the row. */
 #include "ops.h"
 #include "pool.h"
 #include "vecmath.h"
@@ -118,7 +118,7 @@ INLINE void silu_mul(const float *gate, const float *up, float *out)
     }
 }
 
-/* `n` columns of a row of so many. */
+/* `n` columns of a row. */
 static void silu_mul_part(const float *gate, long width, long n, float *out)
 {
     const float *up = gate + width;

@@ -1,9 +1,9 @@
 /* Why not OpenMP: its loops end in a barrier for every thread of the team. When another process
  * takes a core for a moment, each of the hundreds of small operations of a pass then waits for a
- * time slice, and a pass takes several times as long as on one thread alone. Here work lies on a
- * counter, helpers take from it as they come, and the caller waits only for chunks in progress.
+ * time slice, and a pass takes several times as long as on one thread alone. Here helpers take
+ * chunks from a counter as they become free, and the caller waits only for chunks in progress.
  *
- * The pool is one per process, like the cores it stands for. */
+ * There is one pool per process. */
 #include "pool.h"
 #include "waiting.h"
 
@@ -19,7 +19,7 @@
 #define MAX_THREADS 256
 
 /* A lane is one thread's run of consecutive chunks, as end << 32 | next: chunks are taken by raising
- * `next`. Whoever succeeds holds chunks of the current run, which cannot end before, so `task` and
+ * `next`. A thread that succeeds holds chunks of the current run, which cannot end before, so `task` and
  * `context` may be read afterwards. */
 typedef struct {
     _Alignas(128) _Atomic uint64_t ticket;
@@ -41,9 +41,8 @@ static struct {
 
 static int has_work(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
-/* Half of what is left at a time: before chunks are taken all that came before has to be over, so
- * that a core begins them with nothing under way, and whoever comes to help finds the other half.
- * Returns how many chunks were done. */
+/* Takes half of the remaining chunks at a time, so that helpers find the other half. Taking them orders
+ * all earlier memory operations first. Returns the number of chunks done. */
 static int64_t empty_lane(lane *l)
 {
     int64_t done = 0;
@@ -58,8 +57,8 @@ static int64_t empty_lane(lane *l)
     return done;
 }
 
-/* The own lane first: consecutive chunks are consecutive memory. Then what others left. Told of at the
- * end only: threads would wait for each other's counting. */
+/* The own lane first: consecutive chunks are consecutive memory. Then those of other lanes. Counted
+ * once at the end: threads would contend for the counter. */
 static void take_chunks(int64_t own)
 {
     int64_t lanes = atomic_load(&pool.lanes_in_use), done = 0;
@@ -133,7 +132,7 @@ static void wake_sleepers(void)
 
 void pool_run(pool_task *task, void *context, int64_t chunks)
 {
-    /* Two callers at once have two cores busy already: the second works alone. */
+    /* Two callers at once occupy two cores already: the second works alone. */
     int64_t threads = pool_threads();
     if (chunks <= 1 || threads <= 1 || pthread_mutex_trylock(&pool.running)) {
         for (int64_t i = 0; i < chunks; i++) task(context, i);

@@ -1,13 +1,12 @@
-/* A recorded sequence of operations, run again in one call: between two operations nothing but
- * the operations. */
+/* Replays a captured sequence of operations in one call, without overhead in between. */
 #include "ops.h"
 #include "vec.h"
 
-enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE, STORED_LINEAR };
+enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE, QUANT_LINEAR };
 
-EXPORT int outrider_replay(const recorded_call *calls, int64_t count)
+EXPORT int outrider_replay(const captured_call *calls, int64_t count)
 {
-    for (const recorded_call *c = calls; c < calls + count; c++) {
+    for (const captured_call *c = calls; c < calls + count; c++) {
         const int64_t *a = c->arguments;
         int code = OK;
         switch (c->operation) {
@@ -35,8 +34,8 @@ EXPORT int outrider_replay(const recorded_call *calls, int64_t count)
         case ALL_REDUCE:
             code = outrider_all_reduce((void *)a[0], (float *)a[1], a[2]);
             break;
-        case STORED_LINEAR:
-            code = outrider_stored_linear((void *)a[0], (float *)a[1], a[2], (float *)a[3]);
+        case QUANT_LINEAR:
+            code = outrider_quant_linear((void *)a[0], (float *)a[1], a[2], (float *)a[3]);
             break;
         }
         if (code) return code;

@@ -1,12 +1,12 @@
-/* Collectives of processes on one host, through memory all of them map.
+/* Collectives of processes on one host, through shared memory.
  *
- * Exchanges are numbered. In one, a rank writes what it gives into the one of its two buffers whose
- * turn it is, publishes the number, and reads what others wrote once they have published it too.
- * Who has published a number has read all it wanted of the exchanges before. So a buffer may be
- * written again, two exchanges later, as soon as everybody has published the one in between.
+ * Exchanges are numbered. In each, a rank writes its data into one of its two buffers in turn, publishes
+ * the number, and reads the others' buffers once they have published it too. A rank that published a
+ * number has finished reading all exchanges before. So a buffer may be overwritten two exchanges later,
+ * as soon as all ranks have published the one in between.
  *
  * Memory: a counter for each rank, a cache line apart, then two buffers for each rank; all zero at
- * the start. Whatever does not fit into a buffer goes in several exchanges. */
+ * the start. Larger data takes several exchanges. */
 #include "ops.h"
 #include "waiting.h"
 
@@ -16,9 +16,8 @@
 #include <string.h>
 
 #define COUNTER_BYTES 128 /* COUNTER_BYTES in native.py */
-/* With a core for each rank the others are mere microseconds behind. With fewer cores, the one
- * waited for may need this very core: it is offered soon, and left after a while, in pauses that
- * are a small part of the wait. */
+/* With a core per rank the others are microseconds behind. With fewer, the awaited rank may need this
+ * core: yield soon, and later sleep, in pauses that are a small part of the wait. */
 #define SPINS 256
 #define YIELD_NS 1000000
 #define DOZE_NS 20000
@@ -77,7 +76,7 @@ static int wait_for(shared_end *end, int64_t rank, uint64_t exchange)
     return end->failure = wait_patiently(end, rank, exchange);
 }
 
-/* Begins the next exchange by giving `bytes` bytes to it. */
+/* Begins the next exchange with `bytes` bytes of this rank. */
 static int give(shared_end *end, const void *data, int64_t bytes)
 {
     if (end->failure) return end->failure;
@@ -91,7 +90,7 @@ static int give(shared_end *end, const void *data, int64_t bytes)
     return OK;
 }
 
-/* What `rank` gave to this exchange, or null if it did not come. */
+/* The data of `rank` in this exchange, or null if it exited or timed out. */
 static const void *taken_from(shared_end *end, int64_t rank)
 {
     if (rank != end->rank && wait_for(end, rank, end->exchange)) return 0;
@@ -104,7 +103,7 @@ static int64_t piece_of(const shared_end *end, int64_t bytes_left)
 }
 
 /* Sums `x` over the ranks, in place. Parts are added in the order of ranks: every rank gets the
- * same bits, whatever the shape. */
+ * same bits for any shape. */
 EXPORT int outrider_all_reduce(shared_end *end, float *x, int64_t count)
 {
     int64_t total = count * sizeof(float), piece;
@@ -122,7 +121,7 @@ EXPORT int outrider_all_reduce(shared_end *end, float *x, int64_t count)
     return OK;
 }
 
-/* `out` is [size, bytes]: what each rank gave, in the order of ranks. */
+/* `out` is [size, bytes]: the data of each rank, in the order of ranks. */
 EXPORT int outrider_all_gather(shared_end *end, const char *data, int64_t bytes, char *out)
 {
     int64_t piece;
@@ -138,8 +137,8 @@ EXPORT int outrider_all_gather(shared_end *end, const char *data, int64_t bytes,
     return OK;
 }
 
-/* The root of a broadcast may have to wait for somebody outside of the group, who may need this very
- * core: whoever waits for it sleeps from the start. */
+/* The root of a broadcast may itself wait for a process outside the group that needs this core, so
+ * ranks that wait for it sleep from the start. */
 static int doze_for(shared_end *end, int64_t rank, uint64_t exchange)
 {
     for (int64_t slept = 0; slept < YIELD_NS; slept += DOZE_NS) {
@@ -149,7 +148,7 @@ static int doze_for(shared_end *end, int64_t rank, uint64_t exchange)
     return wait_for(end, rank, exchange);
 }
 
-/* Overwrites `data` by that of `root`, which does not wait for the others to take it. */
+/* Overwrites `data` by that of `root`, which does not wait for the others to read it. */
 EXPORT int outrider_broadcast(shared_end *end, char *data, int64_t bytes, int64_t root)
 {
     int is_root = end->rank == root;

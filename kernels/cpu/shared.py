@@ -1,4 +1,4 @@
-"""Collectives of processes on one host, through memory all of them map."""
+"""Collectives of processes on one host, through shared memory."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import Tensor
 from outrider.kernels.cpu.native import ALL_REDUCE, COUNTER_BYTES, CSharedEnd, check
 from outrider.kernels.cpu.ops import CpuOps
 
-BUFFER_BYTES = 1 << 18  # what is exchanged at a time; two such stay within a core's own cache
+BUFFER_BYTES = 1 << 18  # exchanged at a time; two buffers fit a core's own cache
 NO_PROCESS = -1
 
 
 def memory_bytes(size: int, buffer_bytes: int = BUFFER_BYTES) -> int:
-    """How much memory a group of `size` ranks shares."""
+    """Shared memory of a group of `size` ranks."""
     return size * (COUNTER_BYTES + 2 * buffer_bytes)
 
 
 class SharedEnd:
     """One rank's end of the group.
 
-    All ranks call the same operations in the same order with tensors of the same sizes. Where one
-    has ended, or makes the others wait for more than `limit_s`, these raise `RuntimeError`, and the
-    group is of no further use.
+    All ranks call the same operations in the same order with tensors of the same sizes. If one has
+    exited, or is late by more than `limit_s`, the others raise `RuntimeError`, and the group cannot
+    be used any more.
 
     `memory` has `memory_bytes` and is zero before the first rank uses it. `processes` holds a pidfd
-    for each rank, by which its end is noticed at once, or `NO_PROCESS`.
+    per rank, to notice its exit at once, or `NO_PROCESS`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SharedEnd:
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over ranks of a contiguous float32 tensor, in place and in rank order.
 
-        Part of a recorded pass where one is recorded.
+        Added to a capture in progress.
         """
         if x.dtype is not torch.float32 or not x.is_contiguous():
             raise TypeError(f"all-reduce takes contiguous float32 tensors, not {x.dtype}.")
@@ -65,7 +65,7 @@ class SharedEnd:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[size, *tensor.shape], in rank order."""
-        self._ops.not_recorded()
+        self._ops.invalidate_capture()
         tensor = tensor.contiguous()
         gathered = tensor.new_empty((self.size, *tensor.shape))
         code = self._ops.library.all_gather(
@@ -76,7 +76,7 @@ class SharedEnd:
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
         """Overwrite `tensor` on every rank by that of `root`."""
-        self._ops.not_recorded()
+        self._ops.invalidate_capture()
         dense = tensor.contiguous()
         code = self._ops.library.broadcast(self._address, dense.data_ptr(), dense.nbytes, root)
         check(code, "broadcast")

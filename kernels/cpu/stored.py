@@ -1,8 +1,7 @@
-"""Stored weights by the C kernels; see `outrider.kernels.stored` and stored.h.
+"""Stored weights by the C kernels; see `outrider.kernels.stored` and quant.h.
 
 A decoder's linears take `Packed` weights in place of float32 tensors. They are packed once, at
-load, into memory that may be a mapped file's; a recorded pass holds their addresses like any
-other's.
+load, into memory that may be a mapped file; a captured pass holds their addresses like any other.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.cpu import native
-from outrider.kernels.cpu.native import CStoredLayer, check
+from outrider.kernels.cpu.native import CQuantLayer, check
 from outrider.kernels.stored import KINDS, Packed, StoredWeight
 
 _PANEL = 16
-_PLAIN_PATH = "plain"  # right, but slower than float32 in the instructions of the CPU
+_PLAIN_PATH = "plain"  # correct, but slower than float32 with the CPU's vector instructions
 _NORMED_ROWS = 4096
-# As for float32 (`ops.py`): from so much work on other Python threads may run meanwhile.
+# As for float32 (`ops.py`): from this work on, the interpreter lock is released.
 _RELEASE_LOCK_WORK = 1 << 25
 
 
@@ -34,23 +33,24 @@ class CpuTable:
 
     packed: Packed
     _kernels: CpuStored
-    _layer: CStoredLayer
+    _layer: CQuantLayer
 
     @property
     def address(self) -> int:
-        """In C's layout, also as that of the linear layer of the same weight."""
+        """Of the C struct, which is also the linear layer of this weight."""
         return addressof(self._layer)
 
     def __call__(self, ids: Tensor) -> Tensor:
         ids = ids.to(torch.int64).contiguous()
         out = torch.empty((*ids.shape, self.packed.shape[1]), dtype=torch.float32)
         rows = (addressof(self._layer), ids.data_ptr(), ids.numel(), out.data_ptr())
-        check(self._kernels.releasing.stored_rows(*rows))
+        check(self._kernels.releasing.quant_rows(*rows))
         return out
 
     def norms(self) -> Tensor | None:
-        """Of the rows, where they help to find the best of the products with them: see best.c."""
-        if not self._kernels.holding.stored_has_first(self.address):
+        """Norms of the rows, where they help to find the best token without all scores: see
+        best.c."""
+        if not self._kernels.holding.quant_has_first(self.address):
             return None
         ids = torch.arange(self.packed.shape[0])
         parts = [ids[i : i + _NORMED_ROWS] for i in range(0, len(ids), _NORMED_ROWS)]
@@ -66,7 +66,7 @@ class CpuTable:
 
 @dataclass(frozen=True, slots=True)
 class CpuStored:
-    """See `StoredKernels`. `empty` makes results and `record` hears of what has run."""
+    """See `StoredKernels`. `empty` allocates results and `record` captures calls."""
 
     holding: SimpleNamespace
     releasing: SimpleNamespace
@@ -75,14 +75,14 @@ class CpuStored:
 
     @property
     def path(self) -> str:
-        """Which instructions are used: chosen when the kernels first run."""
-        name: bytes = self.holding.stored_path(-1)
+        """The instruction set in use, chosen when the kernels first run."""
+        name: bytes = self.holding.quant_path(-1)
         return name.decode()
 
     def use_path(self, index: int) -> bool:
-        """Use the path of this index from now on, the fastest being 0; False if there is none, or
-        if it does not run here. All give the same bits: for comparisons."""
-        return self.holding.stored_path(index) is not None
+        """Use the path of this index from now on, 0 being the fastest; False if there is none or it
+        does not run here. All give the same bits: for comparisons."""
+        return self.holding.quant_path(index) is not None
 
     def gains_by(self, kind: str) -> bool:
         if kind == "F16":
@@ -91,7 +91,7 @@ class CpuStored:
         return kind == "BF16" or self.path != _PLAIN_PATH
 
     def packed_len(self, kind: str, shape: tuple[int, int]) -> int:
-        num_bytes: int = self.holding.stored_bytes(KINDS[kind].code, *_checked(kind, shape))
+        num_bytes: int = self.holding.quant_bytes(KINDS[kind].code, *_checked(kind, shape))
         return num_bytes // torch.float32.itemsize
 
     def pack(self, weight: StoredWeight, out: Tensor) -> None:
@@ -105,7 +105,7 @@ class CpuStored:
         scales = weight.scales
         if weight.kind == "INT8" and (scales is None or scales.shape != (out_features,)):
             raise ValueError(f"INT8 of {weight.shape} takes {out_features} scales.")
-        self.releasing.stored_pack(
+        self.releasing.quant_pack(
             kind.code,
             blocks.data_ptr(),
             None if scales is None else scales.contiguous().data_ptr(),
@@ -115,7 +115,7 @@ class CpuStored:
         )
 
     def packed(self, weight: StoredWeight) -> Packed:
-        """In memory of its own."""
+        """Pack into new memory."""
         memory = torch.empty(self.packed_len(weight.kind, weight.shape), dtype=torch.float32)
         self.pack(weight, memory)
         return Packed(weight.kind, memory, weight.shape)
@@ -149,8 +149,8 @@ class CpuStored:
             library = self.releasing if num_rows > heavy_rows else self.holding
             for address, offset in calls:
                 arguments = (address, x.data_ptr(), num_rows, out.data_ptr() + offset)
-                check(library.stored_linear(*arguments))
-                self.record(native.STORED_LINEAR, arguments, (memory, x, out))
+                check(library.quant_linear(*arguments))
+                self.record(native.QUANT_LINEAR, arguments, (memory, x, out))
             return out
 
         return apply
@@ -162,9 +162,9 @@ def _checked(kind: str, shape: tuple[int, int]) -> tuple[int, int]:
     return shape
 
 
-def _layer(packed: Packed, bias: Tensor | None, out_stride: int) -> CStoredLayer:
+def _layer(packed: Packed, bias: Tensor | None, out_stride: int) -> CQuantLayer:
     address = None if bias is None else bias.data_ptr()
-    return CStoredLayer(
+    return CQuantLayer(
         packed.memory.data_ptr(), address, KINDS[packed.kind].code, *packed.shape, out_stride
     )
 

@@ -1,4 +1,4 @@
-/* What is costly to read of the system's headers: compiled once, before the files that include it. */
+/* Expensive system headers, precompiled once before the files that include them. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>

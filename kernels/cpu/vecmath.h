@@ -29,8 +29,8 @@ INLINE vec vec_min(vec a, vec b) { return vec_select(a < b, a, b); }
 
 INLINE vec vec_to_float(ivec v) { return __builtin_convertvector(v, vec); }
 
-/* So many vectors at a time, step by step: each step waits for the one before, those of other vectors
- * do not. */
+/* Vectors interleaved step by step: a step depends on the one before, but not on those of other
+ * vectors. */
 #if VEC_LANES == 4
 #define AT_ONCE 4
 #elif VEC_LANES == 8

@@ -1,4 +1,4 @@
-/* What every wait here is made of. */
+/* Primitives of waiting loops. */
 #ifndef OUTRIDER_WAITING_H
 #define OUTRIDER_WAITING_H
 

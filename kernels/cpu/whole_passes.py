@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.kernels.cpu.native import CBatch, CGuesser, check
-from outrider.kernels.cpu.recording import MAX_ROWS, RepeatedPass
+from outrider.kernels.cpu.capture import MAX_ROWS, CapturedPass
+from outrider.kernels.cpu.native import CBatch, CDrafter, check
 from outrider.kernels.cpu.stored import CpuTable
-from outrider.kernels.noise import Stream
-from outrider.kernels.types import Guesses, Places
+from outrider.kernels.noise import NoiseStream
+from outrider.kernels.types import DraftTokens, RaggedLists
 
 
 class CpuWholePasses:
@@ -26,53 +26,53 @@ class CpuWholePasses:
     max_tokens = MAX_ROWS
 
     def __init__(
-        self, run: RepeatedPass, table: CpuTable, block_size: int, library: SimpleNamespace
+        self, run: CapturedPass, table: CpuTable, block_size: int, library: SimpleNamespace
     ) -> None:
         self._run = run
         self._library = library
         self._block_size = block_size
         self._table = table
         self._logits = torch.empty((MAX_ROWS, table.packed.shape[0]), dtype=torch.float32)
-        self._parts: dict[tuple[int, int], Tensor] = {}  # of the logits: slicing takes a while
+        self._parts: dict[tuple[int, int], Tensor] = {}  # slices of the logits: slicing is slow
 
     @cached_property
     def _norms(self) -> Tensor | None:
         return self._table.norms()
 
     def score(
-        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+        self, tokens: list[int], lists: RaggedLists, logits_indices: Sequence[int], vocab_size: int
     ) -> Tensor | None:
-        if not self._pass(tokens, places, wanted, vocab_size, None, None):
+        if not self._pass(tokens, lists, logits_indices, vocab_size, None, None):
             return None
-        return self._part(len(wanted), vocab_size)
+        return self._part(len(logits_indices), vocab_size)
 
     def best(
-        self, tokens: list[int], places: Places, wanted: Sequence[int], vocab_size: int
+        self, tokens: list[int], lists: RaggedLists, logits_indices: Sequence[int], vocab_size: int
     ) -> list[int] | None:
-        norms, best = self._norms, (c_int64 * len(wanted))()
+        norms, best = self._norms, (c_int64 * len(logits_indices))()
         address = None if norms is None else norms.data_ptr()
-        if not self._pass(tokens, places, wanted, vocab_size, address, best):
+        if not self._pass(tokens, lists, logits_indices, vocab_size, address, best):
             return None
         return best[:]
 
     def _pass(
         self,
         tokens: list[int],
-        places: Places,
-        wanted: Sequence[int],
+        lists: RaggedLists,
+        logits_indices: Sequence[int],
         vocab_size: int,
         norms: int | None,
         best: Any,
     ) -> bool:
-        """`outrider_score`; False where there is no such pass."""
-        recording = self._run.recording(len(tokens))
-        if recording is None:
+        """Call `outrider_score`; False if the pass is not captured."""
+        capture = self._run.capture_of(len(tokens))
+        if capture is None:
             return False
-        count, num_sequences = len(wanted), len(places.context_lens)
-        max_blocks = len(places.block_tables[0])
-        wide = array("q", chain(tokens, places.positions, places.slots, wanted))
-        tables = chain.from_iterable(places.block_tables)
-        narrow = array("i", chain(places.cu_query_lens, places.context_lens, tables))
+        count, num_sequences = len(logits_indices), len(lists.context_lens)
+        max_blocks = len(lists.block_tables[0])
+        wide = array("q", chain(tokens, lists.positions, lists.slots, logits_indices))
+        tables = chain.from_iterable(lists.block_tables)
+        narrow = array("i", chain(lists.cu_query_lens, lists.context_lens, tables))
         ids, half = wide.buffer_info()[0], narrow.buffer_info()[0]
         row = len(tokens) * wide.itemsize
         contexts = half + (num_sequences + 1) * narrow.itemsize
@@ -88,7 +88,7 @@ class CpuWholePasses:
         )
         code = self._library.score(
             self._table.address,
-            recording.as_pass,
+            capture.as_pass,
             addressof(batch),
             ids,
             ids + 3 * row,
@@ -108,7 +108,7 @@ class CpuWholePasses:
             part = self._parts[shape] = self._logits[:num_rows, :vocab_size]
         return part
 
-    def guess(
+    def draft(
         self,
         tokens: Sequence[int],
         start: int,
@@ -118,12 +118,12 @@ class CpuWholePasses:
         least_survival: float = 0.0,
         temperature: float = 0.0,
         seed: int = 0,
-    ) -> Guesses | None:
-        first, following = (self._run.recording(count) for count in (len(tokens), 1))
+    ) -> DraftTokens | None:
+        first, following = (self._run.capture_of(count) for count in (len(tokens), 1))
         if first is None or following is None:
             return None
         own_blocks = (c_int32 * len(blocks))(*blocks)
-        guesser = CGuesser(
+        drafter = CDrafter(
             self._table.address,
             self._logits.data_ptr(),
             addressof(own_blocks),
@@ -131,14 +131,14 @@ class CpuWholePasses:
             self._block_size,
             vocab_size,
             seed,
-            Stream.SHARED,
+            NoiseStream.SHARED,
             temperature,
             least_survival,
         )
         drafts, confidences, count = (c_int64 * depth)(), (c_float * depth)(), c_int64()
         ids = (c_int64 * len(tokens))(*tokens)
-        code = self._library.guess(
-            byref(guesser),
+        code = self._library.draft(
+            byref(drafter),
             first.as_pass,
             following.as_pass,
             ids,
@@ -149,4 +149,4 @@ class CpuWholePasses:
             byref(count),
         )
         check(code)
-        return Guesses(drafts[: count.value], confidences[: count.value])
+        return DraftTokens(drafts[: count.value], confidences[: count.value])

@@ -1,7 +1,7 @@
-"""Which drafts stand, decided on the device: those that are what the target chose itself.
+"""Acceptance on the device: a draft is accepted if the target chose the same token.
 
-The text of every row lives on the device too, so the next pass can start before the host knows what
-this one wrote.
+The text of every row is on the device too, so the next pass can start before the host knows this
+one's outcome.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def outcome_width(max_depth: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """The text of each row on the device, and how far it has got; all int32, by row number."""
+    """The text of each row on the device, and its length; all int32, by row number."""
 
     tokens: Tensor  # [num_rows, max_len], committed
-    lengths: Tensor  # [num_rows], how many are
-    drafts: Tensor  # [num_rows, max_depth], guesses of what follows
+    lengths: Tensor  # [num_rows], committed tokens
+    drafts: Tensor  # [num_rows, max_depth], draft tokens
     draft_computed: Tensor  # [num_rows], how many positions of the draft's KV are valid
 
     @classmethod
@@ -73,11 +73,11 @@ def accept_drafts(
     `chosen` int32 or int64 [R] are the tokens chosen for the logit rows; those of sampled row b
     start at `first_logit[b]`, one more than the `depths[b]` drafts that were verified. It is row
     `rows[b]` of `text`, and no two b share one. A negative depth is padding: nothing is written.
-    `drafted[b]` drafts were made by a model that fed itself all but the last, so that it has
-    computed those that stand; where it is 0 its KV stays as it was.
+    `drafted[b]` drafts were made by a model that was fed all but the last of them, so it has the KV
+    of accepted ones; where it is 0 its KV is unchanged.
     `out` int32 [B, outcome_width(max_depth)] says what happened, see `OutcomeColumn`. Tokens beyond
-    the text's `max_len` are reported, and counted in the length, but not kept. A token of -1, which
-    stands for none, ends what is committed and is kept as 0.
+    the text's `max_len` are reported, and counted in the length, but not kept. A token of -1
+    (none could be chosen) is the last committed and is kept as 0.
     """
     num_sampled, max_depth = len(rows), text.drafts.shape[1]
     if num_sampled == 0:
@@ -88,7 +88,7 @@ def accept_drafts(
         text.drafts, text.lengths, text.tokens, text.draft_computed, out,
         text.drafts.stride(0), text.tokens.stride(0), out.stride(0), text.tokens.shape[1],
         max_depth, BLOCK=triton.next_power_of_2(max_depth + 1), PDL=pdl,
-        num_warps=1,  # in step, so that all have read the length before one writes it
+        num_warps=1,  # one warp: all lanes read the length before one writes it
         **launch_options(pdl),
     )  # fmt: skip
 
@@ -116,13 +116,13 @@ def _accept_kernel(
         num_accepted = tl.min(tl.where(stands, BLOCK, place), axis=0)
         is_new = place <= num_accepted
         at = length + place
-        # The next pass reads what is kept, even if no token could be chosen and the row ends.
+        # The next pass reads the text, even if no token could be chosen and the row ends.
         kept = tl.maximum(chosen, 0)
         tl.store(token_ptr + row * token_stride + at, kept, mask=is_new & (at < max_len))
         tl.store(length_ptr + row, length + num_accepted + 1)
         drafted = tl.load(drafted_ptr + index)
         if drafted > 0:
-            # The draft has not computed its own last guess.
+            # The draft has no KV of its last token.
             tl.store(draft_computed_ptr + row, length + tl.minimum(num_accepted, drafted - 1))
         own = out_ptr + index.to(tl.int64) * out_stride
         tl.store(own + _BASE_LEN, length)

@@ -1,6 +1,6 @@
-"""Bias, penalties and bans inside recorded passes: logits as a request wants them, in place.
+"""Bias, penalties and bans inside captured passes, applied to logits in place.
 
-What a request asks of each token is one int32, so that a token's whole adjustment is elementwise.
+A request's settings for each token are one int32 mark, so the whole adjustment is elementwise.
 The arithmetic is, operation for operation, that of `outrider.workers.sampling.chain.adjust` up to
 temperature; equal logits give equal scores, bit for bit.
 """
@@ -23,24 +23,24 @@ from outrider.kernels.gpu.launch import (
 )
 
 _BLOCK = 1024
-# Most passes have nothing to adjust, and programs that only find this out must be few.
+# Most passes have nothing to adjust: limit the programs that only find this out.
 _PROGRAMS = 512
 
 
 class Mark:
-    """The bits of a token's mark: what one row asks of it, and how often it occurs there."""
+    """The bits of a token's mark: its adjustments in one row, and its count there."""
 
-    COUNT_BITS = 20  # the lowest: how often it is output
-    BIAS_SHIFT = 20  # then 9 bits: which of the row's biases it gets; 0: none
-    MOST_BIASES = 511
-    IN_PROMPT = 1 << 29  # and occurrence there is penalised
+    COUNT_BITS = 20  # lowest: occurrences in the output
+    BIAS_SHIFT = 20  # then 9 bits: index of the row's bias; 0: none
+    MAX_BIASES = 511
+    IN_PROMPT = 1 << 29  # and penalized for it
     BARRED_EARLY = 1 << 30  # at positions before `AdjustTable.late_from`
     BARRED_LATE = 1 << 31  # from there on
 
 
-_MOST_COUNTED = tl.constexpr((1 << Mark.COUNT_BITS) - 1)
+_MAX_COUNT = tl.constexpr((1 << Mark.COUNT_BITS) - 1)
 _BIAS_SHIFT = tl.constexpr(Mark.BIAS_SHIFT)
-_MOST_BIASES = tl.constexpr(Mark.MOST_BIASES)
+_MAX_BIASES = tl.constexpr(Mark.MAX_BIASES)
 _IN_PROMPT = tl.constexpr(Mark.IN_PROMPT)
 _EARLY_SHIFT = tl.constexpr(Mark.BARRED_EARLY.bit_length() - 1)
 _LATE_SHIFT = tl.constexpr(Mark.BARRED_LATE.bit_length() - 1)
@@ -51,11 +51,11 @@ _NEG_INF = tl.constexpr(float("-inf"))
 
 @dataclass(frozen=True, slots=True)
 class AdjustTable:
-    """What the rows ask of their logits. The rest holds for rows that `is_used` only."""
+    """The adjustments of each row. Other fields are valid only where `is_used`."""
 
-    is_used: Tensor  # int32 [num_rows], 0 where a row's logits are to stay as they are
+    is_used: Tensor  # int32 [num_rows], 0 where a row's logits are not adjusted
     marks: Tensor  # int32 [num_rows, vocab], see `Mark`
-    biases: Tensor  # float32 [num_rows, 1 + Mark.MOST_BIASES], the first of no meaning
+    biases: Tensor  # float32 [num_rows, 1 + Mark.MAX_BIASES], the first unused
     penalties: Tensor  # float32 [num_rows, 3]: repetition, frequency, presence
     late_from: Tensor  # int32 [num_rows], the position from which `Mark.BARRED_LATE` counts
 
@@ -69,7 +69,7 @@ class AdjustTable:
         return cls(
             is_used=zeros(num_rows),
             marks=zeros(num_rows, vocab),
-            biases=zeros(num_rows, 1 + Mark.MOST_BIASES, dtype=torch.float32),
+            biases=zeros(num_rows, 1 + Mark.MAX_BIASES, dtype=torch.float32),
             penalties=zeros(num_rows, 3, dtype=torch.float32),
             late_from=zeros(num_rows),
         )
@@ -83,12 +83,12 @@ def adjust_logits(
     lengths: Tensor,
     drafts: Tensor,
 ) -> None:
-    """Adjust the logits of every row that asks for it, in place.
+    """Adjust the logits of every row that needs it, in place.
 
     `logits` float32 [R, vocab] may be the first columns of wider rows, and have fewer columns than
-    the marks. `rows` int32 [R] says which row of the tables each belongs to; negative: nobody's.
-    `positions` int32 [R] are those of the tokens to be chosen: what is predicted at p has seen,
-    behind the row's `lengths` int32 committed tokens, the first p - length of its `drafts` int32
+    the marks. `rows` int32 [R] is the row of the tables each belongs to; negative: padding.
+    `positions` int32 [R] are those of the tokens to be chosen: the token at p follows, after
+    the row's `lengths` int32 committed tokens, the first p - length of its `drafts` int32
     [num_rows, max_depth].
     """
     num_logits, vocab = logits.shape
@@ -109,7 +109,7 @@ def adjust_logits(
 
 
 def count_tokens(outcomes: Tensor, depths: Tensor, rows: Tensor, table: AdjustTable) -> None:
-    """Behind `accept_drafts`: the tokens it committed now occur in the texts.
+    """After `accept_drafts`: count the tokens it committed.
 
     `outcomes`, `depths` and `rows` are those of that call; `outcomes` may have more rows.
     """
@@ -147,7 +147,7 @@ def _adjust_kernel(
     row = tl.load(rows_ptr + index).to(tl.int64)
     if tl.load(is_used_ptr + row, mask=row >= 0, other=0) != 0:
         position = tl.load(positions_ptr + index)
-        # Beyond a pass's plan there may be rows of an earlier one, whose text has gone on.
+        # Padding may hold rows of an earlier plan, whose text has grown since.
         num_drafts = tl.minimum(position - tl.load(length_ptr + row), max_depth)
         is_early = position < tl.load(late_from_ptr + row)
         barred_shift = tl.where(is_early, _EARLY_SHIFT, _LATE_SHIFT)
@@ -155,7 +155,7 @@ def _adjust_kernel(
         frequency = tl.load(penalty_ptr + row * 3 + 1)
         presence = tl.load(penalty_ptr + row * 3 + 2)
         own_logits = logits_ptr + index.to(tl.int64) * stride
-        own_biases = bias_ptr + row * (_MOST_BIASES + 1)
+        own_biases = bias_ptr + row * (_MAX_BIASES + 1)
         end = tl.minimum((part + 1) * share, vocab)
         for first in range(part * share, end, BLOCK):
             ids = first + tl.arange(0, BLOCK)
@@ -163,11 +163,11 @@ def _adjust_kernel(
             scores = tl.load(own_logits + ids, mask=inside, other=0.0)
             marks = tl.load(mark_ptr + row * mark_stride + ids, mask=inside, other=0)
 
-            bias_index = (marks >> _BIAS_SHIFT) & _MOST_BIASES
+            bias_index = (marks >> _BIAS_SHIFT) & _MAX_BIASES
             biases = tl.load(own_biases + bias_index, mask=bias_index > 0, other=0.0)
             scores = tl.where(bias_index > 0, scores + biases, scores)
 
-            counts = marks & _MOST_COUNTED
+            counts = marks & _MAX_COUNT
             for at in range(0, num_drafts):
                 counts += (ids == tl.load(draft_ptr + row * draft_stride + at)).to(tl.int32)
             is_in_prompt = (marks & _IN_PROMPT) != 0

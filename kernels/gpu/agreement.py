@@ -1,4 +1,4 @@
-"""What a draft would have guessed of text it catches up on, against that text."""
+"""Compares what a draft would have proposed with the text it catches up on."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ _ENTRIES = tl.constexpr(TotalColumn.ENTRIES)
 def settle_catch_up(
     entries: Tensor, totals: Tensor, chosen: Tensor, text: TextTable, hits: Tensor
 ) -> None:
-    """Behind a pass over known text, laid out from `entries`: the draft has now computed all of it.
+    """After a pass over known text, laid out from `entries`: the draft has now computed all of it.
 
-    `chosen` int32 [logits] is what it would have guessed behind the tokens that predict; `hits`
-    int32 [logits] becomes 1 where the text went on like that, 0 where it did not, and -1 where it
-    has not gone on yet.
+    `chosen` int32 [logits] are the tokens it predicted; `hits` int32 [logits] becomes 1 where the
+    text has that token, 0 where it has another, and -1 where it ends before it.
     """
     pdl = pdl_enabled(entries.device)
     _settle_catch_up_kernel[(entries.shape[1],)](

@@ -30,11 +30,11 @@ _MIN_SPAN = 128  # fewer positions are not worth a program; a multiple of the ke
 _FIXED_SPAN = 256
 _LOG2_E = 1.4426950408889634
 MAX_DECODE_QUERIES = 33
-"""The deepest speculation, and a token; of a sequence with more a prompt is computed."""
+"""The largest depth plus one token; a sequence with more queries is a prompt."""
 _DECODE_ROWS = 16  # what a matrix unit takes; larger tiles are slower wherever reading counts
 _PREFILL_ROWS = 128
 _MAX_SPLITS = 32
-_PREFETCHED = 256  # positions a split has fetched while it waits; more are in the way of others'
+_PREFETCHED = 256  # positions a split prefetches while it waits; more would delay other splits
 _MAX_PARTS = 1 << 14  # results of fixed spans that are kept: 136 MB with 16 rows of 128
 _TARGET_PROGRAMS = 2 * 132  # two for each multiprocessor of an H200
 
@@ -42,7 +42,7 @@ _TARGET_PROGRAMS = 2 * 132  # two for each multiprocessor of an H200
 def tile_tokens_for(
     num_heads: int, num_kv_heads: int, query_len: int, is_fixed: bool = False
 ) -> int:
-    """How many tokens a tile may have of a sequence that computes `query_len`."""
+    """The most tokens of a tile, for a sequence that computes `query_len`."""
     is_decoding = is_fixed or query_len <= MAX_DECODE_QUERIES
     rows = _DECODE_ROWS if is_decoding else _PREFILL_ROWS
     return max(1, rows // (num_heads // num_kv_heads))
@@ -83,7 +83,7 @@ def paged_attention(
         return out
     num_programs, least_tokens, places, turns = num_tiles, 1, 1, 1
     if batch.places_of_long_tile and not is_fixed:
-        # Each kind in a launch of its own, which skips the other's tiles.
+        # One launch for each tile size, which skips tiles of the other.
         few = replace(batch, max_query_len=1, places_of_long_tile=0)
         paged_attention(q, key_cache, value_cache, few, scale, window, out=out)
         tile_tokens = tile_tokens_for(num_heads, num_kv_heads, 1)
@@ -116,8 +116,8 @@ def paged_attention(
 
 
 def _most_long_tiles(places: int, tile_tokens: int) -> int:
-    """How many long tiles so many consecutive places may hold: the last of a sequence, which takes
-    two places or more, and the first of those that follow, with all the places of each."""
+    """The most long tiles that start in `places` consecutive places: the last of one sequence,
+    which takes at least two places, and one per sequence that follows."""
     least = -(-(MAX_DECODE_QUERIES + 1) // tile_tokens)
     return 1 + -(-(places - 2) // least)
 
@@ -130,7 +130,7 @@ def _check(q: Tensor, key_cache: Tensor, value_cache: Tensor, out: Tensor, scale
 
 
 def _splits(num_tile_heads: int, max_context_len: int, window: int, is_fixed: bool) -> int:
-    """Chosen from what a recorded pass keeps, its sizes, so that it is right at any context."""
+    """Chosen from the sizes of a captured pass alone, so that it is valid at any context."""
     reach = min(max_context_len, window + _PREFILL_ROWS) if window else max_context_len
     if is_fixed:
         # One for each span, or none; a window may begin and end inside one.
@@ -144,7 +144,8 @@ def _splits(num_tile_heads: int, max_context_len: int, window: int, is_fixed: bo
 def _parts(
     device: torch.device, num_tile_heads: int, num_splits: int, tile_rows: int, head_dim: int
 ) -> tuple[Tensor | None, ...]:
-    """Where programs that share a tile leave sums, maxima and weights, and count themselves."""
+    """Scratch where programs that share a tile leave sums, maxima and weights, and count
+    arrivals."""
     padded = _padded(head_dim)
     floats = tile_rows * (padded + 2)
     partial, arrivals = split_scratch(device, num_tile_heads, num_splits, floats)
@@ -160,10 +161,10 @@ def _parts(
 def _config(
     tile_rows: int, head_dim: int, element_size: int, num_tile_heads: int | None
 ) -> tuple[int, int, int]:
-    """Keys of a block, warps and stages; `num_tile_heads` is None where they must not depend on
-    anything that varies with the pass."""
+    """Keys of a block, warps and stages; `num_tile_heads` is None where they must not
+    depend on the pass."""
     if element_size > 2:
-        return 16, 8, 2  # without matrix units all is in registers, which larger blocks overflow
+        return 16, 8, 2  # float32 does not use matrix units: larger blocks overflow the registers
     if tile_rows > 2 * _DECODE_ROWS:
         # Of heads wider than 128 shared memory holds two blocks beside the queries, not three.
         return 64, 8 if tile_rows > 64 else 4, 3 if _padded(head_dim) <= 128 else 2

@@ -1,7 +1,7 @@
 """The kernel of `outrider.kernels.gpu.attention`.
 
 Program ids are (tile of queries and KV head, split of the tile's positions). Of decoding tiles the
-heads of one follow each other: tiles of nobody, which are the last, come after all the work.
+heads of one follow each other, so empty tiles, which are last, come after all the work.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ NUM_TOKENS = tl.constexpr(TileColumn.NUM_TOKENS)
 POSITION = tl.constexpr(TileColumn.POSITION)
 TABLE_ROW = tl.constexpr(TileColumn.TABLE_ROW)
 TILE_COLUMNS = tl.constexpr(4)
-# Below every score. It is finite, so that a row that has seen nothing yet meets no inf - inf.
+# Below every score, and finite: a row without visible keys must not compute inf - inf.
 LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
 def _block_ids(table, key_at, first_key, past_key, BLOCK_SIZE: tl.constexpr):
-    """Of the blocks that hold these positions; behind the tile, or before its window, tables may
-    hold anything."""
+    """The blocks of these positions; after the tile, or before its window, tables may hold
+    anything."""
     exists = (key_at >= first_key) & (key_at < past_key)
     return tl.load(table + key_at // BLOCK_SIZE, mask=exists, other=0)
 
@@ -48,7 +48,7 @@ def _attend(
     for block_begin in range(begin, end, BLOCK_KEYS):
         key_at = block_begin + own
         if MASKED:
-            # Nothing else is read: behind the tile, or before its window, blocks may hold anything.
+            # Nothing else is read: after the tile, or before its window, blocks may hold anything.
             readable = ((key_at >= first_key) & (key_at < past_key))[:, None] & in_head
         else:
             readable = in_head
@@ -77,7 +77,7 @@ def _attend(
 
 @triton.jit
 def _nothing_seen(TILE_ROWS: tl.constexpr, PADDED_DIM: tl.constexpr):
-    """Sums, highest scores and weights of rows that have looked at no position."""
+    """Sums, highest scores and weights of rows before any position."""
     return (
         tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32),
         tl.full([TILE_ROWS], LOWEST, tl.float32),
@@ -200,7 +200,7 @@ def _join(
 
 @triton.jit
 def _prefetch(cache, begin, end, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Have keys and values of earlier passes brought near, by whole blocks of the cache."""
+    """Prefetch keys and values of earlier passes, by whole blocks of the cache."""
     keys, values, table, block_stride = cache
     BYTES: tl.constexpr = BLOCK_SIZE * HEAD_DIM * keys.dtype.element_ty.primitive_bitwidth // 8
     past_block = tl.cdiv(end, BLOCK_SIZE)
@@ -246,8 +246,8 @@ def attention_kernel(
     TWO_LOOPS: tl.constexpr, HEADS_FIRST: tl.constexpr, SPLIT: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """With FIXED_SPAN, positions are gone through in spans of so many from position 0 on, each by
-    itself, and the spans' results put together in order: by one program or by one for each."""
+    """With FIXED_SPAN, positions are processed in separate spans of that length from position 0 on,
+    and their results combined in order: by one program, or one per span."""
     # Tiles and tables were written by the first kernel of the pass, which has ended.
     if HEADS_FIRST:
         program, kv_head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
@@ -259,9 +259,8 @@ def attention_kernel(
         place = _long_tile(tiles, program, num_tiles, LEAST_TOKENS, PLACES, TURNS)
     entry = tiles + tl.maximum(place, 0) * TILE_COLUMNS
     num_tokens = tl.where(place >= 0, tl.load(entry + NUM_TOKENS), 0)
-    # A tile of fewer tokens is nobody's or another launch's, and so is one of too many. Its program
-    # makes room at once; only the first ones stay: a launch in which nobody waits would end before
-    # the one it follows.
+    # A tile of fewer or more tokens is empty or of another launch. Its program exits at once,
+    # except the first ones: a launch without waiting programs would end before its predecessor.
     is_own = (num_tokens >= LEAST_TOKENS) & (num_tokens <= TILE_ROWS // GROUP)
     if (not is_own) & (program > 0):
         return

@@ -1,6 +1,6 @@
-"""Products of 65 to some hundred rows, with what stands around them; see `linear_kernels`.
+"""Fused products of 65 to some hundred rows; see `linear_kernels`.
 
-With so many rows a program's speed is that of the second-level cache, so it takes all the rows it
+With this many rows a program is bound by the second-level cache, so it takes all the rows it
 can: R of them and then REST more (a block of 192 is 128 and 64), and the copy engine fetches them.
 Program ids are (block of rows, tile of features, split of the depth): the blocks that multiply the
 same weights run side by side.
@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.kernels.gpu.epilogue import store_gated, store_heads, store_linear
 from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
-from outrider.kernels.gpu.storing import store_gated, store_heads, store_linear
 from outrider.kernels.gpu.stream import inverse_norm
 
 

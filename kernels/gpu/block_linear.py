@@ -16,7 +16,7 @@ from outrider.kernels.gpu.block_kernels import (
 )
 from outrider.kernels.gpu.launch import launch_options, pdl_enabled
 from outrider.kernels.gpu.scratch import split_scratch
-from outrider.kernels.gpu.stream import Stream
+from outrider.kernels.gpu.stream import ResidualStream
 from outrider.kernels.gpu.tuning import LinearConfig
 from outrider.kernels.types import RaggedBatch
 
@@ -75,7 +75,7 @@ def linear_block(
     scaled: Tensor | None = None,
     squares: Tensor | None = None,
 ) -> Tensor:
-    """The product into `out`; with a residual, the stream behind it into `scaled` and `squares`."""
+    """The product into `out`; with a residual, the stream after it into `scaled` and `squares`."""
     num_rows, (num_features, depth) = x.shape[0], weight.shape
     features = config.features
     grid = _grid(num_rows, triton.cdiv(num_features, features), config)
@@ -98,7 +98,7 @@ def linear_block(
 
 
 def gate_up_block(
-    stream: Stream, eps: float, weight: Tensor, bias: Tensor | None, config: LinearConfig
+    stream: ResidualStream, eps: float, weight: Tensor, bias: Tensor | None, config: LinearConfig
 ) -> Tensor:
     """silu(gate) * up of the normalised stream."""
     x = stream.scaled
@@ -123,7 +123,7 @@ def gate_up_block(
 
 
 def qkv_block(
-    stream: Stream,
+    stream: ResidualStream,
     eps: float,
     weight: Tensor,
     bias: Tensor | None,

@@ -1,4 +1,4 @@
-"""A plan on the device: what stands where in it."""
+"""Column layout of a plan on the device."""
 
 
 class EntryColumn:
@@ -16,7 +16,7 @@ class EntryColumn:
 
 
 class TotalColumn:
-    """What a pass holds in all, int32 [6]; what is recorded beyond is padding."""
+    """Totals of a pass, int32 [6]; a captured pass pads beyond them."""
 
     TOKENS = 0
     TILES = 1

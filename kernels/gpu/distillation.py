@@ -1,7 +1,7 @@
-"""The slope of a distillation: student less teacher, over rows of a whole vocabulary.
+"""The gradient of a distillation loss: student minus teacher, over rows of a whole vocabulary.
 
-Softmaxes, their difference and its mean logarithm in two readings of a row, the second of which
-finds it in the cache: written as tensor operations each of them goes through memory.
+Both softmaxes, their difference and the KL divergence in two readings of a row, the second from the
+cache. As separate tensor operations each would go through memory.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ def log_sums(logits: Tensor) -> Tensor:
     return sums
 
 
-def slopes_in_place(taught: Tensor, sums: Tensor, mass: Tensor, guessed: Tensor) -> Tensor:
-    """Leaves in `guessed`, logits [rows, vocabulary], the gradient of each row's KL divergence from
+def kl_gradient_in_place(teacher: Tensor, sums: Tensor, mass: Tensor, student: Tensor) -> Tensor:
+    """Leaves in `student`, logits [rows, vocabulary], the gradient of each row's KL divergence from
     the teacher's distribution, and returns those divergences, float32 [rows].
 
     The teacher's logits are shaped alike; `sums` are the logarithms of its sums, over a larger
-    vocabulary where it has one, and `mass` is what it gives to the tokens that are here.
+    vocabulary where it has one, and `mass` is its probability of the tokens in the student's
+    vocabulary.
     """
-    assert taught.shape == guessed.shape and taught.stride(1) == guessed.stride(1) == 1
+    assert teacher.shape == student.shape and teacher.stride(1) == student.stride(1) == 1
     divergences = torch.empty_like(sums)
-    if len(guessed):
-        _slopes_kernel[(len(guessed),)](
-            taught,
+    if len(student):
+        _kl_gradient_kernel[(len(student),)](
+            teacher,
             sums,
             mass,
-            guessed,
+            student,
             divergences,
-            guessed.shape[1],
-            taught.stride(0),
-            guessed.stride(0),
+            student.shape[1],
+            teacher.stride(0),
+            student.stride(0),
             BLOCK=_BLOCK,
             num_warps=_WARPS,
         )
@@ -68,35 +69,35 @@ def _log_sums_kernel(logits, sums, vocab, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _slopes_kernel(
-    taught, sums, mass, guessed, divergences, vocab, stride, own_stride, BLOCK: tl.constexpr
+def _kl_gradient_kernel(
+    teacher, sums, mass, student, divergences, vocab, stride, own_stride, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0)
-    taught += row.to(tl.int64) * stride
-    guessed += row.to(tl.int64) * own_stride
-    taught_sum = tl.load(sums + row)
+    teacher += row.to(tl.int64) * stride
+    student += row.to(tl.int64) * own_stride
+    teacher_sum = tl.load(sums + row)
     share = tl.load(mass + row)
     highest = tl.full([BLOCK], -1e30, tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
-    apart = tl.zeros([BLOCK], tl.float32)
+    cross = tl.zeros([BLOCK], tl.float32)
     for first in range(0, vocab, BLOCK):
         column = first + tl.arange(0, BLOCK)
         inside = column < vocab
-        value = tl.load(guessed + column, mask=inside, other=-1e30).to(tl.float32)
-        log = tl.load(taught + column, mask=inside, other=-1e30).to(tl.float32) - taught_sum
-        apart += tl.exp(log) * (log - value)  # nothing outside, where the first is 0
+        value = tl.load(student + column, mask=inside, other=-1e30).to(tl.float32)
+        log = tl.load(teacher + column, mask=inside, other=-1e30).to(tl.float32) - teacher_sum
+        cross += tl.exp(log) * (log - value)  # 0 outside, where the first factor is 0
         higher = tl.maximum(highest, value)
         total = total * tl.exp(highest - higher) + tl.exp(value - higher)
         highest = higher
     own_sum = _joined(highest, total)
-    tl.store(divergences + row, tl.sum(apart) + share * own_sum)
+    tl.store(divergences + row, tl.sum(cross) + share * own_sum)
     for first in range(0, vocab, BLOCK):
         column = first + tl.arange(0, BLOCK)
         inside = column < vocab
-        value = tl.load(guessed + column, mask=inside, other=0.0).to(tl.float32)
-        log = tl.load(taught + column, mask=inside, other=0.0).to(tl.float32) - taught_sum
-        slope = share * tl.exp(value - own_sum) - tl.exp(log)
-        tl.store(guessed + column, slope.to(guessed.dtype.element_ty), mask=inside)
+        value = tl.load(student + column, mask=inside, other=0.0).to(tl.float32)
+        log = tl.load(teacher + column, mask=inside, other=0.0).to(tl.float32) - teacher_sum
+        gradient = share * tl.exp(value - own_sum) - tl.exp(log)
+        tl.store(student + column, gradient.to(student.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -1,13 +1,12 @@
 """min_p, top_k and top_p inside kernels, without sorting the vocabulary.
 
-Each of the three keeps a prefix of the tokens in order of (score, then lowest id). So the winner of
-the contest without filters is put to the test: how many tokens, and how much probability mass, come
-before it. If it fails, so does everything behind it; the best of those before it, noise included,
-is tested next. The very best token always passes.
+Each of the three keeps a prefix of the tokens in order of (score, then lowest id). So the winner
+without filters is tested: how many tokens, and how much probability mass, come before it. If it
+fails, so does everything after it; the best of those before it, noise included, is tested next. The
+token with the highest score always passes.
 
-From the best score of each part of the vocabulary follows a score below which no token matters.
-Those above are few as a rule: each part lists its own, and only where one has more than its list
-holds is the row searched as a whole.
+The best scores of the parts of the vocabulary give a bound below which no token matters. Usually
+few are above it: each part lists its own, and only if a list overflows is the whole row searched.
 
 The rule is that of `outrider.workers.sampling.filters`, to the last unit of mass: from equal logits
 both keep the same tokens. Kernels that count mass are launched with `enable_fp_fusion=False`.
@@ -122,7 +121,8 @@ def load_filters(top_k_ptr, top_p_ptr, log_min_p_ptr, row, temperature, vocab):
 
 @triton.jit
 def _score_reached_by(num_tokens, of_parts):
-    """A score that at least `num_tokens` tokens reach: as many parts have one. -inf if none do."""
+    """A score reached by at least `num_tokens` tokens, one per part. -inf if there are fewer
+    parts."""
     is_last = tl.arange(0, of_parts.shape[0]) == num_tokens - 1
     ordered = tl.sort(of_parts, descending=True)
     return tl.max(tl.where(is_last, ordered, _NEG_INF), axis=0)
@@ -130,10 +130,10 @@ def _score_reached_by(num_tokens, of_parts):
 
 @triton.jit
 def least_needed(of_parts, highest, of_winner, top_k, top_p, log_min_p):
-    """Tokens with a lower score have no part in the test of the winner, nor in what follows it."""
+    """Tokens below this score affect neither the test of the winner nor those after it."""
     needed = tl.maximum(of_winner, highest + log_min_p)
     if top_p < 1:
-        # Behind the winner there may be mass which min_p and top_k leave for top_p to count.
+        # top_p also counts mass after the winner that min_p and top_k leave.
         if top_k > 0:
             needed = tl.maximum(_score_reached_by(top_k, of_parts), highest + log_min_p)
         elif log_min_p > _NEG_INF:
@@ -149,7 +149,7 @@ def list_tokens_kernel(
     PART: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each part of a row with filters lists its tokens that matter; empty slots hold `vocab`. It
-    also counts the units of its mass, now that the highest score of the row is known."""
+    also counts the units of its mass, as the row's highest score is now known."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
@@ -186,7 +186,7 @@ def list_tokens_kernel(
 def _token_block(
     row_ptr, list_ptr, is_listed, length, start, vocab, temperature, BLOCK: tl.constexpr
 ):
-    """Ids and scores of the next tokens of the lists, or of the row if these do not hold all."""
+    """Ids and scores of the next tokens of the lists, or of the row if a list overflowed."""
     ids = start + tl.arange(0, BLOCK)
     if is_listed:
         ids = tl.load(list_ptr + ids, mask=ids < length, other=vocab)
@@ -250,7 +250,7 @@ def _best_before(
     row_ptr, list_ptr, is_listed, length, vocab, temperature, highest, winner, of_winner, state,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """How many tokens stand before the winner, their units, and the best of them with its noise."""
+    """The number of tokens before the winner, their units, and the best of them with its noise."""
     num_before, units_before = 0, tl.zeros((), tl.int64)
     best, best_id = _NEG_INF, 0
     for start in range(0, length, BLOCK):
@@ -259,7 +259,7 @@ def _best_before(
         )
         is_before = (scores > of_winner) | ((scores == of_winner) & (ids < winner))
         count = tl.sum(is_before.to(tl.int32), axis=0)
-        if count > 0:  # in few blocks of a whole row, and noise is dear
+        if count > 0:  # true for few blocks of a whole row, and noise is expensive
             num_before += count
             units_before += tl.sum(tl.where(is_before, units_of(scores, highest), 0), axis=0)
             noisy = tl.where(is_before, scores + gumbel(state, ids), _NEG_INF)

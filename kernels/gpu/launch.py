@@ -1,4 +1,4 @@
-"""How kernels of one pass follow each other: each may start while the one before it ends.
+"""Overlap of consecutive kernels of a pass: each may start while the one before it ends.
 
 With programmatic dependent launch a kernel is put on the multiprocessors as soon as every program
 of its predecessor allows it; it must wait before it touches what that one writes or reads. What it
@@ -20,14 +20,14 @@ import triton.language as tl
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
-    """Behind this, everything earlier kernels wrote is there."""
+    """After this, all writes of earlier kernels are visible."""
     if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
-    """The next kernel may be put beside this one; it still waits for this one's end."""
+    """The next kernel may be launched beside this one; it still waits for this one's end."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -50,7 +50,7 @@ def prefetch_rows(rows, LINES: tl.constexpr, PDL: tl.constexpr):
 
 @triton.jit
 def prefetch_runs(starts, num_bytes, PDL: tl.constexpr):
-    """Have runs of so many bytes (a multiple of 16, and 0 for none) fetched into the cache, while a
+    """Have runs of `num_bytes` (a multiple of 16, 0 for none) fetched into the cache, while a
     kernel waits for its inputs."""
     if PDL:
         tl.inline_asm_elementwise(

@@ -1,9 +1,9 @@
-"""From a plan to a pass, on the device: which tokens stand where.
+"""Lays out a pass on the device from a plan: tokens, positions, slots, tiles and logits.
 
-The host plans a step before the one ahead of it has ended, so it knows how many tokens each row
-computes but not yet which, nor where: lengths, texts and drafts live in device memory. These
-kernels lay a pass out from both. They are the first of a recorded pass, so whatever it has room for
-beyond the plan is filled with padding: tokens that are stored nowhere, tiles and logits of nobody.
+The host plans a step before the previous one has ended, so it knows how many tokens each row
+computes but not which, nor their positions: lengths, texts and drafts are in device memory. These
+kernels combine both. They are the first of a captured pass, so they fill its unused room with
+padding: tokens without a slot, empty tiles, and logits without a row.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class PassBuffers:
         max_context_len: int,
         places_of_long_tile: int = 0,
     ) -> RaggedBatch:
-        nobody = self.tiles[:0, 0]
+        empty = self.tiles[:0, 0]
         return RaggedBatch(
             self.positions,
             self.slots,
-            nobody,
-            nobody,
+            empty,
+            empty,
             tables,
             max_query_len,
             max_context_len,
@@ -113,8 +113,8 @@ def lay_tiles(
     WIDTH: tl.constexpr,
 ):
     """The tiles of one entry, whose `count` tokens from position `start` on are those from `first`
-    on in the pass. A long tile has the first of the places that short ones would take, and the
-    others are nobody's."""
+    on in the pass. A long tile takes the first of the places of its short ones; the others are
+    empty."""
     lane = tl.arange(0, WIDTH)
     size = tl.where(count > SHORT, LONG_TILE, TILE)
     for at in range(0, count, WIDTH * TILE):
@@ -158,7 +158,7 @@ def target_layout_kernel(
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program e lays out entry e; the last one fills what is left with padding."""
+    """Program e lays out entry e; the last one writes the padding."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -235,17 +235,17 @@ def draft_layout_kernel(
     max_len,
     max_drafts,
     max_blocks,
-    level_ptr,
-    level,
+    draft_index_ptr,
+    draft_index,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     COMMITTED: tl.constexpr,
     BEFORE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program e lays out the tokens of one row that drafts: so many COMMITTED ones, of which those
-    the draft has seen are not stored again, or else the last draft, as many places BEFORE its own.
-    A row that has its drafts, or would look past the longest text, is padding."""
+    """Program e lays out the tokens of one row that drafts: its last COMMITTED tokens, of which
+    those already computed are not stored again, or else the last draft, BEFORE positions earlier. A
+    row that has all its drafts, or would exceed the longest text, is padding."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     entry = tl.program_id(0)
@@ -253,8 +253,8 @@ def draft_layout_kernel(
     row = tl.load(entries_ptr + entry, mask=is_real, other=0).to(tl.int64)
     depth = tl.load(entries_ptr + 3 * entries_stride + entry, mask=is_real, other=0)
     length = tl.load(lengths_ptr + row)
-    drafted = tl.where(level < 0, tl.load(level_ptr), level)
-    # Lookahead was reserved for so many drafts; others would never be verified.
+    drafted = tl.where(draft_index < 0, tl.load(draft_index_ptr), draft_index)
+    # Lookahead slots are reserved for `depth` drafts; more would never be verified.
     is_real = is_real & (drafted < depth) & (length + drafted <= max_len)
     count: tl.constexpr = COMMITTED if COMMITTED > 0 else 1
     index = tl.arange(0, count)
@@ -304,7 +304,7 @@ def lay_out_target(
 ) -> None:
     """Fill `buffers` from the first `totals[ENTRIES]` of `entries`, and their rest with padding.
 
-    Places of tiles are counted by `tile_tokens`. With `long_tile_tokens`, a multiple of it, entries
+    Tiles take places of `tile_tokens` tokens. With `long_tile_tokens`, a multiple of it, entries
     of more than `MAX_DECODE_QUERIES` tokens have tiles of that size.
     `tables` int32 [rows, max_blocks] are the block tables of the model that runs the pass.
     """
@@ -349,19 +349,19 @@ def lay_out_draft(
     buffers: PassBuffers,
     block_size: int,
     tile_tokens: int,
-    level: int | Tensor,
+    draft_index: int | Tensor,
     num_committed: int = FIRST_TOKENS,
     num_before: int = 0,
 ) -> None:
     """Fill `buffers` for the pass of a drafting round over `entries` that makes each row's draft
-    number `level`: at level 0 from the last `num_committed` tokens each, a power of two, and then
-    from the last draft. An int32 tensor [1] holds a level from 1 on.
+    number `draft_index`: index 0 from the last `num_committed` tokens, a power of two, later ones
+    from the last draft. An int32 tensor [1] holds an index from 1 on.
 
-    A draft stands where it would in the text, or `num_before` places before that; with
-    `num_committed` 0 a first level has no tokens, but it has who predicts, and for where.
+    A draft has its position in the text, or `num_before` positions less; with `num_committed` 0
+    the pass of index 0 has no tokens, but rows and positions of its logits.
     """
     pdl = pdl_enabled(entries.device)
-    is_told = isinstance(level, int)
+    is_constant = isinstance(draft_index, int)
     draft_layout_kernel[(entries.shape[1],)](
         entries,
         totals,
@@ -381,11 +381,11 @@ def lay_out_draft(
         text.tokens.shape[1],
         text.drafts.shape[1],
         tables.shape[1],
-        totals if is_told else level,  # somewhere to read from
-        level if is_told else -1,
+        totals if is_constant else draft_index,  # somewhere to read from
+        draft_index if is_constant else -1,
         BLOCK=block_size,
         TILE=tile_tokens,
-        COMMITTED=num_committed if is_told and level == 0 else 0,
+        COMMITTED=num_committed if is_constant and draft_index == 0 else 0,
         BEFORE=num_before,
         PDL=pdl,
         num_warps=1,

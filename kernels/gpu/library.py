@@ -1,4 +1,4 @@
-"""The library's products."""
+"""Products by the library (cuBLAS)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from torch.nn import functional
 from outrider.kernels.gpu.tuning import LibraryConfig
 
 
-def library_product(x: Tensor, weight: Tensor, bias: Tensor | None, way: LibraryConfig) -> Tensor:
-    """`x @ weight.T + bias`; whether it could be `turned` is for others to see to."""
+def library_product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, config: LibraryConfig
+) -> Tensor:
+    """`x @ weight.T + bias`; ignores `transposed`."""
     num_rows = x.shape[0]
-    if way.biased and bias is None:
+    if config.biased and bias is None:
         bias = _no_bias(weight.shape[0], x.dtype, x.device)
-    if way.rows > num_rows:
-        x = functional.pad(x, (0, 0, 0, way.rows - num_rows))
+    if config.rows > num_rows:
+        x = functional.pad(x, (0, 0, 0, config.rows - num_rows))
     return functional.linear(x, weight, bias)[:num_rows]
 
 

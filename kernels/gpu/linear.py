@@ -1,11 +1,11 @@
-"""Products with a large weight, and the work around them in a decoder layer.
+"""Products with a large weight, fused with the operations around them in a decoder layer.
 
-A decode or verification pass of few requests multiplies 1 to 64 rows: the weight's bytes are all
-that counts. Each program takes some output features over the whole depth, so the work around a
-product happens where its operands are anyway: the RMS norm of the input, the residual sum,
-SiLU-mul, the rotation of queries and keys and the write of the KV cache. A layer of a pass is then
-five kernels. With more rows each product is done so where that is faster, or else by the library
-and a thin kernel behind it: both speak the same stream, so they mix freely.
+A decode or verification pass of few requests multiplies 1 to 64 rows: it is bound by the weight's
+bytes. Each program takes some output features over the whole depth and fuses what surrounds the
+product: the RMS norm of the input, the residual sum, SiLU-mul, the rotation of queries and keys and
+the write of the KV cache. A layer of a pass is then five kernels. With more rows a product is done
+so where that is faster, or else by the library with a separate epilogue kernel: both use the same
+stream, so they mix freely.
 
 A norm costs nothing here; see `outrider.kernels.gpu.stream`.
 
@@ -31,28 +31,28 @@ from outrider.kernels.gpu.pointwise import silu_mul
 from outrider.kernels.gpu.rotary import rotate_and_store
 from outrider.kernels.gpu.scratch import split_scratch
 from outrider.kernels.gpu.stream import (
-    FEWEST_ROWS,
     MAX_SMALL_ROWS,
-    Stream,
+    MIN_ROWS,
+    ResidualStream,
     close_stream,
     rows_of_block,
 )
+from outrider.kernels.gpu.transposed import transposed_add, transposed_silu_mul
 from outrider.kernels.gpu.tuning import (
     LibraryConfig,
     LinearConfig,
     LinearKind,
-    Way,
+    ProductConfig,
     linear_config,
-    product_way,
+    product_config,
 )
-from outrider.kernels.gpu.turned import turned_add, turned_silu_mul
 from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.types import RaggedBatch
 
 _KINDS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
 MAX_QUANTIZED_ROWS = 256
-"""Beyond so many rows it pays to write an 8-bit weight out for the library's product."""
-_QUANTIZED_BLOCK = 128  # rows; converting 8-bit weights takes its time, which these share
+"""With more rows it is faster to dequantize an 8-bit weight for the library's product."""
+_QUANTIZED_BLOCK = 128  # rows that share one conversion of 8-bit weights
 
 
 def _power_of_2_in(number: int) -> int:
@@ -60,14 +60,14 @@ def _power_of_2_in(number: int) -> int:
 
 
 def can_rotate(head_dim: int) -> bool:
-    """Whether a head's pairs can be shared out among programs; the matrix units need 16 each."""
+    """Whether a head's pairs can be split over programs; the matrix units need 16 each."""
     return _power_of_2_in(head_dim // 2) >= 16
 
 
 class GpuLinear:
-    """`x @ weight.T + bias`, and the same with what stands around it in a decoder layer.
+    """`x @ weight.T + bias`, and the same fused with its neighbours in a decoder layer.
 
-    With `is_fixed` a row is multiplied in the same order whatever the number of rows.
+    With `is_fixed` a row is summed in the same order for any number of rows.
     """
 
     __slots__ = ("_input_type", "_value_type", "bias", "depth", "is_fixed", "scales", "weight")
@@ -89,79 +89,81 @@ class GpuLinear:
         self.is_fixed = is_fixed
 
     def __call__(self, x: Tensor) -> Tensor:
-        way = self._way("linear", self.weight.shape[0], x.shape[0])
-        if isinstance(way, LibraryConfig):
-            return self._library(x, way)
-        return self._own(x, x.new_empty(x.shape[0], self.weight.shape[0]), way)
+        config = self._config_for("linear", self.weight.shape[0], x.shape[0])
+        if isinstance(config, LibraryConfig):
+            return self._library(x, config)
+        return self._own(x, x.new_empty(x.shape[0], self.weight.shape[0]), config)
 
     def wide(self, x: Tensor) -> Tensor:
         """The product in float32, not rounded to the dtype of its operands: logits."""
-        way = self._way("linear", self.weight.shape[0], x.shape[0])
-        if isinstance(way, LibraryConfig):
+        config = self._config_for("linear", self.weight.shape[0], x.shape[0])
+        if isinstance(config, LibraryConfig):
             return wide_product(x, self._whole_weight(x.dtype), self.bias)
         out = x.new_empty(x.shape[0], self.weight.shape[0], dtype=torch.float32)
-        return self._own(x, out, way)
+        return self._own(x, out, config)
 
-    def _way(self, kind: LinearKind, num_features: int, num_rows: int) -> Way:
+    def _config_for(self, kind: LinearKind, num_features: int, num_rows: int) -> ProductConfig:
         is_8bit = self.scales is not None
         if self.is_fixed or (is_8bit and num_rows <= MAX_QUANTIZED_ROWS):
             return self._cut(kind, num_features, num_rows)
         if is_8bit:
             return LibraryConfig()
-        way = product_way(kind, num_features, self.depth, num_rows)
-        if isinstance(way, LibraryConfig):
-            return way
-        if not way.rows:
-            return self._fitting(kind, way, num_rows)
-        return way if can_copy(self.weight) else LibraryConfig()
+        config = product_config(kind, num_features, self.depth, num_rows)
+        if isinstance(config, LibraryConfig):
+            return config
+        if not config.rows:
+            return self._fitting(kind, config, num_rows)
+        return config if can_copy(self.weight) else LibraryConfig()
 
     def _whole_weight(self, dtype: torch.dtype) -> Tensor:
         if self.scales is None:
             return self.weight
         return unpack(self.weight, self.scales, _KINDS[self._value_type], dtype)
 
-    def _library(self, x: Tensor, way: LibraryConfig) -> Tensor:
-        return library_product(x, self._whole_weight(x.dtype), self.bias, way)
+    def _library(self, x: Tensor, config: LibraryConfig) -> Tensor:
+        return library_product(x, self._whole_weight(x.dtype), self.bias, config)
 
     def _of_stream(
-        self, stream: Stream, eps: float, way: LibraryConfig
-    ) -> tuple[Tensor, Stream | None]:
-        """The library's product of the stream; and the stream, where its norm is left to do. That
-        cannot wait where a bias follows, or where what is not normalised could overflow."""
+        self, stream: ResidualStream, eps: float, config: LibraryConfig
+    ) -> tuple[Tensor, ResidualStream | None]:
+        """The library's product of the stream; and the stream, if its norm is still to be applied.
+        It is applied first where a bias follows, or where unnormalized values could overflow."""
         if stream.squares is not None and (
             self.bias is not None or stream.scaled.dtype == torch.float16
         ):
-            stream = Stream(stream.total, close_stream(stream, eps), None)
-        out = self._library(stream.scaled, way)
+            stream = ResidualStream(stream.total, close_stream(stream, eps), None)
+        out = self._library(stream.scaled, config)
         return out, None if stream.squares is None else stream
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _transposed(self, x: Tensor) -> Tensor:
         return torch.mm(self._whole_weight(x.dtype), x.t())
 
-    def add(self, x: Tensor, residual: Stream, next_norm: Tensor, eps: float) -> Stream:
-        """The residual stream behind this product, ready for the norm that follows."""
+    def add(
+        self, x: Tensor, residual: ResidualStream, next_norm: Tensor, eps: float
+    ) -> ResidualStream:
+        """The residual stream after this product, ready for the next norm."""
         num_rows, num_features = x.shape[0], self.weight.shape[0]
-        way = self._way("linear", num_features, num_rows)
-        if isinstance(way, LibraryConfig) and way.turned and self.bias is None:
-            return turned_add(self._turned(x), residual.total, next_norm)
-        if isinstance(way, LibraryConfig):
-            out = self._library(x, way)
+        config = self._config_for("linear", num_features, num_rows)
+        if isinstance(config, LibraryConfig) and config.transposed and self.bias is None:
+            return transposed_add(self._transposed(x), residual.total, next_norm)
+        if isinstance(config, LibraryConfig):
+            out = self._library(x, config)
             normed, total = add_rms_norm(out, residual.total, next_norm, eps)
-            return Stream(total, normed, None)
-        parts = triton.cdiv(num_features, way.features)
+            return ResidualStream(total, normed, None)
+        parts = triton.cdiv(num_features, config.features)
         squares = x.new_empty(num_rows, parts, dtype=torch.float32)
         total, scaled = residual.total.new_empty(2, num_rows, num_features)
-        self._own(x, total, way, residual.total, next_norm, scaled, squares)
-        return Stream(total, scaled, squares)
+        self._own(x, total, config, residual.total, next_norm, scaled, squares)
+        return ResidualStream(total, scaled, squares)
 
     def _rows(self, num_rows: int) -> int:
         is_small = self.is_fixed or self.scales is None
         return rows_of_block(num_rows, MAX_SMALL_ROWS if is_small else _QUANTIZED_BLOCK)
 
     def _cut(self, kind: LinearKind, num_features: int, num_rows: int) -> LinearConfig:
-        """How our kernels for few rows cut the product up."""
+        """The configuration of our kernels for few rows."""
         # How rows share a matrix unit changes none of their bits; where the depth is cut does.
-        rows = FEWEST_ROWS if self.is_fixed else self._rows(num_rows)
+        rows = MIN_ROWS if self.is_fixed else self._rows(num_rows)
         is_8bit = self.scales is not None
         config = linear_config(kind, num_features, self.depth, rows, is_8bit)
         return self._fitting(kind, config, num_rows)
@@ -229,10 +231,10 @@ class GpuLinear:
         )
         return out
 
-    def norm_gated(self, stream: Stream, eps: float) -> Tensor:
+    def norm_gated(self, stream: ResidualStream, eps: float) -> Tensor:
         """silu(gate) * up of the normalised stream; this weight's first half is the gate's."""
         num_rows, half = stream.scaled.shape[0], self.weight.shape[0] // 2
-        config = self._way("gate_up", half, num_rows)
+        config = self._config_for("gate_up", half, num_rows)
         if isinstance(config, LibraryConfig):
             return self._library_gated(stream, eps, config)
         if config.rows:
@@ -263,15 +265,15 @@ class GpuLinear:
         )
         return out
 
-    def _library_gated(self, stream: Stream, eps: float, way: LibraryConfig) -> Tensor:
-        if way.turned and self.bias is None and stream.scaled.dtype != torch.float16:
+    def _library_gated(self, stream: ResidualStream, eps: float, config: LibraryConfig) -> Tensor:
+        if config.transposed and self.bias is None and stream.scaled.dtype != torch.float16:
             source = None if stream.squares is None else stream
-            return turned_silu_mul(self._turned(stream.scaled), source, eps)
-        return silu_mul(*self._of_stream(stream, eps, way), eps)
+            return transposed_silu_mul(self._transposed(stream.scaled), source, eps)
+        return silu_mul(*self._of_stream(stream, eps, config), eps)
 
     def norm_rotate_store(
         self,
-        stream: Stream,
+        stream: ResidualStream,
         eps: float,
         cos: Tensor | None,
         sin: Tensor | None,
@@ -283,7 +285,7 @@ class GpuLinear:
         """Queries [T, H, D] of the normalised stream; keys and values are rotated and stored."""
         num_rows = stream.scaled.shape[0]
         _, kv_heads, block_size, head_dim = key_cache.shape
-        config = self._way("qkv", self.weight.shape[0] // 2, num_rows)
+        config = self._config_for("qkv", self.weight.shape[0] // 2, num_rows)
         places = (cos, sin, batch, key_cache, value_cache, num_heads)
         if isinstance(config, LibraryConfig):
             qkv, source = self._of_stream(stream, eps, config)

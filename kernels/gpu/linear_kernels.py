@@ -10,9 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.kernels.gpu.epilogue import store_gated, store_heads, store_linear
 from outrider.kernels.gpu.launch import let_next_start, prefetch_rows, wait_for_inputs
 from outrider.kernels.gpu.packed import unpacked
-from outrider.kernels.gpu.storing import store_gated, store_heads, store_linear
 from outrider.kernels.gpu.stream import inverse_norm
 
 
@@ -86,7 +86,7 @@ def add_product(
 
 @triton.jit
 def load_scales(scales_ptr, feature):
-    """What the products of 8-bit weights are to be multiplied with; 1 for other weights."""
+    """The scales of 8-bit weights; 1 for other weights."""
     scale = 1.0
     if scales_ptr is not None:
         scale = tl.load(scales_ptr + feature)[:, None]

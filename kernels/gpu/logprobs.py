@@ -1,8 +1,8 @@
-"""Log-probabilities inside recorded passes: of the token chosen, its rank, and the best of the row.
+"""Log-probabilities inside captured passes: of the chosen token, its rank, and the top tokens.
 
-They are of the model's own distribution, so the rows of logits that somebody wants them of are kept
-before anything is changed in place. A row is shared out over the vocabulary: each part lists its
-own best, and one program a row puts the lists together. The rule, equals by id included, is that of
+They are of the model's own distribution, so the logits of rows that request them are copied before
+they are adjusted in place. The vocabulary of a row is split into parts: each part lists its top
+tokens, and one program per row merges the lists. The order, ties by id included, is that of
 `outrider.workers.sampling.logprobs`.
 """
 
@@ -23,7 +23,8 @@ from outrider.kernels.gpu.launch import (
 
 
 class LogprobColumn:
-    """A row of what `tell_logprobs` reports, int32; log-probabilities are the bits of a float32."""
+    """A row of what `report_logprobs` reports, int32; log-probabilities are the bits of a
+    float32."""
 
     RANK = 0  # of the chosen token; 1 is the most likely
     LOGPROB = 1  # of the chosen token
@@ -46,16 +47,16 @@ _ID_BITS = tl.constexpr(2**32 - 1)
 _LEAST_KEY = tl.constexpr(-(2**63))
 
 
-def logprob_width(most_top: int) -> int:
-    return LogprobColumn.TOP + 2 * most_top
+def logprob_width(max_top: int) -> int:
+    return LogprobColumn.TOP + 2 * max_top
 
 
 def keep_logits(logits: Tensor, rows: Tensor, num_top: Tensor, kept: Tensor) -> None:
-    """Copy the logits of every row that wants log-probabilities.
+    """Copy the logits of every row that requests log-probabilities.
 
     `logits` float32 [R, vocab] may be the first columns of wider rows; `kept` float32 has as many
-    rows, of `vocab` or more columns. `rows` int32 [R] says whose each is, negative: nobody's;
-    `num_top` int32 [num_rows] is negative for those who want none.
+    rows, of `vocab` or more columns. `rows` int32 [R] is the row of each, negative: padding;
+    `num_top` int32 [num_rows] is negative for rows that request none.
     """
     num_logits, vocab = logits.shape
     if num_logits == 0:
@@ -70,39 +71,38 @@ def keep_logits(logits: Tensor, rows: Tensor, num_top: Tensor, kept: Tensor) -> 
     )  # fmt: skip
 
 
-def tell_logprobs(
+def report_logprobs(
     logits: Tensor, tokens: Tensor, rows: Tensor, num_top: Tensor, out: Tensor
 ) -> None:
-    """What is to be said of each row of `logits` that somebody wants to know of; others are not
-    written.
+    """Log-probabilities of each row of `logits` that requests them; others are not written.
 
-    `tokens` int32 [R] were chosen there. `out` int32 [R, logprob_width(most_top)] lists the row's
-    `num_top` best tokens, or all there are; see `keep_logits` and `LogprobColumn`.
+    `tokens` int32 [R] were chosen there. `out` int32 [R, logprob_width(max_top)] lists the row's
+    `num_top` top tokens, or the whole vocabulary; see `keep_logits` and `LogprobColumn`.
     """
     num_logits, vocab = logits.shape
     if num_logits == 0:
         return
-    most_top = (out.shape[1] - LogprobColumn.TOP) // 2
+    max_top = (out.shape[1] - LogprobColumn.TOP) // 2
     count = triton.cdiv(vocab, _PART_TOKENS)
     floats = logits.new_empty(2, num_logits, count, dtype=torch.float32)
     above = logits.new_empty(num_logits, count, dtype=torch.int32)
-    lists = logits.new_empty(num_logits, count, max(most_top, 1), dtype=torch.int64)
+    lists = logits.new_empty(num_logits, count, max(max_top, 1), dtype=torch.int64)
     pdl = pdl_enabled(logits.device)
     found = (floats[0], floats[1], above, lists)
     _part_kernel[(num_logits, count)](
-        logits, tokens, rows, num_top, *found, logits.stride(0), vocab, most_top, lists.shape[2],
+        logits, tokens, rows, num_top, *found, logits.stride(0), vocab, max_top, lists.shape[2],
         PART=_PART_TOKENS, PDL=pdl, num_warps=_PART_WARPS, **launch_options(pdl),
     )  # fmt: skip
-    _tell_kernel[(num_logits,)](
+    _merge_kernel[(num_logits,)](
         logits, tokens, rows, num_top, *found, out,
-        logits.stride(0), out.stride(0), vocab, count, most_top, lists.shape[2],
+        logits.stride(0), out.stride(0), vocab, count, max_top, lists.shape[2],
         PARTS=triton.next_power_of_2(max(count, 2)), PDL=pdl, num_warps=1, **launch_options(pdl),
     )  # fmt: skip
 
 
 @triton.jit
-def _wanted_of(rows_ptr, num_top_ptr, index):
-    """How many of the best the logits' owner wants listed; negative: nothing at all is wanted."""
+def _num_top_of(rows_ptr, num_top_ptr, index):
+    """Top tokens that the row of these logits requests; negative: no log-probabilities."""
     row = tl.load(rows_ptr + index)
     return tl.load(num_top_ptr + row, mask=row >= 0, other=-1)
 
@@ -115,7 +115,7 @@ def _keep_kernel(
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
-    if _wanted_of(rows_ptr, num_top_ptr, index) >= 0:
+    if _num_top_of(rows_ptr, num_top_ptr, index) >= 0:
         own, place = logits_ptr + index.to(tl.int64) * stride, index.to(tl.int64) * kept_stride
         end = tl.minimum((part + 1) * share, vocab)
         for first in range(part * share, end, BLOCK):
@@ -126,7 +126,7 @@ def _keep_kernel(
 
 @triton.jit
 def _key_of(scores, ids):
-    scores = tl.where(scores == 0, 0.0, scores)  # of which there are two
+    scores = tl.where(scores == 0, 0.0, scores)  # -0.0 equals 0.0
     bits = scores.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & _LAST_ID)
     return (ordered.to(tl.int64) << _SCORE_SHIFT) | (ids ^ _LAST_ID).to(tl.int64)
@@ -143,15 +143,16 @@ def _of_key(key):
 @triton.jit
 def _part_kernel(
     logits_ptr, tokens_ptr, rows_ptr, num_top_ptr, highest_ptr, mass_ptr, above_ptr, list_ptr,
-    stride, vocab, most_top, list_stride,
+    stride, vocab, max_top, list_stride,
     PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of one part of one row: highest score, mass, tokens before the chosen one, and the best."""
+    """For one part of a row: highest score, mass, tokens ranked before the chosen one, and the
+    top tokens."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
-    wanted = tl.minimum(_wanted_of(rows_ptr, num_top_ptr, index), most_top)
-    if wanted >= 0:
+    num_listed = tl.minimum(_num_top_of(rows_ptr, num_top_ptr, index), max_top)
+    if num_listed >= 0:
         ids = part * PART + tl.arange(0, PART)
         is_token = ids < vocab
         row_ptr = logits_ptr + index.to(tl.int64) * stride
@@ -165,23 +166,23 @@ def _part_kernel(
         tl.store(mass_ptr + at, mass)
         tl.store(above_ptr + at, above)
         best = tl.max(keys, axis=0)
-        for place in range(0, wanted):
+        for place in range(0, num_listed):
             tl.store(list_ptr + at.to(tl.int64) * list_stride + place, best)
             best = tl.max(tl.where(keys < best, keys, _LEAST_KEY), axis=0)
 
 
 @triton.jit
-def _tell_kernel(
+def _merge_kernel(
     logits_ptr, tokens_ptr, rows_ptr, num_top_ptr, highest_ptr, mass_ptr, above_ptr, list_ptr,
-    out_ptr, stride, out_stride, vocab, num_parts, most_top, list_stride,
+    out_ptr, stride, out_stride, vocab, num_parts, max_top, list_stride,
     PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the parts' numbers together, and their lists merged."""
+    """One program per row: sum up the parts and merge their lists."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index = tl.program_id(0)
-    wanted = tl.minimum(_wanted_of(rows_ptr, num_top_ptr, index), most_top)
-    if wanted >= 0:
+    num_listed = tl.minimum(_num_top_of(rows_ptr, num_top_ptr, index), max_top)
+    if num_listed >= 0:
         parts = tl.arange(0, PARTS)
         is_part = parts < num_parts
         at = index * num_parts + parts
@@ -196,8 +197,8 @@ def _tell_kernel(
 
         own_lists = list_ptr + at.to(tl.int64) * list_stride
         taken = tl.zeros_like(parts)  # of each part's list
-        for place in range(0, tl.minimum(wanted, vocab)):
-            has_more = is_part & (taken < wanted)
+        for place in range(0, tl.minimum(num_listed, vocab)):
+            has_more = is_part & (taken < num_listed)
             keys = tl.load(own_lists + taken, mask=has_more, other=_LEAST_KEY)
             best = tl.max(keys, axis=0)
             taken += (keys == best).to(tl.int32)

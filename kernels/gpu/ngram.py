@@ -1,8 +1,8 @@
-"""Prompt look-up on the device: what followed the last tokens the last time they stood in the text.
+"""N-gram lookup on the device: drafts what followed the latest earlier occurrence of the last
+tokens.
 
-The rule, and how far a row is trusted, are those of `outrider.workers.proposers.ngram`; here the
-whole text is looked through in every round, which takes a device less time than it takes a host to
-say that it should.
+The rule, and each row's trust, are those of `outrider.workers.proposers.ngram`; here the whole text
+is searched in every round, which costs less than a launch from the host.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _WARPS = 4
 
 @dataclass(frozen=True, slots=True)
 class TrustTable:
-    """How far each row's look-ups are trusted, and what the last one offered; all int32, by row.
+    """Each row's trust in its look-ups, and its last offer; all int32, by row.
 
-    What became of an offer is read off the text: as much of it as stands there was accepted.
+    An offer's acceptance is read from the text: the part of it found there was accepted.
     """
 
-    whole: Tensor  # [3, num_rows], of which the others are the rows
-    trust: Tensor  # [num_rows]: at most so many tokens are offered next
-    offered: Tensor  # [num_rows]: so many were, 0 if nothing is to be learned from them
-    base_len: Tensor  # [num_rows]: behind a text of this length
-    first: Tensor  # [3], of a row nobody knows anything of
+    whole: Tensor  # [3, num_rows]; the next three are its rows
+    trust: Tensor  # [num_rows]: the most tokens offered next
+    offered: Tensor  # [num_rows]: tokens offered last, 0 if nothing can be learned
+    base_len: Tensor  # [num_rows]: text length at that offer
+    first: Tensor  # [3], of a new row
 
     @classmethod
     def create(cls, num_rows: int, device: torch.device) -> TrustTable:
@@ -52,7 +52,7 @@ class TrustTable:
         return cls(whole, whole[0], whole[1], whole[2], first)
 
     def begin(self, row: int) -> None:
-        """The row is somebody else's from now on."""
+        """The row has a new request."""
         self.whole[:, row] = self.first
 
 
@@ -67,7 +67,7 @@ def look_up(
 ) -> None:
     """Drafts of each of the first `totals[ENTRIES]` entries, at most as many as its depth.
 
-    Those beyond what is found and trusted are the text's last token, with no confidence: a pass has
+    Drafts beyond what is found and trusted are the text's last token, with confidence 0: a pass has
     room for them anyway. `confidences` float32 [num_rows, max_depth] are by row, as drafts are.
     """
     num_entries, max_depth = entries.shape[1], text.drafts.shape[1]
@@ -86,7 +86,7 @@ def look_up(
 def _trust_after(
     trust, offered, base_len, length, tokens_ptr, draft_ptr, max_len, DEPTHS: tl.constexpr
 ):
-    """Doubled by an offer that stands as a whole; else what stood of it, and one more."""
+    """Doubled if the whole offer was accepted; else its accepted tokens, plus one."""
     place = tl.arange(0, DEPTHS)
     known = tl.minimum(offered, length - base_len)
     at = base_len + place
@@ -144,11 +144,11 @@ def _look_up_kernel(
         offered = tl.where(n > 0, tl.minimum(depth, trust), 0)
         place = tl.arange(0, DEPTHS)
         is_offered = place < offered
-        # A continuation that reaches the end of the text goes on into itself.
+        # A continuation that reaches the end of the text repeats itself.
         at = tl.where(is_offered, end + place % tl.maximum(length - end, 1), length - 1)
         token = tl.load(own_text + tl.maximum(at, 0))
         sure = n.to(tl.float32) / (n + 1).to(tl.float32)
-        tl.debug_barrier()  # all have read what is written over now
+        tl.debug_barrier()  # all reads precede the writes below
         inside = place < max_depth
         tl.store(own_drafts + place, token, mask=inside)
         own_confidences = confidence_ptr + row * confidence_stride + place

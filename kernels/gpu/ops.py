@@ -10,7 +10,7 @@ from outrider.kernels.gpu import linear, norm, pointwise, rotary, sampling
 from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.pointwise import check_dtypes
-from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
+from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
 from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
@@ -23,11 +23,11 @@ class GpuFusedOps:
     def can_rotate(self, head_dim: int) -> bool:
         return linear.can_rotate(head_dim)
 
-    def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
+    def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> ResidualStream:
         check_dtypes(table, norm)
         return open_stream(ids, table, norm)
 
-    def close_stream(self, stream: Stream, eps: float, index: Tensor | None) -> Tensor:
+    def close_stream(self, stream: ResidualStream, eps: float, index: Tensor | None) -> Tensor:
         return close_stream(stream, eps, index)
 
 
@@ -51,7 +51,7 @@ class GpuOps:
         return None
 
     @property
-    def for_blocks_apart(self) -> bool:
+    def supports_strided_blocks(self) -> bool:
         return False
 
     @property
@@ -61,7 +61,7 @@ class GpuOps:
     def tile_tokens(self, num_heads: int, num_kv_heads: int, query_len: int) -> int:
         return tile_tokens_for(num_heads, num_kv_heads, query_len, self.deterministic)
 
-    def repeatable(self, run: Pass) -> Pass:
+    def captured(self, run: Pass) -> Pass:
         return run
 
     def whole_passes(self, run: Pass, table: StoredTable, block_size: int) -> None:

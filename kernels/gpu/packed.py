@@ -1,4 +1,4 @@
-"""8-bit weights as the products read them: the two halves of a row side by side, in 16 bits.
+"""8-bit weights as the products read them: the two halves of a row interleaved in 16-bit words.
 
 Memory and matrix units then move them like any other weight, and the two bytes of a number go to
 two products: the low one with the first half of the inputs, the high one with the second.

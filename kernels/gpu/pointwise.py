@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.launch import launch_options, let_next_start, pdl_enabled, wait_for_inputs
-from outrider.kernels.gpu.stream import NO_PARTS, Stream, inverse_norm_of
+from outrider.kernels.gpu.stream import NO_PARTS, ResidualStream, inverse_norm_of
 from outrider.kernels.quantized import QuantizedWeight
 
 FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -26,9 +26,9 @@ def check_dtypes(x: Tensor | QuantizedWeight, *others: Tensor | None) -> None:
             raise TypeError(f"The Triton kernels got {x.dtype} together with {other.dtype}.")
 
 
-def silu_mul(gate_up: Tensor, source: Stream | None = None, eps: float = 0.0) -> Tensor:
+def silu_mul(gate_up: Tensor, source: ResidualStream | None = None, eps: float = 0.0) -> Tensor:
     """[T, 2I] -> [T, I]: `silu(gate) * up`, the gate half first. `source` is the stream that
-    `gate_up` is a product of; its norm, if not done, is done here."""
+    `gate_up` is a product of; its norm is applied here if still due."""
     check_dtypes(gate_up)
     num_rows, double_width = gate_up.shape
     width, remainder = divmod(double_width, 2)

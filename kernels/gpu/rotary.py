@@ -1,4 +1,4 @@
-"""What happens between the QKV product and attention: head norms, rotation, the cache."""
+"""The operations between the QKV product and attention: head norms, rotation, KV cache writes."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Triton is untyped, and what its kernels take are no Python types.
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from outrider.kernels.gpu.launch import launch_options, let_next_start, pdl_enabled, wait_for_inputs
 from outrider.kernels.gpu.pointwise import check_dtypes
-from outrider.kernels.gpu.stream import NO_PARTS, Stream, inverse_norm_of
+from outrider.kernels.gpu.stream import NO_PARTS, ResidualStream, inverse_norm_of
 from outrider.kernels.types import RaggedBatch
 
-_QUERY_HEADS = 16  # of a program; so many queries, or
-_KEY_HEADS = 8  # so many keys and their values
+_QUERY_HEADS = 16  # of a program that rotates queries
+_KEY_HEADS = 8  # of one that rotates keys and stores them with their values
 _MAX_HEAD_DIM = 256
 
 
@@ -32,12 +32,12 @@ def rotate_and_store(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     norm_eps: float = 0.0,
-    source: Stream | None = None,
+    source: ResidualStream | None = None,
     source_eps: float = 0.0,
 ) -> Tensor:
-    """See `outrider.kernels.types.Ops`. A token whose slot is negative gets its q, but its K and V
-    are stored nowhere: it fills up a recorded pass. `source` is the stream that `qkv` is a product
-    of; its norm, if not done, is done here."""
+    """See `outrider.kernels.types.Ops`. A token with a negative slot (padding of a captured
+    pass) gets its q, but its K and V are not stored. `source` is the stream that `qkv` is a product
+    of; its norm is applied here if still due."""
     check_dtypes(qkv, key_cache, value_cache, q_norm, k_norm)
     _check_shapes(qkv, key_cache, value_cache, num_heads, num_kv_heads, head_dim)
     _check_tables(cos, sin, q_norm, k_norm, head_dim)
@@ -91,7 +91,7 @@ def _check_shapes(
     num_kv_heads: int,
     head_dim: int,
 ) -> None:
-    """What would otherwise be read or written past its end."""
+    """Reject shapes that would be read or written past their end."""
     if head_dim % 2 or not 0 < head_dim <= _MAX_HEAD_DIM:
         raise ValueError(f"head_dim is {head_dim}; it must be even, and {_MAX_HEAD_DIM} at most.")
     width = (num_heads + 2 * num_kv_heads) * head_dim
@@ -186,7 +186,7 @@ def _rotate_and_store_kernel(
         q_head = group * GROUP + tl.arange(0, GROUP)[:, None]
         q_mask = (q_head < num_heads) & in_head
         q_at = q_head * HEAD_DIM + lanes
-        q_first, q_second = _turned_heads(
+        q_first, q_second = _rotated_heads(
             row + q_at, q_mask, lanes, q_norm_ptr, norm_eps, cos_ptr, sin_ptr, position, inverse,
             HEAD_DIM, HAS_Q_NORM, HAS_ROTATION, PARTS > 0,
         )  # fmt: skip
@@ -199,7 +199,7 @@ def _rotate_and_store_kernel(
         source = row + (num_heads + head) * HEAD_DIM + lanes
         values = source + num_kv_heads * HEAD_DIM
         v_first, v_second = _load_scaled(values, mask, inverse, HEAD_DIM, PARTS > 0)
-        k_first, k_second = _turned_heads(
+        k_first, k_second = _rotated_heads(
             source, mask, lanes, k_norm_ptr, norm_eps, cos_ptr, sin_ptr, position, inverse,
             HEAD_DIM, HAS_K_NORM, HAS_ROTATION, PARTS > 0,
         )  # fmt: skip
@@ -210,7 +210,7 @@ def _rotate_and_store_kernel(
 
 
 @triton.jit
-def _turned_heads(
+def _rotated_heads(
     source,
     mask,
     lanes,
@@ -249,7 +249,7 @@ def _turned_heads(
 
 @triton.jit
 def _load_scaled(source, mask, inverse, HEAD_DIM: tl.constexpr, IS_SCALED: tl.constexpr):
-    """Both halves, times what is left of the norm before the product."""
+    """Both halves, times the rest of the norm before the product."""
     first, second = _load_halves(source, mask, HEAD_DIM)
     if IS_SCALED:
         dtype: tl.constexpr = first.dtype

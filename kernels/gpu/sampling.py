@@ -1,7 +1,7 @@
-"""Drawing a token from each row of scores by the argmax over score and noise.
+"""Samples a token from each row of scores by the argmax over score plus noise.
 
-A row is shared out over the vocabulary, a part to a program; what the parts found is put together
-by one program a row. Parts are fixed ranges of ids: no row's result depends on the others.
+The vocabulary of a row is split into parts, one program each; one program per row combines them.
+Parts are fixed ranges of ids: no row's result depends on the others.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from outrider.kernels.gpu.launch import (
     wait_for_inputs,
 )
 from outrider.kernels.gpu.noise import gumbel, row_state
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.kernels.seeds import signed64
 
 _PART_TOKENS = 2048
 _PART_WARPS = 8
 _SEARCH_BLOCK = 4096
 _SEARCH_WARPS = 8
-_SHARED_STREAM = tl.constexpr(int(Stream.SHARED))
+_SHARED_STREAM = tl.constexpr(int(NoiseStream.SHARED))
 _NEG_INF = tl.constexpr(float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingTable:
-    """What each row of a batch asks of the sampler, on the device; see `set_row`."""
+    """Sampling parameters of each row, on the device; see `set_row`."""
 
     temperature: Tensor  # float32 [num_rows]
     seed: Tensor  # int64 [num_rows]
@@ -98,7 +98,7 @@ def gumbel_max(
     columns = scores.new_empty(num_rows, dtype=torch.int64)
     if num_rows == 0:
         return best, columns
-    parts = _Parts.empty(scores)
+    parts = _PartResults.empty(scores)
     pdl = pdl_enabled(scores.device)
     _noisy_parts_kernel[(num_rows, parts.count)](
         scores, seeds.contiguous(), streams.contiguous(), positions.contiguous(),
@@ -119,7 +119,7 @@ def probability_of(scores: Tensor, tokens: Tensor) -> Tensor:
     out = scores.new_empty(num_rows, dtype=torch.float32)
     if num_rows == 0:
         return out
-    parts = _Parts.empty(scores)
+    parts = _PartResults.empty(scores)
     pdl = pdl_enabled(scores.device)
     _mass_parts_kernel[(num_rows, parts.count)](
         scores, parts.highest, parts.mass, scores.stride(0), vocab,
@@ -143,23 +143,22 @@ def choose_tokens(
 ) -> None:
     """Each row's choice, as `outrider.workers.sampling.choose.sample` makes it.
 
-    `logits` [R, vocab] may be the first columns of wider rows. `rows` int32 [R] says which row of
-    `settings` each goes by; where it is negative, the token is -1 and no confidence is written.
+    `logits` [R, vocab] may be the first columns of wider rows. `rows` int32 [R] is the row of
+    `settings` of each; where it is negative, the token is -1 and no confidence is written.
     `positions` int32 [R] are those of the tokens to be chosen. Any integer type will do for the
     tokens; with `by_row` each is written at the place of its row of `settings`, and none for
     padding. Without it, the token is also -1 where none can be chosen, as scores are NaN or
     infinite.
 
-    The confidences, float32 and at the places of the tokens, tell how likely a model much like this
-    one, given the same noise, chooses the same: the logistic function of the margin, noise included
-    and at temperature 0 of the logits, by which the token beats all others. Those that filters
-    forbid count as well, which can only make it smaller; where the best of all is forbidden itself,
-    the confidence is 1/2.
+    The confidences, float32 and at the places of the tokens, estimate that a similar model with the
+    same noise chooses the same token: the logistic function of its margin over all others, noise
+    included (of the logits at temperature 0). Filtered tokens count as well, which can only lower
+    it; where the best of all is filtered, the confidence is 1/2.
     """
     num_rows, vocab = logits.shape
     if num_rows == 0:
         return
-    parts = _Parts.empty(logits)
+    parts = _PartResults.empty(logits)
     lists = logits.new_empty(num_rows, parts.count * LIST_SLOTS, dtype=torch.int32)
     counts = logits.new_empty(num_rows, parts.count, dtype=torch.int32)
     units = logits.new_empty(num_rows, parts.count, dtype=torch.int64)
@@ -190,17 +189,17 @@ def choose_tokens(
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
-    """What is found in each part of each row, [R, count] all of them."""
+class _PartResults:
+    """Partial results of each part of each row, all [R, count]."""
 
     noisy: Tensor  # float32, the best score with its noise
-    winner: Tensor  # int32, whose it is
-    second: Tensor  # float32, the best score with its noise but for the winner's
+    winner: Tensor  # int32, its token
+    second: Tensor  # float32, the best score with its noise except the winner's
     highest: Tensor  # float32, the best score without noise
     mass: Tensor  # float32, the sum of exp(score - highest)
 
     @classmethod
-    def empty(cls, scores: Tensor) -> _Parts:
+    def empty(cls, scores: Tensor) -> _PartResults:
         shape = (scores.shape[0], -(-scores.shape[1] // _PART_TOKENS))
         floats = scores.new_empty(4, *shape, dtype=torch.float32)
         return cls(floats[0], scores.new_empty(shape, dtype=torch.int32), *floats[1:])
@@ -216,7 +215,7 @@ class _Parts:
 
 
 def _options(pdl: bool) -> dict[str, Any]:
-    # Every kernel must find the same noise for a token, and the mass that the host finds.
+    # Every kernel must compute the same noise for a token, and the same mass as the host.
     return {"enable_fp_fusion": False, **launch_options(pdl)}
 
 
@@ -303,7 +302,7 @@ def _contest_kernel(
     stride, vocab,
     PART: tl.constexpr, HAS_CONFIDENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The best token of each part, noise included, no filter looked at; and the highest score."""
+    """The best token of each part, noise included, before filters; and the highest score."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index, part = tl.program_id(0), tl.program_id(1)
@@ -346,7 +345,7 @@ def _settle_kernel(
     BY_ROW: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
     HAS_CONFIDENCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the winner of the parts, or what filters leave in its place."""
+    """One program per row: the winner of the parts, or of what filters leave."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
     index = tl.program_id(0)

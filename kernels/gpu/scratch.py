@@ -1,7 +1,7 @@
-"""Memory kernels need for themselves: partial results, and counters of who has arrived.
+"""Scratch memory of kernels: partial results and arrival counters.
 
-One set per device, grown as needed and kept, because a recorded pass goes on using what it was
-recorded with. Passes on one device follow each other, so they can share it.
+One set per device, grown as needed and kept, because a captured pass keeps using the buffers of its
+capture. Passes on one device run one after another, so they can share it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class _Scratch:
-    """Buffers of one device. Replaced ones stay alive for the recordings that know them."""
+    """Buffers of one device. Replaced ones stay alive for the CUDA graphs that use them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -23,8 +23,8 @@ class _Scratch:
         has_room = num_floats <= self._partial.numel() and num_counters <= self._counters.numel()
         is_recording = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if is_recording and not has_room:
-            # What a recording allocates ends with it, and others would go on using it.
-            raise RuntimeError("run kernels of these sizes once before recording them")
+            # Memory allocated during a capture belongs to its graph, but others would use it.
+            raise RuntimeError("run kernels of these sizes once before capturing them")
         if num_floats > self._partial.numel():
             self._replaced.append(self._partial)
             self._partial = torch.empty(num_floats, dtype=torch.float32, device=self._device)
@@ -42,7 +42,7 @@ def split_scratch(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Room for the partial results of each tile's splits, and a zero counter for each tile.
 
-    Whoever counts sets its counter back to zero in the end. One split needs neither.
+    Each kernel resets its counter to zero. One split needs neither.
     """
     if num_splits == 1:
         return None, None

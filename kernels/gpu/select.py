@@ -1,12 +1,12 @@
-"""Which drafts are verified, decided on the device once they are there.
+"""Selects on the device, after drafting, which drafts are verified.
 
-Before drafting the host fixed how far each row may go and how many drafts the pass verifies in all,
-fewer than are drafted. Now that it is known how sure the draft was of each, the likeliest are kept,
-each with all before it in its row, and the pass is laid out anew.
+Before drafting the host fixed each row's depth and the number of drafts the pass verifies, fewer
+than are drafted. By the draft's confidences the likeliest are kept, each with all before it in its
+row, and the pass is laid out again.
 
-This is for rows whose text does not depend on their drafts: those of shared noise, and greedy ones.
-Rejection sampling is exact only if what is verified does not depend on the token drafted, which the
-confidence here does; such rows do not run where this does.
+Only for rows whose text does not depend on their drafts: shared noise and greedy. Rejection
+sampling is exact only if the number verified does not depend on the drafted tokens, which the
+confidence does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outrider.kernels.gpu.launch import (
 )
 
 LEVEL_BITS = 12
-"""Survival is compared in so many bits: finer than anyone's confidence is right."""
+"""Bits in which survival is compared: more precise than any draft's confidence."""
 
 _LEVEL_BITS = tl.constexpr(LEVEL_BITS)
 _MIDDLE_LEVEL = tl.constexpr(1 << (LEVEL_BITS - 1))
@@ -47,10 +47,10 @@ def select_drafts(entries: Tensor, totals: Tensor, confidences: Tensor) -> None:
     """Keep `totals[SELECTED]` of the drafts of `entries`, or all if there are fewer; a negative
     number leaves everything as planned.
 
-    `confidences` float32 [rows, max_depth] are chances by row number: that a draft stands if all
-    before it in its row do. The product of a row's first j is the survival of its j-th; the best
-    are kept, of equal ones those of the first entries. Depths, numbers of tokens, where each entry
-    begins and the totals follow; the order of the entries stays, and so does all that is no draft.
+    `confidences` float32 [rows, max_depth], by row number, estimate that a draft is accepted if all
+    before it in its row are. The product of a row's first j is the survival of its j-th; the
+    highest are kept, of equal ones those of the first entries. Depths, token counts, offsets of the
+    entries and the totals are updated; the order of the entries stays, and so do all other tokens.
     """
     num_entries, max_depth = entries.shape[1], confidences.shape[1]
     rows, depths = triton.next_power_of_2(num_entries), triton.next_power_of_2(max_depth)
@@ -68,16 +68,16 @@ def _begin_of_each(sizes):
 
 
 @triton.jit
-def _kept_of_each(levels, wanted):
-    """How many of each row's levels are among the `wanted` highest of all; -1 is no level."""
-    edge = 0  # becomes the highest level that as many reach
+def _kept_of_each(levels, num_selected):
+    """How many of each row's levels are among the `num_selected` highest of all; -1 is no level."""
+    edge = 0  # becomes the highest level reached by `num_selected` drafts
     for step in tl.static_range(_LEVEL_BITS):
         higher = edge + (_MIDDLE_LEVEL >> step)
         reached = tl.sum(tl.sum((levels >= higher).to(tl.int32), axis=1), axis=0)
-        edge = tl.where(reached >= wanted, higher, edge)
+        edge = tl.where(reached >= num_selected, higher, edge)
     above = tl.sum((levels > edge).to(tl.int32), axis=1)
     at_edge = tl.sum((levels == edge).to(tl.int32), axis=1)
-    left = wanted - tl.sum(above, axis=0) - _begin_of_each(at_edge)
+    left = num_selected - tl.sum(above, axis=0) - _begin_of_each(at_edge)
     return above + tl.minimum(tl.maximum(left, 0), at_edge)
 
 
@@ -89,8 +89,8 @@ def _select_kernel(
     """One program for all entries: whether a draft is kept depends on every other."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    wanted = tl.load(totals_ptr + _SELECTED)
-    if wanted >= 0:
+    num_selected = tl.load(totals_ptr + _SELECTED)
+    if num_selected >= 0:
         entry, place = tl.arange(0, ROWS), tl.arange(0, DEPTHS)
         is_entry = entry < tl.minimum(tl.load(totals_ptr + _ENTRIES), num_entries)
         own = entries_ptr + entry
@@ -102,14 +102,14 @@ def _select_kernel(
         is_draft = place[None, :] < planned[:, None]
         at = row[:, None] * confidence_stride + place[None, :]
         chance = tl.load(confidence_ptr + at, mask=is_draft, other=0.0)
-        chance = tl.where(chance > 0, tl.minimum(chance, 1.0), 0.0)  # and 0 for what is no number
+        chance = tl.where(chance > 0, tl.minimum(chance, 1.0), 0.0)  # NaN counts as 0
         survival = tl.cumprod(chance, axis=1)
         levels = tl.where(is_draft, (survival * _HIGHEST_LEVEL).to(tl.int32), -1)
-        depth = tl.where(planned > 0, _kept_of_each(levels, wanted), planned)
+        depth = tl.where(planned > 0, _kept_of_each(levels, num_selected), planned)
 
         count += depth - planned
         tiles = (count + tile_tokens - 1) // tile_tokens
-        tl.debug_barrier()  # all have read what is written over now
+        tl.debug_barrier()  # all reads precede the writes below
         tl.store(own + _DEPTH * stride, depth, mask=is_entry)
         tl.store(own + _NUM_TOKENS * stride, count, mask=is_entry)
         tl.store(own + _FIRST_TOKEN * stride, _begin_of_each(count), mask=is_entry)

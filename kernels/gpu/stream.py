@@ -1,7 +1,7 @@
-"""The residual stream between the kernels of a small pass, with its next norm under way.
+"""The residual stream between the kernels of a small pass, with its next norm half computed.
 
-Whoever writes the stream also writes it times the weight of the norm that follows, and the sum of
-its squares over the features it holds. Whoever reads it then multiplies by one number a row.
+The kernel that writes the stream also writes it times the weight of the next norm, and the sums of
+squares of its features. The kernel that reads it then multiplies each row by one number.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from outrider.kernels.gpu.launch import (
 )
 
 MAX_SMALL_ROWS = 64
-"""With more rows than these a product is no longer one of reading the weight alone."""
+"""With more rows a product is no longer bound by reading the weight."""
 
 
-FEWEST_ROWS = 16  # what a matrix unit takes
+MIN_ROWS = 16  # of a matrix unit
 
 
-# However few parts there are, so that their sum's order does not depend on the number of rows.
-_FEWEST_PARTS = 64
-NO_PARTS = {"PARTS": 0, "PARTS_SIZE": _FEWEST_PARTS}
-"""What a kernel is told of a stream that needs no norm any more."""
+# A minimum, so that the order of summation does not depend on the number of rows.
+_MIN_PARTS = 64
+NO_PARTS = {"PARTS": 0, "PARTS_SIZE": _MIN_PARTS}
+"""Kernel arguments for a stream that is already normalized."""
 
 
-def rows_of_block(num_rows: int, most: int = MAX_SMALL_ROWS) -> int:
-    """How many rows a program takes."""
+def rows_of_block(num_rows: int, max_rows: int = MAX_SMALL_ROWS) -> int:
+    """Rows of a program."""
     rows: int = triton.next_power_of_2(num_rows)
-    return min(max(FEWEST_ROWS, rows), most)
+    return min(max(MIN_ROWS, rows), max_rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """The residual stream between two kernels, with its next norm under way."""
+class ResidualStream:
+    """The residual stream between two kernels, with its next norm half computed."""
 
     total: Tensor  # [T, hidden]
     scaled: Tensor  # total times the weight of the next norm
@@ -53,11 +53,11 @@ class Stream:
         if self.squares is None:
             return NO_PARTS
         count = self.squares.shape[1]
-        size = max(_FEWEST_PARTS, triton.next_power_of_2(count))
+        size = max(_MIN_PARTS, triton.next_power_of_2(count))
         return {"PARTS": count, "PARTS_SIZE": size}
 
 
-def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
+def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> ResidualStream:
     """The stream of embedded tokens, before the first norm."""
     num_rows, hidden = ids.shape[0], table.shape[1]
     total, scaled = table.new_empty(2, num_rows, hidden)
@@ -75,10 +75,10 @@ def open_stream(ids: Tensor, table: Tensor, norm: Tensor) -> Stream:
         PDL=pdl,
         **launch_options(pdl),
     )
-    return Stream(total, scaled, squares)
+    return ResidualStream(total, scaled, squares)
 
 
-def close_stream(stream: Stream, eps: float, index: Tensor | None = None) -> Tensor:
+def close_stream(stream: ResidualStream, eps: float, index: Tensor | None = None) -> Tensor:
     """The normalised stream [T, hidden], or of the tokens at `index` alone."""
     if stream.squares is None and index is None:
         return stream.scaled

@@ -1,4 +1,4 @@
-"""What a device remembers of rows between passes: their drafts, and which blocks are theirs."""
+"""Per-row state on the device between passes: drafts and block tables."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ from outrider.kernels.gpu.launch import (
 @triton.jit
 def keep_drafts_kernel(
     rows_ptr,
-    guesses_ptr,
+    tokens_ptr,
     chances_ptr,
     drafts_ptr,
     confidences_ptr,
-    level_ptr,
+    draft_index_ptr,
     num_rows,
     max_drafts,
     WIDTH: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program, so that the level goes up when all is kept."""
+    """One program, so that `draft_index` is incremented after all writes."""
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    level = tl.load(level_ptr)
+    draft_index = tl.load(draft_index_ptr)
     for first in range(0, num_rows, WIDTH):
         index = first + tl.arange(0, WIDTH)
         row = tl.load(rows_ptr + index, mask=index < num_rows, other=-1).to(tl.int64)
         is_real = row >= 0
-        at = row * max_drafts + level
-        guess = tl.load(guesses_ptr + row, mask=is_real, other=0)
+        at = row * max_drafts + draft_index
+        token = tl.load(tokens_ptr + row, mask=is_real, other=0)
         chance = tl.load(chances_ptr + row, mask=is_real, other=0.0)
-        tl.store(drafts_ptr + at, guess, mask=is_real)
+        tl.store(drafts_ptr + at, token, mask=is_real)
         tl.store(confidences_ptr + at, chance, mask=is_real)
-    tl.store(level_ptr, level + 1)
+    tl.store(draft_index_ptr, draft_index + 1)
 
 
 def keep_drafts(
     rows: Tensor,
-    guesses: Tensor,
+    tokens: Tensor,
     chances: Tensor,
     text: TextTable,
     confidences: Tensor,
-    level: Tensor,
+    draft_index: Tensor,
 ) -> None:
-    """Make the guesses each row's draft number `level`, an int32 tensor [1], which then goes up.
+    """Store each row's draft number `draft_index`, an int32 tensor [1] that is then incremented.
 
-    `rows` int32 [R] are those that guessed, negative ones nobody; `guesses` int32 and `chances`
-    float32 are by row number, as are the text's drafts and their `confidences`.
+    `rows` int32 [R] are those that drafted, negative: padding; `tokens` int32 and `chances` float32
+    are by row number, as are the text's drafts and their `confidences`.
     """
     pdl = pdl_enabled(rows.device)
     keep_drafts_kernel[(1,)](
         rows,
-        guesses,
+        tokens,
         chances,
         text.drafts,
         confidences,
-        level,
+        draft_index,
         rows.shape[0],
         text.drafts.shape[1],
         WIDTH=128,
         PDL=pdl,
-        num_warps=1,  # in step, so that all have read the level before one writes it
+        num_warps=1,  # one warp: all lanes read the index before one writes it
         **launch_options(pdl),
     )
 

@@ -1,9 +1,9 @@
-"""How a product is cut up, per shape and rows: what was found best on a chip, or else a rule.
+"""The configuration of a product by shape and rows: from a tuned table, or else a rule.
 
-Some products are better left to the library, as the table says; without an entry those of more than
-`MAX_SMALL_ROWS` rows are.
+The table may leave a product to the library; without an entry those of more than `MAX_SMALL_ROWS`
+rows are.
 
-`python -m outrider.bench.gpu_tune` finds it and writes the table.
+`python -m outrider.benchmarks.gpu_tune` measures and writes the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TABLE = Path(__file__).with_name("tuned.json")
 
 @dataclass(frozen=True, slots=True)
 class LinearConfig:
-    """Each program takes `features` of the output (for pairs: so many pairs), `depth` inputs a
+    """Each program takes `features` of the output (or pairs of them), `depth` inputs a
     step, `stages` steps ahead; `splits` programs share one tile's depth."""
 
     features: int
@@ -40,33 +40,33 @@ class LinearConfig:
 
     def within(self, stage_bytes: int) -> LinearConfig:
         """With no more stages of this size than shared memory holds."""
-        most = max(1, SHARED_BYTES // stage_bytes)
-        return self if self.stages <= most else replace(self, stages=most)
+        max_stages = max(1, SHARED_BYTES // stage_bytes)
+        return self if self.stages <= max_stages else replace(self, stages=max_stages)
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryConfig:
-    """The product is left to the library, and what stands around it to a thin kernel.
+    """The product is left to the library, its epilogue to a separate kernel.
 
-    For some numbers of rows the library chooses badly: then `rows` are multiplied, those that lack
-    being zeros, or a bias is added, of zeros if there is none, for which it has other kernels, or
-    the product is made `turned`, features by rows.
+    For some numbers of rows the library selects a slow kernel: then the product is padded to
+    `rows`, or gets a bias (of zeros if there is none), for which the library has other kernels, or
+    is computed `transposed`, features by rows.
     """
 
     rows: int = 0
     biased: bool = False
-    turned: bool = False
+    transposed: bool = False
 
 
-Way = LinearConfig | LibraryConfig
+ProductConfig = LinearConfig | LibraryConfig
 
-_forced: list[Way] = []
+_forced: list[ProductConfig] = []
 
 
 @contextmanager
-def forced(way: Way) -> Iterator[None]:
-    """Inside, every product is done this way, but for fixed ones, which are never the library's."""
-    _forced.append(way)
+def forced(config: ProductConfig) -> Iterator[None]:
+    """Use this configuration for every product inside; fixed ones never use the library's."""
+    _forced.append(config)
     try:
         yield
     finally:
@@ -76,15 +76,15 @@ def forced(way: Way) -> Iterator[None]:
 def linear_config(
     kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool = False
 ) -> LinearConfig:
-    """How few rows are multiplied by our kernels."""
+    """The configuration of our kernels for few rows."""
     if _forced and isinstance(_forced[-1], LinearConfig):
         return _forced[-1]
     return _known_config(kind, num_features, depth, rows, is_8bit)
 
 
-def product_way(kind: LinearKind, num_features: int, depth: int, num_rows: int) -> Way:
-    """How any number of rows is multiplied with 16-bit weights."""
-    return _forced[-1] if _forced else _known_way(kind, num_features, depth, num_rows)
+def product_config(kind: LinearKind, num_features: int, depth: int, num_rows: int) -> ProductConfig:
+    """The configuration for any number of rows with 16-bit weights."""
+    return _forced[-1] if _forced else _known_product(kind, num_features, depth, num_rows)
 
 
 def table_key(
@@ -94,8 +94,8 @@ def table_key(
 
 
 @cache
-def _known_way(kind: LinearKind, num_features: int, depth: int, num_rows: int) -> Way:
-    """That of the next size in the table; without one, the rule."""
+def _known_product(kind: LinearKind, num_features: int, depth: int, num_rows: int) -> ProductConfig:
+    """The entry of the next size in the table; without one, the rule."""
     for rows in _known_sizes(kind, num_features, depth):
         if rows >= num_rows:
             return _entry(_table()[table_key(kind, num_features, depth, rows)])
@@ -110,10 +110,10 @@ def _known_sizes(kind: LinearKind, num_features: int, depth: int) -> list[int]:
     return sorted(int(end) for end in ends if end.isdigit())
 
 
-def _entry(known: dict[str, int]) -> Way:
+def _entry(known: dict[str, int]) -> ProductConfig:
     if "library" in known:
-        biased, turned = (bool(known.get(name, 0)) for name in ("biased", "turned"))
-        return LibraryConfig(known.get("rows", 0), biased, turned)
+        biased, transposed = (bool(known.get(name, 0)) for name in ("biased", "transposed"))
+        return LibraryConfig(known.get("rows", 0), biased, transposed)
     return LinearConfig(**known)
 
 
@@ -121,17 +121,17 @@ def _entry(known: dict[str, int]) -> Way:
 def _known_config(
     kind: LinearKind, num_features: int, depth: int, rows: int, is_8bit: bool
 ) -> LinearConfig:
-    """8-bit weights of a shape that was tuned for others only are cut up like those."""
+    """8-bit weights without an entry use that of 16-bit weights of the shape."""
     for key_8bit in (True, False) if is_8bit else (False,):
         known = _table().get(table_key(kind, num_features, depth, rows, key_8bit))
-        way = None if known is None else _entry(known)
-        if isinstance(way, LinearConfig) and not way.rows:
-            return way
+        config = None if known is None else _entry(known)
+        if isinstance(config, LinearConfig) and not config.rows:
+            return config
     return _default_config(kind, num_features, rows, is_8bit)
 
 
 def _default_config(kind: LinearKind, num_features: int, rows: int, is_8bit: bool) -> LinearConfig:
-    # Half the bytes a weight: twice as many are under way, where the rows leave them the room.
+    # Half the bytes a weight: twice as many in flight, where the rows leave room.
     depth = 256 if is_8bit and rows <= 16 else 128
     warps = 8 if rows > 64 else 4
     if kind == "qkv":

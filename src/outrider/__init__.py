@@ -1,8 +1,8 @@
 """Outrider: speculative decoding that never changes the text.
 
 `LLM` and `SamplingParams` are the public API, `AsyncEngine` and `EngineConfig` for programs that
-stream, `outrider.client` for those that ask a server. All are imported when first used, so that
-`import outrider` costs nothing and needs no torch.
+stream, `outrider.client` for clients of a server. All are imported on first use, so that
+`import outrider` is cheap and needs no torch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# gRPC reads it when it is imported, and would write a line for every handshake that fails: anybody
-# could fill a server's log.
+# gRPC reads it on import. It would log every failed handshake, so any client could fill the log.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 _HOMES = {

@@ -1,7 +1,7 @@
-"""Everything Outrider raises on purpose.
+"""All exceptions that Outrider raises deliberately.
 
 A message names the field, the value and the remedy in one sentence, so that a command can print
-it as it is. `exit_code` is what the command line leaves with.
+it unchanged. `exit_code` is the command line's exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _repr.maxlevel = 2
 
 
 def shown(value: Any) -> str:
-    """A value of a request, in a few words however much it is."""
+    """A value of a request, shortened for an error message."""
     try:
         text = _repr.repr(value)
     except ValueError:  # a number with too many digits to be written
@@ -26,8 +26,8 @@ def shown(value: Any) -> str:
 
 
 class OutriderError(Exception):
-    """Base of all errors a user can cause or must hear about. `retry_after_s` is when the same may
-    go well, where somebody knows."""
+    """Base of all errors a user can cause or must see. `retry_after_s` is when to retry, if
+    known."""
 
     exit_code = 1
     retry_after_s: float | None = None
@@ -59,8 +59,8 @@ class FieldRefusedError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt, or a prompt with the output asked for, is longer than the model's context. In the
-    words and with the code that clients look for."""
+    """A prompt, or a prompt with the requested output, exceeds the model's context. Message and
+    code are OpenAI's: clients match on them."""
 
     code = "context_length_exceeded"
 
@@ -71,15 +71,16 @@ class ContextLengthError(RequestError):
 
 
 class UnknownParameterError(RequestError, TypeError):
-    """A keyword that nothing answers to: to Python a wrong call, to us a wrong request."""
+    """An unknown keyword argument: a TypeError to Python, a bad request to us."""
 
 
 class ModelError(OutriderError):
-    """A checkpoint is missing, damaged, of an unknown kind, or does not fit its partner."""
+    """A checkpoint is missing, damaged, of an unknown kind, or does not match its draft or
+    target."""
 
 
 class CapacityError(OutriderError):
-    """There is too little memory for what was asked."""
+    """There is too little memory, or no free slot, for what was requested."""
 
 
 class EngineDeadError(OutriderError):

@@ -1,7 +1,8 @@
-"""Stderr for processes that serve: a reader that stands still never holds the writer up.
+"""Non-blocking stderr for server processes: a stalled reader never blocks the writer.
 
-A write to a full pipe blocks. Lines go to a bounded queue instead, which a thread empties into the
-pipe. Beyond the bound lines are dropped and counted; the count is written once the reader is back.
+A write to a full pipe blocks. Lines go to a bounded queue instead, which a thread writes to the
+pipe. When the queue is full, lines are dropped and counted; the count is logged once the reader
+reads again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def dropped_line(num_lines: int) -> str:
 
 
 class DroppingStream(io.TextIOBase):
-    """What is written to it is written to the descriptor of `stream` by a thread."""
+    """Queues text; a thread writes it to the descriptor of `stream`."""
 
     def __init__(self, stream: TextIO, max_chars: int = MAX_QUEUED_CHARS) -> None:
         self.format_dropped: Callable[[int], str] = dropped_line  # a line, without its end
@@ -38,7 +39,7 @@ class DroppingStream(io.TextIOBase):
         self._reset()
 
     def _reset(self) -> None:
-        """Also in a forked child, which has no thread and leaves what is queued to its parent."""
+        """Also called in a forked child: it has no thread, and the parent writes the queue."""
         self._queue.clear()
         self._num_chars = 0
         self._num_dropped = 0
@@ -80,7 +81,7 @@ class DroppingStream(io.TextIOBase):
         return len(text)
 
     def drain(self, timeout_s: float = DRAIN_S) -> None:
-        """Until all is written, or the time is over."""
+        """Block until the queue is written, or until the timeout."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             self._put_dropped()
@@ -129,7 +130,7 @@ _streams: dict[int, DroppingStream] = {}  # by descriptor
 
 
 def never_blocking(stream: TextIO) -> TextIO:
-    """`stream` itself where writing does not block, as to a file."""
+    """A non-blocking wrapper of `stream`; `stream` itself if it is a file, which never blocks."""
     if isinstance(stream, DroppingStream):
         return stream
     try:
@@ -145,12 +146,12 @@ def never_blocking(stream: TextIO) -> TextIO:
 
 
 def guard_stderr() -> None:
-    """For all of a process that serves: tracebacks and warnings, too."""
+    """Replace the process's stderr, for tracebacks and warnings too."""
     sys.stderr = never_blocking(sys.stderr)
 
 
 def drain_stderr(timeout_s: float = DRAIN_S) -> None:
-    """Before the process is ended without its exit handlers."""
+    """Flush before the process ends without running exit handlers."""
     for stream in _streams.values():
         stream.drain(timeout_s)
 

@@ -1,7 +1,7 @@
-"""Logs: standard `logging` under the name "outrider", to stderr.
+"""Standard `logging` under the name "outrider", to stderr.
 
-Every record says which process wrote it (role and rank) and which request it is about, so that
-the logs of many processes can be merged and one request followed through all of them.
+Every record carries role, rank and request id, so that the logs of many processes can be merged
+and one request followed through all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _request_id: ContextVar[str] = ContextVar("outrider_request_id", default=_NO_REQ
 
 @contextmanager
 def request_context(request_id: str) -> Iterator[None]:
-    """Records written inside, in this thread or task, are about that request."""
+    """Records written inside, in this thread or task, carry that request id."""
     token = _request_id.set(request_id)
     try:
         yield
@@ -43,11 +43,11 @@ def request_context(request_id: str) -> Iterator[None]:
 def setup_logging(
     level: str = "info", role: str = "engine", rank: int = 0, *, json_lines: bool | None = None
 ) -> None:
-    """Send our records to stderr. May be called again; the last call holds, but lines stay as they
-    are where `json_lines` is not given, and are text at first.
+    """Send our records to stderr. May be called again; the last call wins. Without `json_lines`
+    the format stays as it is; it starts as text.
 
-    Only the logger "outrider" is touched: the application's and other libraries' logging is
-    theirs. A reader of stderr that stands still holds nothing up; see `outrider.log_stream`.
+    Configures only the logger "outrider", never the application's or other libraries' logging.
+    A stalled reader of stderr blocks nothing; see `outrider.log_stream`.
     """
     if level not in LEVELS:
         raise ConfigError(f"log_level is {level!r}; it must be one of {', '.join(LEVELS)}.")
@@ -73,7 +73,7 @@ def _format_dropped(handler: logging.Handler, num_lines: int) -> str:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """For what a child process prints; nowhere if there is no disk space for the file."""
+    """A log file for a child process's output; /dev/null if the file cannot be opened."""
     try:
         return path.open("ab")
     except OSError as error:
@@ -82,7 +82,7 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def last_lines(path: Path | str, start: int = 0) -> list[str]:
-    """The end of what a process wrote into its log, which it began at the byte `start`."""
+    """The last lines of a process's log, which begins at byte `start` of the file."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -118,7 +118,7 @@ class _LineFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line; time in UTC. A record's own `fields` are part of it."""
+    """One JSON object per line, time in UTC. Includes the record's own `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -126,7 +126,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "role": vars(record)["role"],
             "rank": vars(record)["rank"],
-            "request_id": _given(vars(record)["request_id"]),
+            "request_id": _known(vars(record)["request_id"]),
             "logger": record.name,
             "message": record.getMessage(),
         }
@@ -137,5 +137,5 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
-def _given(request_id: str) -> str | None:
+def _known(request_id: str) -> str | None:
     return None if request_id == _NO_REQUEST else request_id

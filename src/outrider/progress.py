@@ -1,4 +1,4 @@
-"""What long work is doing, on a terminal beside a spinner, else in a line for each stage of it."""
+"""Progress of long work: a spinner on a terminal, else one line per stage."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from outrider.stages import AGAIN_S, SOON_S, StageReporter, current_stage, stage
+from outrider.progress_stages import AGAIN_S, SOON_S, StageReporter, current_stage, stage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-EVERY_S = 5.0  # work that is done sooner needs no line
+EVERY_S = 5.0  # shorter work needs no line
 _SPIN_S = 0.2
 
 
-class Lines:
-    """Something to say every few seconds, by whoever does the work."""
+class ProgressLines:
+    """Rate-limited progress lines, reported by the worker itself."""
 
     def __init__(self, say: Callable[[str], None], every_s: float = EVERY_S) -> None:
         self._say = say
         self._every_s = every_s
-        self._start_s = self._told_s = time.monotonic()
+        self._start_s = self._reported_s = time.monotonic()
 
-    def tell(self, text: str) -> None:
-        """Says so with the seconds so far, unless something was said a moment ago."""
+    def report(self, text: str) -> None:
+        """Prints the text with the elapsed seconds, at most once per `every_s`."""
         now_s = time.monotonic()
-        if now_s - self._told_s >= self._every_s:
-            self._told_s = now_s
+        if now_s - self._reported_s >= self._every_s:
+            self._reported_s = now_s
             self._say(f"{text}, {now_s - self._start_s:.0f} s so far")
 
 
-class AtWork:
-    """Around work that cannot speak for itself. It may be stopped before the end, and twice. What
-    is done within it is shown in its place, as far as that names itself by `stage`."""
+class ProgressSpinner:
+    """Shows progress around work that reports none itself. `stop` may be called early, and twice.
+    A `stage` within the work replaces the text while it lasts."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class AtWork:
             words = current_stage() or self._what
             self._spinner.update(words.replace("[", "\\["))  # no markup
 
-    def __enter__(self) -> AtWork:
+    def __enter__(self) -> ProgressSpinner:
         self.start()
         return self
 

@@ -1,7 +1,7 @@
-"""What this package needs, and the command that installs it for this interpreter.
+"""This package's dependencies, and the command that installs them for this interpreter.
 
-The command names the requirements themselves: an extra can only be named where an index, or the
-folder, has this package.
+The command lists the requirements themselves: an extra works only where an index, or the folder,
+has this package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outrider.errors import ConfigError
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _EXTRA = re.compile(r"""\s*(?:and\s+)?extra\s*==\s*['"](?P<name>[\w-]+)['"]\s*""")
-# Modules that are called otherwise than what is installed.
+# Modules whose names differ from their distributions'.
 _DISTRIBUTIONS = {
     "yaml": "PyYAML",
     "grpc": "grpcio",
@@ -34,7 +34,7 @@ _DISTRIBUTIONS = {
 
 @cache
 def requirements(extra: str | None = None) -> tuple[str, ...]:
-    """As `pyproject.toml` has them: those of every installation, or those that an extra adds."""
+    """The requirements of `pyproject.toml`: those of every installation, or those of an extra."""
     found = []
     for line in _declared():
         requirement, _, marker = (part.strip() for part in line.partition(";"))
@@ -46,7 +46,7 @@ def requirements(extra: str | None = None) -> tuple[str, ...]:
 
 
 def _declared() -> list[str]:
-    """With the extra as a marker. A checkout that runs without being installed has its own file."""
+    """With the extra as a marker. An uninstalled checkout reads its own `pyproject.toml`."""
     try:
         return metadata.requires("outrider") or []
     except metadata.PackageNotFoundError:
@@ -61,12 +61,12 @@ def _declared() -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """The name of what is installed."""
+    """The distribution's name."""
     return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0]
 
 
-def install_command(wanted: Iterable[str], *options: str) -> str:
-    """To paste into a shell."""
+def install_command(packages: Iterable[str], *options: str) -> str:
+    """A shell command."""
     python = os.path.relpath(sys.executable)
     python = sys.executable if python.startswith(os.pardir) else python
     installer = f"{python} -m pip install"
@@ -74,12 +74,12 @@ def install_command(wanted: Iterable[str], *options: str) -> str:
         installer = f"pip --python {python} install"
         if shutil.which("uv"):
             installer = f"uv pip install --python {python}"
-    return " ".join([installer, *options, *map(shlex.quote, wanted)])
+    return " ".join([installer, *options, *map(shlex.quote, packages)])
 
 
 def how_to_get(module: str) -> str | None:
-    """The command that installs a module that is missing, and whatever else is missing of what it
-    belongs to; None if this package does not need it."""
+    """The command that installs a missing module and the other missing requirements of its extra;
+    None if this package does not need it."""
     name = _DISTRIBUTIONS.get(module, module).lower()
     for extra in (None, "bench", "deploy", "clients", "browser"):
         declared = requirements(extra)
@@ -98,7 +98,7 @@ def need(*modules: str) -> None:
 
 
 def not_installed(error: ModuleNotFoundError) -> str | None:
-    """The same sentence for a module that was imported; None if it is not known how to get it."""
+    """The same sentence for a failed import; None if no requirement provides the module."""
     module = (error.name or "").partition(".")[0]
     command = how_to_get(module) if module and find_spec(module) is None else None
     return None if command is None else _sentence(module, command)

@@ -39,7 +39,7 @@ def test_a_typed_prompt_is_answered_with_every_token(
     expect(page.locator("#state")).to_have_text("serving")
     page.get_by_label("Max tokens").fill("60")
     ask(page)
-    assert page.locator(".asked").text_content() == "How do rainbows form?"
+    assert page.locator(".user-prompt").text_content() == "How do rainbows form?"
     assert page.locator(".answer").text_content() == expected_text(service)
     assert len(service.engine.submitted[-1].spec.prompt_ids) + 60 == (
         service.engine.submitted[-1].spec.max_len
@@ -189,7 +189,7 @@ def test_a_race_tells_where_texts_part(start_service: StartService, open_page: O
     page.get_by_text("Race", exact=True).first.click()
     page.get_by_label("Max tokens").fill("20")
     ask(page)
-    expect(page.locator("#verdict")).to_contain_text("The texts part at character 1:")
+    expect(page.locator("#verdict")).to_contain_text("The texts differ from character 1 on:")
 
 
 def test_stop_cancels_and_keeps_what_was_written(

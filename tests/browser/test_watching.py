@@ -10,11 +10,11 @@ from browser_tools import TEXT, OpenPage, StartService, ask
 from fake_engine import RANKS, FakeService, fake_facts
 from playwright.sync_api import Page, Route, expect
 
-from outrider.engine.speculation import SpeculationDesk
+from outrider.engine.speculation import SpeculationService
 from outrider.links.gateway_messages import (
     ExplainSpeculation,
+    ExplainSpeculationResult,
     ProcessState,
-    SpeculationExplained,
 )
 from outrider.links.speculation import StepAccount
 
@@ -58,7 +58,7 @@ def test_a_killed_draft_is_seen_to_fall_and_to_come_back(
     for state, told in {
         ProcessState.READY: "is back",
         ProcessState.LOST: "was lost",
-        ProcessState.STARTING: "is starting anew",
+        ProcessState.STARTING: "is restarting",
     }.items():
         service.engine.ranks = (*targets, dataclasses.replace(draft, state=state))
         expect(tile).to_have_attribute("data-state", state.value)
@@ -111,13 +111,13 @@ def test_a_bound_that_is_refused_is_told_and_taken_back(
     expect(page.locator("#banner")).to_be_hidden()
 
 
-class _Stepped(SpeculationDesk):
+class _Stepped(SpeculationService):
     """Tells of a step, as a desk does whose engine has stepped."""
 
-    def explain(self, message: ExplainSpeculation) -> SpeculationExplained:
+    def explain(self, message: ExplainSpeculation) -> ExplainSpeculationResult:
         reason = "two drafts pay"
         step = StepAccount(41, "goodput", 2, 0, 0, 2, 4, 0, (), None, reason, 5, 0.001, 0.004)
-        return SpeculationExplained(message.query, (step,), 1, ())
+        return ExplainSpeculationResult(message.query, (step,), 1, ())
 
 
 def test_the_last_steps_are_told_with_their_reasons(
@@ -138,10 +138,10 @@ def test_a_key_is_asked_for_and_kept_for_the_session_only(
 ) -> None:
     page = open_page(start_service(server={"api_key": "right"}))
     banner = page.locator("#banner")
-    expect(banner).to_contain_text("No key was shown")
+    expect(banner).to_contain_text("No API key was sent")
     for key, told in (
         ("schlüssel–", "The key has characters that no header can carry"),
-        ("wrong", "The key that was shown is not known here"),
+        ("wrong", "The API key is not valid here"),
         ("right", None),
     ):
         page.locator("#key").fill(key)
@@ -316,7 +316,7 @@ def told_of(
     page.route("**/outrider/status", change)
     page.reload()
     told = page.locator("#switch-told")
-    expect(told).not_to_have_text("not known yet")
+    expect(told).not_to_have_text("unknown yet")
     return (told.text_content() or "").replace("\N{NO-BREAK SPACE}", " ")
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from chart_tools import CHART, ROOT, example, render
 
-from outrider.gateway.metric_names import METRICS, Kind
+from outrider.gateway.metrics.names import METRICS, MetricKind
 
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def series_names() -> set[str]:
     """As queries name them."""
-    names = {each.sample_name for each in METRICS if each.kind is not Kind.HISTOGRAM}
-    histograms = [each.sample_name for each in METRICS if each.kind is Kind.HISTOGRAM]
+    names = {each.sample_name for each in METRICS if each.kind is not MetricKind.HISTOGRAM}
+    histograms = [each.sample_name for each in METRICS if each.kind is MetricKind.HISTOGRAM]
     return names | {name + suffix for name in histograms for suffix in SUFFIXES}
 
 

@@ -12,7 +12,7 @@ import pytest
 from chart_tools import BASE, CHART, NAMESPACE, RELEASE, merged
 from kube_api import KubeApi, run_upgrade, running_api
 
-from outrider.cluster import kube_rollout
+from outrider.cluster.deploy import kube_rollout
 
 pytestmark = pytest.mark.thorough
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from chart_tools import Rendered, example, render
 
-from outrider.cluster.kube_rollout import END_S, Plan
+from outrider.cluster.deploy.kube_rollout import END_S, RolloutPlan
 
 
 def names(rendered: Rendered) -> list[str]:
@@ -85,14 +85,14 @@ def test_without_the_gate_a_replica_that_was_replaced_serves_on_before_it_drains
 # -- the gate -----------------------------------------------------------------------------------
 
 
-def plan(rendered: Rendered) -> Plan:
+def plan(rendered: Rendered) -> RolloutPlan:
     (found,) = (
         each
         for each in rendered.of("upgrade.yaml")
         if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "demo-outrider-upgrade"
     )
     settings, *items = yaml.safe_load_all(found["data"]["replicas.yaml"])
-    return Plan.of(settings, items)
+    return RolloutPlan.of(settings, items)
 
 
 def test_the_job_makes_exactly_what_helm_would() -> None:

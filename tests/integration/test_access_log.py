@@ -11,7 +11,7 @@ import pytest
 from fake_engine import MODEL, FakeService, fake_service, wait_until
 
 from outrider.errors import OutriderError
-from outrider.gateway.access_log import MAX_REJECTIONS
+from outrider.gateway.metrics.access_log import MAX_REJECTIONS
 from outrider.logs import setup_logging
 
 ROOT = Path(__file__).resolve().parents[2]

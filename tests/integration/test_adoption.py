@@ -152,7 +152,7 @@ def test_changed_settings_are_rolled_out_and_another_model_is_started_anew() -> 
             own.kill()
             own.wait()
         with controller(head, free_port(), "--set", "num_threads=2") as third:
-            third.wait_line("replicas run already and are started anew: num_threads", LATE_S)
+            third.wait_line("replicas already run and are restarted: num_threads", LATE_S)
             wait_serving(third)
             third.terminate()
             assert third.wait() == 0, third.output

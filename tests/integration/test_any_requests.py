@@ -33,10 +33,10 @@ from same_text import (
 )
 
 from outrider import LLM
+from outrider.catalog.heads import HeadKind
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.workers import device
 from outrider.workers.gpu.colocated import ColocatedWorker
-from outrider.workers.heads.spec import HeadKind
 
 pytestmark = pytest.mark.model
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.load.records import Outcome, Phase, RequestRecord
-from outrider.bench.load.results.chaos_verdict import chaos_verdict
-from outrider.bench.load.servers.chaos import Chaos, ChaosEvent, read_events
-from outrider.bench.load.servers.chaos_file import read_chaos
-from outrider.bench.load.servers.server import Server, ServerSpec
-from outrider.bench.load.servers.watch import ServerWatch
 from outrider.client import AsyncClient
+from outrider.loadtest.records import RequestOutcome, RequestRecord, ShiftPhase
+from outrider.loadtest.results.chaos_verdict import chaos_verdict
+from outrider.loadtest.servers.chaos import Chaos, ChaosEvent, read_events
+from outrider.loadtest.servers.chaos_file import read_chaos
+from outrider.loadtest.servers.server import ServerSpec, ServerUnderTest
+from outrider.loadtest.servers.watch import ServerWatch
 from outrider.scheduler.params import SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -40,14 +40,14 @@ ASKS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "In
 async def _ask(client: AsyncClient, name: str, prompt: str) -> RequestRecord:
     sent_s = time.monotonic()
     record = RequestRecord(
-        name, "chaos", "clients 2", 0, Phase.MEASURED, "x", sent_s, sent_s, token_ids=[]
+        name, "chaos", "clients 2", 0, ShiftPhase.MEASURED, "x", sent_s, sent_s, token_ids=[]
     )
     assert record.token_ids is not None
     try:
         async for chunk in client.stream(prompt, PARAMS, timeout_s=90.0):
             record.update_s.append(time.monotonic() - sent_s)
             record.token_ids += chunk.token_ids
-        record.outcome = Outcome.OK
+        record.outcome = RequestOutcome.OK
     except Exception as error:
         record.error = str(error)
     record.end_s = time.monotonic()
@@ -78,7 +78,7 @@ def test_killed_draft_and_target_cost_time_but_no_request_and_no_token(tmp_path:
     spec = ServerSpec("ours", "grpc://127.0.0.1:{port}", shlex.join(SERVE), env, None, 120)
 
     async def live() -> tuple[list[RequestRecord], list[RequestRecord]]:
-        server = Server(spec, tmp_path)
+        server = ServerUnderTest(spec, tmp_path)
         await server.start()
         try:
             async with AsyncClient(server.url.removeprefix("grpc://")) as client:

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outrider.bench.load.records import Outcome
-from outrider.bench.load.runs import Run
 from outrider.cli import app
+from outrider.loadtest.records import RequestOutcome
+from outrider.loadtest.runs import RunFolder
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.thorough]
 
 PYTHON = shlex.quote(sys.executable)
-FAKE = f"{PYTHON} -m outrider.bench.load.fake --http {{port}} --ttft 5ms --gap 1ms --updates 4"
+FAKE = f"{PYTHON} -m outrider.loadtest.fake --http {{port}} --ttft 5ms --gap 1ms --updates 4"
 LOAD = [
     "--rate",
     "20",
@@ -107,10 +107,10 @@ def test_two_servers_are_measured_in_turns_reported_and_compared(
     assert code == 0, said
     assert bench.pids() == []
 
-    run = Run(tmp_path / "one")
+    run = RunFolder(tmp_path / "one")
     assert [shift.arm for shift in run.shifts()] == ["a", "b", "b", "a", "a", "b"]
     records = list(run.requests())
-    assert {record.outcome for record in records} == {Outcome.OK}
+    assert {record.outcome for record in records} == {RequestOutcome.OK}
     ids = {arm: Counter(r.id for r in records if r.arm == arm) for arm in "ab"}
     assert ids["a"] == ids["b"] and ids["a"].total() > 30
     assert {sample.server for sample in run.samples()} <= {"a", "b", "clients"}
@@ -144,7 +144,7 @@ def test_an_interrupted_run_ends_at_once_and_keeps_its_report(
     assert process.returncode == 130, said
     assert bench.pids() == []
     assert "Interrupted after" in said and "Traceback" not in said
-    [shift] = Run(tmp_path).shifts()
+    [shift] = RunFolder(tmp_path).shifts()
     assert 0.5 < shift.seconds < LIMIT_S and not shift.is_discarded
     assert (tmp_path / "report.html").stat().st_size > 0
     assert _sent(tmp_path) > 30
@@ -166,7 +166,7 @@ def test_a_server_that_dies_at_once_is_told_with_the_end_of_its_log(
     hasty = f"a={PYTHON} -c 'raise SystemExit(\"no weights\")' {{port}}"
     code, said = bench.run("serve", "--server", hasty, *LOAD, "--out", tmp_path)
     assert code == 1, said
-    assert "error: server a ended with code 1" in said and "error: no weights" in said
+    assert "error: server a exited with code 1" in said and "error: no weights" in said
     assert "Traceback" not in said
 
 
@@ -180,11 +180,11 @@ def test_a_server_that_dies_on_the_way_costs_its_requests_and_is_started_again(
         os.kill(pid, signal.SIGKILL)
         said, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, said
-    assert "Server a had ended by itself and was started again." in said
-    records = list(Run(tmp_path).requests())
+    assert "Server a exited unexpectedly and was restarted." in said
+    records = list(RunFolder(tmp_path).requests())
     outcomes = {block: Counter(r.outcome for r in records if r.block == block) for block in (0, 1)}
-    assert outcomes[0][Outcome.OK] and outcomes[0][Outcome.ERROR]
-    assert set(outcomes[1]) == {Outcome.OK}
+    assert outcomes[0][RequestOutcome.OK] and outcomes[0][RequestOutcome.ERROR]
+    assert set(outcomes[1]) == {RequestOutcome.OK}
 
 
 def _is_server(pid: int) -> bool:
@@ -192,4 +192,4 @@ def _is_server(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"outrider.bench.load.fake" in words and b"-I" not in words
+    return b"outrider.loadtest.fake" in words and b"-I" not in words

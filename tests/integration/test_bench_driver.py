@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import uvloop
 
-from outrider.bench.load.arrivals import Constant, Poisson, Replay
-from outrider.bench.load.asks import Prompt
-from outrider.bench.load.clients.driver import CLIENT_FULL, NOT_FINISHED, Driver, sleep_until
-from outrider.bench.load.clients.shifts import Asking, Load, Shift
-from outrider.bench.load.fake import Fault, Jitter, Script
-from outrider.bench.load.fake.grpc_server import FakeGrpcServer
-from outrider.bench.load.fake.http_server import FakeOpenAiServer
-from outrider.bench.load.records import Outcome, Phase, RequestRecord
-from outrider.bench.load.targets import TargetSpec, make_target
+from outrider.loadtest.arrivals import Constant, Poisson, Replay
+from outrider.loadtest.clients.driver import CLIENT_FULL, NOT_FINISHED, LoadDriver, sleep_until
+from outrider.loadtest.clients.shifts import LoadSpec, RequestOptions, Shift
+from outrider.loadtest.fake import Fault, Jitter, Script
+from outrider.loadtest.fake.grpc_server import FakeGrpcServer
+from outrider.loadtest.fake.http_server import FakeOpenAiServer
+from outrider.loadtest.records import RequestOutcome, RequestRecord, ShiftPhase
+from outrider.loadtest.requests import Prompt
+from outrider.loadtest.targets import TargetSpec, make_target
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
 
@@ -40,15 +40,15 @@ FAULTS = {
 POOL = [Prompt(id=f"p{number}", category="test", turns=(f"say {number}",)) for number in range(500)]
 
 
-def open_load(arrivals: Any, **more: Any) -> Load:
-    return Load(name="rate", kind="rate", value=1, arrivals=arrivals, **more)
+def open_load(arrivals: Any, **more: Any) -> LoadSpec:
+    return LoadSpec(name="rate", kind="rate", value=1, arrivals=arrivals, **more)
 
 
-def closed_load(clients: int, **more: Any) -> Load:
-    return Load(name="clients", kind="clients", value=clients, clients=clients, **more)
+def closed_load(clients: int, **more: Any) -> LoadSpec:
+    return LoadSpec(name="clients", kind="clients", value=clients, clients=clients, **more)
 
 
-def shift_of(load: Load, **more: Any) -> Shift:
+def shift_of(load: LoadSpec, **more: Any) -> Shift:
     plain = Shift(
         arm="a",
         target=TargetSpec("http://nowhere"),
@@ -62,7 +62,7 @@ def shift_of(load: Load, **more: Any) -> Shift:
         timeout_s=1.0,
         drain_s=2.0,
         prompts=tuple(range(len(POOL))),
-        asking=Asking(max_tokens=8),
+        request_options=RequestOptions(max_tokens=8),
     )
     return replace(plain, **more)
 
@@ -84,7 +84,9 @@ class Drive:
             await target.open()
             shift = self._shift.starting(time.monotonic() + 0.02)
             self.drivers = [
-                Driver(target, shift, POOL, self.records.append, client=n, clients=self._clients)
+                LoadDriver(
+                    target, shift, POOL, self.records.append, client=n, clients=self._clients
+                )
                 for n in range(self._clients)
             ]
             await asyncio.gather(*(driver.run() for driver in self.drivers))
@@ -96,7 +98,7 @@ class Drive:
             self.left = [each for each in names if "Driver" in getattr(each, "__qualname__", "")]
 
     @property
-    def outcomes(self) -> Counter[Outcome]:
+    def outcomes(self) -> Counter[RequestOutcome]:
         return Counter(record.outcome for record in self.records)
 
 
@@ -105,22 +107,26 @@ class Drive:
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 @pytest.mark.parametrize("load", [open_load(Poisson(150)), closed_load(12)], ids=["open", "closed"])
-def test_every_request_ends_in_one_record_whatever_the_server_does(kind: str, load: Load) -> None:
+def test_every_request_ends_in_one_record_whatever_the_server_does(
+    kind: str, load: LoadSpec
+) -> None:
     script = Script(updates=4, gap_s=0.001, faults=FAULTS, seed=3)
     drive = Drive(script, shift_of(load, measured_s=0.6, timeout_s=3.0, drain_s=4.0), kind=kind)
     [driver] = drive.drivers
     assert driver.progress.sent == driver.progress.ended == len(drive.records) > 40
-    assert driver.progress.under_way == 0 and drive.left == []
+    assert driver.progress.in_flight == 0 and drive.left == []
     assert drive.outcomes.total() == len(drive.records)
-    assert all(record.error for record in drive.records if record.outcome is Outcome.ERROR)
+    assert all(record.error for record in drive.records if record.outcome is RequestOutcome.ERROR)
 
     done = Counter(each.fault for each in drive.served)
-    kinds = Counter(record.error for record in drive.records if record.outcome is Outcome.ERROR)
+    kinds = Counter(
+        record.error for record in drive.records if record.outcome is RequestOutcome.ERROR
+    )
     # A kept connection on which the server hung up costs a second try.
     tries = len(drive.records) + sum(record.retries for record in drive.records)
     assert len(drive.served) == tries
-    assert drive.outcomes[Outcome.OK] == done[None] + done[Fault.DRIP]
-    assert drive.outcomes[Outcome.TIMEOUT] == done[Fault.SILENCE]
+    assert drive.outcomes[RequestOutcome.OK] == done[None] + done[Fault.DRIP]
+    assert drive.outcomes[RequestOutcome.TIMEOUT] == done[Fault.SILENCE]
     if kind == "http":
         assert kinds["http 429"] == done[Fault.TOO_MANY]
         assert kinds["http 500"] + kinds["stream error"] >= done[Fault.INTERNAL]
@@ -131,8 +137,8 @@ def test_what_has_not_ended_when_the_shift_is_over_is_not_finished() -> None:
     shift = shift_of(open_load(Constant(20)), measured_s=0.3, timeout_s=30.0, drain_s=0.2)
     drive = Drive(script, shift)
     assert len(drive.records) == 6 and drive.left == []
-    assert {(r.outcome, r.error) for r in drive.records} == {(Outcome.TIMEOUT, NOT_FINISHED)}
-    assert {r.phase for r in drive.records} == {Phase.MEASURED}
+    assert {(r.outcome, r.error) for r in drive.records} == {(RequestOutcome.TIMEOUT, NOT_FINISHED)}
+    assert {r.phase for r in drive.records} == {ShiftPhase.MEASURED}
 
 
 def test_a_number_of_requests_is_not_sent_on_after_the_shift_was_given_up() -> None:
@@ -158,7 +164,7 @@ def test_a_stopped_driver_lets_the_short_end_and_does_not_count_the_rest() -> No
             target = make_target(TargetSpec(server.url))
             await target.open()
             shift = shift_of(open_load(Constant(50)), measured_s=60.0, drain_s=0.5, timeout_s=60.0)
-            driver = Driver(target, shift.starting(time.monotonic()), POOL, records.append)
+            driver = LoadDriver(target, shift.starting(time.monotonic()), POOL, records.append)
             asyncio.get_running_loop().call_later(0.4, driver.stop)
             async with asyncio.timeout(5):
                 await driver.run()
@@ -167,9 +173,11 @@ def test_a_stopped_driver_lets_the_short_end_and_does_not_count_the_rest() -> No
         return records
 
     records = asyncio.run(run())
-    phases = {outcome: {r.phase for r in records if r.outcome is outcome} for outcome in Outcome}
-    assert phases[Outcome.OK] == {Phase.MEASURED}
-    assert phases[Outcome.TIMEOUT] == {Phase.DISCARDED}
+    phases = {
+        outcome: {r.phase for r in records if r.outcome is outcome} for outcome in RequestOutcome
+    }
+    assert phases[RequestOutcome.OK] == {ShiftPhase.MEASURED}
+    assert phases[RequestOutcome.TIMEOUT] == {ShiftPhase.DISCARDED}
 
 
 # -- time ---------------------------------------------------------------------------------------
@@ -181,7 +189,7 @@ def test_a_stall_shows_from_the_intended_time_and_hides_from_the_sent_time() -> 
         open_load(Constant(50)), measured_s=3.0, timeout_s=20.0, drain_s=20.0, max_in_flight=2
     )
     drive = Drive(script, shift)
-    assert drive.outcomes == {Outcome.OK: 150}
+    assert drive.outcomes == {RequestOutcome.OK: 150}
     intended = np.percentile([r.end_s - r.intended_s for r in drive.records], 90)
     sent = np.percentile([r.end_s - r.sent_s for r in drive.records], 90)
     assert intended > 1.2
@@ -196,7 +204,7 @@ def test_times_are_those_of_the_servers_own_books(kind: str) -> None:
     patient = shift_of(open_load(Poisson(60)), measured_s=1.0, timeout_s=30.0, drain_s=30.0)
     drive = Drive(script, patient, kind=kind)
     books = {each.prompt: each for each in drive.served}
-    assert drive.outcomes[Outcome.OK] == len(drive.records) == len(books) > 30
+    assert drive.outcomes[RequestOutcome.OK] == len(drive.records) == len(books) > 30
     firsts, ends = [], []
     for record in drive.records:
         served = books["say " + record.id.removeprefix("p").removesuffix("#0")]
@@ -224,15 +232,15 @@ def test_a_conversation_quotes_the_answers_and_the_user_thinks() -> None:
             target = make_target(TargetSpec(server.url, keeps_text=True))
             send = target.send
 
-            async def listening(ask: Any, reply: Any) -> None:
-                asked.append([(message.role, message.content) for message in ask.messages])
-                await send(ask, reply)
+            async def listening(request: Any, reply: Any) -> None:
+                asked.append([(message.role, message.content) for message in request.messages])
+                await send(request, reply)
 
             target.send = listening  # type: ignore[method-assign]
             await target.open()
             load = open_load(Replay((0.0,)), think_s=0.15)
-            shift = shift_of(load, prompts=(0,), asking=Asking(max_turns=3))
-            await Driver(target, shift.starting(time.monotonic()), [talk], records.append).run()
+            shift = shift_of(load, prompts=(0,), request_options=RequestOptions(max_turns=3))
+            await LoadDriver(target, shift.starting(time.monotonic()), [talk], records.append).run()
             await target.close()
         return records
 
@@ -250,7 +258,7 @@ def test_a_conversation_quotes_the_answers_and_the_user_thinks() -> None:
 
 
 @pytest.mark.parametrize("load", [open_load(Poisson(80)), closed_load(3)], ids=["open", "closed"])
-def test_two_clients_send_one_schedule(load: Load) -> None:
+def test_two_clients_send_one_schedule(load: LoadSpec) -> None:
     shift = shift_of(load, max_requests=25, measured_s=5.0)
     alone = Drive(Script(), shift)
     both = Drive(Script(), shift, clients=2)

@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 from fake_engine import FakeService, fake_service, wait_until
 
-from outrider.bench.load.asks import Ask, Message
-from outrider.bench.load.fake import Fault, Script
-from outrider.bench.load.fake.grpc_server import FakeGrpcServer
-from outrider.bench.load.records import CountedBy
-from outrider.bench.load.targets import Reply, Target, TargetFault, TargetSpec, make_target
+from outrider.loadtest.fake import Fault, Script
+from outrider.loadtest.fake.grpc_server import FakeGrpcServer
+from outrider.loadtest.records import CountedBy
+from outrider.loadtest.requests import BenchRequest, Message
+from outrider.loadtest.targets import Reply, Target, TargetFault, TargetSpec, make_target
 
 LIMIT_S = 60.0
-TEXT = Ask(id="q/0", category="test", text="Once", max_tokens=24)
-CHAT = Ask(id="q/1", category="test", messages=(Message("user", "Grüße, 日本"),), max_tokens=24)
-IDS = Ask(id="q/2", category="test", token_ids=(10, 11, 12), max_tokens=24, ignores_eos=True)
+TEXT = BenchRequest(id="q/0", category="test", text="Once", max_tokens=24)
+CHAT = BenchRequest(
+    id="q/1", category="test", messages=(Message("user", "Grüße, 日本"),), max_tokens=24
+)
+IDS = BenchRequest(
+    id="q/2", category="test", token_ids=(10, 11, 12), max_tokens=24, ignores_eos=True
+)
 
 
 async def with_target(url: str, use: Callable[[Target], Awaitable[Any]], **spec: Any) -> Any:
@@ -32,7 +36,7 @@ async def with_target(url: str, use: Callable[[Target], Awaitable[Any]], **spec:
             await target.close()
 
 
-async def sent(target: Target, ask: Ask = TEXT) -> Reply:
+async def sent(target: Target, ask: BenchRequest = TEXT) -> Reply:
     reply = Reply()
     await target.send(ask, reply)
     return reply
@@ -138,7 +142,7 @@ def test_a_request_that_is_given_up_ends_at_the_server(script: Script) -> None:
 
 
 def test_nobody_at_an_address_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.bench.load.targets.grpc_target._OPEN_S", 0.3)
+    monkeypatch.setattr("outrider.loadtest.targets.grpc_target._OPEN_S", 0.3)
 
     async def run() -> str:
         async with FakeGrpcServer(Script()) as server:
@@ -164,7 +168,7 @@ def from_gateway(service: FakeService, use: Callable[[Target], Awaitable[Any]], 
 
 
 @pytest.mark.parametrize("ask", [TEXT, CHAT, IDS])
-def test_a_real_server_s_answer_is_read_whole(service: FakeService, ask: Ask) -> None:
+def test_a_real_server_s_answer_is_read_whole(service: FakeService, ask: BenchRequest) -> None:
     reply: Reply = from_gateway(service, lambda target: sent(target, ask))
     assert reply.output_tokens == len(reply.token_ids) == sum(reply.update_tokens) == 24
     assert reply.finish == "length"
@@ -189,7 +193,7 @@ def test_extras_are_parameters_of_the_request(service: FakeService) -> None:
 def test_a_request_that_cannot_be_right_is_an_invalid_argument(service: FakeService) -> None:
     async def use(target: Target) -> str:
         with pytest.raises(TargetFault) as caught:
-            await sent(target, Ask("i", "c", token_ids=(10**6,)))
+            await sent(target, BenchRequest("i", "c", token_ids=(10**6,)))
         return caught.value.kind
 
     assert from_gateway(service, use) == "invalid argument"

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.load.asks import Ask
-from outrider.bench.load.runs import Sample
-from outrider.bench.load.servers.server import Server, ServerSpec, is_ready
-from outrider.bench.load.servers.watch import ServerWatch
-from outrider.bench.load.targets import Reply, TargetFault, TargetSpec, make_target
-from outrider.bench.load.targets import openai as openai_target
+from outrider.loadtest.requests import BenchRequest
+from outrider.loadtest.runs import ServerSample
+from outrider.loadtest.servers.server import ServerSpec, ServerUnderTest, is_ready
+from outrider.loadtest.servers.watch import ServerWatch
+from outrider.loadtest.targets import Reply, TargetFault, TargetSpec, make_target
+from outrider.loadtest.targets import openai as openai_target
 
 LIMIT_S = 60.0
 NOWHERE = Path("nowhere")  # no log is written
-TEXT = Ask(id="q/0", category="test", text="Once", max_tokens=6)
+TEXT = BenchRequest(id="q/0", category="test", text="Once", max_tokens=6)
 DEEP = b"[" * 60_000
 MODELS = json.dumps({"data": [{"id": "m"}]}).encode()
 CHUNK = b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\n'
@@ -186,7 +186,7 @@ def test_no_redirect_takes_headers_elsewhere() -> None:
     async def elsewhere(path: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(body("200 OK", MODELS))
 
-    async def run() -> tuple[str, bool, Sample]:
+    async def run() -> tuple[str, bool, ServerSample]:
         async with asyncio.timeout(LIMIT_S), serving(elsewhere, reached) as other:
 
             async def send_away(path: bytes, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +201,7 @@ def test_no_redirect_takes_headers_elsewhere() -> None:
                 with pytest.raises(TargetFault) as caught:
                     await target.send(TEXT, Reply())
                 await target.close()
-                watch = ServerWatch(Server(ServerSpec("s", url, headers=headers), NOWHERE))
+                watch = ServerWatch(ServerUnderTest(ServerSpec("s", url, headers=headers), NOWHERE))
                 sample = await watch.sample()
                 await watch.close()
                 return caught.value.kind, await is_ready(url, headers), sample
@@ -253,14 +253,14 @@ def test_a_body_that_comes_in_parts_is_read_whole() -> None:
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async def run() -> tuple[str, Sample]:
+    async def run() -> tuple[str, ServerSample]:
         async with asyncio.timeout(LIMIT_S), serving(drip) as url:
             target = make_target(TargetSpec(url))
             await target.open()
             with pytest.raises(TargetFault) as caught:
                 await target.send(TEXT, Reply())
             await target.close()
-            watch = ServerWatch(Server(ServerSpec("s", url), NOWHERE))
+            watch = ServerWatch(ServerUnderTest(ServerSpec("s", url), NOWHERE))
             sample = await watch.sample()
             await watch.close()
             return str(caught.value), sample
@@ -300,9 +300,9 @@ def test_a_packed_page_of_counters_is_not_unpacked() -> None:
     async def answer(path: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(body("200 OK", bomb, "Content-Encoding: gzip"))
 
-    async def run() -> Sample:
+    async def run() -> ServerSample:
         async with asyncio.timeout(LIMIT_S), serving(answer, seen) as url:
-            watch = ServerWatch(Server(ServerSpec("s", url), NOWHERE))
+            watch = ServerWatch(ServerUnderTest(ServerSpec("s", url), NOWHERE))
             try:
                 return await watch.sample()
             finally:

@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from outrider.bench.load.asks import Ask
-from outrider.bench.load.records import CountedBy
-from outrider.bench.load.targets import Reply, TargetFault, TargetSpec
-from outrider.bench.load.targets.inprocess import InProcessTarget
+from outrider.loadtest.records import CountedBy
+from outrider.loadtest.requests import BenchRequest
+from outrider.loadtest.targets import Reply, TargetFault, TargetSpec
+from outrider.loadtest.targets.inprocess import InProcessTarget
 
 pytestmark = pytest.mark.model
 
@@ -40,8 +40,8 @@ def on_engine(pair: Any, use: Callable[[InProcessTarget], Awaitable[Any]], **ext
     return asyncio.run(run())
 
 
-def ask(*ids: int, max_tokens: int = 20) -> Ask:
-    return Ask("q/0", "test", token_ids=ids, max_tokens=max_tokens, ignores_eos=True)
+def ask(*ids: int, max_tokens: int = 20) -> BenchRequest:
+    return BenchRequest("q/0", "test", token_ids=ids, max_tokens=max_tokens, ignores_eos=True)
 
 
 def test_requests_share_the_engine_and_tell_what_speculation_did(pair: Any) -> None:

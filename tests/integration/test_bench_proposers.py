@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from outrider.bench.proposers.__main__ import app
+from outrider.benchmarks.proposers.__main__ import app
 
 pytestmark = pytest.mark.model
 

@@ -16,10 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench.load.servers import server as servers
-from outrider.bench.load.servers.processes import listening_pid
-from outrider.bench.load.servers.server import Idle, Server, ServerError, ServerSpec, is_ready
-from outrider.bench.load.servers.watch import ServerWatch
+from outrider.loadtest.servers import server as servers
+from outrider.loadtest.servers.processes import listening_pid
+from outrider.loadtest.servers.server import (
+    Idle,
+    ServerError,
+    ServerSpec,
+    ServerUnderTest,
+    is_ready,
+)
+from outrider.loadtest.servers.watch import ServerWatch
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -44,10 +50,10 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 HARNESS = """
 import asyncio, pathlib, sys
-from outrider.bench.load.servers.server import Server, ServerSpec
+from outrider.loadtest.servers.server import ServerSpec, ServerUnderTest
 async def main():
     spec = ServerSpec("tiny", "http://127.0.0.1:{port}", sys.argv[1])
-    server = Server(spec, pathlib.Path(sys.argv[2]))
+    server = ServerUnderTest(spec, pathlib.Path(sys.argv[2]))
     await server.start()
     if "pause" in sys.argv:
         server.pause()
@@ -110,7 +116,7 @@ def test_a_started_server_answers_rests_wakes_and_leaves_nothing(
     )
 
     async def live() -> None:
-        server = Server(spec, tmp_path)
+        server = ServerUnderTest(spec, tmp_path)
         await server.start()
         pids = server.pids()
         assert len(pids) == 2 and set(pids) < set(marked.pids())
@@ -164,8 +170,10 @@ def test_a_command_that_ends_early_is_told_with_the_end_of_its_log(
 ) -> None:
     script = "print(*range(40), sep=chr(10)); raise SystemExit(3)"
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
-    server = Server(ServerSpec("hasty", "http://127.0.0.1:{port}", command, marked.env), tmp_path)
-    with pytest.raises(ServerError, match="server hasty ended with code 3 before") as raised:
+    server = ServerUnderTest(
+        ServerSpec("hasty", "http://127.0.0.1:{port}", command, marked.env), tmp_path
+    )
+    with pytest.raises(ServerError, match="server hasty exited with code 3 before") as raised:
         asyncio.run(server.start())
     assert str(raised.value).splitlines()[1:] == [str(number) for number in range(25, 40)]
     assert marked.pids() == []
@@ -174,7 +182,7 @@ def test_a_command_that_ends_early_is_told_with_the_end_of_its_log(
 def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path, marked: Marked) -> None:
     spec = ServerSpec("mute", "grpc://127.0.0.1:{port}", "sleep 600", marked.env, None, 0.5)
     with pytest.raises(ServerError, match=r"server mute does not answer .* within 0.5 s"):
-        asyncio.run(Server(spec, tmp_path).start())
+        asyncio.run(ServerUnderTest(spec, tmp_path).start())
     assert marked.pids() == []
 
 
@@ -187,7 +195,7 @@ def test_an_address_where_no_server_listens_is_refused_within_seconds(
         url = f"{scheme}://127.0.0.1:{held.getsockname()[1]}"
         began_s = time.monotonic()
         with pytest.raises(ServerError) as raised:
-            asyncio.run(Server(ServerSpec("a", url), tmp_path).start())
+            asyncio.run(ServerUnderTest(ServerSpec("a", url), tmp_path).start())
     assert time.monotonic() - began_s < 15.0
     assert str(raised.value) == (
         f"server a does not answer at {url} within 5 s; start it, or correct the address."
@@ -203,7 +211,7 @@ def test_a_command_that_ignores_being_told_is_killed_after_its_grace(
 
     async def live() -> None:
         spec = ServerSpec("deaf", "http://127.0.0.1:{port}", command, marked.env)
-        server = Server(spec, tmp_path)
+        server = ServerUnderTest(spec, tmp_path)
         await server.start()
         assert len(server.pids()) == 2
         await server.stop()
@@ -214,6 +222,6 @@ def test_a_command_that_ignores_being_told_is_killed_after_its_grace(
 
 def test_a_command_that_cannot_be_found_says_so(tmp_path: Path) -> None:
     spec = ServerSpec("lost", "http://127.0.0.1:{port}", "no-such-command --port {port}")
-    with pytest.raises(ServerError, match="ended with code 127") as raised:
-        asyncio.run(Server(spec, tmp_path).start())
+    with pytest.raises(ServerError, match="exited with code 127") as raised:
+        asyncio.run(ServerUnderTest(spec, tmp_path).start())
     assert "no-such-command: No such file or directory" in str(raised.value)

@@ -16,15 +16,17 @@ from typing import Any
 
 import pytest
 
-from outrider.bench.load.asks import Ask, Message
-from outrider.bench.load.fake import Fault, Jitter, Script
-from outrider.bench.load.fake.http_server import FakeOpenAiServer
-from outrider.bench.load.records import CountedBy
-from outrider.bench.load.targets import Reply, Target, TargetFault, TargetSpec, make_target
+from outrider.loadtest.fake import Fault, Jitter, Script
+from outrider.loadtest.fake.http_server import FakeOpenAiServer
+from outrider.loadtest.records import CountedBy
+from outrider.loadtest.requests import BenchRequest, Message
+from outrider.loadtest.targets import Reply, Target, TargetFault, TargetSpec, make_target
 
 LIMIT_S = 60.0
-TEXT = Ask(id="q/0", category="test", text="Once", max_tokens=6)
-CHAT = Ask(id="q/1", category="test", messages=(Message("user", "Grüße, 日本"),), max_tokens=6)
+TEXT = BenchRequest(id="q/0", category="test", text="Once", max_tokens=6)
+CHAT = BenchRequest(
+    id="q/1", category="test", messages=(Message("user", "Grüße, 日本"),), max_tokens=6
+)
 
 
 def served_by(
@@ -42,7 +44,7 @@ def served_by(
     return asyncio.run(run())
 
 
-def asked(script: Script, ask: Ask = TEXT, **spec: Any) -> Reply:
+def asked(script: Script, ask: BenchRequest = TEXT, **spec: Any) -> Reply:
     async def use(server: FakeOpenAiServer, target: Target) -> Reply:
         reply = Reply()
         await target.send(ask, reply)
@@ -67,7 +69,7 @@ def failed(script: Script, **spec: Any) -> tuple[TargetFault, Reply]:
 
 
 @pytest.mark.parametrize("ask", [TEXT, CHAT])
-def test_ids_usage_and_text_arrive_as_they_were_sent(ask: Ask) -> None:
+def test_ids_usage_and_text_arrive_as_they_were_sent(ask: BenchRequest) -> None:
     script = Script(updates=4, tokens_per_update=3, has_ids=True, word=" 日本é", gap_s=0.003)
     reply = asked(script, ask)
     assert (reply.update_tokens, reply.output_tokens) == ([3] * 4, 12)
@@ -90,7 +92,7 @@ def test_a_tokeniser_counts_for_a_server_that_does_not() -> None:
     script = Script(updates=3, tokens_per_update=2, has_usage=False, word=" word")
     reply = asked(script, tokenizer="smollm2-135m-draft")
     assert (reply.output_tokens, reply.counted_by) == (6, CountedBy.TOKENISER)
-    assert asked(script).counted_by is CountedBy.NOBODY
+    assert asked(script).counted_by is CountedBy.UNKNOWN
 
 
 def test_the_length_may_be_the_request_s_own() -> None:
@@ -292,7 +294,8 @@ def test_extras_headers_and_key_reach_the_server_as_they_are() -> None:
         await target.open()
         with pytest.raises(TargetFault) as caught:
             await target.send(
-                Ask("i", "c", token_ids=(1, 2), max_tokens=5, ignores_eos=True, seed=9), Reply()
+                BenchRequest("i", "c", token_ids=(1, 2), max_tokens=5, ignores_eos=True, seed=9),
+                Reply(),
             )
         assert "secret" not in str(caught.value)
         await target.close()
@@ -315,7 +318,7 @@ def test_extras_headers_and_key_reach_the_server_as_they_are() -> None:
 
 
 def test_the_fakes_run_by_themselves_and_leave_their_books(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "outrider.bench.load.fake", "--http", "0", "--ttft", "5ms"]
+    command = [sys.executable, "-m", "outrider.loadtest.fake", "--http", "0", "--ttft", "5ms"]
     books = tmp_path / "books"
     with subprocess.Popen(
         [*command, "--books", str(books)], stdout=subprocess.PIPE, text=True, env=os.environ

@@ -13,25 +13,25 @@ from pathlib import Path
 import grpc
 import pytest
 
-from outrider.bench.load.asks import Ask
-from outrider.bench.load.fake import Script
-from outrider.bench.load.fake.grpc_server import FakeGrpcServer
-from outrider.bench.load.fake.http_server import FakeOpenAiServer
-from outrider.bench.load.targets import Reply, TargetFault, TargetSpec, make_target
+from outrider.loadtest.fake import Script
+from outrider.loadtest.fake.grpc_server import FakeGrpcServer
+from outrider.loadtest.fake.http_server import FakeOpenAiServer
+from outrider.loadtest.requests import BenchRequest
+from outrider.loadtest.targets import Reply, TargetFault, TargetSpec, make_target
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 
-ASK = Ask("q/0", "test", text="Once")
+ASK = BenchRequest("q/0", "test", text="Once")
 # The root is read from the environment when gRPC starts, so it takes a process of its own.
 ASK_OVER_GRPC = """
 import asyncio, sys
-from outrider.bench.load.asks import Ask
-from outrider.bench.load.targets import Reply, TargetSpec, make_target
+from outrider.loadtest.requests import BenchRequest
+from outrider.loadtest.targets import Reply, TargetSpec, make_target
 async def main():
     target = make_target(TargetSpec(sys.argv[1], channels=1, api_key="secret"))
     await target.open()
     reply = Reply()
-    await target.send(Ask("q/0", "test", text="Once"), reply)
+    await target.send(BenchRequest("q/0", "test", text="Once"), reply)
     print(reply.output_tokens)
     await target.close()
 asyncio.run(main())

@@ -16,6 +16,7 @@ from checkpoints import damp, random_model, random_prompt, reference_logits, sho
 from gpu_tools import DEVICE, GPU_MARKS
 
 from outrider import SamplingParams
+from outrider.catalog.proposers import DRAFT
 from outrider.config import EngineConfig
 from outrider.engine import inline
 from outrider.engine.sizing import PoolSizes
@@ -24,7 +25,7 @@ from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.scheduler.types import (
     IN_PROCESS,
-    NOBODY,
+    NO_PROPOSER,
     Agreement,
     RowInit,
     RowPlan,
@@ -34,10 +35,9 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.device import Placement
 from outrider.workers.gpu.colocated import ColocatedWorker
-from outrider.workers.proposers.base import DRAFT
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -113,7 +113,7 @@ class Engine:
             depth=depth,
             num_verified=depth,
             samples=True,
-            proposer=DRAFT if depth else NOBODY,
+            proposer=DRAFT if depth else NO_PROPOSER,
             target_start=0,
             target_blocks=blocks,
             draft_start=0,
@@ -125,7 +125,7 @@ class Engine:
         """The token behind `prefix`, decided by a model and the sampler on the host."""
         logits = reference_logits(model, prefix)[-1:]
         sampler = RowSampler.from_init(self.inits[row], logits.shape[1], torch.device("cpu"))
-        return int(sample(logits, [Span(sampler, prefix)], ReferenceOps())[0])
+        return int(sample(logits, [LogitSpan(sampler, prefix)], ReferenceOps())[0])
 
 
 def _init(row: int, tokens: list[int], params: SamplingParams) -> RowInit:
@@ -143,7 +143,7 @@ def _init(row: int, tokens: list[int], params: SamplingParams) -> RowInit:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Rows whose draft is behind: one has seen its prompt, the others nothing."""
-    engine = Engine(tmp_path_factory.mktemp("catching_up"))
+    engine = Engine(tmp_path_factory.mktemp("catch_up"))
     engine.step([3, 0, 0])
     for _ in range(6):
         engine.step([0, 0, 0])

@@ -139,11 +139,11 @@ REFUSED = [
     ((QUESTION, "--top-p", "3"), 2, "top_p is 3.0; it must be a number in (0, 1]."),
     ((QUESTION, "--depth", "99"), 2, "num_speculative_tokens is 99"),
     ((QUESTION, "--policy", "best"), 2, "--speculation-policy: speculation.policy is 'best'"),
-    ((QUESTION, "--fix-depth"), 2, "--fix-depth needs a depth to keep to; give it with --depth."),
+    ((QUESTION, "--fix-depth"), 2, "--fix-depth needs a depth; give it with --depth."),
     ((QUESTION, "--model", "no-such-model"), 1, "'no-such-model' is neither a folder"),
     ((QUESTION, "--method", "draft", "--draft-model", "none"), 2, "there is no draft"),
     ((QUESTION, "--method", "off", "--compare"), 2, "--compare needs speculation"),
-    ((QUESTION, *ALONE, "--raw", "--system", "Be brief."), 2, "--raw goes without it"),
+    ((QUESTION, *ALONE, "--raw", "--system", "Be brief."), 2, "--raw skips it"),
     (("", *ALONE, "--raw"), 2, "the prompt is empty"),
 ]
 

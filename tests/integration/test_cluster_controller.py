@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 import pytest
 from cluster_tools import wait_until
 
-from outrider.cluster.attach import Attaching
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.events import Event
-from outrider.cluster.lease import Driver
-from outrider.cluster.placement import place
-from outrider.cluster.ray_facts import cluster_resources, free_resources, logs_folder
-from outrider.cluster.ray_launch import RayLaunch
-from outrider.cluster.ray_session import RaySession, ray_session
-from outrider.cluster.rooms import Need
+from outrider.cluster.ray.attach import ControllerAttachment
+from outrider.cluster.ray.facts import cluster_resources, free_resources, logs_folder
+from outrider.cluster.ray.launch import RayLaunch
+from outrider.cluster.ray.lease import DriverIdentity
+from outrider.cluster.ray.node_assignment import Need
+from outrider.cluster.ray.placement import place
+from outrider.cluster.ray.session import RaySession, ray_session
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.links.cluster_view import ClusterView
@@ -40,8 +40,10 @@ def session() -> Iterator[RaySession]:
 @asynccontextmanager
 async def _launched(session: RaySession) -> AsyncIterator[RayLaunch]:
     events: list[Event] = []
-    launch = await Attaching(CONFIG, session, SECRET, Driver(), events.append).attach(is_first=True)
-    keeping = asyncio.create_task(launch.keep(events.append))
+    launch = await ControllerAttachment(
+        CONFIG, session, SECRET, DriverIdentity(), events.append
+    ).attach(is_first=True)
+    keeping = asyncio.create_task(launch.run(events.append))
     try:
         yield launch
     finally:
@@ -69,7 +71,9 @@ def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySessio
             [address] = place.addresses  # nobody could be elsewhere
             assert place.name == "0" and address.startswith("unix:")
             with pytest.raises(ConfigError, match="a server already runs in this cluster"):
-                other = Attaching(CONFIG, session, SECRET, Driver("other"), _ignore)
+                other = ControllerAttachment(
+                    CONFIG, session, SECRET, DriverIdentity("other"), _ignore
+                )
                 await other.attach(is_first=True)
             status = await launch.view()
             assert status is not None

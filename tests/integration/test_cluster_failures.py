@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cluster_tools import ServeProcess
 
-from outrider.workers.weights.resolve import resolve_source
+from outrider.checkpoints.resolve import resolve_source
 
 pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(120)]
 

@@ -225,7 +225,7 @@ def test_texts_are_the_plain_ones_when_drafts_are_selected(
 ) -> None:
     """Exactly so many are verified as the plan says; a draft goes on from what was accepted, also
     behind guesses that nobody looked at."""
-    monkeypatch.setattr(passes, "MAX_RECORDED_TOKENS", most_recorded)
+    monkeypatch.setattr(passes, "MAX_CAPTURED_TOKENS", most_recorded)
     llm = colocated(draft_model=str(models.target if is_perfect else models.draft))
     on_host = _host_steps(llm, monkeypatch)
     steps = _select(llm, monkeypatch)
@@ -303,10 +303,10 @@ def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
     llm = colocated()
     loop = llm.engine.built.loop
     worker = loop._target
-    assert isinstance(worker, ColocatedWorker) and worker._catching_up is not None
+    assert isinstance(worker, ColocatedWorker) and worker._draft_catch_up is not None
     done: list[str] = []
     spent_s: list[float] = []
-    catch_up = worker._catching_up.recorded.run
+    catch_up = worker._draft_catch_up.captured.run
 
     def timed(num_tokens: int) -> None:
         _synchronize()
@@ -325,7 +325,7 @@ def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
 
         monkeypatch.setattr(passes, name, watched)
 
-    monkeypatch.setattr(worker._catching_up.recorded, "run", timed)
+    monkeypatch.setattr(worker._draft_catch_up.captured, "run", timed)
     noted(worker._passes, "run")
     noted(worker._target.runner, "forward")
     options: dict[str, Any] = {"prompt_logprobs": 1} if is_on_host else {}
@@ -619,7 +619,7 @@ def test_preempted_requests_resume(
     )
     on_host = _host_steps(llm, monkeypatch)
     _check(llm, models, expected, prompts, params)
-    assert llm.engine.built.loop.scheduler._residents.num_preemptions > 0
+    assert llm.engine.built.loop.scheduler._running_requests.num_preemptions > 0
     assert not on_host
 
 

@@ -19,6 +19,7 @@ from head_checkpoints import DEEP, save_head
 from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
+from outrider.catalog.heads import HeadKind
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
@@ -26,12 +27,11 @@ from outrider.text.outputs import RequestOutput
 from outrider.workers import device
 from outrider.workers.gpu import drafting, passes
 from outrider.workers.gpu.colocated import ColocatedWorker
-from outrider.workers.gpu.heading import HeadPasses
+from outrider.workers.gpu.head_passes import HeadPasses
 from outrider.workers.heads.runner import HeadRunner
-from outrider.workers.heads.spec import HeadKind
 from outrider.workers.models.kv import KVCache
-from outrider.workers.runner import Chunk, Runner
-from outrider.workers.target import TargetWorker
+from outrider.workers.runner import RowChunk, Runner
+from outrider.workers.target import LocalTarget
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -127,7 +127,7 @@ def _worker(llm: LLM) -> ColocatedWorker:
 
 
 def _heading(llm: LLM) -> HeadPasses:
-    heading = _worker(llm)._heading
+    heading = _worker(llm)._head_passes
     assert heading is not None
     return heading
 
@@ -173,7 +173,7 @@ def _on_the_host(models: Models, kind: str) -> LLM:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "select_ops", SELECT_OPS)
         llm = LLM(str(models.target), device="cpu", head_model=str(models.heads[kind]), **COMMON)
-    assert isinstance(llm.engine.built.loop._target, TargetWorker)
+    assert isinstance(llm.engine.built.loop._target, LocalTarget)
     return llm
 
 
@@ -241,7 +241,7 @@ def test_steps_in_which_nobody_drafts_with_a_head_go_without_it(
     while len(output.outputs[0].token_ids) < NUM_TOKENS - 2:
         engine.step()
     assert num_passes > 0
-    row = engine.built.loop.scheduler._residents.running[0].row
+    row = engine.built.loop.scheduler._running_requests.running[0].row
     _assert_remembers(_worker(llm), row, [*prompt, *output.outputs[0].token_ids])
 
 
@@ -250,10 +250,10 @@ def _assert_remembers(worker: ColocatedWorker, row: int, text: list[int]) -> Non
     assert proposer is not None
     assert proposer._lengths[row] == len(text)
     used, fresh = proposer.runner, _fresh(proposer.runner)
-    fresh.target.forward([Chunk(0, 0, text[:-1])])
-    passed = fresh.target.passed
+    fresh.target.forward([RowChunk(0, 0, text[:-1])])
+    passed = fresh.target.last_pass
     assert passed is not None
-    states = fresh.extend([Chunk(0, 0, text[1:])], passed.features)
+    states = fresh.extend([RowChunk(0, 0, text[1:])], passed.features)
     torch.testing.assert_close(used.states[row], states[-1], rtol=1e-4, atol=1e-4)
     if used.kv is None or fresh.kv is None:
         return
@@ -356,7 +356,7 @@ def test_preempted_requests_resume(
     )
     on_host = _host_steps(llm, monkeypatch)
     outputs = _check(llm, models, plain, prompts, params)
-    assert llm.engine.built.loop.scheduler._residents.num_preemptions > 0
+    assert llm.engine.built.loop.scheduler._running_requests.num_preemptions > 0
     assert sum(drafted for drafted, _ in _counts(outputs)) > 0
     assert not on_host
 
@@ -394,7 +394,7 @@ def test_every_pass_has_a_cost_and_none_changes_what_is_remembered(
 ) -> None:
     llm = colocated("eagle3")
     heading, worker = _heading(llm), _worker(llm)
-    assert heading.extension in worker._recordings()
+    assert heading.extension in worker._captured_passes()
     heading._runner.states.fill_(3.0)
     before = [each.clone() for each in heading._kv.keys] if heading._kv else []
     costs = worker.measure_costs()

@@ -18,12 +18,12 @@ from cluster_tools import ServeProcess, streamed_tokens, wait_until
 from process_tools import is_alive
 
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.resolve import resolve_source
 from outrider.cli import main
 from outrider.client import Client
 from outrider.config import EngineConfig
 from outrider.engine.launch import child as child_module
 from outrider.engine.launch.child import EngineChild, EngineChildError
-from outrider.workers.weights.resolve import resolve_source
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 

@@ -12,14 +12,14 @@ from typing import Any, Protocol
 import pytest
 from cluster_tools import START_S, ServeProcess, wait_until
 
-from outrider.gateway.replicas import Replicas as LinkedReplicas
+from outrider.gateway.routing.replicas import ReplicaLinks
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.codec import FLEET_CODEC
 from outrider.links.fleet_messages import (
-    Ordered,
+    OrderResult,
     ReplicaPlace,
-    Replicas,
     ReplicaState,
+    ReplicaTable,
     ScaleTo,
     Welcome,
 )
@@ -46,7 +46,7 @@ async def _places(
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             heard = await channel.receive()
-            if isinstance(heard, Replicas) and wanted(heard.places):
+            if isinstance(heard, ReplicaTable) and wanted(heard.places):
                 return heard.places
 
 
@@ -67,7 +67,7 @@ def test_a_guest_hears_of_replicas_it_can_reach_and_orders_more_of_them(
     async def visit(server: ServeProcess, address: str) -> None:
         hello = Hello(Role.GATEWAY, 0, 0, os.getpid(), socket.gethostname())
         channel = await open_channel(f"tcp:{address}", SECRET, hello, FLEET_CODEC, TIMEOUT_S)
-        linked = LinkedReplicas(SECRET, _accept, _take_note)
+        linked = ReplicaLinks(SECRET, _accept, _take_note)
         try:
             welcome = await channel.receive()
             assert isinstance(welcome, Welcome) and welcome.settings == {}
@@ -80,9 +80,9 @@ def test_a_guest_hears_of_replicas_it_can_reach_and_orders_more_of_them(
                     await linked.changed.wait()
 
             channel.send(ScaleTo(1, 2))
-            while not isinstance(answer := await channel.receive(), Ordered):
+            while not isinstance(answer := await channel.receive(), OrderResult):
                 pass
-            assert answer == Ordered(1)
+            assert answer == OrderResult(1)
             serving = ReplicaState.SERVING
             await _places(channel, lambda found: [each.state for each in found] == [serving] * 2)
             server.terminate()
@@ -94,7 +94,7 @@ def test_a_guest_hears_of_replicas_it_can_reach_and_orders_more_of_them(
 
     with ServeProcess(*arguments) as server:
         wait_until(lambda: "Ctrl-C stops it" in server.output or not server.is_running, START_S)
-        assert "Gateways that dial in serve it" in server.output, server.output
+        assert "Gateways that connect serve it" in server.output, server.output
         assert "for gRPC" not in server.output
         admin = server._found(r"listening for probes on http://(\S+)")
         with urllib.request.urlopen(f"http://{admin}/readyz", timeout=10) as answer:

@@ -21,10 +21,10 @@ from outrider.cli.distill import sizes_of
 from outrider.errors import ConfigError
 from outrider.train import data as data_module
 from outrider.train.data import make_data
-from outrider.train.distill import CHECKPOINT, TRAINING, Plan, distill
+from outrider.train.distill import CHECKPOINT, TRAINING, DistillationPlan, distill
+from outrider.train.progress import ProgressReporter
 from outrider.train.settings import DataSettings, EvaluationSettings, TrainSettings
 from outrider.train.shards import Manifest, write_shard
-from outrider.train.telling import Teller
 from outrider.train.trainer import STATE
 
 pytestmark = pytest.mark.model
@@ -56,10 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def plan(kind: str, folder: Path, out: str, **changes: Any) -> Plan:
+def plan(kind: str, folder: Path, out: str, **changes: Any) -> DistillationPlan:
     steps = changes.pop("steps", STEPS)
     train = dataclasses.replace(TRAIN, steps=steps)
-    return Plan(
+    return DistillationPlan(
         kind=kind,
         target=str(folder / "target"),
         out=folder / out,
@@ -80,7 +80,7 @@ def weights(out: Path) -> str:
 
 @pytest.mark.parametrize("kind", BARS)
 def test_a_student_goes_from_chance_to_its_bar(kind: str, folder: Path) -> None:
-    report = distill(plan(kind, folder, kind), Teller(quiet=True))
+    report = distill(plan(kind, folder, kind), ProgressReporter(quiet=True))
     acceptance = report["acceptance"]
     assert "not_measured" not in acceptance, acceptance
     assert acceptance["greedy"]["all"]["tokens_a_round"] >= BARS[kind]
@@ -93,7 +93,7 @@ def test_a_student_goes_from_chance_to_its_bar(kind: str, folder: Path) -> None:
 
 
 def test_an_untrained_student_does_not_reach_the_bar(folder: Path) -> None:
-    report = distill(plan("draft", folder, "untrained", steps=1), Teller(quiet=True))
+    report = distill(plan("draft", folder, "untrained", steps=1), ProgressReporter(quiet=True))
     assert report["acceptance"]["greedy"]["all"]["tokens_a_round"] < 1.2
     assert report["agreement"]["agreement"][0] < 0.1
 
@@ -102,8 +102,8 @@ def test_data_whose_making_was_cut_off_goes_on_to_the_same_shards(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = dataclasses.replace(DATA, conversations=12, held_out=2, shard_size=4)
-    target, teller = str(folder / "target"), Teller(quiet=True)
-    make_data(tmp_path / "whole", target, settings, "cpu", teller)
+    target, reporter = str(folder / "target"), ProgressReporter(quiet=True)
+    make_data(tmp_path / "whole", target, settings, "cpu", reporter)
 
     def cut_off(path: Path, *rest: Any) -> None:
         if path.name == "shard-00001.bin":
@@ -112,21 +112,23 @@ def test_data_whose_making_was_cut_off_goes_on_to_the_same_shards(
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(data_module, "write_shard", cut_off)
-        make_data(tmp_path / "cut", target, settings, "cpu", teller)
+        make_data(tmp_path / "cut", target, settings, "cpu", reporter)
     begun = Manifest.load(tmp_path / "cut")
     assert begun is not None and len(begun.shards) == 1 and not begun.is_complete
     with pytest.raises(ConfigError, match="--seed is 1, and .* was begun with 0; give the same"):
-        make_data(tmp_path / "cut", target, dataclasses.replace(settings, seed=1), "cpu", teller)
-    make_data(tmp_path / "cut", target, settings, "cpu", teller)
+        make_data(tmp_path / "cut", target, dataclasses.replace(settings, seed=1), "cpu", reporter)
+    make_data(tmp_path / "cut", target, settings, "cpu", reporter)
     for file in sorted((tmp_path / "whole").iterdir()):
         assert file.read_bytes() == (tmp_path / "cut" / file.name).read_bytes(), file.name
 
 
 def test_a_state_of_other_settings_is_not_gone_on_with(folder: Path) -> None:
     if not (folder / "untrained" / CHECKPOINT).exists():
-        distill(plan("draft", folder, "untrained", steps=1), Teller(quiet=True))
+        distill(plan("draft", folder, "untrained", steps=1), ProgressReporter(quiet=True))
     with pytest.raises(ConfigError, match="was begun with steps 1, and now it is 2; give the same"):
-        distill(plan("draft", folder, "untrained", steps=2, resume=True), Teller(quiet=True))
+        distill(
+            plan("draft", folder, "untrained", steps=2, resume=True), ProgressReporter(quiet=True)
+        )
 
 
 def command(folder: Path, out: Path) -> list[str]:
@@ -148,16 +150,16 @@ def command(folder: Path, out: Path) -> list[str]:
 def test_a_training_that_is_killed_goes_on_to_the_same_weights(folder: Path) -> None:
     undisturbed, out = folder / "draft", folder / "killed"
     if not (undisturbed / CHECKPOINT).exists():
-        distill(plan("draft", folder, "draft"), Teller(quiet=True))
-    told = folder / "killed.log"
-    with told.open("w") as log:
+        distill(plan("draft", folder, "draft"), ProgressReporter(quiet=True))
+    on_progress = folder / "killed.log"
+    with on_progress.open("w") as log:
         child = subprocess.Popen(
             command(folder, out), env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=log
         )
     try:
         limit_s = time.monotonic() + 120
         while not (out / TRAINING / STATE).exists():
-            assert child.poll() is None, told.read_text()
+            assert child.poll() is None, on_progress.read_text()
             assert time.monotonic() < limit_s, "no state was saved"
             time.sleep(0.01)
         child.send_signal(signal.SIGKILL)
@@ -166,5 +168,8 @@ def test_a_training_that_is_killed_goes_on_to_the_same_weights(folder: Path) -> 
         child.wait(timeout=30)
     state = torch.load(out / TRAINING / STATE, weights_only=True)
     assert 0 < state["step"] < STEPS and not (out / CHECKPOINT).exists()
-    distill(plan("draft", folder, "killed", resume=True, phases=("train",)), Teller(quiet=True))
+    distill(
+        plan("draft", folder, "killed", resume=True, phases=("train",)),
+        ProgressReporter(quiet=True),
+    )
     assert weights(out) == weights(undisturbed)

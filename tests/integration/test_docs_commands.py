@@ -118,7 +118,7 @@ def test_the_whole_walk_with_ray_and_another_draft_under_load(tmp_path: Path) ->
     assert (tmp_path / "report" / "report.html").is_file()
     assert str(tmp_path / "my-draft") in said
     log = (tmp_path / "serve.log").read_text()
-    assert "replica 0 has another draft" in log and "replica 1" not in log
+    assert "replica 0 has the new draft" in log and "replica 1" not in log
     assert re.search(r"^clients 2 +ours +\d+ / 0 ", said, re.MULTILINE)
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
-from outrider.engine.doorway import Doorway
 from outrider.engine.service import EngineService
 from outrider.links.address import dial
 from outrider.links.channel import Channel
@@ -18,6 +17,7 @@ from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkClosedError
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.handshake import greet
+from outrider.links.listener import Listener
 from outrider.links.rank_messages import Hello, Role
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]
@@ -35,18 +35,18 @@ def _dial_as_gateway(address: str) -> Channel:
 
 def test_an_engine_that_is_over_takes_no_gateway_though_its_door_is_open(tmp_path: Path) -> None:
     config = EngineConfig.from_kwargs(model=MODEL, kv_cache_gb=0.05, max_model_len=256)
-    doorway = Doorway([f"unix:{tmp_path}/engine.sock"], SECRET, {})
+    listener = Listener([f"unix:{tmp_path}/engine.sock"], SECRET, {})
     engine = build_engine(config)
-    service = EngineService(engine, doorway)
+    service = EngineService(engine, listener)
     try:
-        with _dial_as_gateway(doorway.addresses[0]) as before:
+        with _dial_as_gateway(listener.addresses[0]) as before:
             assert isinstance(before.receive(TIMEOUT_S), EngineFacts)
             service.close()
             with pytest.raises(LinkClosedError):
                 before.receive(TIMEOUT_S)
         # As a gateway does that looks for the next engine faster than this one closes its door.
-        with _dial_as_gateway(doorway.addresses[0]) as after, pytest.raises(LinkClosedError):
+        with _dial_as_gateway(listener.addresses[0]) as after, pytest.raises(LinkClosedError):
             after.receive(TIMEOUT_S)
     finally:
-        doorway.close()
+        listener.close()
         engine.close()

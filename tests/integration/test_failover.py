@@ -16,20 +16,20 @@ import pytest
 from cut_connections import way_to
 from fake_engine import SECRET, fake_facts, fake_tokenizer_source, running_server, wait_until
 
+from outrider.catalog.proposers import traits
 from outrider.client import Client, Stream, prompt_request
-from outrider.engine.doorway import Doorway
 from outrider.engine.service import EngineService
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError
 from outrider.kernels.seeds import sample_seed
+from outrider.links.listener import Listener
 from outrider.proto.generation_pb2_grpc import GenerationStub
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.scheduler import Scheduler
-from outrider.workers.fake import FakeWorkers
-from outrider.workers.fake_kv import text_hashes
-from outrider.workers.fake_model import FakeModel
-from outrider.workers.proposers.registry import traits
+from outrider.testing.fake_kv import text_hashes
+from outrider.testing.fake_model import FakeModel
+from outrider.testing.fake_workers import FakeWorkers
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
 
@@ -58,8 +58,8 @@ class Engine:
             facts=facts,
             check=lambda: None,
         )
-        self._doorway = Doorway([address], SECRET, {})
-        self.service = EngineService(engine, self._doorway)
+        self._listener = Listener([address], SECRET, {})
+        self.service = EngineService(engine, self._listener)
         self._thread = threading.Thread(target=self.service.run, daemon=True)
 
     def start(self) -> None:
@@ -70,7 +70,7 @@ class Engine:
         if self._thread.ident is not None:
             self._thread.join(60)
             assert not self._thread.is_alive()
-        self._doorway.close()
+        self._listener.close()
         self.service.close()
 
 
@@ -87,7 +87,7 @@ def life(address: str, **limits: Any) -> Iterator[Engine]:
 def clients(address: str) -> Iterator[Client]:
     engine: Any = SimpleNamespace(address=address)
     with (
-        mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source),
+        mock.patch("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source),
         running_server(engine) as server,
         Client(server.grpc_address) as client,
     ):
@@ -189,7 +189,7 @@ def test_a_resumable_request_goes_on_in_the_engine_for_a_reader_at_another_gatew
         assert [each.token_ids for each in done.samples] == [expected(3, i) for i in range(n)]
         assert done.resumptions == 1
         assert engine.scheduler.stats.committed_tokens == n * NUM_TOKENS  # none of them twice
-        wait_until(lambda: engine.service._held.num_known == 0)
+        wait_until(lambda: engine.service._resumable.num_samples == 0)
 
 
 def test_a_resumable_request_that_is_cancelled_frees_the_engine(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_resumable_request_that_is_cancelled_frees_the_engine(tmp_path: Path) 
         next(stream)
         stream.cancel()
         wait_until(lambda: not engine.scheduler.has_work)
-        assert engine.service._held.num_known == 0
+        assert engine.service._resumable.num_samples == 0
 
 
 @pytest.mark.parametrize("settings", [{"resume_window_s": 0.2}, {"max_resumable": 0}])
@@ -218,7 +218,7 @@ def test_a_request_nobody_comes_back_for_is_ended_as_the_server_is_configured(
         request = prompt_request(PROMPT, max_tokens=400, ignore_eos=True, resumable=True)
         call = GenerationStub(channel).Generate(request)
         next(call)
-        assert engine.service._held.num_known == 1
+        assert engine.service._resumable.num_samples == 1
         call.cancel()
-        wait_until(lambda: engine.service._held.num_known == 0)
+        wait_until(lambda: engine.service._resumable.num_samples == 0)
         wait_until(lambda: not engine.scheduler.has_work)

@@ -9,9 +9,9 @@ import pytest
 from fake_engine import wait_until
 from keyed_server import server_with_keys
 
+from outrider.api_types.errors import UnavailableError
 from outrider.client import Client, Stream
 from outrider.errors import CapacityError
-from outrider.gateway.errors import UnavailableError
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 

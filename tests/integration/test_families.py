@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider import LLM, SamplingParams
 from outrider.text.outputs import RequestOutput
-from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import verify
 
 pytestmark = pytest.mark.model
@@ -85,7 +85,7 @@ class SeenLogits:
     def __init__(self) -> None:
         self.by_text: dict[tuple[int, ...], Tensor] = {}
 
-    def take(self, logits: Tensor, spans: list[Span]) -> None:
+    def take(self, logits: Tensor, spans: list[LogitSpan]) -> None:
         rows = iter(logits)
         for span in spans:
             for count in range(span.num_rows):
@@ -102,7 +102,7 @@ class SeenLogits:
 def seen_logits(monkeypatch: pytest.MonkeyPatch) -> Iterator[SeenLogits]:
     seen = SeenLogits()
 
-    def watched(logits: Tensor, spans: list[Span], *others: Any) -> Any:
+    def watched(logits: Tensor, spans: list[LogitSpan], *others: Any) -> Any:
         seen.take(logits, spans)
         return verify(logits, spans, *others)
 

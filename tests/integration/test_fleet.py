@@ -15,7 +15,7 @@ import pytest
 from fleet_tools import Connection, RunningFleet, running_fleet, wait_until
 from process_tools import is_alive
 
-from outrider.gateway.errors import MARK
+from outrider.api_types.errors import MARK
 from outrider.proto import control_pb2
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
@@ -43,7 +43,7 @@ def stream_on_each(fleet: RunningFleet) -> Iterator[dict[str, Connection]]:
             time.sleep(0.05)
             if number % 4 == 3:
                 wait_until(lambda: fleet.fleet.num_active == len(found))
-                if all(each.num_active for each in fleet.fleet.desk.members.values()):
+                if all(each.num_active for each in fleet.fleet.registry.members.values()):
                     break
         yield found
     finally:
@@ -70,7 +70,7 @@ def test_a_secret_is_on_no_command_line(fleet: RunningFleet) -> None:
 
 def test_killing_one_of_three_pauses_no_stream_of_the_others(fleet: RunningFleet) -> None:
     with stream_on_each(fleet) as streams:
-        killed, num_killed = fleet.pid(0), fleet.fleet.desk.members[0].num_active
+        killed, num_killed = fleet.pid(0), fleet.fleet.registry.members[0].num_active
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: sum(each.is_over for each in streams.values()) == num_killed)
         lost = [each for each in streams.values() if each.is_over]
@@ -121,7 +121,7 @@ def test_what_is_set_of_speculation_in_one_is_remembered_by_all(fleet: RunningFl
     lives = fleet.engine.lives
     fleet.engine.die()
     wait_until(lambda: fleet.engine.lives > lives)
-    # Each says so before its link counts as made; what the desk was told of states may be older.
+    # Each says so before its link counts as made; the states in the registry may be older.
     wait_until(lambda: len(fleet.engine.speculation_links) == SIZE)
     assert fleet.engine.speculation.status().settings.policy == "off"
     operator.close()
@@ -132,7 +132,7 @@ def test_draining_reaches_all_and_lasts_and_a_cut_stream_says_why(fleet: Running
     with stream_on_each(fleet) as streams:
         operator = Connection(fleet.grpc_address)
         operator.control.Drain(control_pb2.DrainRequest(), timeout=20)
-        members = fleet.fleet.desk.members
+        members = fleet.fleet.registry.members
         wait_until(lambda: {each.state for each in members.values()} == {"draining"})
         for _ in range(2 * SIZE):
             refused = Connection(fleet.grpc_address)

@@ -21,7 +21,7 @@ from outrider.gateway.http.schemas import (
     GenerationRequest,
     TokenizeRequest,
 )
-from outrider.gateway.http.status import SpeculationWish
+from outrider.gateway.http.status import SpeculationUpdate
 
 CASES = 60
 EXAMPLES = 12  # of each operation
@@ -86,7 +86,7 @@ FIELDS = [
     ),
     ("/tokenize", {"prompt": "Hello"}, set(TokenizeRequest.model_fields)),
     ("/detokenize", {"tokens": [1]}, set(DetokenizeRequest.model_fields)),
-    ("/outrider/speculation", {}, set(SpeculationWish.model_fields)),
+    ("/outrider/speculation", {}, set(SpeculationUpdate.model_fields)),
 ]
 
 

@@ -17,10 +17,10 @@ from http_tools import TIMEOUT_S, send
 
 from outrider.client import Client
 from outrider.errors import CapacityError, RequestError
+from outrider.gateway.auth.keys_file import key_digest
 from outrider.gateway.http.access import CHARGED_PATHS
 from outrider.gateway.http.app import ROUTERS
-from outrider.gateway.keys_file import key_digest
-from outrider.gateway.reading import SMALL_BYTES, Reading
+from outrider.gateway.upload_budget import SMALL_BYTES, UploadBudget
 from outrider.text.messages import Conversation
 
 MIB = 2**20
@@ -50,13 +50,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
 def parsed(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How large the bodies were that a child was asked to parse."""
     sizes: list[int] = []
-    parse = service.server.gateway.bodies.parse
+    parse = service.server.gateway.body_parser.parse
 
     async def counted(body: Any, *rest: Any) -> dict[str, Any]:
         sizes.append(len(body))
         return await parse(body, *rest)
 
-    monkeypatch.setattr(service.server.gateway.bodies, "parse", counted)
+    monkeypatch.setattr(service.server.gateway.body_parser, "parse", counted)
     return sizes
 
 
@@ -221,8 +221,8 @@ def test_uploads_that_stand_still_make_room_for_an_honest_client(
 ) -> None:
     """As many as the budget holds, each one byte short of its end."""
     size, number = MIB, 8
-    reading = Reading(number * size)
-    monkeypatch.setattr(service.server.gateway, "reading", reading)
+    reading = UploadBudget(number * size)
+    monkeypatch.setattr(service.server.gateway, "uploads", reading)
     honest = json.dumps({"prompt": "a", "max_tokens": 1, "x": "a" * (2 * SMALL_BYTES)}).encode()
     with ExitStack() as stack:
         for _ in range(number):
@@ -251,7 +251,7 @@ def test_a_running_request_keeps_nothing_of_what_was_sent(service: FakeService) 
             http.sendall(json.dumps(body).encode())
             wait_until(lambda: len(service.engine.running) == 2)
             wait_until(lambda: not kept())
-            assert not service.server.gateway.reading._held
+            assert not service.server.gateway.uploads._held
             service.engine.is_paused = False
             stream.cancel()
             assert b"200 OK" in http.recv(4096)

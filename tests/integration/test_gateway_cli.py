@@ -151,7 +151,7 @@ def test_a_failed_turn_is_explained_and_not_kept(outrider: Any, service: FakeSer
     code, _, err = outrider("chat", typed=[too_long, "/nonsense", "Short"])
     assert code == 0
     assert "error: This model's maximum context length is" in err
-    assert "/nonsense is no command" in err
+    assert "unknown command /nonsense" in err
     assert "word word" not in _prompt_of(service)
 
 

@@ -17,7 +17,8 @@ import pytest
 from certificates import Authority
 from fake_engine import FakeEngine, fake_service, running_server, wait_until
 
-from outrider.gateway import grpc_connections, seats
+from outrider.gateway import connection_slots
+from outrider.gateway.grpc import connections as grpc_connections
 from outrider.gateway.http import connections
 from outrider.gateway.http.connections import ConnectionBounds
 from outrider.proto import generation_pb2, generation_pb2_grpc
@@ -42,7 +43,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int
     options: Any = {"header_timeout_s": TIMEOUT_S, "max_body_bytes": 1024, "api_key": "the-key"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConnectionBounds, "of", bounds)
-        patch.setattr(seats, "most_connections", lambda config: 4)
+        patch.setattr(connection_slots, "max_connections", lambda config: 4)
         patch.setattr(connections, "LINGER_S", 0.1)
         patch.setattr(connections, "MIN_BODY_BYTES_PER_S", 2**20)
         with running_server(engine, **options) as front:
@@ -224,7 +225,7 @@ def patient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[str, int]]]:
     """Makes servers with a key, room for four connections and the settings given."""
-    monkeypatch.setattr(seats, "most_connections", lambda config: 4)
+    monkeypatch.setattr(connection_slots, "max_connections", lambda config: 4)
     with ExitStack() as stack:
 
         def make(**options: Any) -> tuple[str, int]:
@@ -285,7 +286,7 @@ def test_a_body_that_stops_short_of_its_end_is_not_waited_for(
 def test_a_connection_without_a_valid_key_idles_for_seconds_only(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "UNKNOWN_IDLE_S", TIMEOUT_S)
+    monkeypatch.setattr(grpc_connections, "UNKNOWN_IDLE_S", TIMEOUT_S)
     with _connected(address) as known, _connected(address) as unknown:
         _exchange(known, KNOWN_GET)
         _exchange(unknown)
@@ -322,7 +323,7 @@ def test_a_trusted_proxy_may_have_all_of_them(tmp_path: Path) -> None:
 def test_a_tls_handshake_that_does_not_come_makes_room_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "most_connections", lambda config: 4)
+    monkeypatch.setattr(connection_slots, "max_connections", lambda config: 4)
     authority = Authority(tmp_path)
     made = authority.issue()
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")
@@ -422,7 +423,7 @@ def _drained(connection: socket.socket) -> bool:
 def test_strangers_at_grpc_make_room_for_newcomers_and_not_those_with_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "most_connections", lambda config: 4)
+    monkeypatch.setattr(connection_slots, "max_connections", lambda config: 4)
     own = [("grpc.use_local_subchannel_pool", 1)]
     metadata = [("authorization", "Bearer the-key")]
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock")

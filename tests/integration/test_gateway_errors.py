@@ -19,10 +19,10 @@ from fake_engine import (
     wait_until,
 )
 
+from outrider.api_types.convert import params_from_request
 from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError
 from outrider.errors import CapacityError, OutriderError, RequestError
-from outrider.gateway.convert import params_from_request
-from outrider.links.gateway_messages import Refused
+from outrider.links.gateway_messages import SubmitRefused
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
 Request = generation_pb2.GenerateRequest
@@ -177,7 +177,7 @@ def test_a_refusal_reaches_the_client_in_the_words_of_the_engine(
     code: grpc.StatusCode,
     kind: type[OutriderError],
 ) -> None:
-    service.engine.refuse = lambda submit: Refused(
+    service.engine.refuse = lambda submit: SubmitRefused(
         submit.samples[0].handle, "the request 'r1~5' is too much.", is_capacity
     )
     try:
@@ -213,7 +213,7 @@ def test_a_large_request_is_read_off_the_event_loop(
         readers.append(threading.current_thread().name)
         return params_from_request(request)
 
-    monkeypatch.setattr("outrider.gateway.generation.params_from_request", note)
+    monkeypatch.setattr("outrider.gateway.grpc.generation.params_from_request", note)
     code, details = generate(Request(token_ids=Ids(ids=[1] * 90_000)))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert "your prompt contains 90000 input tokens;" in details
@@ -282,11 +282,11 @@ def test_an_allowed_template_runs_within_limits_and_holds_up_nobody(tmp_path: Pa
 def test_a_defect_is_internal_and_its_traceback_is_in_the_log(
     service: FakeService, generate: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("outrider.gateway.served.Served.prepare", fail)
-    with caplog.at_level(logging.ERROR, "outrider.gateway.grpc_calls"):
+    monkeypatch.setattr("outrider.text.input_processor.InputProcessor.prepare", fail)
+    with caplog.at_level(logging.ERROR, "outrider.gateway.grpc.calls"):
         code, details = generate(Request(text="a"))
     assert code is grpc.StatusCode.INTERNAL
     assert details == "the server failed in a way it should not; its log has the details."

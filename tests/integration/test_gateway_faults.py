@@ -12,19 +12,19 @@ from fake_engine import FakeService, fake_service
 from metrics_tools import read_page
 
 from outrider.errors import OutriderError
-from outrider.gateway.gateway import Gateway
+from outrider.gateway.preparation import Preparation
 
 TIMES = 5
 
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeService]:
-    async def fail(*args: object) -> None:
+    async def fail(*args: object, **options: object) -> None:
         raise TypeError("a fault of the tests")
 
     with fake_service(tmp_path) as running:
-        monkeypatch.setattr(Gateway, "_params", fail)
-        monkeypatch.setattr(Gateway, "tokenize", fail)
+        monkeypatch.setattr(Preparation, "params", fail)
+        monkeypatch.setattr(Preparation, "tokenize", fail)
         yield running
 
 

@@ -22,13 +22,13 @@ from fake_engine import (
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.api_types.convert import logprobs_from_proto
+from outrider.api_types.results import Completion
 from outrider.client import AsyncClient, Client, prompt_request
 from outrider.errors import OutriderError, RequestError
-from outrider.gateway.control import ControlServicer
-from outrider.gateway.convert import logprobs_from_proto
-from outrider.gateway.generation import GenerationServicer
-from outrider.gateway.results import Completion
-from outrider.gateway.server import CONTROL, GENERATION
+from outrider.gateway.grpc.control import ControlServicer
+from outrider.gateway.grpc.generation import GenerationServicer
+from outrider.gateway.grpc.server import CONTROL, GENERATION
 from outrider.proto import (
     control_pb2,
     generation_pb2,
@@ -281,7 +281,7 @@ def test_the_models_defaults_hold_unless_a_request_says_otherwise(tmp_path: Path
 def test_model_and_server_tell_what_they_are(tmp_path: Path) -> None:
     options = {"model_names": ("small", "tiny"), "api_key": "k", "max_requests": 7}
     with fake_service(tmp_path, server=options) as service:
-        with pytest.raises(OutriderError, match="no key was shown"):
+        with pytest.raises(OutriderError, match="no API key was sent"):
             service.client.model_info()
         with Client(service.server.grpc_address, api_key="k") as client:
             info, model = client.server_info(), client.model_info()

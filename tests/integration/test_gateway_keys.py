@@ -17,16 +17,16 @@ from fake_engine import FakeService, fake_service, wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from outrider.client import Client
-from outrider.errors import CapacityError, RequestError
-from outrider.gateway.errors import (
+from outrider.api_types.errors import (
     ForbiddenError,
     RequestCancelledError,
     RequestIdInUseError,
     UnauthenticatedError,
     UnavailableError,
 )
-from outrider.gateway.keys_file import key_digest
+from outrider.client import Client
+from outrider.errors import CapacityError, RequestError
+from outrider.gateway.auth.keys_file import key_digest
 from outrider.proto import control_pb2, generation_pb2
 
 SECRET_PROMPT = "my deepest secret"
@@ -57,7 +57,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def service(keys: Path) -> Iterator[FakeService]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.gateway.watched.POLL_S", 0.02)
+        patch.setattr("outrider.gateway.auth.watched_files.POLL_S", 0.02)
         patch.delenv("OUTRIDER_API_KEY", raising=False)
         with fake_service(keys.parent, server={"api_keys_file": str(keys)}) as found:
             yield found
@@ -266,9 +266,9 @@ def test_a_key_leaves_no_more_requests_running_than_it_may_have(service: FakeSer
             stream = generate(request, metadata=[("authorization", "Bearer single-key")])
             next(stream)
             stream.cancel()
-            wait_until(lambda: len(service.server.gateway.in_hand) == 0)
+            wait_until(lambda: len(service.server.gateway.active_requests) == 0)
     time.sleep(0.05)  # for the engine to hear of the last
-    assert service.engine.num_alone == 1
+    assert service.engine.num_detached == 1
 
 
 def test_without_a_key_a_call_ends_although_its_request_is_never_sent(service: FakeService) -> None:

@@ -103,7 +103,7 @@ def test_more_requests_than_allowed_are_refused_until_one_has_ended(tmp_path: Pa
     with fake_service(tmp_path, server={"max_requests": 2}, is_paused=True) as service:
         streams = [service.client.stream(PROMPT, max_tokens=3) for _ in range(2)]
         wait_until(lambda: len(service.engine.submitted) == 2)
-        with pytest.raises(CapacityError, match=r"2 requests are in hand already \(server\.max_r"):
+        with pytest.raises(CapacityError, match=r"2 requests are active already \(server\.max_r"):
             service.client.generate(PROMPT)
         service.engine.is_paused = False
         for stream in streams:

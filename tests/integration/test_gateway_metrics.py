@@ -10,13 +10,13 @@ import pytest
 from fake_engine import MODEL, FakeService, fake_service, wait_until
 from metrics_tools import Page, get, read_page
 
-from outrider.bench.load.runs import Sample
-from outrider.bench.load.servers.counters import put_metrics
 from outrider.client import Client
 from outrider.errors import CapacityError, OutriderError, RequestError
-from outrider.gateway import metrics_page
-from outrider.gateway.metric_names import METRICS, VLLM_LABELS
-from outrider.links.gateway_messages import EngineCounters, ProposerCounters, Refused
+from outrider.gateway.metrics import page as metrics_page
+from outrider.gateway.metrics.names import METRICS, VLLM_LABELS
+from outrider.links.gateway_messages import EngineCounters, ProposerCounters, SubmitRefused
+from outrider.loadtest.runs import ServerSample
+from outrider.loadtest.servers.counters import put_metrics
 from outrider.scheduler.types import STEP_TOKENS
 
 COUNTERS = EngineCounters(
@@ -167,8 +167,8 @@ def test_an_engine_that_came_back_is_a_restart_and_its_requests_are_resumed(
 
 
 def test_the_engines_refusals_are_counted_as_such(tmp_path: Path) -> None:
-    def refuse(submit: Any) -> Refused:
-        return Refused(submit.samples[0].handle, "no room; retry later.", True)
+    def refuse(submit: Any) -> SubmitRefused:
+        return SubmitRefused(submit.samples[0].handle, "no room; retry later.", True)
 
     with fake_service(tmp_path, refuse=refuse) as service:
         with pytest.raises(CapacityError):
@@ -276,7 +276,7 @@ def test_an_engine_is_asked_once_for_those_who_look_at_the_same_time(
 
 
 def test_the_load_generator_finds_our_acceptance_on_the_page(tmp_path: Path) -> None:
-    sample = Sample(0.0, "s", None)
+    sample = ServerSample(0.0, "s", None)
     with fake_service(tmp_path, counters=COUNTERS) as service:
         service.client.generate([10, 11], max_tokens=12)
         settled(service)

@@ -28,12 +28,12 @@ from metrics_tools import read_page
 
 from outrider.client import Client, Stream, UnavailableError
 from outrider.errors import CapacityError
-from outrider.gateway import replicas as replicas_module
-from outrider.gateway.front import Front
-from outrider.gateway.replicas import Replica, reachable
+from outrider.gateway.frontend import Frontend
+from outrider.gateway.routing import replicas as replicas_module
+from outrider.gateway.routing.replicas import ReplicaLink, reachable
 from outrider.kernels.seeds import sample_seed
 from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
-from outrider.links.gateway_messages import Refused, Submit
+from outrider.links.gateway_messages import Submit, SubmitRefused
 from outrider.links.speculation import SpeculationChange
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
@@ -53,7 +53,7 @@ OPTIONS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class Several:
     engines: list[FakeEngine]
-    server: Front
+    server: Frontend
     client: Client
 
     def publish(self, places: Iterable[ReplicaPlace], controller: str = "") -> None:
@@ -63,7 +63,7 @@ class Several:
         in_loop(self.server, self.server.gateway.replicas.forget(controller))
 
     @property
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, ReplicaLink]:
         return {each.name: each for each in self.server.gateway.replicas}
 
     def wait_connected(self, count: int) -> None:
@@ -84,7 +84,7 @@ def several(folder: Path, count: int = 2, **options: Any) -> Iterator[Several]:
     options = {"step_s": 0.01} | options
     with ExitStack() as stack:
         stack.enter_context(
-            mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source)
+            mock.patch("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source)
         )
         engines = []
         for number in range(count):
@@ -259,8 +259,8 @@ def test_while_all_are_drained_new_requests_are_refused(tmp_path: Path) -> None:
 # -- when one is full -------------------------------------------------------------------------
 
 
-def _is_full(submit: Submit) -> Refused:
-    return Refused(submit.samples[0].handle, "too many requests wait; retry later.", True)
+def _is_full(submit: Submit) -> SubmitRefused:
+    return SubmitRefused(submit.samples[0].handle, "too many requests wait; retry later.", True)
 
 
 def test_what_one_has_no_room_for_goes_to_the_other(tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_what_nobody_has_room_for_is_refused_after_each_was_asked_once(tmp_path:
 
 
 def test_what_is_wrong_is_refused_by_the_first(tmp_path: Path) -> None:
-    def refuse(submit: Submit) -> Refused:
-        return Refused(submit.samples[0].handle, "it is wrong.", False)
+    def refuse(submit: Submit) -> SubmitRefused:
+        return SubmitRefused(submit.samples[0].handle, "it is wrong.", False)
 
     with several(tmp_path, refuse=refuse) as both:
         with pytest.raises(Exception, match="it is wrong"):
@@ -395,7 +395,7 @@ def test_a_replica_that_is_lost_with_its_controller_is_missed_until_another_has_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
-    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics_page.KEEP_S", 0.0):
+    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics.page.KEEP_S", 0.0):
         first, second = places_of(both.engines)
         both.publish([first], "c")
         both.publish([second], "d")
@@ -417,7 +417,7 @@ def test_a_replica_is_not_missed_whose_successor_came_before_it_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
-    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics_page.KEEP_S", 0.0):
+    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics.page.KEEP_S", 0.0):
         first, second = places_of(both.engines)
         both.publish([first], "c")
         both.publish((), "")
@@ -434,7 +434,7 @@ def test_a_replica_that_its_controller_has_drained_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas_module, "ORPHAN_S", 0.5)
-    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics_page.KEEP_S", 0.0):
+    with several(tmp_path) as both, mock.patch("outrider.gateway.metrics.page.KEEP_S", 0.0):
         first, second = places_of(both.engines)
         both.publish([first], "c")
         both.publish([second], "d")

@@ -35,13 +35,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from outrider.api_types.errors import RequestCancelledError
 from outrider.client import AsyncClient, Client, UnavailableError
 from outrider.config import ServerConfig
 from outrider.errors import ConfigError
-from outrider.gateway.errors import RequestCancelledError
-from outrider.gateway.front import Front
-from outrider.gateway.gateway import State
-from outrider.gateway.server import GENERATION
+from outrider.gateway.frontend import Frontend
+from outrider.gateway.gateway import GatewayState
+from outrider.gateway.grpc.server import GENERATION
 
 pytestmark = pytest.mark.thorough
 
@@ -51,7 +51,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 @pytest.fixture(autouse=True)
 def quick_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.gateway.served.load_tokenizer", fake_tokenizer_source)
+    monkeypatch.setattr("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source)
 
 
 # -- health -----------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_status_without_its_engine_still_knows_the_settings(tmp_path: Path) -> N
 def test_an_engine_that_does_not_answer_does_not_hold_up_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.engine_link.STATUS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("outrider.gateway.routing.engine_link.STATUS_TIMEOUT_S", 0.1)
     with fake_service(tmp_path, answers_status=False) as service:
         status = service.client.status()
         assert (status.state, status.engine) == ("serving", None)
@@ -179,12 +179,12 @@ def _asynchronously(tmp_path: Path, body: Any, **options: Any) -> None:
     engine = FakeEngine(f"unix:{tmp_path}/engine.sock", step_s=0.005).start()
 
     async def run() -> None:
-        server = Front(SECRET, ServerConfig(port=0, grpc_port=0, **options))
+        server = Frontend(SECRET, ServerConfig(port=0, grpc_port=0, **options))
         await server.start()
         await server.gateway.replicas.publish_fixed(engine.address)
         try:
             async with AsyncClient(server.grpc_address) as client:
-                while server.gateway.state is not State.SERVING:
+                while server.gateway.state is not GatewayState.SERVING:
                     await asyncio.sleep(0.01)
                 await body(server, engine, client)
         finally:
@@ -197,7 +197,7 @@ def _asynchronously(tmp_path: Path, body: Any, **options: Any) -> None:
 
 
 def test_a_server_that_stops_finishes_what_it_has(tmp_path: Path) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         stream = client.stream([1, 2, 3], max_tokens=60)
         await anext(stream)
         stopping = asyncio.create_task(server.stop(drain_s=10))
@@ -211,7 +211,7 @@ def test_a_server_that_stops_finishes_what_it_has(tmp_path: Path) -> None:
 
 
 def test_a_server_that_must_stop_cancels_what_does_not_end(tmp_path: Path) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         engine.is_paused = True
         stream = client.stream([1, 2, 3])
         while not engine.running:
@@ -227,7 +227,7 @@ def test_a_server_that_must_stop_cancels_what_does_not_end(tmp_path: Path) -> No
 def test_an_engine_that_ends_after_the_last_request_of_a_stopping_server_is_not_missed(
     drains: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         await client.generate("a", max_tokens=2)
         if drains:
             await server.gateway.drain()
@@ -240,7 +240,7 @@ def test_an_engine_that_ends_after_the_last_request_of_a_stopping_server_is_not_
 
 
 def test_a_stop_does_not_wait_for_those_who_only_watch(tmp_path: Path) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         async with grpc.aio.insecure_channel(server.grpc_address) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             seen = [answer.status async for answer in _first(watch)]
@@ -258,7 +258,7 @@ async def _first(watch: Any) -> AsyncIterator[Any]:
 
 
 def test_health_says_that_a_server_drains_while_it_still_finishes(tmp_path: Path) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         engine.is_paused = True
         stream = client.stream([1, 2, 3], max_tokens=4)
         while not engine.running:
@@ -276,16 +276,16 @@ def test_health_says_that_a_server_drains_while_it_still_finishes(tmp_path: Path
 
 
 def test_a_request_that_waits_for_an_engine_can_be_ended(tmp_path: Path) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         engine.is_paused = True
         stream = client.stream([1, 2, 3], request_id="mine")
         while not engine.running:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(engine.stop)
-        while server.gateway.state is not State.ENGINE_AWAY:
+        while server.gateway.state is not GatewayState.ENGINE_AWAY:
             await asyncio.sleep(0.01)
-        assert server.gateway.in_hand.abort("another") == 0
-        assert server.gateway.in_hand.abort("mine") == 1
+        assert server.gateway.active_requests.abort("another") == 0
+        assert server.gateway.active_requests.abort("mine") == 1
         with pytest.raises(RequestCancelledError, match="'mine' was ended by an operator"):
             await stream.result()
 
@@ -295,7 +295,7 @@ def test_a_request_that_waits_for_an_engine_can_be_ended(tmp_path: Path) -> None
 def test_a_server_that_is_busy_or_far_away_is_waited_for(tmp_path: Path) -> None:
     """Longer than the pause between attempts to reach one that refuses."""
 
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         async def open_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await asyncio.sleep(0.5)
             host, _, port = server.grpc_address.rpartition(":")
@@ -330,7 +330,7 @@ def test_ipv6_is_served_on_both_ports(tmp_path: Path) -> None:
 
 
 def test_cancelling_the_task_that_reads_cancels_the_request(tmp_path: Path) -> None:
-    async def body(server: Front, engine: FakeEngine, client: AsyncClient) -> None:
+    async def body(server: Frontend, engine: FakeEngine, client: AsyncClient) -> None:
         engine.is_paused = True
         reading = asyncio.create_task(client.generate([1, 2, 3]))
         while not engine.running:
@@ -353,7 +353,7 @@ def test_a_taken_port_is_told_in_one_sentence(tmp_path: Path) -> None:
 
 
 async def _start(port: int) -> None:
-    await Front(SECRET, ServerConfig(port=0, grpc_port=port)).start()
+    await Frontend(SECRET, ServerConfig(port=0, grpc_port=port)).start()
 
 
 def test_an_engine_that_moves_is_found_at_its_new_address(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fake_engine import FakeEngine, running_server, wait_until
 
 from outrider.client import Client, UnavailableError
 from outrider.errors import OutriderError
-from outrider.gateway.front import Front
+from outrider.gateway.frontend import Frontend
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def engine(tmp_path: Path) -> FakeEngine:
 
 
 @pytest.fixture
-def served(engine: FakeEngine, authority: Authority) -> Iterator[Front]:
+def served(engine: FakeEngine, authority: Authority) -> Iterator[Frontend]:
     pair = authority.issue()
     with running_server(engine, tls_cert=str(pair.cert), tls_key=str(pair.key)) as front:
         yield front
@@ -61,20 +61,20 @@ def _trusting(ca: Path, own: Pair | None = None) -> ssl.SSLContext:
     return context
 
 
-def _state(front: Front, **access: Any) -> str:
+def _state(front: Frontend, **access: Any) -> str:
     with Client(front.grpc_address, **access) as client:
         return client.status(timeout_s=60).state
 
 
 def test_both_protocols_answer_those_who_trust_the_authority(
-    served: Front, authority: Authority
+    served: Frontend, authority: Authority
 ) -> None:
     assert _get(served.http_address, _trusting(authority.cert)) == 200
     assert _state(served, tls=authority.cert) == "starting"
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_nobody_gets_less_than_tls_1_2(served: Front, authority: Authority) -> None:
+def test_nobody_gets_less_than_tls_1_2(served: Frontend, authority: Authority) -> None:
     context = _trusting(authority.cert)
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -84,7 +84,7 @@ def test_nobody_gets_less_than_tls_1_2(served: Front, authority: Authority) -> N
 
 
 def test_strangers_and_plaintext_fail_alone_and_without_a_word_in_the_log(
-    served: Front, authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
+    served: Frontend, authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         with pytest.raises(ssl.SSLError):
@@ -152,7 +152,7 @@ def test_new_files_are_shown_to_new_connections(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.watched.POLL_S", 0.02)
+    monkeypatch.setattr("outrider.gateway.auth.watched_files.POLL_S", 0.02)
     live = {name: tmp_path / name for name in ("cert", "key", "ca")}
     pair, mine = authority.issue(), authority.issue("a client")
     theirs, client = stranger.issue(), stranger.issue("a client")
@@ -183,7 +183,7 @@ def test_new_files_are_shown_to_new_connections(
             _get(front.http_address, _trusting(stranger.cert, mine))
 
 
-def _is_served(front: Front, authority: Authority, own: Pair) -> bool:
+def _is_served(front: Frontend, authority: Authority, own: Pair) -> bool:
     try:
         return _get(front.http_address, _trusting(authority.cert, own)) == 200
     except OSError:

@@ -24,6 +24,7 @@ from outrider.engine.wiring import make_workers
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import target
+from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
 from outrider.workers.device import Placement
 from outrider.workers.gpu import memory
 from outrider.workers.gpu.colocated import ColocatedWorker
@@ -37,7 +38,6 @@ from outrider.workers.gpu.memory import (
     run_step,
 )
 from outrider.workers.models.kv import bytes_per_block
-from outrider.workers.recorded.recording import RecordedPasses
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -295,14 +295,14 @@ def test_only_the_largest_passes_are_recorded_to_measure(
     small: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All others once, over the cache they work on."""
-    made: list[tuple[RecordedPasses, int]] = []
-    record_size = RecordedPasses.record_size
+    made: list[tuple[CapturedPasses, int]] = []
+    record_size = CapturedPasses.capture
 
-    def noted(passes: RecordedPasses, size: int, pool: Any) -> None:
+    def noted(passes: CapturedPasses, size: int, pool: Any) -> None:
         made.append((passes, size))
         record_size(passes, size, pool)
 
-    monkeypatch.setattr(RecordedPasses, "record_size", noted)
+    monkeypatch.setattr(CapturedPasses, "capture", noted)
     llm = LLM(
         str(small.target),
         draft_model=str(small.draft),
@@ -314,10 +314,10 @@ def test_only_the_largest_passes_are_recorded_to_measure(
     )
     worker = llm.engine.built.loop._target
     assert isinstance(worker, ColocatedWorker)
-    kinds = [each for each in worker._recordings() if each.sizes]
+    kinds = [each for each in worker._captured_passes() if each.sizes]
     again = 1  # the first once more: what any recording takes is not the others' as well
     to_measure, kept = made[: again + len(kinds)], made[again + len(kinds) :]
     assert [size for _, size in to_measure[again:]] == [each.largest for each in kinds]
     assert to_measure[0] == to_measure[again]
-    assert len(kept) == len(set(kept)) == worker.num_recordings
+    assert len(kept) == len(set(kept)) == worker.num_captures
     assert {each for each, _ in kept} == set(kinds)

@@ -22,16 +22,16 @@ import pytest
 from fake_engine import SECRET, FakeEngine, fake_tokenizer_source, places_of, wait_until
 from metrics_tools import get
 
+from outrider.api_types.errors import UnavailableError
 from outrider.cli import main
 from outrider.client import AsyncClient, Client
-from outrider.cluster.fleet_desk import Answers, Desk
+from outrider.cluster.fleet_registry import FleetHandlers, FleetRegistry
 from outrider.config import ServerConfig
 from outrider.errors import RequestError
-from outrider.gateway import controllers as controllers_module
-from outrider.gateway.controllers import Controllers, united
-from outrider.gateway.errors import UnavailableError
-from outrider.gateway.front import Front
-from outrider.gateway.gateway import State
+from outrider.gateway.frontend import Frontend
+from outrider.gateway.gateway import GatewayState
+from outrider.gateway.routing import controllers as controllers_module
+from outrider.gateway.routing.controllers import Controllers, united
 from outrider.links.address import bound_address, listen
 from outrider.links.aio import AsyncChannel, accept_channel
 from outrider.links.cluster_view import ClusterView, ProcessView, ReplicaView
@@ -39,22 +39,22 @@ from outrider.links.codec import FLEET_CODEC
 from outrider.links.fleet_messages import (
     Abort,
     AbortAll,
-    Aborted,
-    ClusterViewed,
+    AbortResult,
     Drain,
     DrainAll,
-    Listening,
-    Load,
+    GatewayListening,
+    GatewayLoad,
     NumProcesses,
-    Ordered,
+    OrderResult,
     ReplicaPlace,
-    Replicas,
     ReplicaState,
+    ReplicaTable,
     RollOut,
     ScaleTo,
-    Speculating,
-    Stop,
+    SpeculationChanged,
+    StopGateway,
     ViewCluster,
+    ViewClusterResult,
     Welcome,
 )
 from outrider.links.frames import LinkError
@@ -116,32 +116,32 @@ class Controller:
         self.hellos.append(hello)
         self.channels.append(channel)
         channel.send(Welcome(self.name, {}, self.num_processes, True, SpeculationChange()))
-        channel.send(Replicas(tuple(self.places)))
+        channel.send(ReplicaTable(tuple(self.places)))
         with contextlib.suppress(LinkError):
             while True:
                 self._take(channel, await channel.receive())
 
     def _take(self, channel: AsyncChannel, message: Any) -> None:
-        if not isinstance(message, Load):
+        if not isinstance(message, GatewayLoad):
             self.told.append(message)
         match message:
             case ScaleTo(query=query) | RollOut(query=query):
-                channel.send(Ordered(query, self.error))
+                channel.send(OrderResult(query, self.error))
             case AbortAll(query=query, request_id=request_id):
                 channel.send(Abort(100, request_id))
-                channel.send(Aborted(query, 7))
+                channel.send(AbortResult(query, 7))
             case DrainAll():
                 channel.send(Drain())
             case ViewCluster(query=query):
                 replica = ReplicaView("0", "serving", 3, 4)
                 process = ProcessView("engine", 0, 11, "host", (), 3, "ready", "0")
                 view = ClusterView(self.name, "serving", 3, 4, (process,), (replica,))
-                channel.send(ClusterViewed(query, view))
+                channel.send(ViewClusterResult(query, view))
 
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    front: Front
+    front: Frontend
     controllers: Controllers
     client: AsyncClient
 
@@ -161,13 +161,15 @@ async def guest_of(*found: Controller) -> AsyncIterator[Guest]:
     # A name that nobody knows is no reason to do without the others.
     config = ServerConfig(port=0, grpc_port=0, controllers=("nobody.invalid:1", *places))
     controllers = Controllers(config.controllers, SECRET)
-    front = Front(SECRET, config, controllers.view, broadcast=controllers, resubmit_timeout_s=10.0)
+    front = Frontend(
+        SECRET, config, controllers.view, broadcast=controllers, resubmit_timeout_s=10.0
+    )
     await front.start()
     task = controllers.begin(front)
     try:
         async with AsyncClient(front.grpc_address) as client:
             guest = Guest(front, controllers, client)
-            await guest.wait(lambda: front.gateway.state is State.SERVING)
+            await guest.wait(lambda: front.gateway.state is GatewayState.SERVING)
             yield guest
     finally:
         task.cancel()
@@ -180,7 +182,7 @@ async def guest_of(*found: Controller) -> AsyncIterator[Guest]:
 @pytest.fixture
 def engines(tmp_path: Path) -> Iterator[list[FakeEngine]]:
     made = [FakeEngine(f"unix:{tmp_path}/engine{i}.sock", step_s=0.005).start() for i in range(2)]
-    with mock.patch("outrider.gateway.served.load_tokenizer", fake_tokenizer_source):
+    with mock.patch("outrider.gateway.served_model.load_tokenizer", fake_tokenizer_source):
         yield made
     for each in made:
         each.stop()
@@ -222,7 +224,7 @@ def test_replicas_of_several_controllers_are_united(engines: list[FakeEngine]) -
                 ("b/0", 3, 4),
             ]
             assert status.cluster is not None and status.cluster.restarts == 6
-            wanted = Listening(guest.front.http_address, guest.front.grpc_address)
+            wanted = GatewayListening(guest.front.http_address, guest.front.grpc_address)
             assert first.told[0] == second.told[0] == wanted
 
     asynchronously(body)
@@ -236,7 +238,7 @@ def test_a_guest_serves_on_without_its_controller_and_finds_it_again(
         async with guest_of(controller) as guest:
             stream = guest.client.stream([1, 2, 3], max_tokens=100)
             await anext(stream)
-            controller.say(Stop(0.0))
+            controller.say(StopGateway(0.0))
             await controller.stop()
             await guest.wait(lambda: not guest.controllers._links)
             with pytest.raises(UnavailableError, match="no controller is connected"):
@@ -247,7 +249,7 @@ def test_a_guest_serves_on_without_its_controller_and_finds_it_again(
             again = Controller("b", places_of(engines), address=controller.address).start()
             try:
                 await guest.wait(lambda: guest.names == ["b/0", "b/1"])
-                await guest.wait(lambda: guest.front.gateway.state is State.SERVING)
+                await guest.wait(lambda: guest.front.gateway.state is GatewayState.SERVING)
             finally:
                 await again.stop()
 
@@ -271,10 +273,10 @@ def test_orders_go_through_one_controller_and_its_refusal_is_told(
                 await guest.controllers.scale(3)
             assert await guest.controllers.abort("x") == 7
             await guest.client.set_speculation(max_depth=2)
-            wanted = Speculating(SpeculationChange(None, True, 2))
+            wanted = SpeculationChanged(SpeculationChange(None, True, 2))
             await guest.wait(lambda: all(wanted in each.told for each in found))
             await guest.controllers.drain()
-            assert guest.front.gateway.state is State.DRAINING
+            assert guest.front.gateway.state is GatewayState.DRAINING
             await guest.wait(lambda: any(DrainAll() in each.told for each in found))
             assert sum(each.told.count(DrainAll()) for each in found) == 1
 
@@ -287,7 +289,7 @@ def _free_address() -> str:
 
 
 def test_a_guest_and_a_controller_understand_each_other(engines: list[FakeEngine]) -> None:
-    """The desk is that of a server."""
+    """The registry is that of a server."""
     engine = FakeEngine(_free_address(), step_s=0.005).start()
     wanted: list[Any] = []
 
@@ -298,16 +300,16 @@ def test_a_guest_and_a_controller_understand_each_other(engines: list[FakeEngine
         raise RequestError("nothing is rolled out here.")
 
     async def body() -> None:
-        desk = Desk({}, SECRET, Answers(view, wanted.append, refuse))
+        registry = FleetRegistry({}, SECRET, FleetHandlers(view, wanted.append, refuse))
         controller = Controller("unused", [])
         with listen("tcp:127.0.0.1:0") as listener:
             controller.address = bound_address(listener)
-            running = asyncio.create_task(desk.run(listener))
+            running = asyncio.create_task(registry.run(listener))
             # One address is of the engine's host only.
             place = ReplicaPlace("0", ("unix:/nowhere/x", engine.address), ReplicaState.SERVING)
-            desk.publish((place,))
+            registry.publish((place,))
             async with guest_of(controller) as guest:
-                assert guest.names == [f"{desk.name}/0"]
+                assert guest.names == [f"{registry.name}/0"]
                 done = await guest.client.generate([1, 2], max_tokens=4)
                 assert done.usage.completion_tokens == 4
                 await guest.client.scale(3)
@@ -316,9 +318,9 @@ def test_a_guest_and_a_controller_understand_each_other(engines: list[FakeEngine
                     await guest.controllers.roll_out({})
                 (found,) = (await guest.client.status()).replicas
                 assert (found.restarts, found.draft_restarts) == (1, 2)
-                desk.drain()  # as a server that stops does, which is no reason for guests
-                desk.publish((dataclasses.replace(place, state=ReplicaState.DRAINING),))
-                await guest.wait(lambda: guest.front.gateway.state is State.ENGINE_AWAY)
+                registry.drain()  # as a server that stops does, which is no reason for guests
+                registry.publish((dataclasses.replace(place, state=ReplicaState.DRAINING),))
+                await guest.wait(lambda: guest.front.gateway.state is GatewayState.ENGINE_AWAY)
             running.cancel()
 
     try:

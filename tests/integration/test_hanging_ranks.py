@@ -18,7 +18,7 @@ import pytest
 from process_tools import is_alive, pids_of, status_of
 
 from outrider import LLM, OutriderError, SamplingParams
-from outrider.engine.doorway import Doorway
+from outrider.links.listener import Listener
 from outrider.links.rank_messages import Role
 from outrider.links.secret import SECRET_VARIABLE
 
@@ -101,16 +101,16 @@ def test_a_rank_that_nobody_keeps_ends_when_its_engine_has_given_it_up(
     address, secret = f"unix:{tmp_path}/engine.sock", secrets.token_hex(8)
     monkeypatch.setenv(hanging_rank.HANG_VARIABLE, "python")
     monkeypatch.setenv(SECRET_VARIABLE, secret)
-    doorway = Doorway([address], secret, {Role.TARGET: 1})
+    listener = Listener([address], secret, {Role.TARGET: 1})
     command = [sys.executable, hanging_rank.__file__, "--engine", address]
     command += ["--role", Role.TARGET, "--rank", "0", "--size", "1"]
     with subprocess.Popen(command) as rank:
         try:
-            [arrival] = doorway.take_group(Role.TARGET, LIMIT_S)
-            until(lambda: doorway._board_seats._value < 2)  # it watches its link by now
+            [arrival] = listener.take_group(Role.TARGET, LIMIT_S)
+            until(lambda: listener._store_slots._value < 2)  # it watches its link by now
             rank.send_signal(signal.SIGUSR2)
             arrival.channel.close()
             assert rank.wait(LIMIT_S) == 1
         finally:
             rank.kill()
-            doorway.close()
+            listener.close()

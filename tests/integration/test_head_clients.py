@@ -18,11 +18,11 @@ from head_checkpoints import save_spelling
 from outrider.client import Client
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine, build_served
-from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import SpawnedRanks
 from outrider.engine.over_ranks import group_sizes
 from outrider.engine.service import EngineService
-from outrider.scheduler.types import NOBODY, StepPlan
+from outrider.links.listener import Listener
+from outrider.scheduler.types import NO_PROPOSER, StepPlan
 
 pytestmark = pytest.mark.model
 
@@ -116,9 +116,9 @@ def serving(
     )
     sizes = group_sizes(config)
     ranks = SpawnedRanks(sizes, "cpu")
-    doorway = Doorway([ranks.address], ranks.secret, sizes)
-    engine = build_served(config, doorway, ranks, lambda told: None)
-    service = EngineService(engine, doorway)
+    listener = Listener([ranks.address], ranks.secret, sizes)
+    engine = build_served(config, listener, ranks, lambda told: None)
+    service = EngineService(engine, listener)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     try:
@@ -183,7 +183,7 @@ def _well_behaved(
 def test_a_hostile_client_changes_no_text_of_its_neighbours(serving: Serving) -> None:
     with Client(serving.address) as client:
         expected = [_texts(client, asked, speculation="off") for asked in ASKED]
-    assert serving.drafted_by == {NOBODY}
+    assert serving.drafted_by == {NO_PROPOSER}
     is_over, barrier = threading.Event(), threading.Barrier(len(ASKED), timeout=LIMIT_S)
     with ThreadPoolExecutor(len(ASKED) + 1) as pool:
         hostile = pool.submit(_misbehave, serving.address, serving.http_address, is_over)

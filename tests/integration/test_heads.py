@@ -15,15 +15,15 @@ from head_checkpoints import DEEP, save_head
 from same_text import acceptance_rate, contents
 
 from outrider import LLM, SamplingParams
+from outrider.catalog.heads import HeadKind
 from outrider.errors import ConfigError, ModelError
 from outrider.scheduler.types import StepPlan
 from outrider.workers.heads.eagle3 import Eagle3Head
 from outrider.workers.heads.runner import HeadRunner
-from outrider.workers.heads.spec import HeadKind
 from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.head import HeadProposer
-from outrider.workers.runner import Chunk, Runner
-from outrider.workers.target import TargetWorker
+from outrider.workers.runner import RowChunk, Runner
+from outrider.workers.target import LocalTarget
 
 pytestmark = pytest.mark.model
 
@@ -208,7 +208,7 @@ def _play(llm: LLM, prompt: list[int], is_preempted: bool) -> list[int]:
     while len(made) < 25:
         llm.engine.step()
         if is_preempted and len(made) > 10 and not scheduler.num_preemptions:
-            scheduler._residents.preempt(scheduler._residents.running[0])
+            scheduler._running_requests.preempt(scheduler._running_requests.running[0])
     assert scheduler.num_preemptions == is_preempted
     assert 0 < scheduler.stats.accepted_tokens < scheduler.stats.drafted_tokens
     return [*prompt, *made]
@@ -238,10 +238,10 @@ def test_what_a_head_knows_is_what_a_fresh_pass_over_the_text_gives(
         is_of_use = kind != "eagle3" or case in ("cached", "preempted")
         assert bool(loop.scheduler.num_cached_tokens) == (is_of_use and case != "fresh")
         fresh = _fresh(proposer.runner)
-        fresh.target.forward([Chunk(0, 0, text[:-1])])
-        passed = fresh.target.passed
+        fresh.target.forward([RowChunk(0, 0, text[:-1])])
+        passed = fresh.target.last_pass
         assert passed is not None
-        states = fresh.extend([Chunk(0, 0, text[1:])], passed.features)
+        states = fresh.extend([RowChunk(0, 0, text[1:])], passed.features)
         torch.testing.assert_close(proposer.runner.states[0], states[-1], rtol=0, atol=0)
 
 
@@ -294,7 +294,7 @@ def test_requests_that_a_head_never_drafts_for_cost_it_nothing(
     num_slots = 0
     extend = HeadRunner.extend
 
-    def counted(runner: HeadRunner, chunks: Sequence[Chunk], features: torch.Tensor) -> Any:
+    def counted(runner: HeadRunner, chunks: Sequence[RowChunk], features: torch.Tensor) -> Any:
         nonlocal num_slots
         num_slots += sum(len(chunk.tokens) for chunk in chunks)
         return extend(runner, chunks, features)
@@ -302,7 +302,7 @@ def test_requests_that_a_head_never_drafts_for_cost_it_nothing(
     monkeypatch.setattr(HeadRunner, "extend", counted)
     with _llm(folders, head_model=str(folders[kind]), speculation_policy="off") as llm:
         target = llm.engine.built.loop._target
-        assert isinstance(target, TargetWorker)
+        assert isinstance(target, LocalTarget)
         kept = target.runner.decoder._taps._kept
         kept.clear()
         num_slots = 0

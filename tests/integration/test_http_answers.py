@@ -295,7 +295,7 @@ def test_64_clients_at_once_get_each_their_own_text(service: FakeService) -> Non
     texts = asyncio.run(ask_all())
     assert texts[:32] == texts[32:]
     assert len(set(texts)) == 32
-    wait_until(lambda: len(service.server.gateway.in_hand) == 0)
+    wait_until(lambda: len(service.server.gateway.active_requests) == 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -309,14 +309,14 @@ def test_an_answer_with_many_log_probabilities_is_written_off_the_event_loop(
     asked |= {"logprobs": True, "top_logprobs": 2} if is_chat else {"logprobs": 2}
     inline = send(service, path, asked | {"prompt_logprobs": 2}).json
     written_by: list[str] = []
-    written = answers.WholeAnswer._written
+    written = answers.CompleteResponse._serialized
 
     def noticed(*args: Any) -> bytes:
         written_by.append(threading.current_thread().name)
         return written(*args)
 
     monkeypatch.setattr(answers, "MAX_INLINE_POSITIONS", 0)
-    monkeypatch.setattr(answers.WholeAnswer, "_written", noticed)
+    monkeypatch.setattr(answers.CompleteResponse, "_serialized", noticed)
     elsewhere = send(service, path, asked | {"prompt_logprobs": 2}).json
     assert len(written_by) == 1 and written_by[0].startswith("asyncio_")
     assert elsewhere["choices"] == inline["choices"]

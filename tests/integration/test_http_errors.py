@@ -14,7 +14,7 @@ from fake_engine import MODEL, FakeService, fake_service
 from http_tools import TIMEOUT_S, openai_client, send
 
 from outrider.gateway.http.fields import IGNORED, REFUSED
-from outrider.text.bodies import MAX_PROMPTS
+from outrider.text.json_bodies import MAX_PROMPTS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hello"}]

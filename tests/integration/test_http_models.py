@@ -17,8 +17,8 @@ from outrider import LLM, SamplingParams
 from outrider.client import Client
 from outrider.config import EngineConfig
 from outrider.engine.build import build_engine
-from outrider.engine.doorway import Doorway
 from outrider.engine.service import EngineService
+from outrider.links.listener import Listener
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
 
@@ -54,9 +54,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     config = EngineConfig.from_kwargs(
         model=TARGET, draft_model=DRAFT, speculation_policy="fixed", **OPTIONS
     )
-    doorway = Doorway([address], SECRET, {})
+    listener = Listener([address], SECRET, {})
     engine = build_engine(config)
-    service = EngineService(engine, doorway)
+    service = EngineService(engine, listener)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     try:
@@ -70,7 +70,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         thread.join(30)
         assert not thread.is_alive()
     finally:
-        doorway.close()
+        listener.close()
         engine.close()
 
 

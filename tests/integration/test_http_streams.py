@@ -15,7 +15,7 @@ from fake_engine import EOS, FakeEngine, FakeService, fake_service, tokenizer, w
 from http_tools import send
 
 from outrider.gateway.http import stream
-from outrider.links.gateway_messages import Refused
+from outrider.links.gateway_messages import SubmitRefused
 from outrider.text.builder import TextBuilder
 
 PROMPT = [10, 11, 12, 13]
@@ -114,8 +114,10 @@ def test_a_busy_stream_needs_no_keeping_alive(
 
 
 def test_an_error_before_the_first_token_is_a_status(tmp_path: Path) -> None:
-    def refuse(submit: Any) -> Refused:
-        return Refused(submit.samples[0].handle, "there is no room; try later.", is_capacity=True)
+    def refuse(submit: Any) -> SubmitRefused:
+        return SubmitRefused(
+            submit.samples[0].handle, "there is no room; try later.", is_capacity=True
+        )
 
     with fake_service(tmp_path, refuse=refuse) as own:
         reply = send(own, "/v1/completions", ENDLESS)
@@ -159,7 +161,7 @@ def test_a_failure_of_the_servers_own_is_told_without_its_details(
         assert reply.status == 500
         error = reply.error
     assert error["type"] == "api_error" and "its log" in error["message"]
-    wait_until(lambda: len(service.server.gateway.in_hand) == 0)
+    wait_until(lambda: len(service.server.gateway.active_requests) == 0)
 
 
 def test_a_stream_goes_on_after_the_loss_of_its_engine(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_client_that_leaves_cancels_its_request(service: FakeService, is_strea
             left.until(b"data: {")
         else:
             wait_until(lambda: len(engine.running) == 4)
-    wait_until(lambda: not engine.running and len(service.server.gateway.in_hand) == 0)
+    wait_until(lambda: not engine.running and len(service.server.gateway.active_requests) == 0)
     assert len(engine.cancelled) == num_before + 4
 
 
@@ -195,7 +197,7 @@ def test_one_of_several_prompts_that_is_refused_ends_all(service: FakeService) -
     asked = ENDLESS | {"prompt": [[10], [11] * 600]}
     reply = send(service, "/v1/completions", asked)
     assert (reply.status, reply.error["param"]) == (400, "prompt")
-    assert len(service.server.gateway.in_hand) == 0
+    assert len(service.server.gateway.active_requests) == 0
 
 
 def test_a_deadline_ends_a_request_that_waits_and_one_that_runs(service: FakeService) -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from outrider import LLM, SamplingParams
-from outrider.bench.inflate import save_inflated
-from outrider.bench.inflate_recipes import Shape
-from outrider.bench.prompts import encode_question, read_questions, select_questions
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
+from outrider.benchmarks.inflate import save_inflated
+from outrider.benchmarks.inflate_recipes import Shape
+from outrider.benchmarks.prompts import encode_question, read_questions, select_questions
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 
 pytestmark = pytest.mark.model
 

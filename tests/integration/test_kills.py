@@ -36,7 +36,7 @@ from kill_scenes import (
 )
 
 from outrider.client import Client, UnavailableError
-from outrider.engine.launch.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from outrider.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 TOKENS_BEFORE = 12  # of every stream, when the fault comes
 LAST_TOKENS = 60  # far behind that

@@ -80,7 +80,7 @@ def test_a_head_that_is_started_anew_is_attached_to_and_requests_go_on() -> None
         wait_until(lambda: _is_ready(server), BACK_S, lambda: server.output)
         print(f"serving again {time.monotonic() - began_s:.1f} s after Ray's return")
         assert streaming.result() == expected
-        server.wait_line("attaching to Ray anew, requests wait")
+        server.wait_line("reattaching to Ray, requests wait")
         server.terminate()
         assert server.wait() == 0, server.output
 
@@ -118,7 +118,7 @@ def test_a_ray_of_the_server_s_own_that_loses_its_head_is_started_anew() -> None
         [gcs] = server.pids_of("/gcs_server")
         os.kill(gcs, signal.SIGKILL)
         assert streaming.result() == expected
-        server.wait_line("gcs_server on this machine ended; attaching to Ray anew")
+        server.wait_line("gcs_server on this machine ended; reattaching to Ray")
         server.terminate()
         assert server.wait() == 0, server.output
         server.wait_nothing_left()

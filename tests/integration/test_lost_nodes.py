@@ -153,7 +153,7 @@ def test_a_draft_that_does_not_load_brings_the_one_before_back(
     draft = dataclasses.replace(kept.config.draft, model=str(damaged))
     replica = loop.run(kept.ready())
     before = replica.pids
-    with pytest.raises(ClusterError, match=r"do not belong together.*the one before is back\.$"):
+    with pytest.raises(ClusterError, match=r"do not belong together.*the previous one is back\.$"):
         loop.run(replica.change_draft(dataclasses.replace(kept.config, draft=draft)), 200.0)
     assert replica.pids["target"] == before["target"]
     assert replica.pids["draft"] != before["draft"]

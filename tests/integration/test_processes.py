@@ -194,7 +194,7 @@ def test_a_killed_draft_costs_no_token_and_comes_back(
 def test_a_hanging_draft_is_given_up_and_replaced(
     spawned: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.doorway.RANK_SILENCE_S", 2.5)
+    monkeypatch.setattr("outrider.links.listener.RANK_SILENCE_S", 2.5)
     llm = spawned(seed=3)
     [draft_pid] = pids_of(llm, "draft")
     stream = Stream(llm)

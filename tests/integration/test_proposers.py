@@ -12,16 +12,17 @@ from checkpoints import save_checkpoint
 from gpu_tools import DEVICE, GPU_MARKS
 
 from outrider import LLM, SamplingParams
+from outrider.catalog.proposers import ProposerInfo
 from outrider.errors import ConfigError, RequestError
 from outrider.kernels.gpu.columns import EntryColumn
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.proposers import Place, ProposerTraits
 from outrider.scheduler.types import Proposal, StepPlan, Verdict
 from outrider.workers import device
+from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
 from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.proposers.base import ProposerContext
 from outrider.workers.proposers.registry import ProposerEntry, register, unregister
-from outrider.workers.recorded.recording import RecordedPasses
 from outrider.workers.rows import RowTable
 
 pytestmark = GPU_MARKS
@@ -62,7 +63,7 @@ class DeviceParrot:
         self.num_begun = 0
 
     @property
-    def recordings(self) -> Sequence[RecordedPasses]:
+    def captured_passes(self) -> Sequence[CapturedPasses]:
         return ()
 
     def begin(self, row: int) -> None:
@@ -81,7 +82,8 @@ def host_parrot() -> Iterator[str]:
     def build(context: ProposerContext) -> Parrot:
         return Parrot("parrot", context.rows)
 
-    register(ProposerEntry(ProposerTraits("parrot", Place.HOST, mark="parrot"), build))
+    traits = ProposerTraits("parrot", Place.HOST, mark="parrot")
+    register(ProposerEntry(ProposerInfo(traits), build))
     yield "parrot"
     unregister("parrot")
 
@@ -98,7 +100,7 @@ def device_parrots() -> Iterator[list[DeviceParrot]]:
         return built[-1]
 
     traits = ProposerTraits("device_parrot", Place.DEVICE, mark="parrot")
-    register(ProposerEntry(traits, build, build_on_device))
+    register(ProposerEntry(ProposerInfo(traits), build, build_on_device))
     yield built
     unregister("device_parrot")
 
@@ -174,7 +176,8 @@ def test_a_name_nobody_registered_is_refused(model: Path) -> None:
 
 def test_a_name_is_registered_once() -> None:
     entry = ProposerEntry(
-        ProposerTraits("ngram", Place.HOST), lambda context: Parrot("ngram", context.rows)
+        ProposerInfo(ProposerTraits("ngram", Place.HOST)),
+        lambda context: Parrot("ngram", context.rows),
     )
     with pytest.raises(ConfigError, match="'ngram' is registered already"):
         register(entry)

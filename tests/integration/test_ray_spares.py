@@ -17,12 +17,12 @@ import ray as untyped_ray
 from cluster_tools import ServeProcess, streamed_tokens, wait_until
 
 from outrider.client import Client
-from outrider.cluster import spares as spares_module
-from outrider.cluster.actor_group import ActorGroup
-from outrider.cluster.placement import Placed, place, release
-from outrider.cluster.ray_facts import free_resources
-from outrider.cluster.rooms import Need
-from outrider.cluster.spares import Spares
+from outrider.cluster.ray import spares as spares_module
+from outrider.cluster.ray.actor_group import ActorGroup
+from outrider.cluster.ray.facts import free_resources
+from outrider.cluster.ray.node_assignment import Need
+from outrider.cluster.ray.placement import RolePlacement, place, release
+from outrider.cluster.ray.spares import Spares
 from outrider.errors import OutriderError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -137,9 +137,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def _room() -> AsyncIterator[tuple[Placed, Spares]]:
+async def _room() -> AsyncIterator[tuple[RolePlacement, Spares]]:
     placed = await place([Need("target", 1, {"CPU": 1.0, "GPU": 1.0})], 60.0, can_grow=False)
-    spares = Spares(are_wanted=True)
+    spares = Spares(enabled=True)
     try:
         yield placed["target"], spares
     finally:
@@ -150,7 +150,7 @@ async def _room() -> AsyncIterator[tuple[Placed, Spares]]:
 async def _spare_of(group: ActorGroup, spares: Spares) -> Any:
     group.prepare_spares()
     async with asyncio.timeout(_LIMIT_S):
-        return await asyncio.shield(spares._waiting[RANK].actor)
+        return await asyncio.shield(spares._standbys[RANK].actor)
 
 
 async def _pid(actor: Any) -> int:
@@ -210,10 +210,10 @@ def test_a_spare_that_no_node_has_room_for_is_done_without() -> None:
             group = ActorGroup(placed, spares)
             [before] = await group.describe()
             asks_too_much = ray.remote(num_cpus=64)(object).remote
-            [post] = [dataclasses.replace(each, begin_spare=asks_too_much) for each in group._posts]
+            [post] = [dataclasses.replace(each, begin_spare=asks_too_much) for each in group._slots]
             spares.prepare([post])
             await asyncio.sleep(0.5)
-            assert not spares._waiting[RANK].actor.done()
+            assert not spares._standbys[RANK].actor.done()
             group.kill()
             successor = ActorGroup(placed, spares)
             [after] = await successor.describe()

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from boards import OpenBoard
 from checkpoints import VOCAB_SIZE, random_prompt, save_checkpoint
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA, TOLERANCE, relative_error
+from rendezvous import OpenRendezvous
 from torch import Tensor
 
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.reference import ReferenceOps
-from outrider.workers.groups.collective import Alone
-from outrider.workers.groups.process_group import TensorParallelGroup, can_record
+from outrider.workers.cuda_graphs.captured_passes import row_sizes
+from outrider.workers.cuda_graphs.runner_passes import cuda_graph_bytes
+from outrider.workers.groups.collective import SingleRankGroup
+from outrider.workers.groups.process_group import TensorParallelGroup, can_capture
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.recorded.recording import row_sizes
-from outrider.workers.recorded.runner_passes import recording_bytes
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.weights.loader import load_model
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
@@ -64,8 +64,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def load(folder: Path, deterministic: bool = False, group: Alone | None = None) -> Decoder:
-    group = group or Alone()
+def load(
+    folder: Path, deterministic: bool = False, group: SingleRankGroup | None = None
+) -> Decoder:
+    group = group or SingleRankGroup()
     shard = Shard(group.rank, group.size, group.all_reduce)
     ops = GpuOps(deterministic)
     return load_model(folder, dtype=DTYPE, device=DEVICE, ops=ops, shard=shard)
@@ -80,7 +82,7 @@ class Rows:
         decoder: Decoder,
         *,
         is_recorded: bool,
-        group: Alone | None = None,
+        group: SingleRankGroup | None = None,
         vocab_size: int = VOCAB_SIZE,
     ) -> None:
         kv = KVCache(decoder.spec, NUM_BLOCKS, BLOCK_SIZE, DTYPE, DEVICE, decoder.shard)
@@ -89,7 +91,7 @@ class Rows:
             cache.fill_(POISON)
         self.runner = Runner(decoder, kv, ROWS, MAX_LEN, vocab_size, group)
         if is_recorded:
-            self.runner.record(QUERY_LEN, MAX_TOKENS)
+            self.runner.capture(QUERY_LEN, MAX_TOKENS)
         generator = torch.Generator().manual_seed(3)
         self._free = torch.randperm(NUM_BLOCKS - 1, generator=generator).tolist()
         self._tables: list[list[int]] = [[] for _ in range(ROWS)]
@@ -101,7 +103,7 @@ class Rows:
         for row, count in counts:
             start, end = self._done[row], self._done[row] + count
             self._grow(row, end)
-            chunks.append(Chunk(row, start, self._texts[row][start:end]))
+            chunks.append(RowChunk(row, start, self._texts[row][start:end]))
             self._done[row] = end
         return self.runner.forward(chunks)
 
@@ -164,7 +166,7 @@ def test_the_passes_are_of_different_recorded_sizes() -> None:
 
 def test_a_part_of_a_model_with_ids_it_holds_elsewhere(folder: Path) -> None:
     """Not the fused pass. The other rank is missing, so sums are parts, the same in both ways."""
-    group = Alone(rank=1, size=2)
+    group = SingleRankGroup(rank=1, size=2)
     decoder = load(folder, group=group)
     recorded, eager = (Rows(decoder, is_recorded=each, group=group) for each in (True, False))
     for counts in PASSES[:3]:
@@ -212,7 +214,7 @@ def test_tables_from_before_the_recording_are_known(folder: Path) -> None:
     late, eager = (Rows(decoder, is_recorded=False) for _ in range(2))
     for rows in (late, eager):
         rows.forward([(0, 5), (1, 3)])
-    late.runner.record(QUERY_LEN, MAX_TOKENS)
+    late.runner.capture(QUERY_LEN, MAX_TOKENS)
     counts = ((0, 1), (1, 2))
     assert_same(late.forward(counts), eager.forward(counts), False)
 
@@ -222,8 +224,8 @@ def test_ids_a_draft_lacks_are_read_as_its_last(folder: Path) -> None:
     wide = VOCAB_SIZE + 50
     runner = Rows(decoder, is_recorded=True, vocab_size=wide).runner
     runner.extend_table(0, 0, [0])
-    beyond = runner.forward([Chunk(0, 0, [5, VOCAB_SIZE + 20])]).clone()
-    assert torch.equal(beyond, runner.forward([Chunk(0, 0, [5, VOCAB_SIZE - 1])]))
+    beyond = runner.forward([RowChunk(0, 0, [5, VOCAB_SIZE + 20])]).clone()
+    assert torch.equal(beyond, runner.forward([RowChunk(0, 0, [5, VOCAB_SIZE - 1])]))
 
 
 def test_kernels_without_tiles_go_on_as_before(folder: Path) -> None:
@@ -239,20 +241,22 @@ def test_forgotten_recordings_are_not_needed(folder: Path) -> None:
     rows = Rows(load(folder), is_recorded=True)
     first = rows.forward([(0, 2)])
     before = first.clone()
-    rows.runner.forget_recordings()
+    rows.runner.release_graphs()
     rows.forward([(0, 2)])
     assert torch.equal(first, before), "a pass that is not recorded leaves the result alone"
 
 
 def test_which_groups_can_be_recorded() -> None:
     cpu = torch.device("cpu")
-    with OpenBoard() as board:
+    with OpenRendezvous() as board:
         store = board.store()
         gloo = TensorParallelGroup(store, "gloo", 0, 1, cpu, deterministic=False)
-        assert not can_record(gloo)
-        assert can_record(Alone())
+        assert not can_capture(gloo)
+        assert can_capture(SingleRankGroup())
         if HAS_CUDA:
-            assert can_record(TensorParallelGroup(store, "nccl", 0, 1, DEVICE, deterministic=False))
+            assert can_capture(
+                TensorParallelGroup(store, "nccl", 0, 1, DEVICE, deterministic=False)
+            )
 
 
 @pytest.mark.skipif(not HAS_CUDA, reason="nothing is recorded without a GPU")
@@ -260,18 +264,18 @@ def test_recordings_keep_to_what_is_set_aside_for_them(folder: Path) -> None:
     decoder = load(folder)
     kv = KVCache(decoder.spec, NUM_BLOCKS, BLOCK_SIZE, DTYPE, DEVICE)
     first, runner = (Runner(decoder, kv, ROWS, MAX_LEN, VOCAB_SIZE) for _ in range(2))
-    first.record(QUERY_LEN)  # compiles all kernels; its memory must not be given back meanwhile
+    first.capture(QUERY_LEN)  # compiles all kernels; its memory must not be given back meanwhile
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info()
-    runner.record(QUERY_LEN)
+    runner.capture(QUERY_LEN)
     torch.cuda.synchronize()
     after, _ = torch.cuda.mem_get_info()
-    assert 0 < before - after <= recording_bytes(decoder)
-    first.forget_recordings()
+    assert 0 < before - after <= cuda_graph_bytes(decoder)
+    first.release_graphs()
 
 
 def test_room_is_set_aside_for_an_8_bit_weight_that_is_written_out(folder: Path) -> None:
     plain = load(folder)
     packed = load_model(folder, dtype=DTYPE, device=DEVICE, ops=GpuOps(), quantization="int8")
     largest = 2 * plain.spec.intermediate_size * plain.spec.hidden_size * DTYPE.itemsize
-    assert recording_bytes(packed) == recording_bytes(plain) + largest
+    assert cuda_graph_bytes(packed) == cuda_graph_bytes(plain) + largest

@@ -12,14 +12,14 @@ import pytest
 import ray
 from cluster_tools import wait_until
 
-from outrider.cluster.attach import Attaching
-from outrider.cluster.controller import NAME, NAMESPACE
 from outrider.cluster.events import Event
-from outrider.cluster.lease import Driver
-from outrider.cluster.orders import changed
-from outrider.cluster.ray_facts import cluster_resources, free_resources
-from outrider.cluster.ray_launch import RayLaunch
-from outrider.cluster.ray_session import RaySession, ray_session
+from outrider.cluster.operations import changed
+from outrider.cluster.ray.attach import ControllerAttachment
+from outrider.cluster.ray.controller import NAME, NAMESPACE
+from outrider.cluster.ray.facts import cluster_resources, free_resources
+from outrider.cluster.ray.launch import RayLaunch
+from outrider.cluster.ray.lease import DriverIdentity
+from outrider.cluster.ray.session import RaySession, ray_session
 from outrider.config import EngineConfig
 from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
@@ -67,9 +67,11 @@ def test_orders_are_carried_out_and_outlast_the_controller(session: RaySession, 
 
     async def run() -> None:
         events: list[Event] = []
-        attaching = Attaching(config, session, "a secret of the tests", Driver(), events.append)
+        attaching = ControllerAttachment(
+            config, session, "a secret of the tests", DriverIdentity(), events.append
+        )
         launch = await attaching.attach(is_first=True)
-        keeping = asyncio.create_task(launch.keep(events.append))
+        keeping = asyncio.create_task(launch.run(events.append))
         try:
             one = await _serving(launch, 1)
             await asyncio.wait_for(launch.scale(2), CHANGE_S)

@@ -25,8 +25,8 @@ from outrider.client import (
     UnavailableError,
     prompt_request,
 )
-from outrider.gateway.front import Front
-from outrider.gateway.metrics import CLIENT_BACK
+from outrider.gateway.frontend import Frontend
+from outrider.gateway.metrics.requests import CLIENT_BACK
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
@@ -48,12 +48,12 @@ class Two:
     """Two gateways before one engine, and a way to the first that can be cut."""
 
     engine: FakeEngine
-    first: Front
-    other: Front
+    first: Frontend
+    other: Frontend
     way: Way
     client: Client
 
-    def cut(self, target: Front) -> None:
+    def cut(self, target: Frontend) -> None:
         self.way.target = target.grpc_address
         self.way.cut()
 
@@ -112,7 +112,7 @@ def test_a_completion_is_the_same_as_if_the_connection_had_not_been_lost(
         assert len(both.engine.submitted) - num_submitted == (1 if resumable else 2)
         if not resumable:  # a claim of having been let in before skips no limit
             assert not both.engine.submitted[-1].is_resumed
-        wait_until(lambda: not both.engine.running and both.engine._held.num_known == 0)
+        wait_until(lambda: not both.engine.running and both.engine._held.num_samples == 0)
 
 
 def test_a_stream_may_be_cut_again_and_again(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_more_than_may_wait_for_their_clients_are_ended_and_generated_anew(
         both.engine.is_paused = True
         both.way.is_closed = True
         both.way.cut()
-        wait_until(lambda: both.engine.num_alone == 1 and len(both.engine.running) == 2)
+        wait_until(lambda: both.engine.num_detached == 1 and len(both.engine.running) == 2)
         both.engine.is_paused, both.way.is_closed = False, False
         done = [stream.result() for stream in streams]
         assert {str(essence(each)) for each in done} == {str(essence(expected.result()))}
@@ -290,7 +290,7 @@ def test_a_resumable_request_goes_on_when_its_call_ends_and_another_does_not(
         call = stub.Generate(long_request(resumable=resumable))
         next(call)
         call.cancel()
-    wait_until(lambda: service.engine.num_alone == 1)
+    wait_until(lambda: service.engine.num_detached == 1)
     wait_until(lambda: len(service.engine.running) == 1)
     wait_until(lambda: service.client.status().active_requests == 0)
 
@@ -299,7 +299,7 @@ def test_a_client_that_cancels_a_resumable_request_ends_it_for_good(service: Fak
     stream = begin(service.client.stream(PROMPT, resumable=True, max_tokens=400, ignore_eos=True))
     stream.cancel()
     wait_until(lambda: not service.engine.running)
-    assert service.engine.num_alone == 0
+    assert service.engine.num_detached == 0
     [(asked, _)] = service.engine.attached
     assert asked.samples == ()
 
@@ -318,7 +318,7 @@ def test_a_cancelled_task_ends_its_resumable_request_for_good(service: FakeServi
 
     asyncio.run(leave())
     wait_until(lambda: not service.engine.running)
-    assert service.engine.num_alone == 0
+    assert service.engine.num_detached == 0
 
 
 def test_whoever_comes_back_takes_the_place_of_a_reader_not_known_to_be_gone(
@@ -387,7 +387,7 @@ def test_tokens_that_were_never_generated_get_nothing_that_was(
     call = stub.Generate(request)
     had = next(call)
     call.cancel()
-    wait_until(lambda: service.engine.num_alone == 1)
+    wait_until(lambda: service.engine.num_detached == 1)
     made_up = [token + 1 for token in had.token_ids]
     resumed = stub.ResumeStream(resume_of(request, had, samples=[{"token_ids": made_up}]))
     next(resumed)
@@ -421,14 +421,14 @@ def test_nobody_releases_what_is_not_theirs(service: FakeService, stub: Any) -> 
 
 
 def test_a_resumption_is_refused_while_as_many_wait_as_may(service: FakeService, stub: Any) -> None:
-    from outrider.links.gateway_messages import Refused
+    from outrider.links.gateway_messages import SubmitRefused
 
     request = long_request()
     call = stub.Generate(request)
     had = next(call)
     call.cancel()
     service.engine.refuse = lambda submit: (
-        None if submit.is_resumed else Refused(submit.samples[0].handle, "full.", True)
+        None if submit.is_resumed else SubmitRefused(submit.samples[0].handle, "full.", True)
     )
     with pytest.raises(grpc.RpcError) as caught:
         list(stub.ResumeStream(resume_of(request, had)))

@@ -15,8 +15,8 @@ from fake_engine import FakeService, fake_facts, fake_service
 from http_tools import send
 
 from outrider import LLM, AsyncEngine, SamplingParams
+from outrider.checkpoints.resolve import draft_assets
 from outrider.cli import main
-from outrider.workers.weights.resolve import draft_assets
 
 PROMPT = "The sky is"
 DEFAULTS = {"temperature": 0.6, "top_k": 20, "top_p": 0.9}

@@ -17,11 +17,11 @@ from outrider import LLM, SamplingParams
 from outrider.client import Client, DeadlineError
 from outrider.config import EngineConfig
 from outrider.engine.build import build_served
-from outrider.engine.doorway import Doorway
 from outrider.engine.launch.ranks import SpawnedRanks
 from outrider.engine.over_ranks import group_sizes
 from outrider.engine.service import EngineService
 from outrider.errors import CapacityError, RequestError
+from outrider.links.listener import Listener
 
 pytestmark = pytest.mark.model
 
@@ -75,9 +75,9 @@ def serving() -> Iterator[Serving]:
     )
     sizes = group_sizes(config)
     ranks = SpawnedRanks(sizes, "cpu")
-    doorway = Doorway([ranks.address], ranks.secret, sizes)
-    engine = build_served(config, doorway, ranks, print)
-    service = EngineService(engine, doorway)
+    listener = Listener([ranks.address], ranks.secret, sizes)
+    engine = build_served(config, listener, ranks, print)
+    service = EngineService(engine, listener)
     thread = threading.Thread(target=service.run, daemon=True)
     thread.start()
     try:

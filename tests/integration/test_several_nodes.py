@@ -15,8 +15,8 @@ from ray_nodes import Kept, Loop, Nodes, Reader, kept_replica
 
 from outrider import LLM, SamplingParams
 from outrider.cluster.errors import ClusterError, PlacementError
-from outrider.cluster.placement import place
-from outrider.cluster.rooms import Need
+from outrider.cluster.ray.node_assignment import Need
+from outrider.cluster.ray.placement import place
 from outrider.config import EngineConfig
 from outrider.scheduler.types import RequestSpec
 
@@ -155,7 +155,7 @@ def test_another_draft_takes_over_while_the_target_goes_on(
 def test_more_than_the_draft_cannot_be_changed_so(loop: Loop, kept: Kept) -> None:
     replica = loop.run(kept.ready())
     target = dataclasses.replace(kept.config.target, max_model_len=900)
-    with pytest.raises(ClusterError, match="more than the draft is to be changed"):
+    with pytest.raises(ClusterError, match="more than the draft would change"):
         loop.run(replica.change_draft(dataclasses.replace(kept.config, target=target)))
 
 

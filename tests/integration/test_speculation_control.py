@@ -139,7 +139,7 @@ def test_a_wrong_value_is_an_invalid_argument_in_one_sentence(tmp_path: Path) ->
 def test_an_engine_that_does_not_answer_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.engine_link.BETWEEN_STEPS_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("outrider.gateway.routing.engine_link.BETWEEN_STEPS_TIMEOUT_S", 0.1)
     with fake_service(tmp_path, answers_status=False) as service:
         for ask in (service.client.set_speculation, service.client.explain_speculation):
             with pytest.raises(UnavailableError, match=r"has not answered for 0\.1 s"):
@@ -159,7 +159,7 @@ def test_commands_show_and_set_what_holds(
         code, out, _ = outrider(
             capsys, "speculation", "set", "--policy", "off", "--max-depth", "2", *server
         )
-        assert code == 0 and "(the engine began with fixed)" in out
+        assert code == 0 and "(initially fixed)" in out
         assert policy_of(client) == ("off", 2)
         outrider(capsys, "speculation", "set", "--max-depth", "none", *server)
         assert policy_of(client) == ("off", None)
@@ -224,10 +224,10 @@ def test_the_status_shows_how_speculation_fares(
         _, out, _ = outrider(capsys, "status", "--server", client.address)
         lines = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
         assert lines["policy"] == "goodput"
-        assert lines["most depth"].startswith("3 ")
+        assert lines["max depth"].startswith("3 ")
         assert lines["depth now"].endswith("of rows draft")
         assert lines["gain over plain"].endswith("times, estimated")
-        assert {"accepted lately", "agreement while off", "arrival rate"} <= set(lines)
+        assert {"recent acceptance", "agreement while off", "arrival rate"} <= set(lines)
         assert "calibration error" in lines and "warning" not in lines
         _, out, _ = outrider(capsys, "status", "--json", "--server", client.address)
         assert json.loads(out)["engine"]["speculation"]["settings"]["policy"] == "goodput"

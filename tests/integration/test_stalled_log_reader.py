@@ -99,12 +99,12 @@ def test_a_server_tells_how_it_fares_whoever_reads_it() -> None:
     code = (
         "import sys\n"
         "from outrider.cli.terminal import Terminal\n"
-        "from outrider.cluster.events import Event, Kind\n"
+        "from outrider.cluster.events import Event, EventKind\n"
         "from outrider.config import EngineConfig\n"
         "from outrider.log_stream import guard_stderr\n"
         "guard_stderr()\n"
         "terminal = Terminal(EngineConfig())\n"
-        "for _ in range(2000): terminal.say(Event(Kind.TROUBLE, 'x' * 1000))\n"
+        "for _ in range(2000): terminal.say(Event(EventKind.TROUBLE, 'x' * 1000))\n"
         "print('said', flush=True)\n"
         "sys.stdin.read()\n"
     )

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from cluster_tools import wait_until
 
-from outrider.bench.load.servers.keeper import descendants
 from outrider.config import EngineConfig
 from outrider.engine.launch import child
-from outrider.engine.launch.child import EngineChild, EngineLine
+from outrider.engine.launch.child import EngineChild, StandbyEngines
+from outrider.loadtest.servers.keeper import descendants
 
 pytestmark = pytest.mark.model
 
@@ -33,10 +33,10 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def line(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[EngineLine]:
+def line(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[StandbyEngines]:
     monkeypatch.setattr(child, "STANDBY_AFTER_S", 0.0)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    made = EngineLine(EngineConfig.from_kwargs(model=MODEL, kv_cache_gb=0.1), SECRET)
+    made = StandbyEngines(EngineConfig.from_kwargs(model=MODEL, kv_cache_gb=0.1), SECRET)
     yield made
     made.close()
 
@@ -49,14 +49,14 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _waiting(line: EngineLine) -> EngineChild:
+def _waiting(line: StandbyEngines) -> EngineChild:
     line.prepare()
     wait_until(lambda: line._next is not None and line._next.is_warm, _LIMIT_S)
     assert line._next is not None
     return line._next
 
 
-def test_an_engine_that_waited_takes_over_with_the_ranks_it_has(line: EngineLine) -> None:
+def test_an_engine_that_waited_takes_over_with_the_ranks_it_has(line: StandbyEngines) -> None:
     waiting = _waiting(line)
     wait_until(lambda: len(descendants(waiting.pid)) == 1, _LIMIT_S)
     ranks = descendants(waiting.pid)
@@ -73,14 +73,14 @@ def test_an_engine_that_waited_takes_over_with_the_ranks_it_has(line: EngineLine
     wait_until(lambda: not any(map(_is_running, ranks)), _LIMIT_S)
 
 
-def test_one_that_ended_while_it_waited_is_not_taken(line: EngineLine) -> None:
+def test_one_that_ended_while_it_waited_is_not_taken(line: StandbyEngines) -> None:
     waiting = _waiting(line)
     os.kill(waiting.pid, signal.SIGKILL)
     wait_until(lambda: not waiting.is_warm, _LIMIT_S)
     assert line.take() is not waiting
 
 
-def test_with_the_line_ends_whoever_waits(line: EngineLine, folder: Path) -> None:
+def test_with_the_line_ends_whoever_waits(line: StandbyEngines, folder: Path) -> None:
     pid = _waiting(line).pid
     assert list(folder.iterdir())
     line.close()
@@ -90,7 +90,7 @@ def test_with_the_line_ends_whoever_waits(line: EngineLine, folder: Path) -> Non
 
 def test_without_standby_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "STANDBY_AFTER_S", 0.0)
-    line = EngineLine(EngineConfig.from_kwargs(model=MODEL, standby=False), SECRET)
+    line = StandbyEngines(EngineConfig.from_kwargs(model=MODEL, standby=False), SECRET)
     line.prepare()
     assert line._timer is None and line._next is None
 

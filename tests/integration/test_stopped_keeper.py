@@ -24,7 +24,7 @@ SILENCE_S = 2.0  # in place of the default
 KEEPER = """
 import asyncio, sys
 from outrider.cluster.fleet import Fleet
-from outrider.cluster.fleet_desk import Answers
+from outrider.cluster.fleet_registry import FleetHandlers
 from outrider.config import EngineConfig, ServerConfig
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
@@ -35,9 +35,9 @@ async def view():
 async def main(engine, secret, ports):
     values = EngineConfig(server=ports.config, log_level="warning").to_settings()
     settings = {p: v for p, v in values.items() if p.startswith(("server.", "log_"))}
-    fleet = Fleet(1, settings, secret, Answers(view, print, print), print)
-    fleet.desk.publish((ReplicaPlace("0", (engine,), ReplicaState.SERVING),))
-    keeping = asyncio.create_task(fleet.keep())
+    fleet = Fleet(1, settings, secret, FleetHandlers(view, print, print), print)
+    fleet.registry.publish((ReplicaPlace("0", (engine,), ReplicaState.SERVING),))
+    keeping = asyncio.create_task(fleet.run())
     member = await fleet.wait_serving()
     print(member.listening.http_address, member.listening.grpc_address, flush=True)
     try:

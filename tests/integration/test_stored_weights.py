@@ -7,10 +7,10 @@ import torch
 from checkpoints import RaggedRun
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from outrider.checkpoints.resolve import BUNDLED_TARGET, draft_assets
 from outrider.kernels.ops import select_ops
 from outrider.workers.weights.checkpoint import whole_folder
 from outrider.workers.weights.loader import load_model
-from outrider.workers.weights.resolve import BUNDLED_TARGET, draft_assets
 
 pytestmark = pytest.mark.model
 
@@ -23,7 +23,7 @@ def test_logits_of_the_bundled_target_are_those_of_transformers_in_float64() -> 
     if ops.packing is None:
         pytest.skip("the C kernels need a C compiler (cc or gcc), and there is none on PATH")
     decoder = load_model(
-        BUNDLED_TARGET, dtype=torch.float32, device="cpu", ops=ops, keeps_form=True
+        BUNDLED_TARGET, dtype=torch.float32, device="cpu", ops=ops, keeps_stored_format=True
     )
     prompt = AutoTokenizer.from_pretrained(draft_assets())(TEXT)["input_ids"]
     folder = whole_folder(BUNDLED_TARGET)

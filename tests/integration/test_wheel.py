@@ -91,7 +91,7 @@ def test_the_version_is_said_once_and_everything_tells_it(
 
 def test_an_installed_wheel_finds_its_files_without_the_checkout(engine_programs: Path) -> None:
     script = (
-        "import outrider; from outrider.workers.weights.resolve import draft_assets; "
+        "import outrider; from outrider.checkpoints.resolve import draft_assets; "
         "print(outrider.__file__, draft_assets(), sep='\\n')"
     )
     package, assets = run(engine_programs / "python", "-c", script).splitlines()

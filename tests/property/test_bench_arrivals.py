@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.load.arrivals import (
+from outrider.loadtest.arrivals import (
     Arrivals,
     Constant,
     Gamma,

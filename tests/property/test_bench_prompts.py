@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.load.prompts import prompts_for_trace, read_prompts
-from outrider.bench.load.traces import TraceRow, read_trace
 from outrider.errors import ConfigError
+from outrider.loadtest.prompts import prompts_for_trace, read_prompts
+from outrider.loadtest.traces import TraceRow, read_trace
 
 NAMES = st.sampled_from(
     [

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.load.targets.base import Reply, TargetFault
-from outrider.bench.load.targets.openai_answer import Answer
-from outrider.bench.load.targets.sse import EventSplitter
+from outrider.loadtest.targets.base import Reply, TargetFault
+from outrider.loadtest.targets.openai_stream import OpenAiStreamParser
+from outrider.loadtest.targets.sse import EventSplitter
 
 PIECES = (
     *("data: ", "data:", "a", "é", "日本", "😀", ":", ": ping", "event: x", "id: 1", "[DONE]", " "),
@@ -97,7 +97,7 @@ bodies = st.dictionaries(st.sampled_from(NAMES), values) | choices | values
 @given(st.lists(bodies, max_size=3))
 def test_whatever_json_a_server_sends_only_a_fault_may_come_of_it(sent: list[Any]) -> None:
     reply = Reply()
-    answer = Answer(reply, len)
+    answer = OpenAiStreamParser(reply, len)
     with suppress(TargetFault):
         for body in sent:
             answer.feed(b"data: " + json.dumps(body).encode() + b"\n\n")

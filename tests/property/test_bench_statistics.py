@@ -13,22 +13,22 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from load_records import answered, failed, shift
 
-from outrider.bench.load.records import Phase, RequestRecord
-from outrider.bench.load.results.analysis import Analysis
-from outrider.bench.load.results.measures import Measures, Slo, Spread
-from outrider.bench.load.results.statistics import (
-    ask_ratio,
+from outrider.loadtest.records import RequestRecord, ShiftPhase
+from outrider.loadtest.results.analysis import Analysis
+from outrider.loadtest.results.measures import Measures, Slo, Spread
+from outrider.loadtest.results.statistics import (
     block_interval,
     bootstrap_interval,
     holm,
     mean_of_rows,
     paired_ratio,
+    per_request_ratio,
     percentile,
     percentile_of_rows,
     unpaired_blocks_ratio,
     unpaired_ratio,
 )
-from outrider.bench.load.results.tallies import Histogram
+from outrider.loadtest.results.tallies import Histogram
 
 FEW = settings(max_examples=40, deadline=None)
 FEWER = settings(max_examples=25, deadline=None)
@@ -182,10 +182,12 @@ def test_ratios_invert_scale_and_keep_their_chance(
 @given(st.lists(positive, min_size=3, max_size=20), st.integers(0, 100))
 @FEWER
 def test_nothing_differs_from_itself(values: list[float], seed: int) -> None:
-    by_ask = {str(index): value for index, value in enumerate(values)}
+    latencies_by_request = {str(index): value for index, value in enumerate(values)}
     for found in (
         paired_ratio(values, values),
-        ask_ratio(by_ask, by_ask, seed=seed, resamples=RESAMPLES),
+        per_request_ratio(
+            latencies_by_request, latencies_by_request, seed=seed, resamples=RESAMPLES
+        ),
         unpaired_ratio(values, values, seed=seed, resamples=RESAMPLES),
         unpaired_ratio(values, values, percentile_of_rows(99), seed=seed, resamples=RESAMPLES),
         unpaired_blocks_ratio(values, values),
@@ -244,7 +246,7 @@ def test_no_input_crashes_or_warns(a: list[float], b: list[float]) -> None:
     paired_ratio(tame[:num], other[:num])
     unpaired_ratio(tame, other, seed=1, resamples=20)
     unpaired_blocks_ratio(tame, other)
-    ask_ratio(
+    per_request_ratio(
         {str(index): each for index, each in enumerate(tame)},
         {str(index): each for index, each in enumerate(other)},
         seed=1,
@@ -257,7 +259,13 @@ def requests(draw: st.DrawFn) -> RequestRecord:
     """Of any fate, at any time around a window from 0 to 10 s."""
     at = draw(st.floats(-3, 13))
     lag = draw(st.floats(0, 1))
-    phase = Phase.MEASURED if 0 <= at < 10 else Phase.WARM_UP if at < 0 else Phase.COOL_DOWN
+    phase = (
+        ShiftPhase.MEASURED
+        if 0 <= at < 10
+        else ShiftPhase.WARM_UP
+        if at < 0
+        else ShiftPhase.COOL_DOWN
+    )
     fate = draw(st.sampled_from(["ok", "ok", "ok", "reset", "http 429", "timeout"]))
     if fate != "ok":
         return failed(None if fate == "timeout" else fate, intended_s=at, lag_s=lag, phase=phase)
@@ -286,7 +294,7 @@ def figures(records: list[RequestRecord], slo: Slo | None = None) -> Measures:
 def test_the_books_balance_in_the_whole_and_in_every_part(records: list[RequestRecord]) -> None:
     analysis = Analysis(records, [shift()])
     whole = analysis.of("off", "rate 2")
-    assert whole.sent == sum(record.phase is Phase.MEASURED for record in records)
+    assert whole.sent == sum(record.phase is ShiftPhase.MEASURED for record in records)
     assert whole.sent == whole.ok + whole.failed + whole.timed_out
     for parts in (analysis.by_category("off", "rate 2"), analysis.by_length("off", "rate 2")):
         for name in ("sent", "ok", "failed", "timed_out"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler_crowd import Crowd, random_simulation
 from scheduler_tools import Simulation, make_request, name_of
 
-from outrider.scheduler.request import Request, State
+from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.waiting import WaitingQueue
 
 RANDOM_LIVES = settings(
@@ -136,6 +136,6 @@ def test_a_tenant_of_few_requests_waits_for_little_whatever_another_asks_for(see
         while record.finish_reason is None:
             simulation.step(0.1)
         assert simulation.now_s - began_s < 3.5
-    assert all(each.request.state is not State.FINISHED for each in simulation.live.values())
+    assert all(each.request.state is not RequestState.FINISHED for each in simulation.live.values())
     simulation.drain()
     assert {name_of(each.request.sample_id) for each in simulation.records.values()}

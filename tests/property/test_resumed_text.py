@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 from outrider.errors import RequestError
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import FinishReason, RequestUpdate, SampleId
-from outrider.text.builder import HeldText, TextBuilder
-from outrider.text.front_door import FrontDoor
-from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput
+from outrider.text.builder import ResumedText, TextBuilder, text_builders
+from outrider.text.input_processor import InputProcessor
+from outrider.text.outputs import OutputDelta
 from outrider.text.tokenizer import load_tokenizer
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 FACTS = EngineFacts({"target.model": BUNDLED_DRAFT}, 49152, (2,), 512, 2, False, "", 8)
 PROMPT = [504, 1000, 20000]
@@ -31,8 +31,8 @@ def tokenizer() -> Any:
 
 
 @cache
-def front_door() -> FrontDoor:
-    return FrontDoor(FACTS, tokenizer())
+def input_processor() -> InputProcessor:
+    return InputProcessor(FACTS, tokenizer())
 
 
 @cache
@@ -42,9 +42,8 @@ def alphabet() -> list[int]:
 
 def builder(**params: Any) -> TextBuilder:
     given = SamplingParams(**params)
-    prepared = front_door().prepare("r", PROMPT, given)
-    output = RequestOutput("r", None, PROMPT, [], RequestMetrics(0.0))
-    return TextBuilder(prepared, 0, output, tokenizer())
+    prepared = input_processor().prepare("r", PROMPT, given)
+    return text_builders(prepared, tokenizer(), 0.0)[1][0]
 
 
 def read(text: TextBuilder, tokens: list[int], sizes: list[int]) -> list[OutputDelta]:
@@ -79,7 +78,7 @@ def test_text_goes_on_exactly_where_the_reader_is(data: Any) -> None:
         return
     had = tuple(token for delta in told for token in delta.token_ids)
     resumed = builder(**params)
-    held = resumed.go_on_from(HeldText(0, had))
+    held = resumed.resume_from(ResumedText(0, had))
     assert held.text == "".join(delta.text for delta in told)
     read(resumed, tokens[len(had) :], data.draw(sizes))
     assert resumed.output.text == undisturbed.output.text
@@ -90,4 +89,4 @@ def test_text_goes_on_exactly_where_the_reader_is(data: Any) -> None:
 def test_tokens_behind_a_stop_string_are_nothing_to_go_on_from() -> None:
     tokens = tuple(tokenizer().encode("one two three four"))
     with pytest.raises(RequestError, match="go on after the stop string 'two'"):
-        builder(stop=["two"]).go_on_from(HeldText(0, tokens))
+        builder(stop=["two"]).resume_from(ResumedText(0, tokens))

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_crowd import Crowd, random_simulation
 
-from outrider.scheduler.types import NOBODY
-from outrider.workers.fake import HEAD
-from outrider.workers.proposers.base import NGRAM
+from outrider.catalog.proposers import NGRAM
+from outrider.scheduler.types import NO_PROPOSER
+from outrider.testing.fake_workers import HEAD
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -48,7 +48,7 @@ def test_a_head_finds_what_it_keeps_of_every_text_it_drafts_for(
     lag: int, rng: random.Random, num_events: int
 ) -> None:
     """Blocks that requests without it leave behind are shared among these alone."""
-    crowd = Crowd(random_simulation(rng, lag, HEAD), rng, (NOBODY, NGRAM, HEAD, HEAD))
+    crowd = Crowd(random_simulation(rng, lag, HEAD), rng, (NO_PROPOSER, NGRAM, HEAD, HEAD))
     control = crowd.simulation.scheduler.control
     for _ in range(num_events):
         crowd.act()

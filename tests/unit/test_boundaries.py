@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Imports every module below a package and tells which top-level modules are loaded afterwards.
+# Imports every module below a package and prints which modules are loaded afterwards.
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys
 names = []
@@ -21,7 +21,7 @@ for root in sys.argv[1:]:
     package = importlib.import_module(root)
     found = pkgutil.walk_packages(package.__path__, root + ".")
     names += [importlib.import_module(module.name).__name__ for module in found]
-print(json.dumps([names, sorted({name.partition(".")[0] for name in sys.modules})]))
+print(json.dumps([names, sorted(sys.modules)]))
 """
 
 
@@ -39,49 +39,82 @@ def test_the_scheduler_is_pure_python() -> None:
     assert loaded.isdisjoint({"torch", "numpy", "ray", "grpc"})
 
 
+def test_catalog_and_checkpoints_need_neither_tensors_nor_workers() -> None:
+    names, loaded = _import_all("outrider.catalog", "outrider.checkpoints")
+    assert {"outrider.catalog.proposers", "outrider.checkpoints.resolve"} <= set(names)
+    assert loaded.isdisjoint({"torch", "numpy", "transformers", "outrider.workers"})
+
+
+def test_settings_and_text_load_no_workers() -> None:
+    names, loaded = _import_all("outrider.config", "outrider.text")
+    assert {"outrider.config.sections", "outrider.text.tokenizer"} <= set(names)
+    assert loaded.isdisjoint({"torch", "outrider.workers"})
+
+
 # What a folder may import of ours, besides itself and `outrider.errors`.
 DIRECTIONS = {
-    "scheduler": ("outrider.added_fields",),
+    "scheduler": ("outrider.compat_fields",),
     "kernels": (),
     "src/outrider/links": (
         *("outrider.scheduler.types", "outrider.scheduler.params", "outrider.scheduler.costs"),
-        "outrider.added_fields",
+        *("outrider.compat_fields", "outrider.rate_limited_log"),
     ),
+    "src/outrider/catalog": ("outrider.scheduler.proposers",),
+    "src/outrider/checkpoints": ("outrider.progress_stages", "outrider.requirements"),
     "workers": (
+        *("outrider.catalog", "outrider.checkpoints"),
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
         *("outrider.scheduler.proposers", "outrider.scheduler.costs"),
-        *("outrider.links", "outrider.logs", "outrider.log_stream", "outrider.garbage"),
-        *("outrider.stages", "outrider.requirements"),
+        *("outrider.links", "outrider.logs", "outrider.log_stream"),
+        *("outrider.progress_stages", "outrider.requirements"),
+    ),
+    "src/outrider/testing": (
+        *("outrider.catalog", "outrider.scheduler"),
+        *("outrider.workers.selection", "outrider.workers.proposers.base"),
+    ),
+    "src/outrider/config": (
+        *("outrider.catalog", "outrider.checkpoints"),
+        *("outrider.scheduler.params", "outrider.scheduler.policies"),
     ),
     "src/outrider/text": (
         *("outrider.config", "outrider.links.gateway_messages", "outrider.kernels.seeds"),
-        *("outrider.scheduler", "outrider.workers.weights"),
-        "outrider.workers.proposers.registry",  # names, no tensors
+        *("outrider.scheduler", "outrider.catalog", "outrider.checkpoints"),
+    ),
+    "src/outrider/api_types": (
+        *("outrider.proto", "outrider.links.cluster_view", "outrider.links.gateway_messages"),
+        *("outrider.links.speculation", "outrider.scheduler.params", "outrider.scheduler.types"),
+        *("outrider.text.messages", "outrider.text.outputs", "outrider.text.prompts"),
+    ),
+    "src/outrider/client": (
+        *("outrider.api_types", "outrider.proto", "outrider.links.speculation"),
+        *("outrider.scheduler.params", "outrider.text.messages", "outrider.text.outputs"),
+        "outrider.text.prompts",
     ),
     "gateway": (
-        *("outrider.proto", "outrider.config", "outrider.logs", "outrider.__version__"),
-        *("outrider.text", "outrider.links", "outrider.garbage"),
-        *("outrider.log_stream", "outrider.quiet_log"),
+        *("outrider.api_types", "outrider.proto", "outrider.config"),
+        *("outrider.logs", "outrider.__version__"),
+        *("outrider.text", "outrider.links"),
+        *("outrider.log_stream", "outrider.rate_limited_log", "outrider.catalog"),
         *("outrider.scheduler.params", "outrider.scheduler.types"),
-        "outrider.workers.proposers.registry",
     ),
     "train": (
         *("outrider.engine.llm", "outrider.text", "outrider.progress"),
         *("outrider.scheduler.params", "outrider.workers.models", "outrider.workers.weights"),
-        "outrider.kernels",
-        "outrider.bench.load.files",  # reads prompts, whoever they are for
+        *("outrider.kernels", "outrider.checkpoints"),
+        *("outrider.input_files", "outrider.acceptance_tables"),
     ),
     "src/outrider/engine": (
         *("outrider.scheduler", "outrider.workers", "outrider.kernels"),
+        *("outrider.catalog", "outrider.checkpoints"),
         *(
-            "outrider.added_fields",
+            "outrider.compat_fields",
             "outrider.config",
-            "outrider.garbage",
             "outrider.logs",
             "outrider.progress",
-            "outrider.quiet_log",
-            "outrider.stages",
+            "outrider.rate_limited_log",
+            "outrider.progress_stages",
             "outrider.links",
+            "outrider.restarts",
             "outrider.text",
         ),
     ),
@@ -101,6 +134,29 @@ def test_imports_follow_the_direction_of_dependency(folder: str) -> None:
     assert wrong == []
 
 
+def test_nothing_that_ships_imports_the_fakes() -> None:
+    folders = ("cluster", "gateway", "kernels", "loadtest", "scheduler", "train", "workers")
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for folder in (*folders, "src/outrider")
+        for path in (ROOT / folder).rglob("*.py")
+        if any(name.startswith("outrider.testing") for name in _imports(path))
+    }
+    fakes = {file for file in users if file.startswith("src/outrider/testing/")}
+    assert fakes and users == fakes
+
+
+@pytest.mark.parametrize("folder", ["loadtest", "benchmarks"])
+def test_no_measurement_imports_the_trainer(folder: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in (ROOT / folder).rglob("*.py")
+        for name in _imports(path)
+        if name.startswith("outrider.train")
+    ]
+    assert wrong == []
+
+
 def _imports(path: Path) -> Iterator[str]:
     """Every module, or name in one, that a file imports, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -113,7 +169,7 @@ def _imports(path: Path) -> Iterator[str]:
 def test_an_engine_whose_models_are_elsewhere_needs_no_tensors() -> None:
     modules = (
         "outrider.engine.build, outrider.engine.hosting, outrider.engine.preflight, "
-        "outrider.gateway.server"
+        "outrider.gateway.grpc.server"
     )
     done = subprocess.run(
         [sys.executable, "-c", f"import {modules}, sys; print('torch' in sys.modules)"],

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from outrider.workers.weights.resolve import TARGET_REQUIREMENT
+from outrider.checkpoints.resolve import TARGET_REQUIREMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -116,7 +116,7 @@ def test_an_image_that_does_not_exist_is_refused(tmp_path: Path) -> None:
         timeout=30,
     )
     assert done.returncode == 2
-    assert done.stderr == "error: there is no image engin; it is engine or gateway.\n"
+    assert done.stderr == "error: there is no image engin; give engine or gateway.\n"
     assert not (tmp_path / "prefix").exists()
 
 

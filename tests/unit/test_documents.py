@@ -77,9 +77,7 @@ def test_code_that_pages_name_is_there() -> None:
         for page in documents()
         if page.name != "CHANGELOG.md"
         for name in named_code(page.read_text())
-        if not any(
-            (ROOT / folder / name).is_file() for folder in ("", "src/outrider", "bench/load")
-        )
+        if not any((ROOT / folder / name).is_file() for folder in ("", "src/outrider", "loadtest"))
     ]
     assert missing == []
 

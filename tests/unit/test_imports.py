@@ -53,8 +53,8 @@ def _run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.thorough
 def test_engine_training_and_gpu_benches_import_with_everything_else_blocked() -> None:
-    benches = [f"outrider.bench.{path.stem}" for path in (ROOT / "bench").glob("gpu*.py")]
-    benches.append("outrider.bench.proposers")
+    benches = [f"outrider.benchmarks.{path.stem}" for path in (ROOT / "benchmarks").glob("gpu*.py")]
+    benches.append("outrider.benchmarks.proposers")
     packages = ("outrider.workers", "outrider.kernels", "outrider.engine", "outrider.train")
     done = _run(IMPORT_ALL, *packages, *benches)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "outrider"
 # Every root folder that may hold code of the package; only those that exist are checked.
-CODE_FOLDERS = ("cluster", "workers", "scheduler", "kernels", "proto", "gateway", "bench", "train")
+CODE_FOLDERS = (
+    *("cluster", "workers", "scheduler", "kernels", "proto", "gateway", "train"),
+    *("loadtest", "benchmarks"),
+)
 PRESENT = [name for name in CODE_FOLDERS if (ROOT / name).is_dir()]
 
 
@@ -44,3 +47,9 @@ def test_every_link_of_the_package_leads_to_a_code_folder() -> None:
 def test_a_folder_exists_only_with_something_in_it() -> None:
     empty = [name for name in PRESENT if not any((ROOT / name).rglob("*.*"))]
     assert empty == []
+
+
+def test_the_engine_ties_parts_together_in_at_most_20_modules() -> None:
+    found = {path.relative_to(PACKAGE) for path in (PACKAGE / "engine").rglob("*.py")}
+    modules = sorted(str(path) for path in found if path.name != "__init__.py")
+    assert len(modules) <= 20, modules

@@ -78,7 +78,7 @@ def test_only_kernels_and_what_runs_them_import_triton() -> None:
 def test_every_file_that_is_no_code_is_packaged() -> None:
     patterns: dict[str, list[str]] = PROJECT["tool"]["setuptools"]["package-data"]
     tracked = subprocess.run(
-        ["git", "ls-files", *CODE, "bench"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["git", "ls-files", *CODE, "loadtest"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     if tracked.returncode:
         pytest.skip("not a checkout")

@@ -6,8 +6,8 @@ import time
 
 from rich.console import Console
 
-from outrider.progress import AtWork, Lines
-from outrider.stages import StageReporter, stage
+from outrider.progress import ProgressLines, ProgressSpinner
+from outrider.progress_stages import StageReporter, stage
 
 
 def console_on(file: io.StringIO) -> Console:
@@ -23,7 +23,7 @@ def lines_of(file: io.StringIO, count: int) -> list[str]:
 
 def test_a_line_comes_when_work_takes_long_and_again_while_it_lasts() -> None:
     file = io.StringIO()
-    with AtWork(console_on(file), "loading [big]", soon_s=0.02, again_s=0.05):
+    with ProgressSpinner(console_on(file), "loading [big]", soon_s=0.02, again_s=0.05):
         told = lines_of(file, 3)
     assert told[:3] == ["loading [big]", *["loading [big], 0 s so far"] * 2]
     time.sleep(0.1)
@@ -32,7 +32,7 @@ def test_a_line_comes_when_work_takes_long_and_again_while_it_lasts() -> None:
 
 def test_each_long_stage_of_the_work_has_one_line() -> None:
     file = io.StringIO()
-    with AtWork(console_on(file), "loading", soon_s=0.02):
+    with ProgressSpinner(console_on(file), "loading", soon_s=0.02):
         with stage("compiling (0 of 2)") as update:
             update("compiling (1 of 2)")
             lines_of(file, 1)
@@ -68,7 +68,7 @@ def test_stages_of_other_threads_are_not_taken_for_parts() -> None:
 def test_a_spinner_shows_the_stage_that_is_under_way() -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=True)
-    with AtWork(console, "loading"), stage("reading [all] weights"):
+    with ProgressSpinner(console, "loading"), stage("reading [all] weights"):
         deadline_s = time.monotonic() + 60
         while "reading [all] weights" not in file.getvalue() and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -77,13 +77,13 @@ def test_a_spinner_shows_the_stage_that_is_under_way() -> None:
 
 def test_short_work_says_nothing() -> None:
     file = io.StringIO()
-    with AtWork(console_on(file), "loading small"):
+    with ProgressSpinner(console_on(file), "loading small"):
         pass
     assert file.getvalue() == ""
 
 
 def test_it_may_be_stopped_before_the_end() -> None:
-    work = AtWork(console_on(io.StringIO()), "reading")
+    work = ProgressSpinner(console_on(io.StringIO()), "reading")
     work.start()
     work.stop()
     work.stop()
@@ -91,8 +91,11 @@ def test_it_may_be_stopped_before_the_end() -> None:
 
 def test_whoever_works_may_tell_as_often_as_it_likes() -> None:
     said: list[str] = []
-    often, seldom = Lines(said.append, every_s=0.0), Lines(said.append, every_s=60.0)
+    often, seldom = (
+        ProgressLines(said.append, every_s=0.0),
+        ProgressLines(said.append, every_s=60.0),
+    )
     for step in range(3):
-        often.tell(f"generating: {step} of 3 done")
-        seldom.tell("not yet")
+        often.report(f"generating: {step} of 3 done")
+        seldom.report("not yet")
     assert said == [f"generating: {step} of 3 done, 0 s so far" for step in range(3)]

@@ -1,1 +1,1 @@
-"""What is trained: a draft model, or a head on the target's hidden states."""
+"""Students: a draft model, or a head on the target's hidden states."""

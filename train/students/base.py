@@ -1,4 +1,4 @@
-"""What every student can do, whichever its kind."""
+"""The base class of students."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
-from outrider.train.loss import Guesses
-from outrider.train.packing import Batch, Seen
+from outrider.train.loss import DraftOutputs
+from outrider.train.packing import PackedBatch, TeacherStates
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 class Student(nn.Module, ABC):
-    """Guesses for every row of a batch, from its tokens or from what the teacher has seen.
+    """Drafts at every position of a batch, from its tokens or from the teacher's states.
 
-    `tensors` and `config` are its checkpoint, as the software that is used to it reads it.
+    `tensors` and `config` are the checkpoint, in the format that other software reads.
     """
 
-    layers: tuple[int, ...] = ()  # of the target, whose input it reads
+    layers: tuple[int, ...] = ()  # of the target, whose inputs it reads
     weights_file = WEIGHTS
-    is_model = False  # a model of its own comes with its tokenizer
+    is_model = False  # a draft model is saved with the tokenizer
 
     @abstractmethod
-    def guesses(self, batch: Batch, seen: Seen) -> Guesses: ...
+    def draft_outputs(self, batch: PackedBatch, teacher_states: TeacherStates) -> DraftOutputs: ...
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]: ...
@@ -40,7 +40,7 @@ class Student(nn.Module, ABC):
     def config(self) -> dict[str, Any]: ...
 
     def save(self, folder: Path) -> None:
-        """In bfloat16, but for what counts or chooses tokens."""
+        """Save in bfloat16; tensors of integers and booleans as they are."""
         tensors = {
             name: tensor.detach().to("cpu", torch.bfloat16 if tensor.is_floating_point() else None)
             for name, tensor in self.tensors().items()
@@ -51,63 +51,62 @@ class Student(nn.Module, ABC):
         (folder / CONFIG).write_text(text, encoding="utf-8")
 
     def begin_from(self, folder: Path) -> None:
-        """Take the weights of a checkpoint of the same kind and sizes, or of narrower MLPs or fewer
-        layers where it `may_lack` them."""
+        """Load a checkpoint of the same kind and sizes; it may have narrower MLPs, and lack what
+        `is_optional`."""
         path = folder / self.weights_file
         try:
-            theirs = load_file(str(path))
+            checkpoint = load_file(str(path))
         except (OSError, SafetensorError) as error:
             raise ConfigError(
                 f"--begin-from is {str(folder)!r}, whose {self.weights_file} cannot be read "
                 f"({error}); name a checkpoint of this kind."
             ) from None
-        self.take_tokens(theirs)
+        self.take_draft_vocabulary(checkpoint)
         mine = self.tensors()
-        if unknown := sorted(theirs.keys() - mine.keys()):
+        if unknown := sorted(checkpoint.keys() - mine.keys()):
             raise ConfigError(
-                f"--begin-from is {str(folder)!r}, whose {unknown[0]} this student has not; give "
-                "the sizes it was made with."
+                f"--begin-from is {str(folder)!r}, whose {unknown[0]} this student lacks; give the "
+                "sizes it was made with."
             )
         for name, tensor in mine.items():
-            if name not in theirs and self.may_lack(name):
+            if name not in checkpoint and self.is_optional(name):
                 continue
-            if name not in theirs or not _fits(name, theirs[name], tensor.cpu()):
+            if name not in checkpoint or not _shapes_match(name, checkpoint[name], tensor.cpu()):
                 raise ConfigError(
-                    f"--begin-from is {str(folder)!r}, whose {name} is not what this student has; "
+                    f"--begin-from is {str(folder)!r}, whose {name} does not match this student's; "
                     "give the sizes it was made with."
                 )
         with torch.no_grad():
             for name, tensor in mine.items():
-                if tensor.is_floating_point() and name in theirs:
-                    _take(name, theirs[name], tensor)
+                if tensor.is_floating_point() and name in checkpoint:
+                    _copy_weights(name, checkpoint[name], tensor)
 
-    def may_lack(self, name: str) -> bool:
-        """Whether a checkpoint to begin from may be without this."""
+    def is_optional(self, name: str) -> bool:
+        """Whether a checkpoint to begin from may lack this tensor."""
         return False
 
-    def take_tokens(self, theirs: Mapping[str, Tensor]) -> None:
-        """The choice of tokens that a checkpoint makes, which other texts would make otherwise."""
+    def take_draft_vocabulary(self, checkpoint: Mapping[str, Tensor]) -> None:
+        """Take a checkpoint's draft vocabulary instead of the one counted in the data."""
 
 
-def _fits(name: str, given: Tensor, own: Tensor) -> bool:
-    """What counts or chooses tokens has to be the same."""
-    if not own.is_floating_point():
-        return torch.equal(given, own)
-    if ".mlp." not in name or given.dim() != own.dim():
-        return given.shape == own.shape
-    return all(old <= new for old, new in zip(given.shape, own.shape, strict=True))
+def _shapes_match(name: str, source: Tensor, tensor: Tensor) -> bool:
+    """Tensors of integers and booleans must be equal."""
+    if not tensor.is_floating_point():
+        return torch.equal(source, tensor)
+    if ".mlp." not in name or source.dim() != tensor.dim():
+        return source.shape == tensor.shape
+    return all(old <= new for old, new in zip(source.shape, tensor.shape, strict=True))
 
 
-def _take(name: str, given: Tensor, own: Tensor) -> None:
-    """Channels that a wider MLP has besides stay as they are and are not listened to at first, so
-    that it begins as what the narrower one computes."""
-    if given.shape != own.shape and name.endswith("down_proj.weight"):
-        own.zero_()
-    own[tuple(slice(size) for size in given.shape)].copy_(given)
+def _copy_weights(name: str, source: Tensor, tensor: Tensor) -> None:
+    """Zero a wider MLP's down projection first, so that it starts as the narrower one."""
+    if source.shape != tensor.shape and name.endswith("down_proj.weight"):
+        tensor.zero_()
+    tensor[tuple(slice(size) for size in source.shape)].copy_(source)
 
 
 def rope_entries(target: Mapping[str, Any]) -> dict[str, Any]:
-    """How the target turns by position, for a config.json of any age."""
-    given = target.get("rope_parameters") or {}
-    theta = float(given.get("rope_theta") or target.get("rope_theta") or 10_000.0)
+    """The target's rotary settings, as old and new config.json files have them."""
+    source = target.get("rope_parameters") or {}
+    theta = float(source.get("rope_theta") or target.get("rope_theta") or 10_000.0)
     return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}

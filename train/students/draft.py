@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.train.loss import Guesses
+from outrider.checkpoints.files import read_json
+from outrider.train.loss import DraftOutputs
 from outrider.train.modules import DecoderLayer, LayerSizes, RmsNorm, Rotary
-from outrider.train.packing import Batch, Seen
+from outrider.train.packing import PackedBatch, TeacherStates
 from outrider.train.settings import DraftSizes
 from outrider.train.students.base import Student, rope_entries
 from outrider.train.teacher import Teacher
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.files import read_json
 
 _EPS = 1e-5
 
@@ -29,8 +29,8 @@ class _Trunk(nn.Module):
 
 
 class DraftStudent(Student):
-    """Its embedding, which is its head too, begins as the principal components of the target's; or
-    all of it begins as the target with few of its layers."""
+    """The embedding, tied to the head, starts as the principal components of the target's; or the
+    whole model starts as the target with some of its layers."""
 
     is_model = True
 
@@ -50,13 +50,13 @@ class DraftStudent(Student):
                 parts = principal_components(teacher.embedding.float(), sizes.width)
                 self.model.embed_tokens.weight.copy_(parts)
 
-    def guesses(self, batch: Batch, seen: Seen) -> Guesses:
+    def draft_outputs(self, batch: PackedBatch, teacher_states: TeacherStates) -> DraftOutputs:
         x = self.model.embed_tokens(batch.ids)
         documents = batch.documents
         for layer in self.model.layers:
             x = layer(x, documents.positions, self._rotary, documents)
         state = self.model.norm(x).flatten(0, 1)
-        return Guesses([state], [self.model.embed_tokens.weight], [0], [0], [1.0])
+        return DraftOutputs([state], [self.model.embed_tokens.weight], [0], [0], [1.0])
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"model.{name}": value for name, value in self.model.state_dict().items()}
@@ -105,7 +105,7 @@ def layer_sizes(sizes: DraftSizes, target: ModelSpec) -> LayerSizes:
 
 
 def principal_components(embedding: Tensor, width: int) -> Tensor:
-    """[tokens, width] of [tokens, any]: its largest components, at a scale to begin with."""
+    """The largest components [tokens, width] of [tokens, any], scaled for training."""
     _, axes = torch.linalg.eigh(embedding.T @ embedding)
     parts = embedding @ axes.flip(-1)[:, :width]
     missing = width - parts.shape[1]

@@ -1,4 +1,4 @@
-"""A student of each kind."""
+"""Builds a student of each kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from outrider.train.teacher import Teacher
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
 
-# Between llamas; in all else a draft is what a specification is unless told otherwise.
+# These may differ from a default llama; a draft has the default of every other field.
 _MAY_DIFFER = (
     *("family", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
     *("intermediate_size", "vocab_size", "max_position", "norm_eps", "eos_ids"),
@@ -26,12 +26,12 @@ _MAY_DIFFER = (
 
 
 def layers_read(sizes: Sizes, target: ModelSpec) -> tuple[int, ...]:
-    """Of the target, before there is a teacher."""
+    """The target layers a student reads, before the teacher is loaded."""
     return chosen_layers(target.num_layers) if isinstance(sizes, Eagle3Sizes) else ()
 
 
 def check_fits(sizes: Sizes, target: ModelSpec) -> None:
-    """One sentence if no student of this kind can learn from this target."""
+    """Raise if no student of this kind can be trained on this target."""
     if isinstance(sizes, DraftSizes):
         _check_layers(sizes.target_layers, target)
         return
@@ -44,12 +44,12 @@ def check_fits(sizes: Sizes, target: ModelSpec) -> None:
     if not is_plain and isinstance(sizes, Eagle3Sizes):
         raise ConfigError(
             f"the target is a {target.family} model with scaled embeddings, which EAGLE-3 heads "
-            "know nothing of; train a draft."
+            "do not support; train a draft."
         )
 
 
 def _check_layers(numbers: tuple[int, ...], target: ModelSpec) -> None:
-    """A draft has the layers of a plain llama, and no head but its embedding."""
+    """A draft has the layers of a plain llama and tied embeddings."""
     if not numbers:
         return
     if max(numbers) >= target.num_layers:
@@ -80,7 +80,7 @@ def _check_layers(numbers: tuple[int, ...], target: ModelSpec) -> None:
 def make_student(
     sizes: Sizes, teacher: Teacher, data: Dataset, train: TrainSettings, target: str
 ) -> Student:
-    """With weights to begin with, which follow from the seed."""
+    """A student with initial weights that follow from the seed."""
     torch.manual_seed(train.seed)
     student: Student
     if isinstance(sizes, DraftSizes):

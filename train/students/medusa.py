@@ -1,4 +1,4 @@
-"""Medusa: heads side by side, each guessing further ahead from the same hidden state."""
+"""Medusa: parallel heads, each drafting one token further from the same hidden state."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.train.loss import Guesses
-from outrider.train.packing import Batch, Seen
+from outrider.train.loss import DraftOutputs
+from outrider.train.packing import PackedBatch, TeacherStates
 from outrider.train.settings import MedusaSizes
 from outrider.train.students.base import Student
 from outrider.train.teacher import Teacher
 
 
 class _Block(nn.Module):
-    """x + SiLU(Wx + b), which begins as x."""
+    """x + SiLU(Wx + b), initially x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Block(nn.Module):
 
 
 class MedusaStudent(Student):
-    """Head k guesses the token k + 2 behind; each begins as the target's own."""
+    """Head k predicts token i + k + 2 from position i; each starts as the target's LM head."""
 
     weights_file = "medusa_lm_head.safetensors"
 
@@ -45,16 +45,16 @@ class MedusaStudent(Student):
                 head.weight.copy_(teacher.head.float().cpu())
             self.heads.append(nn.Sequential(*(_Block(width) for _ in range(sizes.layers)), head))
 
-    def guesses(self, batch: Batch, seen: Seen) -> Guesses:
-        hidden = seen.hidden.float()
+    def draft_outputs(self, batch: PackedBatch, teacher_states: TeacherStates) -> DraftOutputs:
+        hidden = teacher_states.hidden.float()
         heads: list[Any] = list(self.heads)
-        levels = range(len(heads))
-        return Guesses(
+        draft_indices = range(len(heads))
+        return DraftOutputs(
             [head[:-1](hidden) for head in heads],
             [head[-1].weight for head in heads],
-            list(levels),
-            [1 + level for level in levels],
-            [self._sizes.decay**level for level in levels],
+            list(draft_indices),
+            [1 + draft_index for draft_index in draft_indices],
+            [self._sizes.decay**draft_index for draft_index in draft_indices],
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outrider.train.loss import Guesses
+from outrider.train.loss import DraftOutputs
 from outrider.train.modules import linear
-from outrider.train.packing import Batch, Seen
+from outrider.train.packing import PackedBatch, TeacherStates
 from outrider.train.settings import MlpSizes
 from outrider.train.students.base import Student
 from outrider.train.teacher import Teacher
@@ -30,7 +30,8 @@ class _Norm(nn.Module):
 
 
 class MlpStudent(Student):
-    """Tied, all levels share one table, norm and head, and all but the first one projection."""
+    """Tied: all draft positions share one embedding, norm and head, and all but the first share a
+    projection."""
 
     def __init__(self, sizes: MlpSizes, teacher: Teacher) -> None:
         super().__init__()
@@ -50,26 +51,26 @@ class MlpStudent(Student):
         state_weight = 0.5 ** (0.5 / sizes.predict)
         self._token_share = math.sqrt((1 - state_weight**2) * (inner / 2)) / state_weight
 
-    def guesses(self, batch: Batch, seen: Seen) -> Guesses:
-        state = seen.hidden.float()
+    def draft_outputs(self, batch: PackedBatch, teacher_states: TeacherStates) -> DraftOutputs:
+        state = teacher_states.hidden.float()
         if self._sizes.scale_input:
             state = functional.rms_norm(state, state.shape[-1:], None, _EPS) / math.sqrt(2)
         states = []
-        for level in range(self._sizes.predict):
-            own = 0 if self._sizes.tied else level
-            projection = self.proj[min(level, len(self.proj) - 1)]
-            following = batch.ids.roll(-1 - level, 1).flatten()
-            mixed = projection(state) + self.emb[own](following) * self._token_share
+        for draft_index in range(self._sizes.predict):
+            own = 0 if self._sizes.tied else draft_index
+            projection = self.proj[min(draft_index, len(self.proj) - 1)]
+            next_tokens = batch.ids.roll(-1 - draft_index, 1).flatten()
+            mixed = projection(state) + self.emb[own](next_tokens) * self._token_share
             state = functional.gelu(self.ln[own](mixed))
             states.append(state)
-        levels = range(self._sizes.predict)
+        draft_indices = range(self._sizes.predict)
         tables: list[Any] = [head.weight for head in self.head]
-        return Guesses(
+        return DraftOutputs(
             states,
             tables,
-            [0 if self._sizes.tied else level for level in levels],
-            [1 + level for level in levels],
-            [self._sizes.decay**level for level in levels],
+            [0 if self._sizes.tied else draft_index for draft_index in draft_indices],
+            [1 + draft_index for draft_index in draft_indices],
+            [self._sizes.decay**draft_index for draft_index in draft_indices],
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What a request asks of its logits, as `outrider.kernels.gpu.adjust` reads it."""
+"""A request's logit adjustments, in the layout of `outrider.kernels.gpu.adjust`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.gpu.adjust import Mark
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 
 
 class RowAdjustment(NamedTuple):
@@ -24,7 +24,7 @@ class RowAdjustment(NamedTuple):
 
     @classmethod
     def of(cls, sampler: RowSampler, tokens: Sequence[int]) -> RowAdjustment:
-        """For a row that comes with these tokens, prompt and output."""
+        """For a row admitted with these tokens, prompt and output."""
         params = sampler.params
         late_from = sampler.prompt_len + params.min_tokens
         bias_ids = [token for token in params.logit_bias if token < sampler.vocab_size]
@@ -49,7 +49,7 @@ class RowAdjustment(NamedTuple):
 
 
 def _barred(sampler: RowSampler, late_from: int) -> NDArray[np.uint32]:
-    """Marks of the tokens that may not be chosen before `late_from` and from there on."""
+    """Marks of the tokens that are banned before `late_from`, and from there on."""
     marks = np.zeros(sampler.vocab_size, dtype=np.uint32)
     allowed = sampler.params.allowed_token_ids
     if allowed is not None:
@@ -59,7 +59,7 @@ def _barred(sampler: RowSampler, late_from: int) -> NDArray[np.uint32]:
         (Mark.BARRED_EARLY, sampler.prompt_len),
         (Mark.BARRED_LATE, late_from),
     ):
-        # Which tokens the text holds makes no difference, see `outrider.workers.gpu.rare`.
-        banned = sampler.banned_ids(Span(sampler, range(base_len)), 0)
+        # The tokens of the text do not matter here, see `outrider.workers.gpu.exclusive`.
+        banned = sampler.banned_ids(LogitSpan(sampler, range(base_len)), 0)
         marks[list(banned)] |= bit
     return marks

@@ -1,7 +1,7 @@
-"""What the parts of a step take on this device, found out by running each of them on nothing.
+"""Measures the cost of the parts of a step on this device, by running each on an empty plan.
 
-The plan is empty then: every token is padding, which costs a pass what any token does, but is
-stored nowhere and has no context to read. What reading takes is told from how fast memory is.
+Every token is then padding, which costs a pass as much as any token but is stored nowhere and has
+no context to read. The cost of reading a context follows from the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from outrider.scheduler.costs import CostTable, StepCosts
+from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
 from outrider.workers.gpu.drafting import DraftRounds
-from outrider.workers.gpu.heading import HeadPasses
+from outrider.workers.gpu.head_passes import HeadPasses
 from outrider.workers.gpu.passes import TargetPasses
-from outrider.workers.gpu.readback import mark, seconds_between
+from outrider.workers.gpu.readback import record_event, seconds_between
 from outrider.workers.models.kv import bytes_per_block
-from outrider.workers.recorded.recording import RecordedPasses
 from outrider.workers.runner import Runner
 
 _REPEATS = 3
 _PREFILL_TOKENS = 512
-_READ_BYTES = 2**30  # much more than a cache holds, if there is as much
-# Without a GPU nobody waits for these figures, and kernels are interpreted: a few are enough.
+_READ_BYTES = 2**30  # much more than the GPU's caches hold
+# Without a GPU kernels are interpreted and the figures do not matter: a few are enough.
 _HOST_SIZES, _HOST_REPEATS, _HOST_PREFILL_TOKENS = 2, 1, 4
 _FREE = CostTable((1,), (0.0,), is_padded=True)
 
@@ -34,21 +34,21 @@ def measure_costs(
     passes: TargetPasses,
     target: Runner,
     rounds: DraftRounds | None,
-    catching_up: RecordedPasses | None,
-    heading: HeadPasses | None = None,
+    catch_up: CapturedPasses | None,
+    head_passes: HeadPasses | None = None,
 ) -> StepCosts:
-    """Of passes over an empty plan, recorded where they can be. A second or two on a GPU. What goes
-    over every pass of the target is part of its cost."""
+    """Costs of passes over an empty plan, captured if possible. Takes a second or two on a GPU. The
+    head's extension after every target pass is part of the target's cost."""
     meter = _Meter(target.device)
     first = next_ = _FREE
     if rounds is not None:
         first, next_ = _draft_costs(meter, rounds)
-    most = passes.head.largest
+    max_logits = passes.head.largest
 
     def verify(size: int) -> None:
-        passes.run(size, size, min(size, most))
-        if heading is not None:
-            heading.extend(size, min(size, most))
+        passes.run(size, size, min(size, max_logits))
+        if head_passes is not None:
+            head_passes.extend(size, min(size, max_logits))
 
     sizes = meter.few(passes.body.sizes)
     seconds = tuple(meter.seconds(verify, size) for size in sizes)
@@ -58,12 +58,12 @@ def measure_costs(
         next_draft=next_,
         context_s=_context_s(meter, target),
         tile_tokens=passes.tile_tokens,
-        prefill_s=0.0 if catching_up is None else _prefill_s(meter, catching_up),
+        prefill_s=0.0 if catch_up is None else _prefill_s(meter, catch_up),
     )
 
 
 class _Meter:
-    """Times what is enqueued on a device, gaps between launches included."""
+    """Times work enqueued on a device, gaps between launches included."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -72,26 +72,26 @@ class _Meter:
 
     def seconds(self, run: Callable[..., object], *args: Any) -> float:
         if self.is_gpu:
-            run(*args)  # the first may have something to load
-        marks = [mark(self._device)]
+            run(*args)  # warm-up
+        events = [record_event(self._device)]
         for _ in range(self._repeats):
             run(*args)
-            marks.append(mark(self._device))
-        marks[-1].synchronize()
-        return median(seconds_between(*pair) for pair in pairwise(marks))
+            events.append(record_event(self._device))
+        events[-1].synchronize()
+        return median(seconds_between(*pair) for pair in pairwise(events))
 
     def few(self, sizes: Sequence[int]) -> list[int]:
         return list(sizes) if self.is_gpu else list(sizes[:_HOST_SIZES])
 
 
 def _draft_costs(meter: _Meter, rounds: DraftRounds) -> tuple[CostTable, CostTable]:
-    """Of few rows, whose rounds are recorded whole, a later pass is what it adds to a round."""
+    """With few rows, rounds are captured whole: a later pass costs what it adds to a round."""
     depth = len(rounds.whole)
     few = meter.few(rounds.whole[0].sizes)
     first = [meter.seconds(rounds.whole[0].run, size) for size in few]
     whole = [meter.seconds(rounds.whole[-1].run, size) for size in few]
     next_ = [
-        max(all_ - one, all_ / 2) / (depth - 1) if depth > 1 else one  # never next to nothing
+        max(all_ - one, all_ / 2) / (depth - 1) if depth > 1 else one  # never close to zero
         for one, all_ in zip(first, whole, strict=True)
     ]
     many = meter.few(rounds.first.sizes)
@@ -106,7 +106,7 @@ def _draft_costs(meter: _Meter, rounds: DraftRounds) -> tuple[CostTable, CostTab
 
 
 def _context_s(meter: _Meter, runner: Runner) -> float:
-    """To read the KV of one token."""
+    """Seconds to read the KV of one token."""
     keys = runner.kv.keys[0].flatten()
     keys = keys[: _READ_BYTES // keys.element_size()]
     per_byte = meter.seconds(keys.sum) / keys.nbytes
@@ -115,8 +115,8 @@ def _context_s(meter: _Meter, runner: Runner) -> float:
     return bytes_per_block(spec, block_size, keys.dtype) / block_size * per_byte
 
 
-def _prefill_s(meter: _Meter, catching_up: RecordedPasses) -> float:
-    """A token of a prompt, in a pass of many."""
-    most = _PREFILL_TOKENS if meter.is_gpu else _HOST_PREFILL_TOKENS
-    size = catching_up.size_for(min(most, catching_up.largest))
-    return meter.seconds(catching_up.run, size) / size
+def _prefill_s(meter: _Meter, catch_up: CapturedPasses) -> float:
+    """Seconds per prompt token, in a large pass."""
+    num_tokens = _PREFILL_TOKENS if meter.is_gpu else _HOST_PREFILL_TOKENS
+    size = catch_up.size_for(min(num_tokens, catch_up.largest))
+    return meter.seconds(catch_up.run, size) / size

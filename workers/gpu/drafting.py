@@ -1,8 +1,8 @@
-"""Drafting rounds on the device: a guess after the other, each from the one before.
+"""Drafting rounds on the device: draft tokens one after the other, each from the one before.
 
-Of few rows a whole round is one recording for each depth: there rows cost nothing, and gaps
-between recordings do. With more, a round is run level by level, each over the rows that want it:
-one recording by number of rows makes everybody's first draft, others the later ones.
+With few rows a whole round is one CUDA graph per depth: extra rows are free there, gaps between
+graphs are not. With more rows a round runs level by level, each over the rows that draft so deep:
+one graph per number of rows for the first draft token, others for the later ones.
 """
 
 from __future__ import annotations
@@ -18,69 +18,69 @@ from outrider.kernels.gpu.adjust import adjust_logits
 from outrider.kernels.gpu.layout import FIRST_TOKENS, PassBuffers, lay_out_draft
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.gpu.tables import keep_drafts
+from outrider.workers.cuda_graphs.captured_passes import CapturedPasses, kernels_of, row_sizes
 from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.recorded.recording import RecordedPasses, kernels_of, row_sizes
 from outrider.workers.runner import Runner
 
 _ROUND_ROWS = (1, 2, 4, 8, 16)
-"""Rounds of up to so many rows are recorded whole."""
+"""Rounds of up to the last of these numbers of rows are captured whole."""
 
 
-class Guesser(Protocol):
-    """Says what comes next, level by level; all it works on is at fixed addresses."""
+class Drafter(Protocol):
+    """Predicts the next token, level by level; all its buffers are at fixed addresses."""
 
     @property
-    def are_levels_alike(self) -> bool:
-        """Whether one recording makes any draft but the first. The level is then in device memory;
-        otherwise it is always told."""
+    def has_uniform_levels(self) -> bool:
+        """Whether one graph makes every draft token but the first. The level is then in device
+        memory; otherwise it is an int."""
         ...
 
     def lay_out(self, num_rows: int, level: int | Tensor) -> PassBuffers:
-        """The pass that makes draft number `level` of the first so many rows of the round."""
+        """The pass for draft token number `level` of the first `num_rows` rows of the round."""
         ...
 
     def logits(self, buffers: PassBuffers, level: int | Tensor) -> Tensor:
-        """Run it; a row of logits for each row of the round."""
+        """Run the pass; one row of logits per row of the round."""
         ...
 
 
 class DraftRounds:
-    """The rounds of one guesser, recorded."""
+    """The rounds of one drafter, captured."""
 
     def __init__(
         self,
-        guesser: Guesser,
+        drafter: Drafter,
         rows: DeviceRows,
         sizes: StepSizes,
         kernels: int,
         device: torch.device,
     ) -> None:
-        """`kernels` is about how many one level launches."""
-        self._guesser = guesser
+        """`kernels` is about how many kernels one level launches."""
+        self._drafter = drafter
         self._rows = rows
-        self._level = torch.ones(1, dtype=torch.int32, device=device)  # of the pass to come
+        self._level = torch.ones(1, dtype=torch.int32, device=device)  # of the next pass
         self._guesses = torch.zeros(sizes.rows, dtype=torch.int32, device=device)
         self._chances = torch.zeros(sizes.rows, device=device)
         few = [size for size in _ROUND_ROWS if size < sizes.rows]
         few = few if len(few) == len(_ROUND_ROWS) else [*few, sizes.rows]
         self.whole = [
-            RecordedPasses(partial(self._draft, depth), few, device, depth * kernels)
+            CapturedPasses(partial(self._draft, depth), few, device, depth * kernels)
             for depth in range(1, sizes.depth + 1)
         ]
         many = [size for size in row_sizes(sizes.rows) if size > _ROUND_ROWS[-1]]
-        self.first = RecordedPasses(self._begin, many, device, kernels)
+        self.first = CapturedPasses(self._begin, many, device, kernels)
         any_number = row_sizes(sizes.rows) if many else []
-        if guesser.are_levels_alike:
-            own = [RecordedPasses(self._go_on, any_number, device, kernels)]
-            self.later = own * (sizes.depth - 1)  # what makes each draft but the first
+        if drafter.has_uniform_levels:
+            own = [CapturedPasses(self._go_on, any_number, device, kernels)]
+            self.later = own * (sizes.depth - 1)  # one for each draft token but the first
         else:
             own = [
-                RecordedPasses(partial(self._guess, level=level), any_number, device, kernels)
+                CapturedPasses(partial(self._guess, level=level), any_number, device, kernels)
                 for level in range(1, sizes.depth)
             ]
             self.later = own
-        self.recordings = [self.first, *own, *reversed(self.whole)]
+        self.captured_passes = [self.first, *own, *reversed(self.whole)]
 
     def draft(self, counts: Sequence[int]) -> None:
         """See `DeviceProposer.draft`."""
@@ -100,20 +100,20 @@ class DraftRounds:
         self._level.fill_(1)
 
     def _go_on(self, num_rows: int) -> None:
-        buffers = self._guesser.lay_out(num_rows, self._level)
+        buffers = self._drafter.lay_out(num_rows, self._level)
         self._choose(buffers, self._level, self._guesses, self._chances)
         text, sure = self._rows.text, self._rows.confidences
         keep_drafts(buffers.logit_rows, self._guesses, self._chances, text, sure, self._level)
 
     def _guess(self, num_rows: int, level: int) -> None:
-        """The token behind the text and the first `level` drafts."""
-        buffers = self._guesser.lay_out(num_rows, level)
+        """The token after the text and the first `level` draft tokens."""
+        buffers = self._drafter.lay_out(num_rows, level)
         drafts, sure = self._rows.text.drafts[:, level], self._rows.confidences[:, level]
         self._choose(buffers, level, drafts, sure)
 
     def _choose(self, buffers: PassBuffers, level: int | Tensor, out: Tensor, sure: Tensor) -> None:
-        """Run the pass; what each row chooses, and how sure of it, by row number."""
-        logits = self._guesser.logits(buffers, level)
+        """Run the pass; writes each row's token and its confidence, by row number."""
+        logits = self._drafter.logits(buffers, level)
         rows, positions = buffers.logit_rows, buffers.logit_positions
         text = self._rows.text
         adjust_logits(logits, self._rows.adjustments, rows, positions, text.lengths, text.drafts)
@@ -123,7 +123,7 @@ class DraftRounds:
 class DraftPasses:
     """Drafting rounds of a draft model on the same device."""
 
-    are_levels_alike = True
+    has_uniform_levels = True
 
     def __init__(
         self, runner: Runner, rows: DeviceRows, plan: PassEntries, sizes: StepSizes
@@ -139,11 +139,11 @@ class DraftPasses:
         self.rounds = DraftRounds(self, rows, sizes, kernels, runner.device)
 
     @property
-    def recordings(self) -> Sequence[RecordedPasses]:
-        return self.rounds.recordings
+    def captured_passes(self) -> Sequence[CapturedPasses]:
+        return self.rounds.captured_passes
 
     def begin(self, row: int) -> None:
-        """What is known of a row is its text and its KV."""
+        """Nothing to reset: all state of a row is its text and its KV."""
 
     def draft(self, counts: Sequence[int]) -> None:
         self.rounds.draft(counts)

@@ -1,4 +1,4 @@
-"""What a step has to say of its tokens' log-probabilities, on its way to the host."""
+"""The log-probabilities of a step's tokens, on their way to the host."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from outrider.workers.gpu.readback import copied_to_host
 _RANK, _LOGPROB, _TOP = LogprobColumn.RANK, LogprobColumn.LOGPROB, LogprobColumn.TOP
 
 
-class ToldLogprobs:
-    """Copied behind the pass that found them; read once something behind the copy has ended."""
+class LogprobsReadback:
+    """Copied after the pass that computed them; to be read once a later event has completed."""
 
-    def __init__(self, told: Tensor, vocab_size: int) -> None:
-        """`told` is what `tell_logprobs` wrote."""
-        self._ints = copied_to_host(told)
+    def __init__(self, table: Tensor, vocab_size: int) -> None:
+        """`table` is the output of `report_logprobs`."""
+        self._ints = copied_to_host(table)
         self._vocab_size = vocab_size
 
     def of(self, first: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprobs, ...]:
-        """Of tokens chosen at rows of logits from the `first` on."""
+        """For tokens chosen at consecutive logit rows, starting with `first`."""
         ints = self._ints[first : first + len(tokens)]
         floats = ints.view(torch.float32)
         end = _TOP + 2 * min(num_top, self._vocab_size)

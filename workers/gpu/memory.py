@@ -1,7 +1,7 @@
-"""How much of a GPU's memory passes need, found out by running the costliest ones.
+"""Measures how much GPU memory passes need by running the costliest ones (memory profiling).
 
-They run over a KV cache of a single block: every block table is zero, so whatever the position, its
-keys and values go to block 0 and come from there. What then is left of the GPU is the real cache's.
+They run over a KV cache of a single block: every block table is zero, so keys and values of every
+position go to block 0. The rest of the GPU's memory is for the real cache.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.errors import CapacityError
 from outrider.kernels.types import RaggedBatch
 from outrider.scheduler.params import MAX_LOGPROBS, SamplingParams
 from outrider.scheduler.types import (
     IN_PROCESS,
-    NOBODY,
+    NO_PROPOSER,
     Proposal,
     RowInit,
     RowPlan,
@@ -30,20 +31,20 @@ from outrider.scheduler.types import (
 from outrider.workers.heads.base import Head
 from outrider.workers.heads.spec import HeadSpec
 from outrider.workers.models.kv import KVCache
-from outrider.workers.proposers.base import DRAFT, NGRAM, Proposers
+from outrider.workers.proposers.base import Proposers
 from outrider.workers.runner import Runner
-from outrider.workers.target import LOGIT_ROWS, TargetWorker
+from outrider.workers.target import LOGIT_ROWS, LocalTarget
 
 if TYPE_CHECKING:  # Triton, which it needs, is not there on every machine
     from outrider.workers.gpu.colocated import ColocatedWorker
 
-# Beside what was measured: lists of token ids that requests bring along, kernels loaded later, and
-# the gaps that tensors of other sizes leave between them.
+# Beyond what is measured: token id lists of requests, kernels loaded later, and fragmentation by
+# tensors of other sizes.
 MARGIN_BYTES = 512 * 2**20
-# Large tensors, as those of the cache are, take whole multiples of this.
+# Large tensors, such as those of the cache, take whole multiples of this.
 SEGMENT_BYTES = 2 * 2**20
 
-# Penalties take memory for every token of every text. Beyond so many, the margin is theirs.
+# Penalties take memory for every token of every text. Beyond this many, the margin covers them.
 _MAX_OCCURRENCES = 2**25
 
 _GREEDY = SamplingParams(temperature=0)
@@ -65,12 +66,12 @@ class GpuMemory:
     """What a GPU holds besides KV, in bytes."""
 
     total: int
-    loaded: int  # in use once the weights are there, by whichever process
-    standing: int  # in use between steps: recorded passes, buffers and code as well
-    step: int  # what the costliest step takes in addition
+    loaded: int  # in use by all processes once the weights are loaded
+    standing: int  # in use between steps: also CUDA graphs, buffers and code
+    step: int  # additional use of the costliest step
 
     def kv_bytes(self, utilization: float, num_tensors: int) -> int:
-        """What is left for a cache of so many tensors."""
+        """The bytes left for a KV cache of `num_tensors` tensors."""
         rounding = num_tensors * SEGMENT_BYTES
         limit = int(self.total * utilization)
         return max(limit - self.standing - self.step - MARGIN_BYTES - rounding, 0)
@@ -86,18 +87,18 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The most one step holds, whatever requests ask for."""
+    """The largest step that any requests can cause."""
 
     rows: int
     tokens: int
     depth: int
     max_len: int
     has_draft: bool
-    head: str | None = None  # who drafts in the place of a draft
+    head: str | None = None  # the head that drafts instead of a draft model
 
     @property
     def prompt_len(self) -> int:
-        """Of the longest prompt."""
+        """The length of the longest prompt."""
         return max(self.max_len - 1, 1)
 
 
@@ -106,12 +107,12 @@ class CostlyStep:
     """A step as costly as any of its kind."""
 
     plan: StepPlan
-    guesses: Mapping[int, Proposal] = field(default_factory=dict)  # where no model drafts
+    guesses: Mapping[int, Proposal] = field(default_factory=dict)  # where no draft model runs
 
 
 class FlatRunner(Runner):
-    """Its logits are all equal, which makes sampling take the longest way: best tokens tie, and no
-    filter is settled but by sorting."""
+    """Its logits are all equal, the worst case for sampling: all tokens tie, and every filter needs
+    a full sort."""
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, indices: Sequence[int], num_ids: int | None = None) -> Tensor:
@@ -119,7 +120,7 @@ class FlatRunner(Runner):
 
 
 class FlatHead:
-    """A head whose logits are all equal, as those of a `FlatRunner`."""
+    """A head whose logits are all equal, like those of a `FlatRunner`."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
@@ -145,20 +146,19 @@ class FlatHead:
         return self._head.logits(state, level).zero_()
 
 
-Workers = tuple["Proposers | ColocatedWorker", "TargetWorker | ColocatedWorker"]
+Workers = tuple["Proposers | ColocatedWorker", "LocalTarget | ColocatedWorker"]
 
 
 def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimits) -> GpuMemory:
-    """`build` makes workers of one KV block. Of their passes only the largest of each kind are
-    recorded, which tells what all of them take: the cache is another then, and they are recorded
-    over that. All that was taken is given back: if it stayed reserved, the cache's tensors would be
-    cut out of it."""
-    _give_back()
+    """`build` makes workers with one KV block. Only the largest of each kind of pass is captured,
+    and the memory of all is extrapolated from that; they are captured over the real cache later.
+    All memory is freed afterwards: otherwise the cache would be carved out of reserved segments."""
+    _free_all()
     loaded, total = _used_and_total(device)
     try:
         workers = build()
         _, worker = workers
-        recordings = 0 if isinstance(worker, TargetWorker) else worker.record_largest()
+        graph_bytes = 0 if isinstance(worker, LocalTarget) else worker.capture_largest()
         step = max(_growth(device, workers, each) for each in costliest_steps(limits))
     except torch.OutOfMemoryError as error:
         raise CapacityError(
@@ -169,20 +169,20 @@ def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimi
     torch.cuda.empty_cache()
     standing, _ = _used_and_total(device)
     del workers, worker
-    _give_back()
-    return GpuMemory(total, loaded, standing + recordings, step)
+    _free_all()
+    return GpuMemory(total, loaded, standing + graph_bytes, step)
 
 
 def hold(device: torch.device, num_bytes: int) -> None:
-    """Have the allocator keep so much in one piece, for every step to take its tensors from. Left
-    to itself it would gather pieces of all the sizes it was ever asked for."""
+    """Make the allocator reserve `num_bytes` in one segment for the tensors of all steps. Otherwise
+    it accumulates segments of many sizes."""
     torch.cuda.empty_cache()
     torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def costliest_steps(limits: StepLimits) -> list[CostlyStep]:
-    """Steps that take as much as any: of the models, of log-probabilities, of sampling. They are to
-    be run in this order: a head drafts behind what it has seen."""
+    """The steps with the most memory: for the models, for log-probabilities, for sampling. Run them
+    in this order: a head drafts after tokens it has state for."""
     return [
         _prompt_step(1, limits, _GREEDY),
         _short_prompts_step(2, limits),
@@ -205,7 +205,7 @@ def run_step(workers: Workers, step: CostlyStep) -> None:
 
 
 class _Rows:
-    """Rows of a plan; each comes with its text."""
+    """Rows of a plan, each admitted with its text."""
 
     def __init__(self, limits: StepLimits) -> None:
         self._limits = limits
@@ -217,7 +217,7 @@ class _Rows:
         return len(self._plans)
 
     def add(self, num_tokens: int, text_len: int, params: SamplingParams, depth: int = 0) -> None:
-        """The last `num_tokens` of a text of that length are to be computed, and drafts."""
+        """A row that computes the last `num_tokens` of its text, and `depth` draft tokens."""
         row, has_draft = self.count, self._limits.has_draft
         self._inits.append(
             RowInit(
@@ -230,12 +230,12 @@ class _Rows:
                 seed=row,
                 target_cached=text_len - num_tokens,
                 draft_cached=text_len - num_tokens,
-                # Keeps the step from running as recorded, which would take less.
+                # Makes the step exclusive: a captured pass would take less memory.
                 bad_word_ids=((0, 0),) if params is _EVERYTHING else (),
-                proposer=self._limits.head or NOBODY,
+                proposer=self._limits.head or NO_PROPOSER,
             )
         )
-        proposer = NOBODY
+        proposer = NO_PROPOSER
         if depth:
             proposer = DRAFT if has_draft else NGRAM
         self._plans.append(
@@ -260,7 +260,7 @@ class _Rows:
 
 
 def _prompt_step(number: int, limits: StepLimits, params: SamplingParams) -> CostlyStep:
-    """All tokens at the end of one prompt, or of as few as can have so many."""
+    """All tokens at the end of as few prompts as possible."""
     rows = _Rows(limits)
     num_left = limits.tokens
     while num_left and rows.count < limits.rows:
@@ -279,7 +279,7 @@ def _short_prompts_step(number: int, limits: StepLimits) -> CostlyStep:
 
 
 def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
-    """Rows that draft, as deep as they may."""
+    """Rows that draft to the maximum depth."""
     rows, text_len, depth = _drafting_rows(limits)
     guess = Proposal(0, text_len, [0] * depth, [1.0] * depth)
     guesses = {} if limits.has_draft else dict.fromkeys(range(rows.count), guess)
@@ -287,10 +287,10 @@ def _drafting_step(number: int, limits: StepLimits) -> CostlyStep:
 
 
 def _heading_steps(number: int, limits: StepLimits, head: str) -> list[CostlyStep]:
-    """The same rows write a token each, and then draft with a head."""
+    """The same rows decode one token each, and then draft with a head."""
     rows = _drafting_rows(limits)[0].plan(number)
-    first = tuple(row._replace(depth=0, num_verified=0, proposer=NOBODY) for row in rows.rows)
-    then = tuple(row._replace(proposer=head if row.depth else NOBODY) for row in rows.rows)
+    first = tuple(row._replace(depth=0, num_verified=0, proposer=NO_PROPOSER) for row in rows.rows)
+    then = tuple(row._replace(proposer=head if row.depth else NO_PROPOSER) for row in rows.rows)
     return [
         CostlyStep(replace(rows, rows=first)),
         CostlyStep(StepPlan(rows.epoch, number + 1, then)),
@@ -298,16 +298,16 @@ def _heading_steps(number: int, limits: StepLimits, head: str) -> list[CostlySte
 
 
 def _drafting_rows(limits: StepLimits) -> tuple[_Rows, int, int]:
-    """Behind a greedy one and one without filters, since a mixture takes copies; how long their
-    texts are, and how deep they draft.
+    """The rows, the length of their texts, and their depth. A greedy row and one without filters
+    come first, because a mixed batch takes copies.
 
-    Logits are looked at in parts, which cost the same if all is asked of them: two are tried. The
-    distributions that drafts were sampled from are there for the whole step.
+    Logits are processed in parts, which cost the same with all options set: two such parts are
+    tried. The draft distributions are held for the whole step.
     """
     rows = _Rows(limits)
     depth = max(0, min(limits.depth, limits.tokens - 1, limits.prompt_len - 1))
     text_len = min(limits.prompt_len - depth, _MAX_OCCURRENCES // (2 * LOGIT_ROWS))
-    text_len = max(text_len - (limits.head is not None), 1)  # it writes one more
+    text_len = max(text_len - (limits.head is not None), 1)  # it decodes one more token
     for params in (_GREEDY, _NOISY)[: min(limits.rows, limits.tokens) - 1]:
         rows.add(1, text_len, params)
     num_logits = rows.count
@@ -326,7 +326,7 @@ def _drafting_rows(limits: StepLimits) -> tuple[_Rows, int, int]:
 
 
 def _growth(device: torch.device, workers: Workers, step: CostlyStep) -> int:
-    """Memory reserved for a step, gaps included, by an allocator that begins with none."""
+    """Memory that an empty allocator reserves for a step, fragmentation included."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -341,8 +341,8 @@ def _used_and_total(device: torch.device) -> tuple[int, int]:
     return total - free, total
 
 
-def _give_back() -> None:
-    gc.collect()  # recorded passes and those who run them know each other
+def _free_all() -> None:
+    gc.collect()  # CUDA graphs and their owners form reference cycles
     torch.cuda.empty_cache()
 
 

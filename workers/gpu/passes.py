@@ -1,9 +1,9 @@
 """One step on the device: draft, compute, choose, accept, without the host in between.
 
-Three kinds of recorded passes make a step. A drafting round (`drafting.py`) guesses as many tokens
-as each of its rows wants. The body computes prompts, last tokens and drafts of all rows in one
-pass. The head looks at those of its tokens that predict something, chooses, and commits what was
-guessed right. What differs from step to step is a small table of entries, copied in before.
+Three kinds of captured passes make a step. A drafting round (`drafting.py`) drafts as many tokens
+as each of its rows needs. The body computes prompts, last tokens and draft tokens of all rows in
+one pass. The head computes logits of the tokens that predict, samples, and commits the accepted
+draft tokens. What differs from step to step is a small table of entries, copied in first.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from outrider.kernels.gpu.accept import accept_drafts, outcome_width
 from outrider.kernels.gpu.adjust import adjust_logits, count_tokens
 from outrider.kernels.gpu.columns import EntryColumn
 from outrider.kernels.gpu.layout import PassBuffers, lay_out_target
-from outrider.kernels.gpu.logprobs import keep_logits, logprob_width, tell_logprobs
+from outrider.kernels.gpu.logprobs import keep_logits, logprob_width, report_logprobs
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.gpu.select import select_drafts
 from outrider.scheduler.params import MAX_LOGPROBS
-from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
-from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.recorded.recording import (
+from outrider.workers.cuda_graphs.captured_passes import (
+    MAX_CAPTURED_TOKENS,
     MAX_MIXED_TOKENS,
-    MAX_RECORDED_TOKENS,
-    RecordedPasses,
+    CapturedPasses,
     kernels_of,
     row_sizes,
 )
+from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
+from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.runner import Runner
 
-_DECODE_TOKENS = MAX_RECORDED_TOKENS
-"""In larger passes prompts have the large tiles they want."""
+_DECODE_TOKENS = MAX_CAPTURED_TOKENS
+"""In larger passes prompts use large tiles."""
 
 
 class TargetPasses:
     """Body and head of the target.
 
-    What a pass leaves stays until the next: its plan and layout, the hidden states of the tokens
-    that predict, outcomes, and the features of all tokens if the decoder is tapped.
+    The results of a pass are valid until the next: its plan and layout, the hidden states of the
+    tokens that predict, outcomes, and the features of all tokens if the decoder is tapped.
     """
 
     def __init__(
@@ -67,23 +67,25 @@ class TargetPasses:
         self.outcomes = torch.zeros(
             sizes.rows, outcome_width(max(sizes.depth, 1)), dtype=torch.int32, device=device
         )
-        recorded = min(MAX_MIXED_TOKENS, sizes.tokens)
+        max_captured = min(MAX_MIXED_TOKENS, sizes.tokens)
         kernels = kernels_of(spec.num_layers)
-        self.body = RecordedPasses(self._compute, row_sizes(recorded), device, kernels)
-        self.head = RecordedPasses(self._choose, row_sizes(sizes.logits), device)
-        self.telling_head = RecordedPasses(self._choose_and_tell, _telling_sizes(sizes), device)
+        self.body = CapturedPasses(self._compute, row_sizes(max_captured), device, kernels)
+        self.head = CapturedPasses(self._choose, row_sizes(sizes.logits), device)
+        self.logprobs_head = CapturedPasses(
+            self._choose_with_logprobs, _logprobs_sizes(sizes), device
+        )
         self.logprobs = torch.zeros(
             sizes.logits, logprob_width(MAX_LOGPROBS), dtype=torch.int32, device=device
         )
-        self.selection = RecordedPasses(self._select, _selection_sizes(sizes), device, kernels=1)
+        self.selection = CapturedPasses(self._select, _selection_sizes(sizes), device, kernels=1)
 
     @property
     def tile_tokens(self) -> int:
-        """By how many tokens of a row the places of tiles are counted."""
+        """Tokens of a row per tile slot."""
         return self._tile_tokens
 
     def max_query_len(self, num_tokens: int) -> int:
-        """Of one row; in a small pass prompts are cut like verification, into small tiles."""
+        """Per row; in a small pass prompts are cut into small tiles, like draft tokens."""
         return self._sizes.depth + 1 if num_tokens <= _DECODE_TOKENS else num_tokens
 
     @torch.inference_mode()
@@ -93,11 +95,11 @@ class TargetPasses:
         num_tiles: int,
         num_logits: int,
         num_selecting: int = 0,
-        tells_logprobs: bool = False,
+        with_logprobs: bool = False,
     ) -> None:
-        """The pass over so much; first, the drafts to verify are selected among those of the first
-        `num_selecting` entries. It `tells_logprobs` of the rows that want to know them, at the
-        places of their logits."""
+        """Run a pass of this size. Draft tokens to verify are first selected among those of the
+        first `num_selecting` entries. `with_logprobs` fills `logprobs`, one row per logit, for the
+        rows that request them."""
         if num_selecting:
             self.selection.run(num_selecting)
         if num_tokens <= self.body.largest:
@@ -106,7 +108,7 @@ class TargetPasses:
             buffers = self.buffers.first(num_tokens, num_tiles, num_logits)
             self._pass(buffers, self._sizes.rows, num_tokens)
         if num_logits:
-            (self.telling_head if tells_logprobs else self.head).run(num_logits)
+            (self.logprobs_head if with_logprobs else self.head).run(num_logits)
 
     def _select(self, num_entries: int) -> None:
         plan = self.plan
@@ -141,12 +143,12 @@ class TargetPasses:
         if self.features is not None:
             self._decoder.write_features(self.features[: buffers.ids.shape[0]])
 
-    def _choose_and_tell(self, size: int) -> None:
+    def _choose_with_logprobs(self, size: int) -> None:
         logits, rows = self._logits(size), self.buffers.logit_rows[:size]
         num_top, kept = self._rows.num_top, torch.empty_like(logits)
         keep_logits(logits, rows, num_top, kept)
         self._choose_from(logits)
-        tell_logprobs(kept, self._chosen[:size], rows, num_top, self.logprobs[:size])
+        report_logprobs(kept, self._chosen[:size], rows, num_top, self.logprobs[:size])
 
     def _choose(self, size: int) -> None:
         self._choose_from(self._logits(size))
@@ -168,14 +170,14 @@ class TargetPasses:
 
 
 def _selection_sizes(sizes: StepSizes) -> list[int]:
-    """Few: what it costs hardly depends on the entries."""
+    """Few: the cost hardly depends on the number of entries."""
     if not sizes.depth:
         return []
     return [size for size in (16, 64, 256) if size < sizes.rows] + [sizes.rows]
 
 
-def _telling_sizes(sizes: StepSizes) -> list[int]:
-    """Fewer than of the head without: few steps have somebody who wants to know."""
+def _logprobs_sizes(sizes: StepSizes) -> list[int]:
+    """Fewer than for the plain head: few steps need log-probabilities."""
     some = (8, 32, 64, 96, 128, 192, 256, 384, 512, 768)
     return [size for size in some if size < sizes.logits] + [sizes.logits]
 

@@ -16,7 +16,7 @@ from outrider.scheduler.types import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """The most one step holds."""
+    """The largest step."""
 
     rows: int
     tokens: int
@@ -30,7 +30,7 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class PassEntries:
-    """What one pass is laid out from."""
+    """The inputs that one pass is laid out from."""
 
     entries: Tensor  # int32 [EntryColumn.SIZE, rows]
     totals: Tensor  # int32 [TotalColumn.SIZE]
@@ -38,7 +38,7 @@ class PassEntries:
 
 @dataclass(slots=True)
 class PassShare:
-    """Known text of some rows, one after the other, as the entries of a pass."""
+    """Entries of a pass over known text of some rows."""
 
     tile_tokens: int = 1
     entries: list[tuple[int, ...]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class PassShare:
     num_logits: int = 0
 
     def add(self, row: int, start: int, count: int, depth: int) -> None:
-        """`count` tokens from position `start` on, of which the last `depth` + 1 predict."""
+        """Add `count` tokens from position `start` on; the last `depth` + 1 predict."""
         first, tile, logit = self.totals
         self.entries.append((row, count, start, depth, first, tile, logit, 0))
         self.num_tokens += count
@@ -63,8 +63,8 @@ _NOTHING = PassShare()
 
 
 class StepPlanBuffers:
-    """Entries and totals of the target's pass, of every proposer's round and of what the draft
-    catches up on, in one piece of memory so that one copy brings them."""
+    """Entries and totals of the target's pass, of every proposer's round and of draft catch-up, in
+    one buffer so that one copy uploads them."""
 
     def __init__(self, num_rows: int, num_proposers: int, device: torch.device) -> None:
         self._num_rows = num_rows
@@ -75,9 +75,9 @@ class StepPlanBuffers:
         totals = self._whole[: self._num_totals].view(self._num_tables, TotalColumn.SIZE)
         tables = self._whole[self._num_totals :].view(self._num_tables, EntryColumn.SIZE, num_rows)
         passes = [PassEntries(*each) for each in zip(tables, totals, strict=True)]
-        self.target, *self.drafting, self.catching_up = passes
+        self.target, *self.drafting, self.catch_up = passes
         self._is_cuda = device.type == "cuda"
-        # Passes run before there is a plan, to be recorded: they must find nobody's rows in it.
+        # Capture runs passes before there is a plan: it must contain no rows.
         self.fill((), ((),) * num_proposers, (0, 0, 0))
 
     def fill(
@@ -87,37 +87,37 @@ class StepPlanBuffers:
         totals: tuple[int, int, int],
         num_selected: int = -1,
         tile_tokens: int = 1,
-        catching_up: PassShare = _NOTHING,
+        catch_up: PassShare = _NOTHING,
     ) -> None:
-        """Copy a plan in behind the steps under way. Entries beyond it have no depth, which keeps
-        `accept_drafts` off them. `num_selected` and `tile_tokens` are for `select_drafts`."""
+        """Enqueue the copy of a plan. Unused entries have no depth, so `accept_drafts` skips them.
+        `num_selected` and `tile_tokens` are for `select_drafts`."""
         values = np.full(self._whole.shape, -1, dtype=np.int32)
         counts = values[: self._num_totals].reshape(self._num_tables, TotalColumn.SIZE)
         tables = values[self._num_totals :].reshape(
             self._num_tables, EntryColumn.SIZE, self._num_rows
         )
-        everything = (entries, *drafting, catching_up.entries)
+        everything = (entries, *drafting, catch_up.entries)
         for count, table, rows in zip(counts, tables, everything, strict=True):
             count[: TotalColumn.SELECTED] = (0, 0, 0, len(rows))
             if rows:
                 table[:, : len(rows)] = np.array(rows).T
         counts[0, : len(totals)] = totals
-        counts[-1, : len(totals)] = catching_up.totals
+        counts[-1, : len(totals)] = catch_up.totals
         counts[0, TotalColumn.SELECTED :] = (num_selected, tile_tokens)
         host = torch.from_numpy(values)
-        # From ordinary memory the copy would wait for everything under way.
+        # From pageable memory the copy would synchronise with the device.
         self._whole.copy_(host.pin_memory() if self._is_cuda else host, non_blocking=True)
 
 
 def drafts_dropped(plan: StepPlan) -> int:
-    """Of the drafts that rows may verify, how many are more than the step does."""
+    """How many of the draft tokens that rows may verify the step leaves out."""
     if plan.num_selected is None:
         return 0
     return max(sum(row.num_verified for row in plan.rows) - plan.num_selected, 0)
 
 
 def order_by_depth(entries: list[tuple[int, ...]]) -> list[int]:
-    """Puts the deepest first; how many want the first draft, the second and so on."""
+    """Sort by depth, deepest first; returns how many rows draft each level."""
     entries.sort(key=itemgetter(EntryColumn.DEPTH), reverse=True)
     depths = [entry[EntryColumn.DEPTH] for entry in entries]
     return [sum(depth > level for depth in depths) for level in range(depths[0] if depths else 0)]

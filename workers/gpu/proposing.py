@@ -11,37 +11,37 @@ from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.proposers.base import ProposerSettings
 
 if TYPE_CHECKING:
+    from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
     from outrider.workers.gpu.passes import TargetPasses
     from outrider.workers.heads.runner import HeadRunner
-    from outrider.workers.recorded.recording import RecordedPasses
     from outrider.workers.runner import Runner
 
 
 class DeviceProposer(Protocol):
-    """Enqueues a round; nothing is waited for, and texts and lengths are those of the device."""
+    """Enqueues a round without waiting; texts and lengths are those on the device."""
 
     @property
-    def recordings(self) -> Sequence[RecordedPasses]:
-        """What is to be recorded before the first step."""
+    def captured_passes(self) -> Sequence[CapturedPasses]:
+        """The passes to capture before the first step."""
         ...
 
     def begin(self, row: int) -> None:
-        """The row is somebody else's from now on."""
+        """A new request takes the row: reset its state."""
         ...
 
     def draft(self, counts: Sequence[int]) -> None:
-        """Write drafts of its entries, deepest first, into the table of drafts, and how sure it is
-        of each into that of confidences: the first `counts[j]` of them want draft j."""
+        """Write the draft tokens of its entries, deepest first, into the table of drafts, and their
+        confidences into theirs. The first `counts[j]` entries draft token j."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceContext:
-    """What a device proposer may be built from. `draft` is there where a draft model is, `head`
-    where the target has one."""
+    """The inputs to build a device proposer. `draft` is set if there is a draft model, `head` if
+    the target has a head."""
 
     state: DeviceRows
-    entries: PassEntries  # the rows of the step that are its own
+    entries: PassEntries  # its own rows of the step
     sizes: StepSizes
     settings: ProposerSettings
     passes: TargetPasses

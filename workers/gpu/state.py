@@ -1,7 +1,7 @@
-"""What the device knows of every row: text, drafts, block tables, what it asks of the sampler.
+"""The state of every row on the device: text, draft tokens, block tables, sampling parameters.
 
-The host plans one step ahead of what it has read back, so the truth of a row is here; the host's
-`RowTable` follows a step behind.
+The host plans one step ahead of what it has read back, so the authoritative state is here; the
+host's `RowTable` lags one step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.workers.sampling.rows import RowSampler
 
 
 class DeviceRows:
-    """Tables by row number. Every change is enqueued behind the passes already under way."""
+    """Tables by row number. Every change is enqueued after the passes already in flight."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class DeviceRows:
         self._device = device
         self._max_blocks = -(-max_len // block_size)
         self.text = TextTable.create(num_rows, max_len, max(max_depth, 1), device)
-        # That a draft stands if all before it do, by the lights of who drafted it: float32.
+        # float32: estimated probability that a draft token is accepted if all before it are.
         self.confidences = torch.zeros(self.text.drafts.shape, device=device)
         self.settings = SamplingTable.create(num_rows, device)
         self.adjustments = AdjustTable.create(num_rows, vocab_size, device)
         self._is_adjusted = [False] * num_rows
-        # How many of the best tokens are listed beside a row's own; negative: it wants neither.
+        # Top tokens to list beside a row's own; negative: no log-probabilities.
         self.num_top = torch.full((num_rows,), -1, dtype=torch.int32, device=device)
         self._num_top: list[int | None] = [None] * num_rows
         tables = torch.zeros(2, num_rows, self._max_blocks, dtype=torch.int32, device=device)
@@ -47,12 +47,12 @@ class DeviceRows:
         self._updates: list[tuple[int, int, int]] = []
 
     def set_text(self, row: int, tokens: Sequence[int], draft_computed: int) -> None:
-        """The row's whole text and how much of it the draft has computed."""
+        """Set the row's whole text and how much of it the draft has computed."""
         self.text.tokens[row, : len(tokens)] = self._upload(tokens)
         self._set_counts(row, len(tokens), draft_computed)
 
     def extend_text(self, row: int, base_len: int, tokens: Sequence[int], computed: int) -> None:
-        """Tokens that the host committed behind the first `base_len`."""
+        """Append tokens that the host committed after the first `base_len`."""
         end = base_len + len(tokens)
         if tokens:
             ids = self._upload(tokens)
@@ -76,7 +76,7 @@ class DeviceRows:
             self.num_top[row] = -1 if num_top is None else num_top
 
     def set_adjustment(self, row: int, adjustment: RowAdjustment | None) -> None:
-        """What the row, which has its text, asks of its logits; None: nothing."""
+        """The row's logit adjustments, set after its text; None: none."""
         table = self.adjustments
         if adjustment is not None:
             biases = adjustment.biases
@@ -96,7 +96,7 @@ class DeviceRows:
         self._extend(1, row, start, blocks)
 
     def flush_tables(self) -> None:
-        """Bring the new blocks of all rows to the device."""
+        """Copy the new blocks of all rows to the device."""
         if self._updates:
             update_tables(self.upload_table(self._updates), self.target_tables, self.draft_tables)
             self._updates = []
@@ -114,7 +114,7 @@ class DeviceRows:
         place.copy_(self._pinned(values), non_blocking=True)
 
     def _pinned(self, values: Tensor) -> Tensor:
-        # From ordinary memory a copy would wait for everything under way.
+        # From pageable memory a copy would synchronise with the device.
         return values.pin_memory() if self._device.type == "cuda" else values
 
     def _set_counts(self, row: int, length: int, computed: int) -> None:

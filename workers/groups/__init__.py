@@ -1,1 +1,1 @@
-"""How the ranks of a model sum and share tensors."""
+"""Collectives of tensor-parallel ranks."""

@@ -1,7 +1,7 @@
-"""What the ranks of a tensor-parallel group do together.
+"""Collective operations of a tensor-parallel group.
 
-Every rank calls the same operations in the same order with the same shapes, so whatever chooses
-between them must be known to all: parameters of requests, or values already gathered.
+Every rank calls the same operations in the same order with the same shapes, so a choice between
+them may depend only on what all ranks know: request parameters, or values already gathered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Collective(Protocol):
-    """One rank's end of its group."""
+    """A group of ranks, as one rank sees it."""
 
     @property
     def rank(self) -> int: ...
@@ -35,7 +35,7 @@ class Collective(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleRankGroup:
     """The group of a rank that holds a whole model."""
 
     rank: int = 0
@@ -48,4 +48,4 @@ class Alone:
         return tensor
 
     def broadcast(self, tensor: Tensor, root: int) -> None:
-        """Its own tensor is the only one."""
+        """Nothing to do with one rank."""

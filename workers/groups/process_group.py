@@ -1,7 +1,7 @@
 """Process groups made from a store and a name, without torch's global state.
 
-A process may be in several at once (its tensor-parallel group, the group its proposals travel in),
-leave one when the other side dies, and meet a successor under a new name.
+A process may be in several at once (its tensor-parallel group, the group that carries proposals),
+leave one when the other side dies, and join its successor under a new name.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from torch import Tensor, distributed
 
 from outrider.kernels.cpu.ops import CpuOps
 from outrider.workers.device import Placement
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.shared_memory import SharedMemoryGroup, meet_in_memory
 from outrider.workers.models.shard import Shard
 
 logger = logging.getLogger(__name__)
 
-dist: Any = distributed  # which does not declare what it exports
+dist: Any = distributed  # torch.distributed lacks type information
 
 Group: TypeAlias = Any
 """A `torch.distributed.ProcessGroupNCCL` or `ProcessGroupGloo`."""
 
 GROUP_TIMEOUT_S = 60.0
-# A failed communicator is aborted and raises; by default NCCL's watchdog ends the whole process.
+# A failed communicator is aborted and raises; by default NCCL's watchdog kills the process.
 _NCCL_ABORTS_ONLY_ITSELF = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 
 
 def make_group(store: LinkStore, name: str, rank: int, size: int, device: torch.device) -> Group:
-    """Meet the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs.
+    """Join the other ranks under `name`: NCCL for CUDA devices, Gloo for CPUs.
 
-    The store must live as long as the group: NCCL asks it again later, and torch itself keeps only
-    the part of it that is not Python.
+    The store must live as long as the group: NCCL reads it again later, and torch keeps only its
+    C++ part alive.
     """
-    meeting = dist.PrefixStore(name, store)
+    prefixed = dist.PrefixStore(name, store)
     timeout = timedelta(seconds=GROUP_TIMEOUT_S)
     if device.type == "cuda":
         os.environ.update(_NCCL_ABORTS_ONLY_ITSELF)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(meeting, rank, size, options)
+        return dist.ProcessGroupNCCL(prefixed, rank, size, options)
     gloo = dist.ProcessGroupGloo._Options()
     gloo._timeout = timeout
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=store.own_host)]
-    return dist.ProcessGroupGloo(meeting, rank, size, gloo)
+    return dist.ProcessGroupGloo(prefixed, rank, size, gloo)
 
 
 class TensorParallelGroup:
@@ -69,8 +69,8 @@ class TensorParallelGroup:
         self._store = store
         self._group = make_group(store, name, rank, size, device)
         self.backend: str = self._group.name()
-        # A sum in rank order is the same for every number of rows; a ring's is not. Two numbers
-        # have one sum.
+        # A sum in rank order is the same for every number of rows; a ring's is not. With two ranks
+        # there is only one order.
         self._in_rank_order = deterministic and size > 2
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -101,33 +101,33 @@ class TensorParallelGroup:
 def tensor_parallel_group(
     store: LinkStore, name: str, rank: int, size: int, placement: Placement, deterministic: bool
 ) -> Collective:
-    """The fastest group these ranks can form; all of them come to the same answer.
+    """The fastest group these ranks can form; all ranks choose the same.
 
     NCCL on GPUs. On CPUs shared memory where all ranks are on one host and have the C kernels,
     Gloo elsewhere.
     """
     device = placement.device
     if device.type == "cpu":
-        board = dist.PrefixStore(f"{name}/memory", store)
+        prefixed = dist.PrefixStore(f"{name}/memory", store)
         ops = placement.ops if isinstance(placement.ops, CpuOps) else None
-        group = meet_in_memory(board, rank, size, ops, GROUP_TIMEOUT_S)
-        logger.info("tensor-parallel sums go through %s", "Gloo" if group is None else "memory")
+        group = meet_in_memory(prefixed, rank, size, ops, GROUP_TIMEOUT_S)
+        logger.info("tensor-parallel all-reduce: %s", "Gloo" if group is None else "shared memory")
         if group is not None:
             return group
     return TensorParallelGroup(store, name, rank, size, device, deterministic)
 
 
 def shard_of(group: Collective) -> Shard:
-    """The part of a model that this end of a group holds."""
+    """The part of a model that this rank holds."""
     if group.size == 1:
         return Shard()
     is_kernel = isinstance(group, SharedMemoryGroup)
     return Shard(group.rank, group.size, group.all_reduce, is_repeatable=is_kernel)
 
 
-def can_record(group: Collective) -> bool:
-    """Whether a CUDA graph can hold this group's sums, as it can hold NCCL's: they are kernels on
-    the device, where Gloo's and those in shared memory happen on the host."""
+def can_capture(group: Collective) -> bool:
+    """Whether a CUDA graph can capture this group's collectives: NCCL's are kernels on the device,
+    Gloo's and those in shared memory run on the host."""
     if isinstance(group, TensorParallelGroup):
         return group.backend == "nccl"
-    return isinstance(group, Alone)
+    return isinstance(group, SingleRankGroup)

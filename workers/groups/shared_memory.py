@@ -1,7 +1,7 @@
 """A tensor-parallel group whose ranks share memory: CPU ranks of one host.
 
-A pass of a small model sums some sixty times, and a sum through sockets takes longer than the work
-between two of them. Through memory it takes microseconds, and can be part of a recorded pass.
+A pass of a small model has about sixty all-reduces, and one over sockets takes longer than the work
+between two of them. In shared memory it takes microseconds, and can be part of a replayed pass.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NAME = "outrider-tensor-parallel"
 _MODE = 0o600
 
 
-class Noticeboard(Protocol):
-    """The part of a `torch.distributed` store that is needed here; `get` waits for the key."""
+class KeyValueStore(Protocol):
+    """The part of a `torch.distributed` store used here; `get` waits for the key."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -36,7 +36,7 @@ class Noticeboard(Protocol):
 
 
 class SharedMemoryGroup:
-    """A `Collective` whose sum is a kernel, so that passes with it can be recorded."""
+    """A `Collective` whose all-reduce is a kernel, so that passes with it can be replayed."""
 
     def __init__(
         self, ops: CpuOps, memory: mmap.mmap, rank: int, process_ids: Sequence[int], limit_s: float
@@ -68,49 +68,49 @@ class SharedMemoryGroup:
 
 
 def meet_in_memory(
-    board: Noticeboard, rank: int, size: int, ops: CpuOps | None, limit_s: float
+    store: KeyValueStore, rank: int, size: int, ops: CpuOps | None, limit_s: float
 ) -> SharedMemoryGroup | None:
-    """The group if every rank has kernels and can map the same memory; else None on all of them.
+    """The group if every rank has the kernels and can map the same memory; else None on all ranks.
 
-    The memory has no name in any file system: it is gone with the last process that maps it.
+    The memory has no name in any file system: it is freed with the last process that maps it.
     """
-    with _offered_memory(board, rank, size) as memory:
+    with _offered_memory(store, rank, size) as memory:
         can_join = ops is not None and memory is not None
-        board.set(f"joined/{rank}", str(os.getpid()) if can_join else _DECLINED)
-        # The first rank's offer must stand until all have answered.
-        joined = [board.get(f"joined/{peer}").decode() for peer in range(size)]
+        store.set(f"joined/{rank}", str(os.getpid()) if can_join else _DECLINED)
+        # The first rank's offer must stay valid until all have answered.
+        joined = [store.get(f"joined/{peer}").decode() for peer in range(size)]
     if ops is None or memory is None or _DECLINED in joined:
         return None
     return SharedMemoryGroup(ops, memory, rank, [int(pid) for pid in joined], limit_s)
 
 
 @contextmanager
-def _offered_memory(board: Noticeboard, rank: int, size: int) -> Iterator[mmap.mmap | None]:
-    """What the first rank offers to all, mapped here, or None where that is not possible."""
+def _offered_memory(store: KeyValueStore, rank: int, size: int) -> Iterator[mmap.mmap | None]:
+    """The memory that the first rank offers, mapped here; None if that fails."""
     if rank > 0:
-        yield _map_offer(json.loads(board.get("offer")), memory_bytes(size))
+        yield _map_offer(json.loads(store.get("offer")), memory_bytes(size))
         return
     descriptor = _allocate(memory_bytes(size))
     if descriptor is None:
-        board.set("offer", json.dumps(None))
+        store.set("offer", json.dumps(None))
         yield None
         return
     try:
-        board.set("offer", json.dumps(_offer(descriptor)))
+        store.set("offer", json.dumps(_offer(descriptor)))
         yield mmap.mmap(descriptor, 0)
     finally:
         os.close(descriptor)
 
 
 def _allocate(num_bytes: int) -> int | None:
-    """Memory by its file descriptor; None where the system has none or cannot offer it so."""
+    """The file descriptor of new shared memory; None if the system cannot provide it."""
     try:
         descriptor = os.memfd_create(_NAME)
     except (AttributeError, OSError):
         return None
     try:
         os.fchmod(descriptor, _MODE)
-        os.posix_fallocate(descriptor, 0, num_bytes)  # a lack of memory shows now, not in a pass
+        os.posix_fallocate(descriptor, 0, num_bytes)  # fail now, not in a pass
     except OSError:
         os.close(descriptor)
         return None
@@ -127,7 +127,7 @@ def _offer(descriptor: int) -> dict[str, Any]:
 
 
 def _map_offer(offer: dict[str, Any] | None, num_bytes: int) -> mmap.mmap | None:
-    """Nothing but memory of this user that was made for this is ever mapped, whatever is offered.
+    """Map the offered memory, but only if it was made for this purpose by this user.
 
     The offer names a descriptor, not a path.
     """
@@ -136,14 +136,14 @@ def _map_offer(offer: dict[str, Any] | None, num_bytes: int) -> mmap.mmap | None
     try:
         path = f"/proc/{int(offer['process'])}/fd/{int(offer['descriptor'])}"
         if os.readlink(path) != f"/memfd:{_NAME} (deleted)":
-            return None  # before it is opened: opening some files does something
+            return None  # checked before opening: opening some files has side effects
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return None
     try:
-        # Machines started from one snapshot can share even a boot id.
-        is_it = _identity(descriptor) == offer["file"] and _is_ours(descriptor, num_bytes)
-        return mmap.mmap(descriptor, num_bytes) if is_it else None
+        # Machines started from one snapshot may share even a boot id.
+        is_same = _identity(descriptor) == offer["file"] and _is_ours(descriptor, num_bytes)
+        return mmap.mmap(descriptor, num_bytes) if is_same else None
     except (OSError, ValueError):
         return None
     finally:
@@ -151,7 +151,7 @@ def _map_offer(offer: dict[str, Any] | None, num_bytes: int) -> mmap.mmap | None
 
 
 def _is_ours(descriptor: int, num_bytes: int) -> bool:
-    """It may have been replaced by another between the look at its name and its opening."""
+    """Checked again after opening: the descriptor may have been replaced meanwhile."""
     status = os.fstat(descriptor)
     is_private = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == _MODE
     name = os.readlink(f"/proc/self/fd/{descriptor}")
@@ -165,7 +165,7 @@ def _identity(descriptor: int) -> list[int]:
 
 
 def _host() -> str:
-    """Which processes see each other's `/proc`: one boot of one machine, one PID namespace."""
+    """Identifies the processes that share `/proc`: same boot, same PID namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -174,7 +174,7 @@ def _host() -> str:
 
 
 def _open_process(process_id: int) -> int:
-    """By what the end of a process is noticed; without it, its absence is."""
+    """A pidfd to notice the end of the process; without one, its absence is polled."""
     try:
         return os.pidfd_open(process_id)
     except (AttributeError, OSError):

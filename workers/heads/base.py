@@ -1,4 +1,4 @@
-"""What every head can do, whichever its checkpoint's format."""
+"""The protocol of heads, whatever the format of their checkpoints."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from outrider.workers.models.kv import KVCache
 
 
 class Head(Protocol):
-    """Guesses on from what the target has computed.
+    """Drafts from the target's hidden states.
 
-    Of token i the target has features, and the token behind it, i + 1, is known. From both the head
-    makes the *state* of slot i, which predicts token i + 2. Drafting goes on from the last slot: a
-    draft's state is made from the state before it and the draft itself.
+    The target has features of token i, and the next token, i + 1, is known. From both the head
+    computes the *state* of slot i, which predicts token i + 2. Drafting continues from the last
+    slot: the state of a draft token follows from the state before it and the draft token itself.
 
-    Methods work on whatever device the weights are on, record no history of their own, and wait for
-    nothing; `batch` says where each of the T slots stands, as for a decoder. A head without KV
-    ignores `batch` and `kv`.
+    Methods run on the device of the weights, keep no history and never block; `batch` is the layout
+    of the T slots, as for a decoder. A head without KV ignores `batch` and `kv`.
     """
 
     @property
     def spec(self) -> HeadSpec: ...
 
     def tile_tokens(self, query_len: int) -> int:
-        """As `Decoder.tile_tokens`; 0: no tiles are needed."""
+        """As `Decoder.tile_tokens`; 0: needs no tiles."""
         ...
 
     def extend(
         self, features: Tensor, next_ids: Tensor, batch: RaggedBatch, kv: KVCache | None
     ) -> Tensor:
-        """States [T, state_size] of slots from features [T, spec.num_features] of their tokens and
-        the tokens behind them, int64 or int32 [T]. Writes KV of all T slots."""
+        """States [T, state_size] of slots from the features [T, spec.num_features] of their tokens
+        and the next tokens, int64 or int32 [T]. Writes KV of all T slots."""
         ...
 
     def step(
         self, state: Tensor, ids: Tensor, level: int, batch: RaggedBatch, kv: KVCache | None
     ) -> Tensor:
-        """States [n, state_size] behind one more token each, int64 or int32 [n], which are the
-        head's own drafts number `level` from 1 on. Writes KV of n slots."""
+        """States [n, state_size] after one more token each, int64 or int32 [n]: the head's own
+        draft tokens number `level`, from 1. Writes KV of n slots."""
         ...
 
     def logits(self, state: Tensor, level: int) -> Tensor:
-        """float32 [n, vocab_size] by target ids, -inf of tokens that it never guesses, for draft
-        number `level + 1`."""
+        """float32 [n, vocab_size] by target ids, for draft token number `level + 1`; -inf for
+        tokens that it never drafts."""
         ...

@@ -1,4 +1,4 @@
-"""What the `config.json` of each kind of head says, with what its tensors say where it is silent.
+"""Parses the `config.json` of each kind of head; tensor names fill in what it omits.
 
 A missing key means what it means to the software that wrote the file.
 """
@@ -11,26 +11,26 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.catalog.heads import HeadKind
 from outrider.errors import ModelError
-from outrider.workers.heads.spec import HeadKind, HeadSpec
+from outrider.workers.heads.spec import HeadSpec
 from outrider.workers.models.spec import ModelSpec
 
-# `speculators` leaves out of `transformer_layer_config` what equals the default of its model type.
+# `speculators` omits from `transformer_layer_config` what equals the default of the model type.
 _LAYER_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 11008, "vocab_size": 32000},
     "qwen3": {"intermediate_size": 22016, "vocab_size": 151936, "num_key_value_heads": 32},
 }
 _SHARED_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 32}
-# Whose number is in the group, none meaning the first.
+# The group is the layer's number; no number means the first layer.
 EAGLE3_LAYER = re.compile(r"(?:model\.)?(?:midlayer|layers\.(\d+))\.")
-_MOST_LAYERS = 16  # of an EAGLE-3 head: a draft model has no more
+_MAX_LAYERS = 16  # of an EAGLE-3 head: a draft model has no more
 _MEDUSA_HEAD = re.compile(r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.(?:layers\.)?(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """`layer` has the sizes of the head's layers, of which there is mostly one; its hidden size is
-    the head's own."""
+    """`layer` has the sizes of the head's layers (usually one) and its hidden size."""
 
     spec: HeadSpec
     layer: ModelSpec
@@ -53,7 +53,7 @@ class Eagle3Config:
         bare = {name.removeprefix("model.") for name in names}
 
         def flag(name: str, tensors: tuple[str, ...] = ()) -> bool:
-            """Stated, or told by the tensors that it needs."""
+            """As stated, else whether the tensors it needs exist."""
             stated = inside.get(name, config.get(name))
             if stated is not None:
                 return bool(stated)
@@ -63,7 +63,7 @@ class Eagle3Config:
         shares_embedding = bool(bare) and "embed_tokens.weight" not in bare  # the target's
         num_embedded = 0 if shares_embedding else layer.vocab_size
         vocabularies = own * (num_embedded + draft_vocab_size)
-        # Products of queries, keys and values are twice as wide as in a decoder, in one layer.
+        # The first layer's QKV projections are twice as wide as in a decoder.
         wider = own * layer.head_dim * (layer.num_heads + 2 * layer.num_kv_heads)
         spec = HeadSpec(
             kind=HeadKind.EAGLE3,
@@ -130,8 +130,8 @@ class MedusaConfig:
     def read(
         cls, config: Mapping[str, Any], names: Collection[str], target: ModelSpec
     ) -> MedusaConfig:
-        """Old configurations state neither sizes nor, truly, the number of heads: what is there of
-        these is used."""
+        """Old configurations state neither sizes nor the right number of heads: tensors are counted
+        instead."""
         is_own = config.get("model_type") == "medusa"
         vocab_size = int(config.get("vocab_size", target.vocab_size))
         truncated = config.get("truncated_vocab_size")
@@ -162,7 +162,7 @@ class MedusaConfig:
         return cls(spec, num_heads, num_blocks)
 
 
-ReadConfig = Eagle3Config | MlpConfig | MedusaConfig
+HeadConfig = Eagle3Config | MlpConfig | MedusaConfig
 READERS: dict[HeadKind, type[Eagle3Config] | type[MlpConfig] | type[MedusaConfig]] = {
     HeadKind.EAGLE3: Eagle3Config,
     HeadKind.MLP: MlpConfig,
@@ -179,17 +179,17 @@ def _eagle3_layer(config: Mapping[str, Any], names: Collection[str]) -> ModelSpe
         layer = {"model_type": "llama", **config}
     num_layers = int(layer.get("num_hidden_layers", 1))
     found = {int(match[1] or 0) for name in names if (match := EAGLE3_LAYER.match(name))}
-    if not 1 <= num_layers <= _MOST_LAYERS or (names and len(found) != num_layers):
+    if not 1 <= num_layers <= _MAX_LAYERS or (names and len(found) != num_layers):
         raise ModelError(
             f"num_hidden_layers of this eagle3 head is {num_layers}, and there are tensors of "
-            f"{len(found)}; state as many as there are, from 1 to {_MOST_LAYERS}."
+            f"{len(found)}; state as many as there are, from 1 to {_MAX_LAYERS}."
         )
     if not _section(config, "eagle_config").get("use_aux_hidden_state", True):
         raise ModelError(
             "use_aux_hidden_state of this eagle3 head is false, and heads that read no layers of "
             "the target are not supported; take one that does."
         )
-    # The families' own rules for windows are about deeper models.
+    # The families' own rules for windows apply to deeper models.
     own = {"num_hidden_layers": num_layers, "layer_types": None, "use_sliding_window": False}
     spec = ModelSpec.from_hf({**layer, **own})
     types, window = layer.get("layer_types"), int(layer.get("sliding_window") or 0)
@@ -200,12 +200,12 @@ def _eagle3_layer(config: Mapping[str, Any], names: Collection[str]) -> ModelSpe
 
 
 def _eagle3_layers(config: Mapping[str, Any], target: ModelSpec) -> tuple[int, ...]:
-    """Whose input is read: by default what EAGLE's own code reads, as do vLLM and SGLang.
+    """The target layers whose inputs are read; by default as in EAGLE, vLLM and SGLang.
 
-    Stated ones are counted in two ways. The key by itself is vLLM's and `speculators`': the layers
-    that are entered, taken as they are, like `layer_ids` inside `eagle_config`. The same key inside
-    `eagle_config` is SGLang's and its trainer's: the layers that are left, so each names the input
-    of the one behind. All of them gather in the order of the layers, however these are listed.
+    There are two conventions. The top-level key is vLLM's and `speculators`': it lists layers by
+    their input, and so does `layer_ids` inside `eagle_config`. The same key inside `eagle_config`
+    is SGLang's and its trainer's: it lists layers by their output, which is the input of the next
+    layer. All of them concatenate in the order of the layers, however these are listed.
     """
     key, num_layers = "eagle_aux_hidden_state_layer_ids", target.num_layers
     inside = _section(config, "eagle_config")
@@ -216,7 +216,7 @@ def _eagle3_layers(config: Mapping[str, Any], target: ModelSpec) -> tuple[int, .
     layers = tuple(sorted(stated)) or (2, num_layers // 2, num_layers - 3)
     if min(layers) < 0:
         raise ModelError(
-            f"this eagle3 head reads what enters layers {list(layers)} of its target, which has "
+            f"this eagle3 head reads the inputs of layers {list(layers)} of its target, which has "
             f"{num_layers}; state others as {key} in its config.json."
         )
     return layers

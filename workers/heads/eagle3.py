@@ -1,6 +1,6 @@
-"""EAGLE-3: a layer over the target's features and the embedding of the token behind.
+"""EAGLE-3: a decoder layer over the target's features and the embedding of the next token.
 
-Most heads end there. Those that `speculators` trains may have further ones, as a decoder has them.
+Most heads have one layer. Those trained by `speculators` may have more, as in a decoder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from outrider.workers.models.layers import (
 )
 from outrider.workers.models.rope import rope_tables
 
-_FC_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # once the names of `fc_norm.i`
+_FC_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")  # old names of `fc_norm.i`
 
 
 class Eagle3Head:
-    """See `Head`. A state is what the layers make of a token, which is taken in place of features
-    when it goes on from its own drafts."""
+    """See `Head`. A state is the output of the layers; it replaces the features when the head
+    continues from its own draft tokens."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Eagle3Head:
         max_position: int,
         target_embedding: Callable[[Eagle3Config, HeadWeights], Tensor],
     ) -> None:
-        parts = _Parts(config, weights, ops)
+        parts = _WeightReader(config, weights, ops)
         self.spec = config.spec
         self._config = config
         self._ops = ops
@@ -66,7 +66,7 @@ class Eagle3Head:
         self, features: Tensor, next_ids: Tensor, batch: RaggedBatch, kv: KVCache | None
     ) -> Tensor:
         if self._input_norm is not None:
-            # Of large targets, features are wider than the rows that kernels for norms take.
+            # Features of large targets are wider than the norm kernels support.
             shape, eps = (self.spec.num_features,), self._config.layer.norm_eps
             features = functional.rms_norm(features, shape, self._input_norm, eps)
         if self._feature_norms:
@@ -93,7 +93,7 @@ class Eagle3Head:
 
     def _run(self, hidden: Tensor, ids: Tensor, batch: RaggedBatch, kv: KVCache | None) -> Tensor:
         if kv is None:
-            raise ValueError("an eagle3 head attends to what it has seen; give it a cache.")
+            raise ValueError("an eagle3 head has attention; pass it a KV cache.")
         embedded = self._embed_norm(self._ops.embed(ids, self._embedding))
         normed = self._hidden_norm(hidden)
         residual = normed if self._config.norm_before_residual else hidden
@@ -105,8 +105,8 @@ class Eagle3Head:
         return x
 
 
-class _Parts:
-    """Reads each part of a head once, under whichever of its names the checkpoint has it."""
+class _WeightReader:
+    """Reads the weights of a head, under any of the names that checkpoints use."""
 
     def __init__(self, config: Eagle3Config, weights: HeadWeights, ops: Ops) -> None:
         self._config = config
@@ -149,10 +149,10 @@ class _Parts:
         return self._read("embed_tokens.weight", spec.vocab_size, spec.hidden_size)
 
     def layers(self, last: Norm, max_position: int) -> list[Layer]:
-        """The first reads an embedding and a state side by side. Behind each but the `last` is the
-        norm of the next one's input."""
+        """The first layer reads an embedding and a state, concatenated. Each layer ends with the
+        norm of the next one's input, the last with `last`."""
         spec, made = self._config.layer, list[Layer]()
-        assert spec.rope is not None  # only OPT has none, and no key of an OPT fits a head
+        assert spec.rope is not None  # only OPT has none, and no OPT configuration is a head's
         tables = rope_tables(spec.rope, spec.head_dim, max_position, self._weights.device)
         for number, window in enumerate(spec.windows):
             name, width = f"layers.{number}", spec.hidden_size
@@ -172,8 +172,8 @@ class _Parts:
         query, key_value = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         rows = [(f"{name}.q_proj", query), (f"{name}.k_proj", key_value)]
         rows.append((f"{name}.v_proj", key_value))
-        # By their presence, not by the family: some configurations are copies of the target's,
-        # whose layers have biases that this one has not. `out_bias` is what a key states.
+        # Decided by the tensors, not the family: some configurations are copied from a target whose
+        # layers have biases that the head lacks. `out_bias` is stated by a key.
         has_bias = spec.out_bias or self.has(rows[0][0], "bias")
         return Attention(
             ops=self._ops,
@@ -197,13 +197,13 @@ class _Parts:
         )
 
     def target_ids(self) -> Tensor | None:
-        """Of each token of the draft's vocabulary; None where it is the target's own."""
+        """The target id of each draft token id; None if the vocabularies are the same."""
         size, vocab_size = self._config.draft_vocab_size, self._config.spec.vocab_size
         if "d2t" not in self._names:
             if size != vocab_size:
                 raise ModelError(
-                    f"this eagle3 head guesses {size} of {vocab_size} tokens and has no tensor d2t "
-                    "which says what they are; get the complete checkpoint again."
+                    f"this eagle3 head drafts {size} of {vocab_size} tokens and has no tensor d2t "
+                    "to map them; get the complete checkpoint again."
                 )
             return None
         offsets = self._weights.read("d2t", (size,), dtype=torch.int64)

@@ -1,6 +1,6 @@
-"""Which head a checkpoint holds, told by its `config.json` and, where that is silent, its tensors.
+"""Detects the kind of head in a checkpoint by its `config.json`, or else by its tensors.
 
-Deciding that a folder holds an ordinary model imports no torch: a front door asks as well.
+Recognising an ordinary model imports no torch: processes without models call this too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.catalog.heads import HeadKind
+from outrider.checkpoints.files import Files, read_json
+from outrider.checkpoints.resolve import resolve_source
 from outrider.errors import ModelError
-from outrider.workers.heads.spec import HeadKind, HeadSpec
-from outrider.workers.weights.files import Files, read_json
-from outrider.workers.weights.resolve import resolve_source
+from outrider.workers.heads.spec import HeadSpec
 
 if TYPE_CHECKING:
-    from outrider.workers.heads.configs import ReadConfig
+    from outrider.workers.heads.configs import HeadConfig
     from outrider.workers.models.spec import ModelSpec
 
 _MEDUSA_BLOCK = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
@@ -25,9 +26,9 @@ _MEDUSA_BLOCK = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.linear\.weight")
 def kind_of(
     source: str | Path, *, revision: str | None = None, by_tensors: bool = False
 ) -> HeadKind | None:
-    """Which head a source is, None: a model. Its `config.json` tells, or, where that is silent and
-    the source is known to be a head, the names of its tensors. A head of a kind that is not
-    supported is a `ModelError` which names it."""
+    """The kind of head of a source; None for a model. Decided by `config.json` or, with
+    `by_tensors` for a source known to be a head, by tensor names. Raises `ModelError` for an
+    unsupported kind."""
     path = resolve_source(source, revision, Files.TEXT)
     config = path / "config.json"
     if not (path.is_dir() and config.is_file()):
@@ -45,15 +46,15 @@ def load_head_spec(
     target: ModelSpec,
     *,
     revision: str | None = None,
-    wanted: Files = Files.ALL,
+    needed: Files = Files.ALL,
 ) -> HeadSpec:
-    """Sizes of a head that fits this target, without reading its weights, which come along from a
-    hub only if they are wanted; without them, what `config.json` says is all that is known."""
+    """Sizes of a head, checked to fit this target, without reading its weights. From a hub these
+    are downloaded only if `needed`; without them only `config.json` is used."""
     # Imported here because it needs torch.
     from outrider.workers.heads.weights import head_folder, open_weights
 
-    folder = head_folder(source, revision, wanted)
-    names = open_weights(folder).names if wanted is not Files.TEXT else None
+    folder = head_folder(source, revision, needed)
+    names = open_weights(folder).names if needed is not Files.TEXT else None
     spec = head_spec(read_json(folder / "config.json"), names, target)
     if spec is None:
         raise not_a_head(source)
@@ -64,16 +65,16 @@ def load_head_spec(
 def head_spec(
     config: Mapping[str, Any], names: Collection[str] | None, target: ModelSpec
 ) -> HeadSpec | None:
-    """Sizes of the head that these are the configuration and the tensors' names of; None if they
-    are an ordinary model's. The target fills in what old formats leave out."""
+    """Sizes of the head with this configuration and these tensor names; None for an ordinary model.
+    The target fills in what old formats omit."""
     found = head_config(config, names, target)
     return None if found is None else found.spec
 
 
 def head_config(
     config: Mapping[str, Any], names: Collection[str] | None, target: ModelSpec
-) -> ReadConfig | None:
-    """All that is known of a head; see `head_spec`."""
+) -> HeadConfig | None:
+    """The whole configuration of a head; see `head_spec`."""
     from outrider.workers.heads.configs import READERS
 
     kind = head_kind(config, names)
@@ -89,7 +90,7 @@ def head_config(
 
 
 def head_kind(config: Mapping[str, Any], names: Collection[str] | None = None) -> HeadKind | None:
-    """What a configuration, or else its tensors, is a head of; None: an ordinary model."""
+    """The kind of head by configuration, or else by tensor names; None for an ordinary model."""
     kind = _stated_kind(config)
     bare = {name.removeprefix("model.") for name in names or ()}
     if kind in (None, HeadKind.EAGLE3) and "fc.weight" in bare:

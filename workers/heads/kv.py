@@ -1,4 +1,4 @@
-"""The cache of a head's own keys and values, in blocks of the same size as its target's."""
+"""A head's own KV cache, in blocks of the same size as its target's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def head_kv(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> KVCache | None:
-    """Whole on every rank, as the head is; None for a head that attends to nothing."""
+    """Whole on every rank, like the head; None for a head without attention."""
     if not spec.keeps_kv:
         return None
     sizes = (spec.num_own_layers, spec.num_kv_heads, spec.head_dim)

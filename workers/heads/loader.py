@@ -1,4 +1,4 @@
-"""A head's name to the head."""
+"""Loads a head by its name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.checkpoints.files import read_json
 from outrider.errors import ModelError
 from outrider.kernels.types import Ops
 from outrider.workers.heads.base import Head
@@ -20,7 +21,6 @@ from outrider.workers.heads.weights import HeadWeights, head_folder, open_weight
 from outrider.workers.models.names import names_of
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.checkpoint import checkpoint_folder
-from outrider.workers.weights.files import read_json
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 
@@ -37,11 +37,11 @@ def load_head(
     target_revision: str | None = None,
     target_embedding: Tensor | None = None,
 ) -> Head:
-    """Read all weights of the head in `source`, whichever its format; it must fit the target.
+    """Read all weights of the head in `source`, in any format; it must fit the target.
 
-    `max_position` is the longest sequence served, else as long as the target's. A head that leaves
-    the embedding to its target shares `target_embedding`. Where that is None it is read once more:
-    every rank of a tensor-parallel target holds a part of its own and a whole head.
+    `max_position` is the longest sequence served, by default the target's. A head without an
+    embedding shares `target_embedding`. If that is None, the target's is read again: a rank of a
+    tensor-parallel target holds only a part of it, but a whole head.
     """
     folder = head_folder(source, revision)
     weights = open_weights(folder, dtype, device)
@@ -60,7 +60,7 @@ def load_head(
 
 @dataclass(frozen=True, slots=True)
 class _TargetEmbedding:
-    """The target's embedding, whole, for a head that has none of its own."""
+    """The target's whole embedding, for a head without one."""
 
     spec: ModelSpec
     source: str | Path

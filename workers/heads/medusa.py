@@ -1,4 +1,4 @@
-"""Medusa: heads side by side, each guessing further ahead from the same hidden state."""
+"""Medusa: parallel heads, each predicting one position further from the same hidden state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIX = re.compile(r"medusa_heads?\.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Guesser:
+class _SingleHead:
     blocks: tuple[Linear, ...]
     head: Linear
 
@@ -29,14 +29,14 @@ class _Guesser:
 
 
 class MedusaHead:
-    """See `Head`. A state is the target's hidden state, whatever has been drafted since."""
+    """See `Head`. A state is the target's hidden state; draft tokens do not change it."""
 
     def __init__(self, config: MedusaConfig, weights: HeadWeights, ops: Ops) -> None:
         self.spec = config.spec
         self._ops = ops
         layout = _Layout.of(weights.names)
-        self._guessers = [
-            _guesser(config, weights, ops, layout, index) for index in range(config.num_heads)
+        self._heads = [
+            _single_head(config, weights, ops, layout, index) for index in range(config.num_heads)
         ]
 
     def tile_tokens(self, query_len: int) -> int:
@@ -53,12 +53,12 @@ class MedusaHead:
         return state
 
     def logits(self, state: Tensor, level: int) -> Tensor:
-        return self._guessers[level](self._ops, state)
+        return self._heads[level](self._ops, state)
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What a file calls its tensors: as the method's authors do, or as vLLM does."""
+    """The tensor names of a file: those of the method's authors, or vLLM's."""
 
     prefix: str
     is_vllm: bool
@@ -79,9 +79,9 @@ class _Layout:
         return f"{self.prefix}{name}.weight"
 
 
-def _guesser(
+def _single_head(
     config: MedusaConfig, weights: HeadWeights, ops: Ops, layout: _Layout, index: int
-) -> _Guesser:
+) -> _SingleHead:
     width, vocab_size = config.spec.hidden_size, config.spec.vocab_size
     blocks = []
     for layer in range(config.num_blocks):
@@ -90,4 +90,4 @@ def _guesser(
         bias = weights.read(f"{name}.bias", (width,)) if layout.has_bias else None
         blocks.append(ops.linear(weight, bias))
     head = weights.read(layout.head(index, config.num_blocks), (vocab_size, width))
-    return _Guesser(tuple(blocks), ops.linear(head, None))
+    return _SingleHead(tuple(blocks), ops.linear(head, None))

@@ -29,13 +29,13 @@ class _Level:
 
 
 class MlpSpeculatorHead:
-    """See `Head`. A state is the network's, behind as many tokens as its level says."""
+    """See `Head`. A state is that of the network after `level` draft tokens."""
 
     def __init__(self, config: MlpConfig, weights: HeadWeights, ops: Ops) -> None:
         self.spec = config.spec
         self._ops = ops
         self._levels = _levels(config, weights, ops)
-        # The norm behind the sum makes only the ratio of the two weights matter.
+        # The norm after the sum makes only the ratio of the two weights matter.
         state_weight = 0.5 ** (0.5 / config.num_levels)
         emb_weight = math.sqrt((1 - state_weight**2) * (config.inner_dim / 2))
         self._token_share = emb_weight / state_weight
@@ -70,7 +70,7 @@ class MlpSpeculatorHead:
 
 
 def _levels(config: MlpConfig, weights: HeadWeights, ops: Ops) -> list[_Level]:
-    """Tied ones share all but the first projection, whose input has another size."""
+    """Tied levels share all but the first projection, whose input has another size."""
     prefix = _PREFIX if any(name.startswith(_PREFIX) for name in weights.names) else ""
     inner, vocab_size = config.inner_dim, config.spec.vocab_size
 

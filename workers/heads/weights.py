@@ -1,4 +1,4 @@
-"""The files of a head's weights, in which many of them come otherwise than models do."""
+"""Locates and opens the weight files of a head, whose layout often differs from a model's."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.checkpoints.files import Files
+from outrider.checkpoints.resolve import resolve_source
 from outrider.errors import ModelError
 from outrider.workers.models.source import WeightSource
 from outrider.workers.weights.checkpoint import checkpoint_folder
-from outrider.workers.weights.files import Files
 from outrider.workers.weights.pickled_source import PickledSource
-from outrider.workers.weights.resolve import resolve_source
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
-# Medusa's, which may lie beside the target's own weights.
+# Medusa's file, which may lie beside the target's own weights.
 _MEDUSA = "medusa_lm_head"
 _PICKLED = "pytorch_model.bin"
 _TRAINING = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin", "scheduler.bin")
 
 
 class HeadWeights(WeightSource, Protocol):
-    """With the names of what is there, and what must keep a dtype of its own."""
+    """A source that also lists its tensors and can read one in a dtype of its own."""
 
     @property
     def names(self) -> Collection[str]: ...
@@ -39,11 +39,11 @@ class HeadWeights(WeightSource, Protocol):
     ) -> Tensor: ...
 
 
-def head_folder(source: str | Path, revision: str | None, wanted: Files = Files.ALL) -> Path:
-    """The folder behind a head's name. From a hub, pickled weights come only where there are no
+def head_folder(source: str | Path, revision: str | None, needed: Files = Files.ALL) -> Path:
+    """The folder of a head. From a hub, pickled weights are downloaded only if there are no
     others."""
-    folder = checkpoint_folder(source, revision, wanted)
-    if wanted is Files.TEXT or any(folder.glob("*.safetensors")):
+    folder = checkpoint_folder(source, revision, needed)
+    if needed is Files.TEXT or any(folder.glob("*.safetensors")):
         return folder
     return resolve_source(source, revision, Files.PICKLED)
 

@@ -1,6 +1,6 @@
-"""Reads a rank's weights and puts the parts of its decoder together.
+"""Reads a rank's weights and builds the parts of its decoder.
 
-Fused weights are filled slice by slice and handed to the kernels one at a time, so that at most
+Fused weights are filled slice by slice and passed to the kernels one at a time, so that at most
 one of them exists twice.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.kernels.quantized import QuantizedWeight, quantize
 from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import Linear, Ops
-from outrider.stages import stage
+from outrider.progress_stages import stage
 from outrider.workers.models.layers import (
     ACTIVATIONS,
     Attention,
@@ -32,9 +32,9 @@ from outrider.workers.models.layers import (
 from outrider.workers.models.names import Names, names_of
 from outrider.workers.models.rope import rope_tables
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import StoredSource, WeightKeeper, WeightSource
+from outrider.workers.models.source import StoredSource, WeightCache, WeightSource
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.models.stored import StoredParts, Wanted
+from outrider.workers.models.stored import StoredParts, WeightRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class _Split:
 class Assembly:
     """Builds each part of a decoder once; keeps nothing it has built.
 
-    With `quantization` the linears of layers get weights of 8 bits, each rank by the scales of its
-    own share. What a `keeper` has is not read again; its kernels must be able to pack, as must
-    those that get what `stored` has in the form it is stored in. With `narrow` what takes 16 bits
-    and more there is in 8, but for an embedding that is not the head as well.
+    With `quantization` the linears of layers get 8-bit weights, scaled per rank. Weights in the
+    `weight_cache` are not read again. `stored` are weights to keep in their stored format. Both
+    need kernels that can pack. With `narrow`, stored weights of 16 bits or more are rounded to 8,
+    except an embedding that is not tied to the head.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Assembly:
         ops: Ops,
         shard: Shard,
         quantization: str | None = None,
-        keeper: WeightKeeper | None = None,
+        weight_cache: WeightCache | None = None,
         stored: StoredSource | None = None,
         *,
         narrow: bool = False,
     ) -> None:
-        self._keeper = keeper
+        self._weight_cache = weight_cache
         self._narrow = narrow
         packing = ops.packing
         self._stored = (
             None
             if stored is None or packing is None
-            else StoredParts(packing.stored, stored, keeper)
+            else StoredParts(packing.stored, stored, weight_cache)
         )
         self._spec = spec
         self._source = source
@@ -92,19 +92,19 @@ class Assembly:
             return self._source.read(name, shape, rows=rows)
 
         if self._stored is not None:
-            wanted = Wanted(name, shape, rows)
-            if spec.tied and self._narrow and self._stored.gains_by_bytes([wanted], own):
-                return self._stored.table_of_bytes(name, own, lambda: quantize(read(), "int8"))
-            table = self._stored.table(wanted)
+            request = WeightRequest(name, shape, rows)
+            if spec.tied and self._narrow and self._stored.gains_by_int8([request], own):
+                return self._stored.int8_table(name, own, lambda: quantize(read(), "int8"))
+            table = self._stored.table(request)
             if table is not None:
                 return table
-        if self._keeper is None:
+        if self._weight_cache is None:
             return read()
 
         def fill(out: Tensor) -> None:
             out.view(own).copy_(read())
 
-        return self._keeper.tensor(name, math.prod(own), fill).view(own)
+        return self._weight_cache.tensor(name, math.prod(own), fill).view(own)
 
     def learned_positions(self) -> Tensor | None:
         spec = self._spec
@@ -118,7 +118,7 @@ class Assembly:
         )
 
     def projections(self) -> tuple[Linear | None, Linear | None]:
-        """Into and out of the hidden size, where embeddings have another (OPT 350m)."""
+        """Projections into and out of the hidden size, if embeddings have another (OPT 350m)."""
         wide, narrow = self._spec.hidden_size, self._spec.embed_size
         if wide == narrow:
             return None, None
@@ -138,12 +138,10 @@ class Assembly:
             return self._source.read(name, shape, rows=self._part.vocab)
 
         if self._stored is not None:
-            wanted = Wanted(name, shape, self._part.vocab)
-            if self._narrow and self._stored.gains_by_bytes([wanted], own):
-                return self._stored.linear_of_bytes(
-                    name, own, lambda: quantize(read(), "int8"), None
-                )
-            head = self._stored.linear([wanted], None)
+            request = WeightRequest(name, shape, self._part.vocab)
+            if self._narrow and self._stored.gains_by_int8([request], own):
+                return self._stored.int8_linear(name, own, lambda: quantize(read(), "int8"), None)
+            head = self._stored.linear([request], None)
             if head is not None:
                 return head
         return self._linear("head", own, read, None)
@@ -188,7 +186,7 @@ class Assembly:
         return Layer(attention, after_attention, self._mlp(prefix), after_mlp)
 
     def _norms_after(self, index: int) -> tuple[Norm, Norm]:
-        """After a block comes its own norm (post-norm) or that of the block behind it."""
+        """A block is followed by its own norm (post-norm) or by the norm of the next block."""
         if self._spec.norm_after:
             return self._layer_norm(index, 0), self._layer_norm(index, 1)
         if index + 1 < self._spec.num_layers:
@@ -231,29 +229,27 @@ class Assembly:
             return self._fused([f"{s.name}.weight" for s in splits], splits, (width,))
 
         bias = self._fused([f"{s.name}.bias" for s in splits], splits, ()) if has_bias else None
-        wanted = [Wanted(f"{s.name}.weight", (s.num_rows, width), s.rows) for s in splits]
-        return self._layer_linear(splits[0].name, wanted, shape, read, bias)
+        requests = [WeightRequest(f"{s.name}.weight", (s.num_rows, width), s.rows) for s in splits]
+        return self._layer_linear(splits[0].name, requests, shape, read, bias)
 
     def _layer_linear(
         self,
         name: str,
-        wanted: list[Wanted],
+        requests: list[WeightRequest],
         shape: tuple[int, int],
         read: Callable[[], Tensor],
         bias: Tensor | None,
     ) -> Linear:
-        """`wanted` is what is read, as `shape`."""
+        """`requests` are the weights that `read` returns, fused to `shape`."""
         kind = self._quantization
         if kind is None and self._narrow and self._stored is not None:
-            kind = "int8" if self._stored.gains_by_bytes(wanted, shape) else None
+            kind = "int8" if self._stored.gains_by_int8(requests, shape) else None
         if kind is not None:
-            if self._stored is not None and self._stored.takes_bytes(kind, shape):
-                return self._stored.linear_of_bytes(
-                    name, shape, lambda: quantize(read(), kind), bias
-                )
+            if self._stored is not None and self._stored.supports_int8(kind, shape):
+                return self._stored.int8_linear(name, shape, lambda: quantize(read(), kind), bias)
             return self._linear(name, shape, lambda: quantize(read(), kind), bias)
         if self._stored is not None:
-            linear = self._stored.linear(wanted, bias)
+            linear = self._stored.linear(requests, bias)
             if linear is not None:
                 return linear
         return self._linear(name, shape, read, bias)
@@ -266,9 +262,9 @@ class Assembly:
         bias: Tensor | None,
     ) -> Linear:
         packing = self._ops.packing
-        if self._keeper is None or packing is None:
+        if self._weight_cache is None or packing is None:
             return self._ops.linear(read(), bias)
-        packed = self._keeper.tensor(
+        packed = self._weight_cache.tensor(
             name, packing.packed_len(shape), lambda out: packing.pack(read(), out)
         )
         return packing.packed_linear(packed, shape, bias)
@@ -289,16 +285,16 @@ class Assembly:
         return fused
 
     def _row_parallel(self, name: str, num_columns: int, columns: range, has_bias: bool) -> Linear:
-        """The bias is added once in the sum over ranks, by the first."""
+        """The first rank adds the bias, so the all-reduce has it once."""
         hidden = self._spec.hidden_size
-        wanted = Wanted(f"{name}.weight", (hidden, num_columns), columns=columns)
+        request = WeightRequest(f"{name}.weight", (hidden, num_columns), columns=columns)
 
         def read() -> Tensor:
-            return self._source.read(wanted.name, wanted.shape, columns=columns)
+            return self._source.read(request.name, request.shape, columns=columns)
 
         adds_bias = has_bias and self._is_first
         bias = self._source.read(f"{name}.bias", (hidden,)) if adds_bias else None
-        return self._layer_linear(name, [wanted], (hidden, len(columns)), read, bias)
+        return self._layer_linear(name, [request], (hidden, len(columns)), read, bias)
 
     def _rotation(self, prefix: str, cos: Tensor | None, sin: Tensor | None) -> Rotation:
         spec, names = self._spec, self._names

@@ -1,7 +1,7 @@
-"""What a number of a configuration may be, in a `config.json` and in a GGUF header alike.
+"""Bounds of the numbers in a configuration, for `config.json` and GGUF headers alike.
 
-The bounds are far beyond any model there is. They are there so that nothing is laid out for a
-number that a damaged or hostile file states, and so that what is wrong is said by its name.
+They are far beyond any existing model. They prevent allocations for numbers in a damaged or hostile
+file, and errors name the field.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from outrider.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    least: float
-    most: float
+    lower: float
+    upper: float
     is_whole: bool = True
 
     def check(self, name: str, value: Any) -> Any:
-        """`value` itself; raises `ModelError` calling it `name`."""
-        # Neither a bool nor a NaN passes.
+        """Return `value`, or raise a `ModelError` that names it `name`."""
+        # Rejects bools and NaN, too.
         kinds = (int,) if self.is_whole else (int, float)
-        if type(value) not in kinds or not self.least <= value <= self.most:
+        if type(value) not in kinds or not self.lower <= value <= self.upper:
             kind = "a whole number" if self.is_whole else "a number"
             raise ModelError(
-                f"{name} is {reprlib.repr(value)}, and has to be {kind} from {self.least} to "
-                f"{self.most}; get the complete checkpoint again."
+                f"{name} is {reprlib.repr(value)}, and has to be {kind} from {self.lower} to "
+                f"{self.upper}; get the complete checkpoint again."
             )
         return value
 
 
 _HEADS = Bounds(1, 2**16)
-# Float32, in which rotary tables count, has no more whole numbers in a row.
+# Rotary tables use float32, which represents no more consecutive integers.
 _POSITIONS = Bounds(1, 2**24)
 _FACTOR = Bounds(1e-6, 1e6, is_whole=False)
 DIVISOR = Bounds(1e-30, 1e30, is_whole=False)
@@ -66,14 +66,14 @@ BOUNDS = {
     "beta_slow": _FACTOR,
     "partial_rotary_factor": _FACTOR,
     "attention_factor": _FACTOR,
-    # Zero is how some configurations say that there is none.
+    # Some configurations use zero for none.
     "mscale": Bounds(0, 1e6, is_whole=False),
     "mscale_all_dim": Bounds(0, 1e6, is_whole=False),
 }
 
 
 def checked(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`config` with its numbers within their bounds; one that is null counts as missing."""
+    """`config` with its numbers checked against their bounds; null counts as missing."""
     return {
         key: BOUNDS[key].check(f"{prefix}{key}", value) if key in BOUNDS else value
         for key, value in config.items()

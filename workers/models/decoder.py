@@ -12,7 +12,7 @@ from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import StoredSource, WeightKeeper, WeightSource
+from outrider.workers.models.source import StoredSource, WeightCache, WeightSource
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.models.taps import Taps
 
@@ -20,7 +20,7 @@ _NO_TAPS = Taps()
 
 
 class Decoder:
-    """One rank's part of a model; a model on one device is the rank of a group of one.
+    """One rank's part of a model; a model on one device is the rank of a single-rank group.
 
     Holds weights only: tokens, positions and the cache come with every call.
     """
@@ -32,13 +32,15 @@ class Decoder:
         ops: Ops,
         shard: Shard | None = None,
         quantization: str | None = None,
-        keeper: WeightKeeper | None = None,
+        weight_cache: WeightCache | None = None,
         stored: StoredSource | None = None,
         *,
         narrow: bool = False,
     ) -> None:
         shard = shard or Shard()
-        assembly = Assembly(spec, weights, ops, shard, quantization, keeper, stored, narrow=narrow)
+        assembly = Assembly(
+            spec, weights, ops, shard, quantization, weight_cache, stored, narrow=narrow
+        )
         self.spec = spec
         self.shard = shard
         self.quantization = quantization
@@ -47,14 +49,14 @@ class Decoder:
         self._reduce = shard.reduce
         self._embedding = assembly.embedding()
         self.device, self.dtype = weights.device, weights.dtype
-        if isinstance(self._embedding, Tensor):  # which knows the number of its GPU
+        if isinstance(self._embedding, Tensor):  # has the index of its GPU
             self.device = self._embedding.device
         self._positions = assembly.learned_positions()
         self._project_in, self._project_out = assembly.projections()
         self._first_norm = assembly.first_norm()
         self._layers = assembly.layers()
         self._head = assembly.head(self._embedding)
-        self._heads: dict[int, Linear] = {}  # of the first ids only
+        self._heads: dict[int, Linear] = {}  # by number of ids, the first ones only
         parts = [part for layer in self._layers for part in (layer.after_attention, layer.mlp)]
         self._is_all_kernels = (
             (shard.size == 1 or shard.is_repeatable)
@@ -74,24 +76,24 @@ class Decoder:
         )
         self._taps = Taps()
         self._kv: KVCache | None = None  # the cache `_run` works on
-        self._run: Pass | None = None  # nobody taps it
+        self._run: Pass | None = None  # untapped
 
     @property
     def whole_embedding(self) -> Tensor | None:
-        """[vocab_size, embed_size], to be read only; None where other ranks hold parts of it, or
-        where it stays in the form it is stored in."""
+        """[vocab_size, embed_size], read-only; None if other ranks hold parts of it, or if it is
+        kept in its stored format."""
         is_whole = len(self.vocab_range) == self.spec.vocab_size
         return self._embedding if is_whole and isinstance(self._embedding, Tensor) else None
 
     def tile_tokens(self, query_len: int) -> int:
-        """How many queries a tile of `RaggedBatch.tiles` holds where a sequence has `query_len`; 0:
-        no tiles are needed."""
+        """Queries per tile of `RaggedBatch.tiles` for sequences with `query_len` queries; 0: needs
+        no tiles."""
         attention = self._layers[0].attention
         return self._ops.tile_tokens(attention.num_heads, attention.num_kv_heads, query_len)
 
     def tap(self, layers: Sequence[int]) -> None:
-        """From now on passes keep the residual stream that enters these layers, the number of
-        layers being what leaves the last, unless they are run untapped; see `features`."""
+        """From now on tapped passes keep the residual stream entering these layers as `features`;
+        index `num_layers` is the output of the last."""
         self._taps = Taps(layers)
 
     @property
@@ -100,18 +102,17 @@ class Decoder:
 
     @property
     def features(self) -> Tensor:
-        """Of the last pass that was tapped, [T, layers tapped * hidden_size]: layer by layer, token
-        by token."""
+        """Auxiliary hidden states of the last tapped pass, [T, layers tapped * hidden_size]."""
         return self._taps.features
 
     def write_features(self, out: Tensor) -> None:
-        """`features` into `out`, for once."""
+        """Write `features` into `out` and release them."""
         self._taps.write(out)
 
     def forward(
         self, token_ids: Tensor, batch: RaggedBatch, kv: KVCache, *, is_tapped: bool = True
     ) -> Tensor:
-        """Token ids int64 [T] to hidden states [T, hidden_size] behind the final norm.
+        """Token ids int64 [T] to hidden states [T, hidden_size] after the final norm.
 
         Writes the keys and values of all T tokens into the cache.
         """
@@ -119,12 +120,12 @@ class Decoder:
         if self._fused is not None:
             return self._fused(token_ids, batch, kv, None, taps)
         embedded = self._embed(token_ids, batch)
-        if taps.layers:  # what a repeated pass leaves of a stream it goes over again
+        if taps.layers:  # a replayed pass overwrites the residual stream
             return self._run_layers(embedded, batch, kv, taps)
         return self._pass_over(kv)(embedded, batch)
 
     def whole_passes(self, kv: KVCache) -> WholePasses | None:
-        """Over this cache, untapped; None where kernels have no such thing."""
+        """Whole untapped passes over this cache as single calls; None if kernels lack them."""
         table = self._embedding
         is_simple = self._is_plain and self._is_all_kernels and self.shard.size == 1
         if isinstance(table, Tensor) or not (is_simple and self.spec.tied):
@@ -140,7 +141,7 @@ class Decoder:
         return self.forward(token_ids, batch, kv).index_select(0, index)
 
     def _pass_over(self, kv: KVCache) -> Pass:
-        """The pass over this cache, repeatable where it consists of kernels alone."""
+        """The pass over this cache, replayable if it consists of kernels alone."""
         if self._run is not None and kv is self._kv:
             return self._run
 
@@ -148,14 +149,14 @@ class Decoder:
             return self._run_layers(residual, batch, kv, _NO_TAPS)
 
         self._kv = kv
-        self._run = self._ops.repeatable(run) if self._is_all_kernels else run
+        self._run = self._ops.captured(run) if self._is_all_kernels else run
         return self._run
 
     def _run_layers(self, residual: Tensor, batch: RaggedBatch, kv: KVCache, taps: Taps) -> Tensor:
         reduce, multiplier = self._reduce, self.spec.residual_multiplier
         x = self._first_norm(residual)
         for number, layer in enumerate(self._layers):
-            taps.pass_by(number, residual)
+            taps.observe(number, residual)
             keys, values = kv.keys[number], kv.values[number]
             out = reduce(layer.attention(x, batch, keys, values))
             if multiplier != 1.0:
@@ -165,12 +166,12 @@ class Decoder:
             if multiplier != 1.0:
                 out = out * multiplier
             x, residual = layer.after_mlp.add(out, residual)
-        taps.pass_by(len(self._layers), residual)
+        taps.observe(len(self._layers), residual)
         return x
 
     def logits(self, hidden: Tensor, num_ids: int | None = None) -> Tensor:
         """Hidden states [n, hidden_size] to float32 [n, local vocabulary], see `vocab_range`; with
-        `num_ids`, perhaps of so many of the first ids only."""
+        `num_ids`, possibly of the first `num_ids` ids only."""
         if self._project_out is not None:
             hidden = self._project_out(hidden)
         logits = self._ops.logits(self._head_of(num_ids), hidden)

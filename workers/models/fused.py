@@ -1,8 +1,8 @@
-"""A pass in five kernels a layer or a few more, for the models whose layers allow it.
+"""A pass in about five kernels a layer, for models whose layers can be fused.
 
-It computes what `Decoder` does part by part. Here the residual stream goes from kernel to kernel
-with its next norm under way, so that no kernel need only add, normalise, rotate or gate: whether
-one does is left to each product, which knows what is fastest for the number of tokens.
+It computes the same as `Decoder` does part by part. Each matrix product passes on the residual
+stream with its next norm pending, so adding, normalising, rotating and gating need no kernels of
+their own. Each product decides what to fuse by the number of tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FusedPass:
     def of(
         cls, ops: Ops, embedding: Tensor, first_norm: Norm, layers: Sequence[Layer]
     ) -> FusedPass | None:
-        """None where a layer has a part that is not fused, or the kernels fuse nothing."""
+        """None if a layer has a part that cannot be fused, or the kernels fuse nothing."""
         fused = ops.fused
         if fused is None or not isinstance(first_norm, RmsNorm):
             return None
@@ -65,7 +65,7 @@ class FusedPass:
         norm = self.first_norm
         stream = self.fused.open_stream(token_ids, self.embedding, norm.weight)
         for number, layer in enumerate(self.layers):
-            taps.pass_by(number, stream.total)
+            taps.observe(number, stream.total)
             keys, values = kv.keys[number], kv.values[number]
             own = layer.attention
             query = layer.qkv.norm_rotate_store(
@@ -84,7 +84,7 @@ class FusedPass:
             gated = layer.gate_up.norm_gated(stream, norm.eps)
             norm = layer.next_norm
             stream = layer.down.add(gated, stream, norm.weight, norm.eps)
-        taps.pass_by(len(self.layers), stream.total)
+        taps.observe(len(self.layers), stream.total)
         return self.fused.close_stream(stream, norm.eps, index)
 
 

@@ -17,9 +17,9 @@ from outrider.workers.models.spec import ModelSpec
 class KVCache:
     """Per layer one key and one value tensor, [num_blocks, kv_heads, block_size, head_dim] each.
 
-    Zeroed, because attention may multiply what it masks out, and garbage could be NaN. On a CPU
-    a tensor's blocks may lie apart, and what all layers have of one side by side: then only memory
-    of used blocks is in use, however large its pages are.
+    Zeroed, because attention may multiply masked values, and garbage could be NaN. On a CPU blocks
+    may be interleaved: all layers' keys and values of one block are adjacent. Then only used blocks
+    occupy memory, even with huge pages.
     """
 
     __slots__ = ("block_size", "keys", "num_blocks", "values")
@@ -33,12 +33,12 @@ class KVCache:
         device: torch.device | str,
         shard: Shard | None = None,
         *,
-        is_apart: bool = False,
+        is_interleaved: bool = False,
     ) -> None:
-        """`is_apart`: on a CPU blocks may lie apart, as `Ops.for_blocks_apart` says."""
+        """`is_interleaved`: all layers of a block are adjacent, see `Ops.for_blocks_apart`."""
         kv_heads = len(Partition.of(spec, shard or Shard()).kv_heads)
         shape = (num_blocks, kv_heads, block_size, spec.head_dim)
-        self._allocate(spec.num_layers, shape, dtype, device, is_apart=is_apart)
+        self._allocate(spec.num_layers, shape, dtype, device, is_interleaved=is_interleaved)
 
     @classmethod
     def sized(
@@ -51,7 +51,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> KVCache:
-        """For what attends without being a decoder."""
+        """For attention outside a decoder, such as a head's."""
         cache = cls.__new__(cls)
         cache._allocate(num_layers, (num_blocks, num_kv_heads, block_size, head_dim), dtype, device)
         return cache
@@ -63,10 +63,10 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str,
         *,
-        is_apart: bool = False,
+        is_interleaved: bool = False,
     ) -> None:
         self.num_blocks, _, self.block_size, _ = shape
-        if is_apart and torch.device(device).type == "cpu":
+        if is_interleaved and torch.device(device).type == "cpu":
             blocks = _zeros((shape[0], num_layers, 2, *shape[1:]), dtype, device)
             self.keys = [blocks[:, layer, 0] for layer in range(num_layers)]
             self.values = [blocks[:, layer, 1] for layer in range(num_layers)]
@@ -85,9 +85,8 @@ def bytes_per_block(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> Tensor:
-    """On a CPU as fresh pages, which are zero without anybody writing to all of them at a start.
-    Large ones if there are any: a pass reads keys and values all over the place, and would look up
-    a page every few kilobytes.
+    """On a CPU as fresh pages, which the kernel zeroes lazily. Huge pages if available: a pass
+    reads keys and values all over the cache and would miss the TLB every few kilobytes.
     """
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size == 0:
@@ -96,7 +95,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | st
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise CapacityError(
-            f"{size / 2**30:.3g} GB for keys and values are not to be had here ({error}); lower "
+            f"cannot allocate {size / 2**30:.3g} GB for keys and values here ({error}); lower "
             "kv_cache_gb or max_model_len."
         ) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,8 +1,8 @@
 """The parts a decoder is composed of. All sizes are this rank's.
 
 A norm's `add` takes a block's output and the residual stream and returns (input of the next block,
-next residual stream); where the stream is normalised before or after a block is thereby the
-norm's affair alone, and every family runs the same sequence of parts.
+next residual stream). Pre-norm and post-norm differ only in the norm, so every family runs the same
+sequence of parts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """In place of the final norm of a model that has none."""
+    """The final norm of a model that has none."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x

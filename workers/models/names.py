@@ -1,4 +1,4 @@
-"""What Hugging Face checkpoints call the tensors of a decoder."""
+"""Tensor names of a decoder in Hugging Face checkpoints."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Names:
     """Module names; a layer's are relative to `layer(i)`, each with a `.weight` and maybe a bias.
 
-    `norms` are the two norms of a layer in the order they are applied. `gate` is empty where the
-    feed-forward part has no gate.
+    `norms` are the two norms of a layer in the order they are applied. `gate` is empty for an MLP
+    without a gate.
     """
 
     embed: str

@@ -1,6 +1,6 @@
 """Rotary position tables: default, linear, dynamic (NTK), llama3 and YaRN.
 
-Tables are float32 whatever the model's dtype, one row a position, and hold each frequency once;
+Tables are float32 for every model dtype, one row a position, and hold each frequency once;
 the kernels apply them to the pairs (j, j + head_dim / 2).
 """
 
@@ -28,9 +28,9 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int, num_positions: int) -> Te
     """float32 [head_dim / 2].
 
     Dynamic scaling is fixed by `num_positions`, the longest sequence served: up to the trained
-    length it changes nothing, exactly as in `transformers` for any prompt within it. Letting it
-    follow each sequence's length instead would make a cached key depend on when it was computed,
-    and so the text on how the work was batched.
+    length it changes nothing, exactly as in `transformers` for any prompt within it. Scaling by
+    each sequence's current length instead would make a cached key depend on when it was computed,
+    and the text on batching.
     """
     theta = spec.theta
     if spec.kind == "dynamic" and num_positions > spec.original_max_position:
@@ -49,7 +49,7 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int, num_positions: int) -> Te
 
 
 def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
-    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    """Stretches long waves by `factor`, keeps short ones, blends between."""
     wavelengths = 2 * math.pi / plain
     share_kept = (spec.original_max_position / wavelengths - spec.low_freq_factor) / (
         spec.high_freq_factor - spec.low_freq_factor

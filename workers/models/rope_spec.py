@@ -1,4 +1,4 @@
-"""How a model turns by position, as its configuration says it; `rope.py` makes tables of it."""
+"""Rotary embedding parameters from a configuration; `rope.py` makes the tables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RopeSpec:
         )
 
     def check_head(self, head_dim: int) -> None:
-        """Raise unless heads of this size can be rotated so."""
+        """Raise `ModelError` unless heads of this size can be rotated."""
         if head_dim % 2:
             raise ModelError(
                 f"head_dim is {head_dim}, which is odd, and only pairs can be rotated; the "

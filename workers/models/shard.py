@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # models are checked without torch, whose import takes second
     from torch import Tensor
 
 
-def _alone(partial: Tensor) -> Tensor:
+def _single_rank_reduce(partial: Tensor) -> Tensor:
     return partial
 
 
@@ -26,13 +26,13 @@ def _alone(partial: Tensor) -> Tensor:
 class Shard:
     """One rank of a tensor-parallel group; `reduce` sums a tensor over the group.
 
-    `is_repeatable` says that `reduce` is an operation of the kernels, so that passes with it can be
-    repeated; see `Ops.repeatable`.
+    `is_repeatable`: `reduce` is an operation of the kernels, so passes with it can be replayed; see
+    `Ops.captured`.
     """
 
     rank: int = 0
     size: int = 1
-    reduce: Callable[[Tensor], Tensor] = _alone
+    reduce: Callable[[Tensor], Tensor] = _single_rank_reduce
     is_repeatable: bool = False
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a decoder's weights come from, seen from the decoder."""
+"""Protocols of weight sources, as a decoder uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.kernels.stored import StoredWeight
 class WeightSource(Protocol):
     """Reads tensors by their Hugging Face name, as `dtype` and onto `device`.
 
-    `shape` is the whole tensor's, checked before anything is read; `rows` and `columns` cut the
+    `shape` is that of the whole tensor, checked before reading; `rows` and `columns` slice the
     first and second dimension, so that a rank reads no more than its share. A missing tensor or
     another shape is a `ModelError`.
     """
@@ -35,16 +35,16 @@ class WeightSource(Protocol):
     ) -> Tensor: ...
 
 
-class WeightKeeper(Protocol):
-    """Has tensors of float32 that were made before, by their names; else lets them be made where
-    others will find them."""
+class WeightCache(Protocol):
+    """A cache of packed float32 tensors by name; a missing one is filled in place, for later
+    processes to map."""
 
     def tensor(self, name: str, num_values: int, fill: Callable[[Tensor], None]) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A weight, or a rank's share of it, that may be read in the form it is stored in."""
+    """A weight, or a rank's share of it, readable in its stored format."""
 
     kind: str
     shape: tuple[int, int]
@@ -52,7 +52,7 @@ class StoredPart:
 
 
 class StoredSource(Protocol):
-    """Weights in the form a checkpoint stores them, named and cut as by `WeightSource`."""
+    """Weights in the format a checkpoint stores them, named and sliced as by `WeightSource`."""
 
     def find(
         self,
@@ -61,5 +61,5 @@ class StoredSource(Protocol):
         rows: range | None = None,
         columns: range | None = None,
     ) -> StoredPart | None:
-        """None where it is in no form that kernels take, or the cut goes through a block."""
+        """None if kernels do not support the format, or the slice cuts through a block."""
         ...

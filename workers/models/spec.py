@@ -1,8 +1,8 @@
-"""What a decoder needs to know about a checkpoint, whichever file it came from.
+"""The specification of a model, parsed from a checkpoint's configuration.
 
-A family is nothing but a set of values here: the decoder never asks for its name. Configurations
-are read as plain JSON, so a checkpoint loads the same under any version of `transformers`; a
-missing key means what it means there.
+A family is only a set of values: the decoder never branches on its name. Configurations are read as
+plain JSON, so a checkpoint loads the same under any version of `transformers`; a missing key means
+what it means there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ModelSpec:
     """Sizes and variants of one decoder-only transformer.
 
     `windows` holds one entry a layer, 0 meaning full attention. `embed_size` differs from
-    `hidden_size` only where embeddings are projected (OPT 350m). Learned positions, where there
-    are any, begin behind `position_offset` unused rows of their table.
+    `hidden_size` only if embeddings are projected (OPT 350m). Learned positions, if any, begin
+    after `position_offset` unused rows of their table.
     """
 
     family: str
@@ -88,7 +88,7 @@ class ModelSpec:
             ) from None
 
     def with_max_position(self, max_position: int) -> ModelSpec:
-        """The same model serving sequences of another length."""
+        """The same model for sequences of another maximum length."""
         learned = self.num_learned_positions - self.position_offset
         if self.rope is None and max_position > learned:
             raise ModelError(
@@ -99,14 +99,14 @@ class ModelSpec:
 
     @property
     def num_linear_weights(self) -> int:
-        """Weights of the layers' products, without biases: what quantization applies to."""
+        """Number of weights in the layers' linears, without biases: those that are quantized."""
         heads = 2 * self.num_heads + 2 * self.num_kv_heads
         mlp = self.intermediate_size * (3 if self.gated else 2)
         return self.num_layers * self.hidden_size * (heads * self.head_dim + mlp)
 
     @property
     def num_params(self) -> int:
-        """Weights of the model; tied embeddings count once."""
+        """Number of weights; tied embeddings count once."""
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         norm_size = (
             0 if not self.norm_affine else self.hidden_size * (2 if self.norm == "layer" else 1)
@@ -257,8 +257,7 @@ def _windows(family: str, config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """`eos_token_id` of a configuration, which may be absent, one id or a list; what is no id ends
-    nothing."""
+    """`eos_token_id` of a configuration: absent, one id or a list. Ignores what is not an id."""
     value = config.get("eos_token_id")
     listed = value if isinstance(value, list | tuple) else (value,)
     return tuple(each for each in listed if type(each) is int and each >= 0)

@@ -1,4 +1,4 @@
-"""Linears and tables of a decoder whose weights stay in the form they are stored in."""
+"""Linears and tables of a decoder whose weights keep their stored format."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from outrider.kernels.stored import (
     can_be_bytes,
 )
 from outrider.kernels.types import Linear
-from outrider.workers.models.source import StoredPart, StoredSource, WeightKeeper
+from outrider.workers.models.source import StoredPart, StoredSource, WeightCache
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WeightRequest:
     """A weight by its name and shape in the checkpoint, and a rank's share of it."""
 
     name: str
@@ -34,65 +34,65 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class StoredParts:
-    """Each is None where a weight is not stored in a form the kernels take; it is then to be read
-    as float32."""
+    """Builds linears and tables; None if the kernels do not support the stored format, and the
+    weight must be read as float32."""
 
     kernels: StoredKernels
     source: StoredSource
-    keeper: WeightKeeper | None = None
+    weight_cache: WeightCache | None = None
 
-    def linear(self, wanted: Sequence[Wanted], bias: Tensor | None) -> Linear | None:
-        """Of weights that stand below each other."""
+    def linear(self, requests: Sequence[WeightRequest], bias: Tensor | None) -> Linear | None:
+        """Of weights stacked along their rows."""
         found: list[StoredPart] = []
-        for one in wanted:
-            part = self._find(one)
+        for request in requests:
+            part = self._find(request)
             if part is None:
                 return None
             found.append(part)
         packed: list[Packed] = []
         for kind, parts in groupby(found, lambda part: part.kind):
-            packed.append(self._packed(f"{wanted[0].name} {len(packed)}", kind, list(parts)))
+            packed.append(self._packed(f"{requests[0].name} {len(packed)}", kind, list(parts)))
         return self.kernels.linear(packed, bias)
 
-    def takes_bytes(self, quantization: str, shape: tuple[int, int]) -> bool:
+    def supports_int8(self, quantization: str, shape: tuple[int, int]) -> bool:
         return quantization == "int8" and can_be_bytes(shape) and self.kernels.gains_by("INT8")
 
-    def gains_by_bytes(self, wanted: Sequence[Wanted], shape: tuple[int, int]) -> bool:
-        """Whether what is read as `shape` would be smaller in int8 than it is stored."""
-        parts = [self._find(one) for one in wanted]
+    def gains_by_int8(self, requests: Sequence[WeightRequest], shape: tuple[int, int]) -> bool:
+        """Whether these weights, of `shape` together, are smaller in int8 than as stored."""
+        parts = [self._find(request) for request in requests]
         is_wide = all(part is None or KINDS[part.kind].block_len == 1 for part in parts)
-        return is_wide and self.takes_bytes("int8", shape)
+        return is_wide and self.supports_int8("int8", shape)
 
-    def linear_of_bytes(
+    def int8_linear(
         self,
         name: str,
         shape: tuple[int, int],
         read: Callable[[], QuantizedWeight],
         bias: Tensor | None,
     ) -> Linear:
-        """Of a weight that it `takes_bytes` of."""
+        """Of a weight for which `supports_int8` is true."""
         packed = self._pack(name, "INT8", shape, lambda: StoredWeight.of_bytes(read()))
         return self.kernels.linear([packed], bias)
 
-    def table_of_bytes(
+    def int8_table(
         self, name: str, shape: tuple[int, int], read: Callable[[], QuantizedWeight]
     ) -> StoredTable:
         packed = self._pack(name, "INT8", shape, lambda: StoredWeight.of_bytes(read()))
         return self.kernels.table(packed)
 
-    def table(self, wanted: Wanted) -> StoredTable | None:
-        part = self._find(wanted)
+    def table(self, request: WeightRequest) -> StoredTable | None:
+        part = self._find(request)
         if part is None:
             return None
-        return self.kernels.table(self._packed(wanted.name, part.kind, [part]))
+        return self.kernels.table(self._packed(request.name, part.kind, [part]))
 
-    def _find(self, wanted: Wanted) -> StoredPart | None:
-        part = self.source.find(wanted.name, wanted.shape, wanted.rows, wanted.columns)
+    def _find(self, request: WeightRequest) -> StoredPart | None:
+        part = self.source.find(request.name, request.shape, request.rows, request.columns)
         return part if part is not None and self.kernels.gains_by(part.kind) else None
 
     def _packed(self, name: str, kind: str, parts: list[StoredPart]) -> Packed:
         shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        return self._pack(name, kind, shape, lambda: _below_each_other(parts, kind, shape))
+        return self._pack(name, kind, shape, lambda: _stacked(parts, kind, shape))
 
     def _pack(
         self, name: str, kind: str, shape: tuple[int, int], read: Callable[[], StoredWeight]
@@ -102,12 +102,12 @@ class StoredParts:
         def fill(out: Tensor) -> None:
             self.kernels.pack(read(), out)
 
-        if self.keeper is not None:
-            return Packed(kind, self.keeper.tensor(f"{kind} {name}", num_values, fill), shape)
+        if self.weight_cache is not None:
+            return Packed(kind, self.weight_cache.tensor(f"{kind} {name}", num_values, fill), shape)
         memory = torch.empty(num_values, dtype=torch.float32)
         fill(memory)
         return Packed(kind, memory, shape)
 
 
-def _below_each_other(parts: list[StoredPart], kind: str, shape: tuple[int, int]) -> StoredWeight:
+def _stacked(parts: list[StoredPart], kind: str, shape: tuple[int, int]) -> StoredWeight:
     return StoredWeight(kind, torch.cat([part.read().blocks for part in parts]), shape)

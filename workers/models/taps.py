@@ -1,4 +1,4 @@
-"""What passes by in a decoder and is kept for somebody who reads it."""
+"""Taps: auxiliary hidden states of a decoder, kept for a head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Taps:
-    """Keeps the residual stream entering some layers, of one pass at a time; none keep nothing."""
+    """Keeps the residual stream entering some layers, of one pass at a time."""
 
     __slots__ = ("_kept", "layers")
 
@@ -17,16 +17,16 @@ class Taps:
         self.layers = tuple(layers)
         self._kept: dict[int, Tensor] = {}
 
-    def pass_by(self, layer: int, stream: Tensor) -> None:
+    def observe(self, layer: int, stream: Tensor) -> None:
         if layer in self.layers:
             self._kept[layer] = stream
 
     @property
     def features(self) -> Tensor:
-        """[T, layers * hidden_size], in the order they were asked for."""
+        """[T, layers * hidden_size], in the order of `layers`."""
         return torch.cat([self._kept[layer] for layer in self.layers], dim=-1)
 
     def write(self, out: Tensor) -> None:
-        """The features into `out`; they are let go."""
+        """Write the features into `out` and release them."""
         torch.cat([self._kept[layer] for layer in self.layers], dim=-1, out=out)
         self._kept.clear()

@@ -1,19 +1,19 @@
-"""Checkpoints of a kind that is not served, refused by its name before a weight is read."""
+"""Rejects unsupported kinds of checkpoints by name, before weights are read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.catalog.families import FAMILIES
 from outrider.errors import ModelError
 
-FAMILIES = ("granite", "llama", "mistral", "opt", "qwen2", "qwen3")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
-    """Raise for the contents of a `config.json` that asks for more than a dense decoder of a known
-    family with plain weights."""
+    """Raise for the contents of a `config.json` unless it is a dense decoder of a known family with
+    plain weights."""
     family = config.get("model_type")
     refuse_experts(str(family), max(_count(config.get(key)) for key in _EXPERT_KEYS))
     if family not in FAMILIES:
@@ -43,7 +43,7 @@ def _count(value: Any) -> int:
 
 
 def refuse_adapter(folder: str, adapter: Mapping[str, Any]) -> None:
-    """Raise for a folder with the contents of an `adapter_config.json` in place of a model's."""
+    """Raise for a folder that holds an `adapter_config.json` but no model."""
     kind, base = adapter.get("peft_type") or "PEFT", adapter.get("base_model_name_or_path")
     raise ModelError(
         f"{folder} holds a {kind} adapter for {base!r}, not a model, and adapters are not "

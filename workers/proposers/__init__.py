@@ -1,1 +1,1 @@
-"""Who drafts: one file a proposer."""
+"""Proposers: one file each."""

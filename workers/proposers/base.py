@@ -1,4 +1,4 @@
-"""Who drafts: the protocol every proposer follows, and the set an engine runs."""
+"""The protocol of proposers, and the set of them that an engine runs."""
 
 from __future__ import annotations
 
@@ -25,45 +25,41 @@ if TYPE_CHECKING:  # the registry, which names all proposers, needs no tensors
     from outrider.workers.runner import Runner
     from outrider.workers.sampling.verify import VerificationMode
 
-# Names of those that come with Outrider.
-DRAFT = "draft"
-NGRAM = "ngram"
-
-MOST_GUESSED = 32
-"""Output tokens of a row in a pass of catching up that a draft says something of: the last ones."""
+MAX_REPLAYED_TOKENS = 32
+"""The last output tokens of a row in a catch-up pass whose acceptance is replayed."""
 
 NO_COST = CostTable((1,), (0.0,))
-"""Of drafting without a model: too little to count."""
+"""The cost of drafting without a model: negligible."""
 
 
 class Proposer(Protocol):
-    """Guesses what the target will say next."""
+    """Drafts tokens for the target to verify."""
 
     def follow(self, plan: StepPlan) -> None:
-        """Every plan, first of all: take note of rows that come and go."""
+        """Called first, for every plan: apply its row changes."""
         ...
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
-        """Proposals by row for the rows of the plan that are this proposer's; may be fewer."""
+        """Proposals by row, for this proposer's rows of the plan or some of them."""
         ...
 
     def observe(self, verdict: Verdict) -> None:
-        """Learn what became of a round."""
+        """Learn the outcome of a round."""
         ...
 
 
 @runtime_checkable
-class ForeseeingProposer(Protocol):
-    """One that can say what it would have guessed while it did not draft."""
+class ReplayingProposer(Protocol):
+    """A proposer that can replay acceptance: what it would have guessed while it did not draft."""
 
     def take_agreements(self) -> tuple[Agreement, ...]:
-        """What it found since the last call."""
+        """The agreements since the last call."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerSettings:
-    """What proposers can be told by the configuration."""
+    """The configuration of proposers."""
 
     ngram_min: int
     ngram_max: int
@@ -71,8 +67,8 @@ class ProposerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProposerContext:
-    """What a proposer may be built from. `draft` is there where a draft model is, `head` beside the
-    target where there is one."""
+    """The inputs to build a proposer. `draft` is set if there is a draft model, `head` if the
+    target has a head."""
 
     rows: RowTable
     settings: ProposerSettings
@@ -83,13 +79,13 @@ class ProposerContext:
 
 
 class Proposers:
-    """The proposers of one process, by name; every row of a plan names its own."""
+    """The proposers of one process, by name; every row of a plan names its proposer."""
 
     def __init__(self, proposers: Mapping[str, Proposer], with_kv: str | None = None) -> None:
-        """`with_kv` names the one whose KV is in the draft pool."""
+        """`with_kv` names the proposer whose KV is in the draft pool."""
         self._proposers = proposers
         self._with_kv = with_kv
-        self._foreseeing = [p for p in proposers.values() if isinstance(p, ForeseeingProposer)]
+        self._replaying = [p for p in proposers.values() if isinstance(p, ReplayingProposer)]
 
     def __contains__(self, name: str) -> bool:
         return name in self._proposers
@@ -98,14 +94,14 @@ class Proposers:
         return self._proposers.get(name)
 
     def events(self) -> Sequence[DraftEvent]:
-        """Proposers of this process live as long as it does."""
+        """None: proposers of this process live as long as it does."""
         return ()
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
-        raise AssertionError("nobody joined")
+        raise AssertionError("an in-process draft never joins")
 
     def needs_verdicts(self, plan: StepPlan) -> bool:
-        """They read the texts, which end with the last verdict."""
+        """They read the texts, which must include the last verdict."""
         return True
 
     def follow(self, plan: StepPlan) -> None:
@@ -113,16 +109,16 @@ class Proposers:
             proposer.follow(plan)
 
     def propose(self, plan: StepPlan) -> Ticket:
-        """Those that have nothing to do for a plan only follow it; what they put off for the plan
-        before is done now."""
+        """Proposers without rows in the plan only follow it. Catch-up deferred from the last plan
+        runs now."""
         start_s = time.perf_counter()
-        wanted = {row.proposer for row in plan.rows if row.depth and row.proposer in self}
+        active = {row.proposer for row in plan.rows if row.depth and row.proposer in self}
         if self._with_kv is not None and any(row.draft_tokens for row in plan.rows):
-            wanted.add(self._with_kv)
+            active.add(self._with_kv)
         self.follow(plan)
-        agreements = tuple(found for each in self._foreseeing for found in each.take_agreements())
+        agreements = tuple(found for each in self._replaying for found in each.take_agreements())
         proposals: dict[int, Proposal] = {}
-        for name in sorted(wanted):
+        for name in sorted(active):
             proposals |= self._proposers[name].propose(plan)
         draft_s = time.perf_counter() - start_s
         return Ticket(plan.step, proposals, draft_s, agreements=agreements)

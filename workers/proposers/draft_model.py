@@ -1,16 +1,16 @@
 """The draft model: drafts token by token, and catches up with the committed text.
 
-A row that drafts has at most two tokens to catch up on, and computes them first. All others have
-time: what a plan has them catch up on is computed once the plan's outcome has been told, so that
-no first token waits behind its draft.
+A row that drafts lacks KV of at most two tokens, and computes them first. For other rows catch-up
+is deferred until the plan's outcome is known, so that it delays no first token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import Ops
-from outrider.scheduler.proposers import own_guesses_kept
+from outrider.scheduler.proposers import autoregressive_kv_rule
 from outrider.scheduler.types import (
     Agreement,
     Proposal,
@@ -18,28 +18,31 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
-from outrider.workers.proposers.agreement import Behind, Foresight, output_span
-from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.drafting import (
-    Drafting,
+    DraftingRow,
     RowSamplers,
-    guess_at_once,
-    ids_to_guess,
+    draft_in_one_call,
+    ids_to_score,
     start_drafting,
     take_step,
 )
+from outrider.workers.proposers.replayed_acceptance import (
+    CatchUpChunk,
+    ReplayedAcceptance,
+    output_span,
+)
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.draft import draft_sample
-from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import VerificationMode
 
 
 class DraftProposer:
     """Proposes the draft model's own guesses of the target's samples.
 
-    `computed[row]` counts tokens of the row with valid draft KV, those included that are put off
-    until `catch_up`. It follows the verdicts by the rule the scheduler uses (`own_guesses_kept`),
+    `computed[row]` counts tokens of the row with valid draft KV, including those deferred to
+    `catch_up`. It follows the verdicts by the rule the scheduler uses (`autoregressive_kv_rule`),
     so both always agree on who is how far.
     """
 
@@ -52,12 +55,12 @@ class DraftProposer:
         self._verification = verification
         self.computed: dict[int, int] = {}
         self._samplers = RowSamplers(rows, runner)
-        self._drafted: dict[int, int] = {}  # rows whose round has no verdict yet, and how far
-        self._behind: list[Behind] = []  # what the last plan put off
-        self._foresight = Foresight(runner, ops)
+        self._drafted: dict[int, int] = {}  # depth of rows whose round has no verdict yet
+        self._deferred: list[CatchUpChunk] = []  # deferred by the last plan
+        self._replayed = ReplayedAcceptance(runner, ops)
 
     def follow(self, plan: StepPlan) -> None:
-        # The plan may give blocks to others, to write them or to read what is cached there.
+        # First, since the plan may reassign blocks, or share those that catch-up writes.
         self.catch_up()
         self._rows.begin(plan)
         for row in plan.draft_released:
@@ -67,12 +70,12 @@ class DraftProposer:
             self._samplers.forget(init.row)
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
-        """Drafts; what other rows are to catch up on is left to `catch_up`."""
+        """Drafts; defers the catch-up of other rows to `catch_up`."""
         chunks, drafting, last_of = self._begin_round(plan)
         least = plan.least_survival
-        if chunks and not self._draft_at_once(chunks, drafting, least):
+        if chunks and not self._draft_in_one_call(chunks, drafting, least):
             self._draft_step_by_step(chunks, drafting, last_of, least)
-        # Added to: a plan that only catches up may come before the verdict of a round.
+        # Merged: a plan with catch-up only may come before the verdict of a round.
         self._drafted |= {each.row: len(each.span.drafts) for each in drafting}
         return {each.row: each.proposal for each in drafting}
 
@@ -81,32 +84,32 @@ class DraftProposer:
         for row in verdict.rows:
             drafted = self._drafted.pop(row.row, None)
             if drafted is not None and self._rows.is_current(row.row, row.generation):
-                kept = own_guesses_kept(drafted, row.num_accepted)
+                kept = autoregressive_kv_rule(drafted, row.num_accepted)
                 self.computed[row.row] = row.base_len + kept
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
-        """Start anew with these rows; no KV of before is valid."""
+        """Start over with these rows; all KV is invalid."""
         self._rows.adopt(epoch, rows)
         self.computed = {init.row: init.draft_cached for init in rows}
         self._samplers.clear()
-        self._drafted, self._behind = {}, []
+        self._drafted, self._deferred = {}, []
 
     def catch_up(self) -> None:
-        """Compute what the last plan put off, in one ragged pass. Of a row that has ended since as
-        well: its blocks may be cached, as the scheduler counts them as computed."""
-        behind, self._behind = self._behind, []
-        if behind:
-            hidden = self.runner.forward([each.chunk for each in behind])
-            self._foresight.compare(hidden, behind)
+        """Compute what the last plan deferred, in one ragged pass. Includes rows that have ended
+        since: the scheduler counts their blocks as computed and may cache them."""
+        deferred, self._deferred = self._deferred, []
+        if deferred:
+            hidden = self.runner.forward([each.chunk for each in deferred])
+            self._replayed.compare(hidden, deferred)
 
     def take_agreements(self) -> tuple[Agreement, ...]:
-        return self._foresight.take()
+        return self._replayed.take()
 
-    def _begin_round(self, plan: StepPlan) -> tuple[list[Chunk], list[Drafting], list[int]]:
-        """What drafting rows have not seen, who drafts, and the last token of each of these among
-        those of all chunks; notes what the others have not seen."""
-        chunks: list[Chunk] = []
-        drafting: list[Drafting] = []
+    def _begin_round(self, plan: StepPlan) -> tuple[list[RowChunk], list[DraftingRow], list[int]]:
+        """The chunks that drafting rows lack, the drafting rows, and the index of the last token of
+        each. Defers the chunks of other rows."""
+        chunks: list[RowChunk] = []
+        drafting: list[DraftingRow] = []
         last_of: list[int] = []
         total = 0
         for planned in plan.rows:
@@ -119,29 +122,31 @@ class DraftProposer:
             end = min(start + planned.draft_tokens, len(tokens))
             if end == start:
                 continue
-            chunk = Chunk(row, start, tokens[start:end])
+            chunk = RowChunk(row, start, tokens[start:end])
             self.computed[row] = end
             if not planned.depth:
-                self._put_off(chunk, planned.generation)
+                self._defer(chunk, planned.generation)
                 continue
             chunks.append(chunk)
             total += end - start
             if planned.proposer == DRAFT and end == len(tokens):
                 sampler = self._samplers[row]
                 if sampler.can_choose:
-                    span = Span(sampler, tokens, drafts=[])
+                    span = LogitSpan(sampler, tokens, drafts=[])
                     drafting.append(start_drafting(row, planned.depth, planned.generation, span))
                     last_of.append(total - 1)
         return chunks, drafting, last_of
 
-    def _draft_at_once(self, chunks: list[Chunk], drafting: list[Drafting], least: float) -> bool:
-        """Whether all was drafted that is to be: for one row there may be a faster way."""
+    def _draft_in_one_call(
+        self, chunks: list[RowChunk], drafting: list[DraftingRow], least: float
+    ) -> bool:
+        """Draft the whole round in one call, if there is a single row; returns whether it did."""
         if len(chunks) != 1 or not drafting:
             return False
         [each] = drafting
         if not each.span.sampler.is_greedy and self._verification != "shared":
             return False
-        guesses = guess_at_once(self.runner, chunks[0], each.depth, each.span, least)
+        guesses = draft_in_one_call(self.runner, chunks[0], each.depth, each.span, least)
         if guesses is None:
             return False
         each.span.drafts = guesses.tokens
@@ -149,33 +154,33 @@ class DraftProposer:
         return True
 
     def _draft_step_by_step(
-        self, chunks: list[Chunk], drafting: list[Drafting], last_of: list[int], least: float
+        self, chunks: list[RowChunk], drafting: list[DraftingRow], last_of: list[int], least: float
     ) -> None:
-        """One ragged pass over what rows have not seen, and one for each draft but the last."""
+        """One ragged pass over the chunks, and one for each draft token but the last."""
         if not drafting:
             self.runner.forward(chunks)
             return
-        active, wanted = drafting, last_of
+        active, indices = drafting, last_of
         while active:
             spans = [each.span for each in active]
-            num_ids = ids_to_guess(spans, self.runner.vocab_size, self._verification)
-            logits = self.runner.scores(chunks, wanted, num_ids)
+            num_ids = ids_to_score(spans, self.runner.vocab_size, self._verification)
+            logits = self.runner.scores(chunks, indices, num_ids)
             step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
             take_step(active, step)
-            active = [each for each in active if each.goes_on(least)]
-            chunks, wanted = _last_drafts(active), list(range(len(active)))
+            active = [each for each in active if each.continues(least)]
+            chunks, indices = _last_drafts(active), list(range(len(active)))
 
-    def _put_off(self, chunk: Chunk, generation: int) -> None:
+    def _defer(self, chunk: RowChunk, generation: int) -> None:
         row, end = self._rows[chunk.row], chunk.start + len(chunk.tokens)
         span = None
-        if end > row.init.prompt_len:  # prompt tokens were chosen by nobody
+        if end > row.init.prompt_len:  # prompt tokens were not sampled
             sampler = self._samplers[chunk.row]
             span = output_span(sampler, row.tokens, chunk.start, end, self._verification)
-        self._behind.append(Behind(chunk, generation, span))
+        self._deferred.append(CatchUpChunk(chunk, generation, span))
 
 
-def _last_drafts(active: list[Drafting]) -> list[Chunk]:
+def _last_drafts(active: list[DraftingRow]) -> list[RowChunk]:
     return [
-        Chunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
+        RowChunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
         for each in active
     ]

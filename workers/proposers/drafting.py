@@ -1,4 +1,4 @@
-"""A round of drafting, token by token: what proposers with a model share."""
+"""Drafting rounds, token by token; shared by proposers with a model."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.kernels.types import Guesses
+from outrider.kernels.types import DraftTokens
 from outrider.scheduler.types import Proposal
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.draft import DraftStep
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.selection import is_likely
 
-_LEAST_TEXT, _TEXT_SEEN = 32, 256  # tokens from which ids are taken as likely
-_SHARE_OF_TEXT = 0.94  # that likely ids have to make up
-_IDS_AT_ONCE = 4096
+_MIN_TEXT, _TEXT_WINDOW = 32, 256  # tokens of the text that likely ids are estimated from
+_SHARE_OF_TEXT = 0.94  # that likely ids must cover
+_IDS_STEP = 4096
 
 
-class Drafting(NamedTuple):
-    """A row that drafts in this round."""
+class DraftingRow(NamedTuple):
+    """A row that drafts in the current round."""
 
     row: int
     depth: int
     generation: int
-    span: Span
+    span: LogitSpan
     confidences: list[float]
     q: list[Tensor]
 
-    def goes_on(self, least_survival: float) -> bool:
+    def continues(self, least_survival: float) -> bool:
         return len(self.span.drafts) < self.depth and is_likely(self.confidences, least_survival)
 
     @property
@@ -44,46 +44,45 @@ class Drafting(NamedTuple):
 
 
 class RowSamplers:
-    """The sampler of each row that drafts, made when it is asked for: most rows never do."""
+    """The samplers of drafting rows, created lazily: most rows never draft."""
 
     def __init__(self, rows: RowTable, runner: Runner | HeadRunner) -> None:
         self._rows = rows
         self._runner = runner
-        self._made: dict[int, RowSampler] = {}
+        self._samplers: dict[int, RowSampler] = {}
 
     def __getitem__(self, row: int) -> RowSampler:
-        found = self._made.get(row)
-        if found is None:
+        sampler = self._samplers.get(row)
+        if sampler is None:
             runner = self._runner
-            found = self._made[row] = RowSampler.from_init(
+            sampler = self._samplers[row] = RowSampler.from_init(
                 self._rows[row].init, runner.vocab_size, runner.device, runner.vocab.held
             )
-        return found
+        return sampler
 
     def forget(self, row: int) -> None:
-        self._made.pop(row, None)
+        self._samplers.pop(row, None)
 
     def clear(self) -> None:
-        self._made.clear()
+        self._samplers.clear()
 
 
-def start_drafting(row: int, depth: int, generation: int, span: Span) -> Drafting:
-    return Drafting(row, depth, generation, span, [], [])
+def start_drafting(row: int, depth: int, generation: int, span: LogitSpan) -> DraftingRow:
+    return DraftingRow(row, depth, generation, span, [], [])
 
 
 def likely_ids(tokens: Sequence[int], vocab_size: int) -> int:
-    """How many ids a text draws its tokens from, counted from the first on and but for the rarest:
-    most tokenizers number tokens by how frequent they are. To guess among the others costs more
-    than they are worth."""
-    if len(tokens) < _LEAST_TEXT or vocab_size <= _IDS_AT_ONCE:
+    """How many of the first ids cover nearly all tokens of a text: most tokenizers number tokens by
+    frequency. Scoring the other ids costs more than it gains."""
+    if len(tokens) < _MIN_TEXT or vocab_size <= _IDS_STEP:
         return vocab_size
-    seen = sorted(tokens[-_TEXT_SEEN:])
-    last = seen[int(_SHARE_OF_TEXT * len(seen))]
-    return min((last // _IDS_AT_ONCE + 1) * _IDS_AT_ONCE, vocab_size)
+    recent = sorted(tokens[-_TEXT_WINDOW:])
+    last = recent[int(_SHARE_OF_TEXT * len(recent))]
+    return min((last // _IDS_STEP + 1) * _IDS_STEP, vocab_size)
 
 
-def ids_to_guess(spans: Sequence[Span], vocab_size: int, mode: VerificationMode) -> int:
-    """The likely ids of all these texts; all ids where a choice depends on others, too."""
+def ids_to_score(spans: Sequence[LogitSpan], vocab_size: int, mode: VerificationMode) -> int:
+    """How many ids to score for these texts: the likely ones, or all if sampling needs all."""
     for span in spans:
         sampler = span.sampler
         if sampler.changes_logits or sampler.has_filters:
@@ -93,11 +92,11 @@ def ids_to_guess(spans: Sequence[Span], vocab_size: int, mode: VerificationMode)
     return max(likely_ids(span.tokens, vocab_size) for span in spans)
 
 
-def guess_at_once(
-    runner: Runner, chunk: Chunk, depth: int, span: Span, least_survival: float = 0.0
-) -> Guesses | None:
-    """A round of one row in one call, where its tokens are chosen by their scores and shared noise
-    alone; None where they are not, or there is no such call."""
+def draft_in_one_call(
+    runner: Runner, chunk: RowChunk, depth: int, span: LogitSpan, least_survival: float = 0.0
+) -> DraftTokens | None:
+    """A whole round of one row in one call. None if unsupported, or if the row samples by more than
+    temperature and shared noise."""
     sampler = span.sampler
     if sampler.changes_logits or sampler.has_filters:
         return None
@@ -106,8 +105,8 @@ def guess_at_once(
     return runner.guess(chunk, depth, num_ids, least_survival, temperature, sampler.seed)
 
 
-def take_step(active: Sequence[Drafting], step: DraftStep) -> None:
-    """Every row goes on by the token it chose."""
+def take_step(active: Sequence[DraftingRow], step: DraftStep) -> None:
+    """Append each row's drafted token."""
     tokens, confidences = step.tokens.tolist(), step.confidence.tolist()
     for index, each in enumerate(active):
         assert isinstance(each.span.drafts, list)

@@ -1,7 +1,7 @@
-"""A head on the target's hidden states: drafts from where the target's last pass has ended.
+"""A head on the target's hidden states: drafts from the end of the target's last pass.
 
-It never catches up by itself: whatever the target has computed of rows it drafts for, the head
-extends over at once, so both know the same tokens of these, and they may draft in any step.
+It never needs catch-up: after every target pass the head extends over the tokens of its rows, so
+they can draft in any step.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from outrider.kernels.ops import Ops
 from outrider.scheduler.types import Proposal, RowPlan, StepPlan, Verdict
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.drafting import (
-    Drafting,
+    DraftingRow,
     RowSamplers,
     start_drafting,
     take_step,
 )
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk, Passed
+from outrider.workers.runner import PassFeatures, RowChunk
 from outrider.workers.sampling.draft import draft_sample
-from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import VerificationMode
 
 
 class _Slots(NamedTuple):
-    """What a pass of the target allows the head to compute."""
+    """The slots that the head computes after a target pass."""
 
-    chunks: list[Chunk]
-    places: list[int]  # which of the pass's tokens they stand for
-    last_of: dict[int, int]  # row: which of the slots is its last, of rows that may draft now
+    chunks: list[RowChunk]
+    places: list[int]  # indices of their tokens in the pass
+    last_of: dict[int, int]  # row: index of its last slot, for rows that may draft now
 
 
 class HeadProposer:
     """Proposes a head's guesses of the target's samples.
 
-    `_lengths[row]` is how long the row's text is that its state stands for; a row whose text is
-    another has no state yet, or one of a request before it.
+    `_lengths[row]` is the length of the text that the row's state belongs to. If the text has
+    another length, the row has no state yet, or that of an earlier request.
     """
 
     def __init__(
@@ -78,29 +78,29 @@ class HeadProposer:
         while True:
             self._draft_one(active, self.runner.logits(state, level))
             level += 1
-            going_on = [i for i, each in enumerate(active) if each.goes_on(plan.least_survival)]
-            if not going_on:
+            remaining = [i for i, each in enumerate(active) if each.continues(plan.least_survival)]
+            if not remaining:
                 break
-            if len(going_on) < len(active):
-                active, state = [active[i] for i in going_on], state[torch.tensor(going_on)]
+            if len(remaining) < len(active):
+                active, state = [active[i] for i in remaining], state[torch.tensor(remaining)]
             state = self.runner.step(state, [_own_slot(each) for each in active], level)
         return {each.row: each.proposal for each in drafting}
 
     def observe(self, verdict: Verdict) -> None:
-        """The target's pass is over: extend over all of it that was committed."""
+        """Extend over the committed tokens of the target's pass."""
         self._rows.commit(verdict)
         target = self.runner.target
-        passed, target.passed = target.passed, None  # it is large, and of no further use
+        passed, target.last_pass = target.last_pass, None  # frees its large features
         if passed is not None:
             self.extend(passed, verdict)
 
     def note(self, verdict: Verdict) -> None:
-        """Passes on the device have extended over all that was committed, as texts say by now."""
+        """Passes on the device have extended over the committed tokens: note the text lengths."""
         for row in verdict.rows:
             if row.tokens and self._rows.is_current(row.row, row.generation):
                 self._lengths[row.row] = len(self._rows[row.row].tokens)
 
-    def extend(self, passed: Passed, verdict: Verdict) -> None:
+    def extend(self, passed: PassFeatures, verdict: Verdict) -> None:
         slots = self._slots(passed, verdict)
         if not slots.chunks:
             return
@@ -112,10 +112,10 @@ class HeadProposer:
             rows, last = torch.tensor([[*slots.last_of], [*slots.last_of.values()]])
             self.runner.states[rows] = states[last]
 
-    def _slots(self, passed: Passed, verdict: Verdict) -> _Slots:
-        """Of each row's tokens in the pass, those of its text that have a successor there. Of heads
-        that keep nothing the last alone matters, and rows that never draft cost nothing."""
-        found = _Slots([], [], {})
+    def _slots(self, passed: PassFeatures, verdict: Verdict) -> _Slots:
+        """The tokens of the pass that are committed and have a committed successor. A head without
+        KV needs only the last one per row. Rows of other proposers are skipped."""
+        slots = _Slots([], [], {})
         sampled = {row.row: row.generation for row in verdict.rows if row.tokens}
         first = num_slots = 0
         for chunk in passed.chunks:
@@ -129,16 +129,16 @@ class HeadProposer:
             if not self.runner.head.spec.keeps_kv:
                 begin = max(begin, end - 1) if samples else end
             if end > begin:
-                found.chunks.append(Chunk(chunk.row, begin, text[begin + 1 : end + 1]))
-                found.places.extend(range(place + begin, place + end))
+                slots.chunks.append(RowChunk(chunk.row, begin, text[begin + 1 : end + 1]))
+                slots.places.extend(range(place + begin, place + end))
                 num_slots += end - begin
                 if samples:
-                    found.last_of[chunk.row] = num_slots - 1
+                    slots.last_of[chunk.row] = num_slots - 1
                     self._lengths[chunk.row] = len(text)
-        return found
+        return slots
 
-    def _begin(self, planned: RowPlan) -> Drafting | None:
-        """A row that drafts in this round. Its head has slots where the target is to have some."""
+    def _begin(self, planned: RowPlan) -> DraftingRow | None:
+        """Start drafting for a row; the head writes into the target's new blocks."""
         row = planned.row
         if planned.proposer != self.name or not planned.depth:
             return None
@@ -147,18 +147,18 @@ class HeadProposer:
             return None
         target = self.runner.target
         target.extend_table(row, planned.target_start, planned.target_blocks)
-        most = self.max_depth
-        depth = planned.depth if most is None else min(planned.depth, most)
-        span = Span(self._samplers[row], tokens, drafts=[])
+        max_depth = self.max_depth
+        depth = planned.depth if max_depth is None else min(planned.depth, max_depth)
+        span = LogitSpan(self._samplers[row], tokens, drafts=[])
         return start_drafting(row, depth, planned.generation, span)
 
-    def _draft_one(self, active: list[Drafting], logits: Tensor) -> None:
+    def _draft_one(self, active: list[DraftingRow], logits: Tensor) -> None:
         spans = [each.span for each in active]
         step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
         take_step(active, step)
 
 
-def _own_slot(each: Drafting) -> Chunk:
-    """That of the token before the last draft, which the draft is the successor of."""
+def _own_slot(each: DraftingRow) -> RowChunk:
+    """The slot of the token before the last draft token, which completes it."""
     at = each.span.base_len + len(each.span.drafts) - 2
-    return Chunk(each.row, at, each.span.drafts[-1:])
+    return RowChunk(each.row, at, each.span.drafts[-1:])

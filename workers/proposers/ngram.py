@@ -1,21 +1,21 @@
-"""Prompt lookup: what followed the last tokens the last time they stood in this text."""
+"""n-gram (prompt) lookup: drafts what followed the last tokens at their previous occurrence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outrider.catalog.proposers import NGRAM
 from outrider.scheduler.types import Agreement, Proposal, RowVerdict, StepPlan, Verdict
-from outrider.workers.proposers.base import NGRAM
 from outrider.workers.rows import RowTable
 
 _FIRST_TRUST = 1
-# What a text agrees with while it is not drafted is told in bunches, as the policy weighs all anew
-# then; or at once where it seems to repeat itself.
-_TOLD_TOKENS, _TOLD_HITS = 16, 2
+# Replayed acceptance is reported in batches, as each report makes the policy reweigh all rows; or
+# at once when the text seems to repeat itself.
+_REPORT_TOKENS, _REPORT_HITS = 16, 2
 
 
 class NgramIndex:
-    """Where every n-gram of a growing text ended last; each token is indexed once."""
+    """The last end of every n-gram of a growing text; each token is indexed once."""
 
     __slots__ = ("_ends", "_max_n", "_min_n", "_size")
 
@@ -26,8 +26,7 @@ class NgramIndex:
         self._size = 0  # tokens indexed
 
     def extend(self, tokens: list[int], length: int | None = None) -> None:
-        """Index all n-grams that end before the last of the first `length` tokens, or of all: what
-        follows them is known."""
+        """Index all n-grams whose successor is within the first `length` tokens, or within all."""
         length = len(tokens) if length is None else length
         for end in range(self._size + 1, length):
             for n in range(self._min_n, min(self._max_n, end) + 1):
@@ -37,8 +36,7 @@ class NgramIndex:
     def lookup(self, tokens: list[int], count: int) -> tuple[list[int], int]:
         """Up to `count` tokens that followed the longest known suffix, and its length.
 
-        A continuation that reaches the end of the text goes on into itself, as a repetition
-        would.
+        A continuation that reaches the end of the text wraps around, as a repetition would.
         """
         end, n = self._find(tokens, len(tokens))
         if not n:
@@ -50,14 +48,14 @@ class NgramIndex:
         return text, n
 
     def next_after(self, tokens: list[int], length: int) -> int | None:
-        """The first token that `lookup` would say of the first `length` tokens, as far as those are
-        indexed; None if it would say nothing."""
+        """The first token that `lookup` would propose after the first `length` tokens; None if it
+        would propose nothing."""
         end, n = self._find(tokens, length)
         return tokens[end] if n else None
 
     def _find(self, tokens: list[int], length: int) -> tuple[int, int]:
-        """Where the longest known suffix of the first `length` tokens ended before, and its size,
-        which is 0 if none is known."""
+        """The previous end of the longest known suffix of the first `length` tokens, and its size;
+        0 if none is known."""
         for n in range(min(self._max_n, length), self._min_n - 1, -1):
             end = self._ends.get(tuple(tokens[length - n : length]))
             if end is not None:
@@ -66,23 +64,23 @@ class NgramIndex:
 
 
 class _RowState:
-    __slots__ = ("foreseen", "generation", "index", "offered", "trust")
+    __slots__ = ("replayed", "generation", "index", "offered", "trust")
 
     def __init__(self, generation: int, index: NgramIndex) -> None:
         self.generation = generation
         self.index = index
         self.offered = 0
         self.trust = _FIRST_TRUST
-        self.foreseen: list[bool] = []  # of tokens it was not asked for, if it would have offered
+        self.replayed: list[bool] = []  # hits on undrafted tokens, where it had a proposal
 
 
 class NgramProposer:
     """n-gram proposals for rows that ask for them.
 
     A row's proposals grow while they are accepted and shrink to what was accepted when they are
-    not: a verified token that is rejected is not free on every device. The limit depends on
-    earlier tokens only, as rejection sampling demands. Of tokens that a row decodes without it, it
-    says whether it would have offered the right ones (`ForeseeingProposer`).
+    not: verifying a rejected token is not free on every device. The limit depends on earlier tokens
+    only, as rejection sampling demands. For tokens that a row decodes without it, it replays
+    acceptance (`ReplayingProposer`).
     """
 
     def __init__(self, rows: RowTable, min_n: int, max_n: int) -> None:
@@ -90,7 +88,7 @@ class NgramProposer:
         self._min_n = min_n
         self._max_n = max_n
         self._states: dict[int, _RowState] = {}
-        self._own: set[int] = set()  # rows that are its to draft for, whether they do or not
+        self._own: set[int] = set()  # rows of this proposer, drafting or not
         self._agreements: list[Agreement] = []
 
     def follow(self, plan: StepPlan) -> None:
@@ -122,7 +120,7 @@ class NgramProposer:
         for row in verdict.rows if self._own or self._states else ():
             if not row.num_verified:
                 if row.row in self._own:
-                    self._foresee(row)
+                    self._replay(row)
                 continue
             state = self._states.get(row.row)
             if state is None or state.generation != row.generation:
@@ -133,27 +131,27 @@ class NgramProposer:
                 state.trust = row.num_accepted + 1
 
     def take_agreements(self) -> tuple[Agreement, ...]:
-        """Tokens for which it had nothing to offer say nothing: they cost nothing either."""
-        found, self._agreements = tuple(self._agreements), []
-        return found
+        """Excludes tokens without a proposal: they cost nothing either."""
+        agreements, self._agreements = tuple(self._agreements), []
+        return agreements
 
-    def _foresee(self, verdict: RowVerdict) -> None:
-        """Compare what was committed with what it would have offered."""
+    def _replay(self, verdict: RowVerdict) -> None:
+        """Compare what was committed with what it would have proposed."""
         number, generation, base_len = verdict.row, verdict.generation, verdict.base_len
         if not verdict.tokens or not self._rows.is_current(number, generation):
             return
         state = self._state(number, generation)
-        tokens, foreseen = self._rows[number].tokens, state.foreseen
+        tokens, replayed = self._rows[number].tokens, state.replayed
         for length in range(base_len, base_len + len(verdict.tokens)):
             state.index.extend(tokens, length)
             guess = state.index.next_after(tokens, length)
             if guess is not None:
-                foreseen.append(guess == tokens[length])
-        if len(foreseen) >= _TOLD_TOKENS or (
-            len(foreseen) >= _TOLD_HITS and all(foreseen[-_TOLD_HITS:])
+                replayed.append(guess == tokens[length])
+        if len(replayed) >= _REPORT_TOKENS or (
+            len(replayed) >= _REPORT_HITS and all(replayed[-_REPORT_HITS:])
         ):
-            self._agreements.append(Agreement(number, generation, tuple(foreseen)))
-            state.foreseen = []
+            self._agreements.append(Agreement(number, generation, tuple(replayed)))
+            state.replayed = []
 
     def _state(self, row: int, generation: int) -> _RowState:
         state = self._states.get(row)

@@ -1,7 +1,6 @@
-"""The proposers there are. To add one: its own file, an entry here, and tests.
+"""How the proposers of the catalog are built. Proposers of other packages register here.
 
-Nothing is imported before it is built: configuration, front door and gateway ask this registry for
-names, and they have no tensors.
+Proposers are imported when they are built: an engine whose models are elsewhere loads no torch.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from outrider.catalog import proposers as catalog
+from outrider.catalog.heads import HeadKind
+from outrider.catalog.proposers import DRAFT, NGRAM, ProposerInfo
 from outrider.errors import ConfigError
-from outrider.scheduler.proposers import Place, ProposerTraits, own_guesses_kept
-from outrider.scheduler.types import StepPlan
-from outrider.workers.heads.spec import HeadKind
-from outrider.workers.proposers.base import DRAFT, NGRAM, Proposer, ProposerContext, Proposers
+from outrider.scheduler.proposers import Place, ProposerTraits
+from outrider.workers.proposers.base import Proposer, ProposerContext, Proposers
 
 if TYPE_CHECKING:
     from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
@@ -25,73 +25,44 @@ BuildOnDevice: TypeAlias = "Callable[[DeviceContext], DeviceProposer]"
 
 @dataclass(frozen=True, slots=True)
 class ProposerEntry:
-    """How a proposer is made: on the host's texts, and, if it runs on the device, as passes there.
+    """A proposer on the host's texts and, if it runs on the device, as passes there."""
 
-    One that needs a draft model runs where that model is; all others run beside the target. A head
-    comes with the target and reads the hidden states that its checkpoint names.
-    """
-
-    traits: ProposerTraits
+    info: ProposerInfo
     build: Build
     build_on_device: BuildOnDevice | None = None
-    needs_draft_model: bool = False
-    needs_head: bool = False  # of its own name
 
     def __post_init__(self) -> None:
         traits = self.traits
         if (traits.place is Place.DEVICE) != (self.build_on_device is not None):
             raise ConfigError(
                 f"proposer {traits.name!r} says that it runs on the {traits.place}; one with "
-                "passes of its own runs on the device, any other on the host."
+                "device passes runs on the device, any other on the host."
             )
 
-
-_entries: dict[str, ProposerEntry] = {}
+    @property
+    def traits(self) -> ProposerTraits:
+        return self.info.traits
 
 
 def register(entry: ProposerEntry) -> None:
-    """Before any engine is built that is to have it."""
-    name = entry.traits.name
-    if name in _entries:
-        raise ConfigError(f"proposer {name!r} is registered already; choose another name.")
-    _entries[name] = entry
+    """Call before building an engine that uses it. Adds it to the catalog, too."""
+    catalog.add(entry.info)
+    _entries[entry.traits.name] = entry
 
 
 def unregister(name: str) -> None:
+    catalog.remove(name)
     del _entries[name]
 
 
-def proposer_names() -> tuple[str, ...]:
-    return tuple(_entries)
-
-
 def entries(*, has_draft_model: bool, head: str | None = None) -> tuple[ProposerEntry, ...]:
-    """Those an engine has, with a draft model or without, or with a head of this name."""
-    return tuple(
-        entry
-        for entry in _entries.values()
-        if (has_draft_model or not entry.needs_draft_model)
-        and (entry.traits.name == head or not entry.needs_head)
-    )
-
-
-def traits(*, has_draft_model: bool, head: str | None = None) -> tuple[ProposerTraits, ...]:
-    return tuple(entry.traits for entry in entries(has_draft_model=has_draft_model, head=head))
-
-
-def has_round(plan: StepPlan) -> bool:
-    """Whether the draft model drafts for any row of the plan."""
-    return any(row.proposer == DRAFT for row in plan.rows)
-
-
-def mark_of(name: str) -> str:
-    """What a reader is told of tokens that `name` drafted; it may be another release's."""
-    entry = _entries.get(name)
-    return name if entry is None else entry.traits.mark
+    """The proposers of an engine, with a draft model or without, or with a head of this name."""
+    found = catalog.traits(has_draft_model=has_draft_model, head=head)
+    return tuple(_entries[traits.name] for traits in found)
 
 
 def build_proposers(context: ProposerContext) -> Proposers:
-    """All that can be built from this context."""
+    """All proposers that can be built from this context."""
     built: dict[str, Proposer] = {}
     with_kv = None
     head = None if context.head is None else context.head.head.spec.kind
@@ -103,7 +74,7 @@ def build_proposers(context: ProposerContext) -> Proposers:
     return Proposers(built, with_kv)
 
 
-# -- the ones that come with Outrider -----------------------------------------------------------
+# -- built-in proposers -------------------------------------------------------------------------
 
 
 def _build_draft_model(context: ProposerContext) -> Proposer:
@@ -136,40 +107,26 @@ def _build_head(context: ProposerContext) -> Proposer:
 
 
 def _build_head_passes(context: DeviceContext) -> DeviceProposer:
-    from outrider.workers.gpu.heading import HeadPasses
+    from outrider.workers.gpu.head_passes import HeadPasses
 
     assert context.head is not None
     return HeadPasses(context.head, context.passes, context.state, context.entries, context.sizes)
 
 
-def _build_look_up_passes(context: DeviceContext) -> DeviceProposer:
-    from outrider.workers.gpu.look_up import LookUpPasses
+def _build_ngram_passes(context: DeviceContext) -> DeviceProposer:
+    from outrider.workers.gpu.ngram_lookup import NgramLookupPasses
 
-    return LookUpPasses(context)
+    return NgramLookupPasses(context)
 
 
-register(
-    ProposerEntry(
-        ProposerTraits(DRAFT, Place.DEVICE, kv_rule=own_guesses_kept, mark=DRAFT),
-        _build_draft_model,
-        _build_draft_passes,
-        needs_draft_model=True,
+def _built_in(name: str, build: Build, build_on_device: BuildOnDevice) -> tuple[str, ProposerEntry]:
+    return name, ProposerEntry(catalog.info_of(name), build, build_on_device)
+
+
+_entries: dict[str, ProposerEntry] = dict(
+    (
+        _built_in(DRAFT, _build_draft_model, _build_draft_passes),
+        _built_in(NGRAM, _build_ngram, _build_ngram_passes),
+        *(_built_in(kind.value, _build_head, _build_head_passes) for kind in HeadKind),
     )
 )
-register(
-    ProposerEntry(
-        ProposerTraits(NGRAM, Place.DEVICE, mark=NGRAM, may_offer_less=True),
-        _build_ngram,
-        _build_look_up_passes,
-    )
-)
-for kind in HeadKind:
-    looks_ahead = kind is HeadKind.EAGLE3
-    register(
-        ProposerEntry(
-            ProposerTraits(kind.value, Place.DEVICE, looks_ahead=looks_ahead, mark=kind.value),
-            _build_head,
-            _build_head_passes,
-            needs_head=True,
-        )
-    )

@@ -1,4 +1,4 @@
-"""What a rank says its passes take: timed now, or known from a start before."""
+"""The pass costs that a rank reports: timed now, or from the cache of an earlier start."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, Ready, Role
+from outrider.progress_stages import stage
 from outrider.scheduler.costs import StepCosts
-from outrider.stages import stage
 from outrider.workers.costs import (
     are_alike,
     measure_draft,
@@ -17,20 +17,20 @@ from outrider.workers.costs import (
     measure_head,
     measure_target,
 )
-from outrider.workers.costs_kept import KeptCosts
+from outrider.workers.costs_cache import CostsCache
 from outrider.workers.groups.collective import Collective
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.runner import Runner
 
-# Sizes that are timed to see whether tables still hold. The start of a server waits for it, and
-# what is wrong all the same is put right by the steps themselves.
+# Sizes to time when checking cached tables: few, because start-up waits for it. Steps correct the
+# tables later.
 _PROBES, _DRAFT_PROBES = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
 class RankCosts:
-    """All ranks of a group run the same passes, since none can run one alone; the first one tells
-    what they took, and knows what was kept."""
+    """All ranks of a group run the same passes, since none can run one alone. The first rank
+    reports the costs and reads the cache."""
 
     role: str
     group: Collective
@@ -38,36 +38,36 @@ class RankCosts:
     ops: Ops
     head: HeadRunner | None
 
-    def tell(self, secret: str, settings: RankSettings) -> Ready:
+    def measure(self, secret: str, settings: RankSettings) -> Ready:
         with stage("timing passes"):
-            return self._found(secret, settings)
+            return self._cached_or_measured(secret, settings)
 
-    def _found(self, secret: str, settings: RankSettings) -> Ready:
+    def _cached_or_measured(self, secret: str, settings: RankSettings) -> Ready:
         if self.runner.device.type != "cpu":
             return self._measure()
         runner = self.runner
         sizes = (runner.num_rows, runner.max_model_len, runner.decoder.spec)
         share = (self.group.size, torch.get_num_threads(), self.ops.name)
-        kept = KeptCosts(secret, self.role, settings, sizes, share)
-        found = kept.read() if self.group.rank == 0 else None
-        costs = None if found is None else found.costs
-        # Of a server that is gone they may be wrong: something may have been in its way.
+        cache = CostsCache(secret, self.role, settings, sizes, share)
+        cached = cache.read() if self.group.rank == 0 else None
+        costs = None if cached is None else cached.costs
+        # Another server's costs may be wrong: it may have been disturbed while measuring.
         if not self._any(costs is not None):
-            return self._measure_and_keep(kept)
-        is_sure = self._any(found is not None and found.is_own)
-        if not is_sure and not self._still_takes(costs):
-            return self._measure_and_keep(kept)
+            return self._measure_and_cache(cache)
+        is_trusted = self._any(cached is not None and cached.is_own)
+        if not is_trusted and not self._still_holds(costs):
+            return self._measure_and_cache(cache)
         if costs is None:
             return Ready()
-        if not is_sure:
-            kept.write(costs)
-        return self._told(costs)
+        if not is_trusted:
+            cache.write(costs)
+        return self._ready_from(costs)
 
-    def _any(self, is_so: bool) -> bool:
-        return bool(self.group.all_gather(torch.tensor([float(is_so)])).any())
+    def _any(self, condition: bool) -> bool:
+        return bool(self.group.all_gather(torch.tensor([float(condition)])).any())
 
-    def _still_takes(self, costs: StepCosts | None) -> bool:
-        """Whether a few passes take what these say, which the first rank has."""
+    def _still_holds(self, costs: StepCosts | None) -> bool:
+        """Whether a few timed passes agree with the first rank's cached `costs`."""
         if self.role == Role.TARGET:
             verify = measure_target(self.runner, self.ops, self.head, num_sizes=_PROBES)
             return self._any(costs is not None and are_alike(verify, costs.verify))
@@ -78,13 +78,13 @@ class RankCosts:
             and are_alike(following, costs.next_draft)
         )
 
-    def _measure_and_keep(self, kept: KeptCosts) -> Ready:
+    def _measure_and_cache(self, cache: CostsCache) -> Ready:
         ready = self._measure()
         if self.group.rank == 0:
-            kept.write_tables(ready.verify, ready.first_draft, ready.next_draft, ready.prefill_s)
+            cache.write_tables(ready.verify, ready.first_draft, ready.next_draft, ready.prefill_s)
         return ready
 
-    def _told(self, costs: StepCosts) -> Ready:
+    def _ready_from(self, costs: StepCosts) -> Ready:
         verify = costs.verify if self.role == Role.TARGET else None
         if self.role == Role.TARGET and self.head is None:
             return Ready(verify)

@@ -1,5 +1,5 @@
-"""A draft rank at work: follows the text, drafts, and the first sends and announces the round. What
-only has to be caught up on comes after that, beside the target's pass."""
+"""A draft rank: follows the text and drafts; the first rank sends and announces the round. Catch-up
+comes after that, in parallel with the target's pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
 from outrider.links.rank_messages import (
     Adopt,
-    CaughtUp,
-    Drafted,
+    CatchUpReport,
+    DraftGroupJoined,
+    DraftResult,
     Join,
-    Joined,
     Propose,
     RankSettings,
 )
@@ -27,7 +27,7 @@ from outrider.workers.sampling.verify import verification_mode
 
 
 class DraftRank:
-    """Knows rows only from `Adopt` and the plans since, texts only from these and the verdicts."""
+    """Its rows come from `Adopt` and later plans; its texts from those and the verdicts."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class DraftRank:
         self._draft.follow(plan)
         proposals = self._draft.propose(plan)
         if self._is_first and message.round is not None:
-            assert self._link is not None, "a round is wanted before the proposal group stands"
-            # Posted before it is announced: whoever is woken by the word may take this very core.
+            assert self._link is not None, "a round is requested before the proposal group exists"
+            # Post before announcing: the process that the message wakes may take this core.
             self._link.send(plan, message.round, proposals)
             draft_s = time.perf_counter() - start_s
-            self._channel.send(Drafted(message.round, draft_s, self._link.num_sends))
+            self._channel.send(DraftResult(message.round, draft_s, self._link.num_sends))
         if any(row.draft_tokens and not row.depth for row in plan.rows):
             self._catch_up()
 
@@ -83,7 +83,7 @@ class DraftRank:
         self._draft.catch_up()
         agreements = self._draft.take_agreements()
         if self._is_first:
-            self._channel.send(CaughtUp(time.perf_counter() - start_s, agreements))
+            self._channel.send(CatchUpReport(time.perf_counter() - start_s, agreements))
 
     def _join(self, message: Join) -> None:
         self._link = ProposalLink(
@@ -94,4 +94,4 @@ class DraftRank:
             is_target=False,
         )
         self._link.greet()
-        self._channel.send(Joined(self._link.backend))
+        self._channel.send(DraftGroupJoined(self._link.backend))

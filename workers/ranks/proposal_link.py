@@ -1,10 +1,10 @@
-"""Proposals on their way from the first draft rank to the first target rank.
+"""Transfers proposals from the first draft rank to the first target rank.
 
-They travel through a process group of two, in messages whose size both sides know from the plan:
-an int64 tensor with a header and one record a drafted row, and in rejection mode the distributions
-the drafts were sampled from. The draft posts its sends and announces the round on its control link;
-only then does the target post its receives, so nobody ever waits for what nobody has promised. If
-the other side dies in between, the receive fails and the round counts as lost.
+They travel through a process group of two, in messages whose size both sides know from the plan: an
+int64 tensor with a header and one record per drafted row, and in rejection mode the distributions
+that the draft tokens were sampled from. The draft posts its sends and announces the round on its
+control link; only then does the target post its receives, so it never waits for a round that was
+not sent. If the other side dies in between, the receive fails and the round counts as lost.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.catalog.proposers import DRAFT
 from outrider.links.rank_messages import proposal_meeting
 from outrider.scheduler.types import Proposal, StepPlan
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import Group, make_group
-from outrider.workers.proposers.base import DRAFT
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _POLL_S = 20e-6
 
 
 class _Shape(NamedTuple):
-    """How many rows a round of this plan can have, and how deep they can be."""
+    """The most rows and the largest depth of a round of this plan."""
 
     rows: int
     depth: int
@@ -57,7 +57,7 @@ class _Shape(NamedTuple):
 
 
 def pack_round(plan: StepPlan, number: int, proposals: Mapping[int, Proposal]) -> Tensor:
-    """int64 message of the plan's size; rows the draft had nothing for are left out."""
+    """int64 message of the plan's size; rows without a proposal are omitted."""
     shape = _Shape.of(plan)
     message = np.zeros(shape.size, dtype=np.int64)
     q_shape = _q_of(proposals).shape
@@ -98,7 +98,7 @@ def unpack_round(
 
 
 class ProposalLink:
-    """One side of the group of two. A link that failed once is of no further use."""
+    """One side of the group of two. A link that failed cannot be used again."""
 
     def __init__(
         self,
@@ -120,10 +120,10 @@ class ProposalLink:
         self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
 
     def greet(self) -> None:
-        """The draft's first message; it is out once the target is there to receive.
+        """The draft's first message; returns once the target has joined.
 
-        NCCL connects at the first transfer of a direction, and blocks until both sides are there:
-        in a step that would be a deadlock, because rounds are sent before they are awaited.
+        NCCL connects at the first transfer of a direction, and blocks until both sides join: within
+        a step that would deadlock, because rounds are sent before they are received.
         """
         greeting = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._finish(self._send(greeting), _GREETING_TIMEOUT_S)
@@ -132,7 +132,7 @@ class ProposalLink:
         self._receive(torch.zeros(1, dtype=torch.int64), _GREETING_TIMEOUT_S)
 
     def send(self, plan: StepPlan, number: int, proposals: Mapping[int, Proposal]) -> None:
-        """Post a round. Returns at once; the target takes it when it gets there."""
+        """Post a round. Returns at once; the target receives it later."""
         self._pending.clear()
         self._post(pack_round(plan, number, proposals))
         q = _q_of(proposals)
@@ -148,7 +148,7 @@ class ProposalLink:
         return message, None if empty_q is None else self._receive(empty_q, limit_s)
 
     def close(self) -> None:
-        """Give up the group; the other side may be dead, so nothing is waited for."""
+        """Abort the group without waiting: the other side may be dead."""
         if self.backend == "nccl":
             self._group.abort()
         self._pending.clear()
@@ -166,7 +166,7 @@ class ProposalLink:
         return on_device.cpu()
 
     def _finish(self, work: object, limit_s: float) -> None:
-        """Wait on the host, with a limit: NCCL's own `wait` only queues behind the transfer."""
+        """Wait on the host, with a timeout: NCCL's own `wait` only orders streams."""
         if self.backend == "gloo":
             work.wait(timedelta(seconds=limit_s))  # type: ignore[attr-defined]
             return
@@ -180,9 +180,9 @@ class ProposalLink:
 
 
 class ProposalInbox:
-    """How all target ranks come by the same round: the first receives it and passes it on.
+    """Gives all target ranks the same round: the first receives it and broadcasts it.
 
-    The first rank says with it whether it arrived at all, so the ranks never disagree.
+    The broadcast includes whether it arrived at all, so the ranks never disagree.
     """
 
     def __init__(self, group: Collective, device: torch.device) -> None:
@@ -191,7 +191,7 @@ class ProposalInbox:
         self._link: ProposalLink | None = None
 
     def connect(self, link: ProposalLink) -> None:
-        """From the next round on (first rank only)."""
+        """Use this link from the next round on (first rank only)."""
         if self._link is not None:
             self._link.close()
         self._link = link
@@ -204,16 +204,16 @@ class ProposalInbox:
         return unpack_round(plan, number, message, q)
 
     def _receive(self, plan: StepPlan) -> tuple[Tensor, Tensor | None]:
-        nothing = torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
+        lost = torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
         if self._link is None:
-            return nothing, None
+            return lost, None
         try:
             return self._link.receive(plan)
         except RuntimeError as error:
             logger.warning("the round of step %d did not arrive: %s", plan.step, error)
             self._link.close()
             self._link = None
-            return nothing, None
+            return lost, None
 
     def _share(self, message: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor | None]:
         on_device = message.to(self._device)
@@ -228,7 +228,7 @@ class ProposalInbox:
 
 
 def _q_of(proposals: Mapping[int, Proposal]) -> Tensor:
-    """float32 [drafts, vocab]: all distributions of a round, one row's after the other's."""
+    """float32 [draft tokens, vocab]: all distributions of a round, concatenated by row."""
     parts = [proposal.q for proposal in proposals.values() if proposal.q is not None]
     return torch.cat(parts).float().contiguous() if parts else torch.empty((0, 0))
 

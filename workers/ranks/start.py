@@ -1,12 +1,13 @@
 """One rank of a target or draft group as a process: dials in to the engine, loads, serves plans.
 
-However it was started (by hand, spawned, as a Ray actor), all it is told is where the engine is,
-the secret, and which rank it is; the rest comes over the link.
+It is started by hand, spawned, or as a Ray actor, with only the engine's address, the secret and
+its rank; the rest comes over the link.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -17,33 +18,33 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from outrider.errors import OutriderError
-from outrider.garbage import leave_out_what_is_loaded
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
 from outrider.links.handshake import dial_in
 from outrider.links.rank_messages import (
     Allocate,
-    Described,
-    Failed,
     Hello,
-    Load,
-    Loaded,
+    LoadWeights,
+    RankDescription,
+    RankFailed,
     RankSettings,
     Ready,
     Role,
     Setup,
     Stage,
-    Stop,
+    StopRank,
+    WeightsLoaded,
 )
 from outrider.logs import setup_logging
-from outrider.stages import StageReporter, stage
+from outrider.progress_stages import StageReporter, stage
+from outrider.workers.cuda_graphs.runner_passes import cuda_graph_bytes
 from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import (
     GROUP_TIMEOUT_S,
-    can_record,
+    can_capture,
     shard_of,
     tensor_parallel_group,
 )
@@ -56,7 +57,6 @@ from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.ranks.costs import RankCosts
 from outrider.workers.ranks.draft import DraftRank
 from outrider.workers.ranks.target import TargetRank
-from outrider.workers.recorded.runner_passes import recording_bytes
 from outrider.workers.runner import Runner
 from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.generation import load_sampling_defaults
@@ -65,35 +65,35 @@ from outrider.workers.weights.loader import load_model
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 60.0
-# Tokens a row usually has in a pass: a span verified at the default depth, and what a draft that
-# guessed all of it right has to catch up on.
+# Tokens a row usually has in a pass: a span verified at the default depth; what a draft lacks after
+# full acceptance.
 _QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
 
 M = TypeVar("M")
 
 
 class RankServer(Protocol):
-    """What a loaded rank does with the engine's messages."""
+    """Handles the engine's messages on a loaded rank."""
 
     def handle(self, message: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Which rank of which group, and where its engine is."""
+    """The identity of a rank, and the address of its engine."""
 
     engine: str  # "unix:/path" or "tcp:host:port"
     role: Role
     rank: int
     size: int
-    own_host: str | None = None  # where other ranks reach it; unset is where it reaches the engine
+    own_host: str | None = None  # its address for other ranks; by default the one it dials from
 
 
 def run_rank(
     where: RankPlace, secret: str, on_link: Callable[[socket.socket], None] = lambda link: None
 ) -> None:
-    """Serve until the engine says stop or ends the link, which `on_link` is given at first. Raises
-    what went wrong, after telling the engine."""
+    """Serve until the engine sends `Stop` or closes the link. `on_link` gets the link's socket
+    first. Errors are reported to the engine and raised."""
     hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
     sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
     on_link(sock)
@@ -103,32 +103,32 @@ def run_rank(
             LinkStore(where.engine, secret, GROUP_TIMEOUT_S, where.own_host)
         ) as store,
     ):
-        start = _Start(channel, where, store, secret)
+        start = _Startup(channel, where, store, secret)
         try:
             server = start.run()
-            leave_out_what_is_loaded()
-            while not isinstance(message := channel.receive(), Stop):
+            gc.freeze()  # start-up objects: a full collection takes 100 ms
+            while not isinstance(message := channel.receive(), StopRank):
                 server.handle(message)
         except LinkClosedError:
-            logger.info("the engine has ended the link")
+            logger.info("the engine has closed the link")
         except Exception as error:
-            _tell(channel, error)
+            _report_failure(channel, error)
             raise
         finally:
             if start.runner is not None:
-                start.runner.forget_recordings()
+                start.runner.release_graphs()
 
 
-def _tell(channel: Channel, error: Exception) -> None:
+def _report_failure(channel: Channel, error: Exception) -> None:
     text = str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
     try:
-        channel.send(Failed(text))
+        channel.send(RankFailed(text))
     except LinkError as link_error:
-        logger.warning("the engine cannot be told: %s", link_error)
+        logger.warning("cannot report the failure to the engine: %s", link_error)
 
 
-class _Start:
-    """The exchanges of a start, in order; see `outrider.links.rank_messages`."""
+class _Startup:
+    """The exchanges of start-up, in order; see `outrider.links.rank_messages`."""
 
     def __init__(self, channel: Channel, where: RankPlace, store: LinkStore, secret: str) -> None:
         self._channel = channel
@@ -175,10 +175,10 @@ class _Start:
         )
 
     def _stages(self, settings: RankSettings) -> AbstractContextManager[object]:
-        """Around what may take long: the engine hears of it."""
+        """Report long stages to the engine."""
 
         def report(words: str) -> None:
-            with contextlib.suppress(LinkError):  # this process finds out by its own next message
+            with contextlib.suppress(LinkError):  # the next message will fail, too
                 self._channel.send(Stage(words))
 
         return StageReporter(report) if settings.hears_stages else contextlib.nullcontext()
@@ -186,7 +186,7 @@ class _Start:
     def _describe(self, settings: RankSettings, placement: Placement) -> None:
         spec = load_spec(settings.model, revision=settings.revision)
         self._channel.send(
-            Described(
+            RankDescription(
                 device=str(placement.device),
                 gpu_bytes=gpu_bytes(placement.device),
                 vocab_size=spec.vocab_size,
@@ -198,7 +198,7 @@ class _Start:
         )
 
     def _sampling_defaults(self, settings: RankSettings) -> dict[str, Any]:
-        """Those of the target, told once."""
+        """The target's, sent by its first rank only."""
         if self._where.role != Role.TARGET or self._where.rank != 0:
             return {}
         return load_sampling_defaults(settings.model, revision=settings.revision)
@@ -206,14 +206,14 @@ class _Start:
     def _meet(self, setup: Setup, placement: Placement) -> Collective:
         rank, size = self._where.rank, self._where.size
         if size == 1:
-            return Alone()
+            return SingleRankGroup()
         with stage("waiting for the other ranks of its group"):
             return tensor_parallel_group(
                 self._store, setup.meeting, rank, size, placement, setup.settings.deterministic
             )
 
     def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> Decoder:
-        wanted = self._expect(Load)
+        request = self._expect(LoadWeights)
         start_s = time.monotonic()
         shard = shard_of(group)
         decoder = load_model(
@@ -222,12 +222,13 @@ class _Start:
             device=placement.device,
             ops=placement.ops,
             shard=shard,
-            max_position=wanted.max_position or None,
+            max_position=request.max_position or None,
             revision=settings.revision,
             quantization=settings.quantization,
-            keeps=True,
-            keeps_form=placement.keeps_form,
-            narrow=self._where.role == Role.DRAFT,  # if no dtype is set: else no form is kept
+            cache_packed=True,
+            keeps_stored_format=placement.keeps_stored_format,
+            narrow=self._where.role
+            == Role.DRAFT,  # only with dtype auto, else nothing stays as stored
         )
         self._head = _load_head(settings, placement, decoder)
         block_bytes = bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard)
@@ -235,7 +236,7 @@ class _Start:
             spec = self._head.spec
             block_bytes += head_bytes_per_block(spec, settings.block_size, placement.dtype)
         self._channel.send(
-            Loaded(
+            WeightsLoaded(
                 block_bytes,
                 _kv_bytes(settings, placement, decoder, group),
                 placement.ops.name,
@@ -248,31 +249,31 @@ class _Start:
     def _allocate(
         self, settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
     ) -> tuple[Runner, Ready]:
-        wanted = self._expect(Allocate)
+        request = self._expect(Allocate)
         kv = KVCache(
             decoder.spec,
-            wanted.num_blocks,
+            request.num_blocks,
             settings.block_size,
             placement.dtype,
             placement.device,
             decoder.shard,
-            is_apart=placement.ops.for_blocks_apart,
+            is_interleaved=placement.ops.supports_strided_blocks,
         )
         runner = Runner(
-            decoder, kv, wanted.num_rows, wanted.max_model_len, wanted.vocab_size, group
+            decoder, kv, request.num_rows, request.max_model_len, request.vocab_size, group
         )
         self.runner = runner
         if self._head is not None:
             self._head_runner = HeadRunner(self._head, runner)
-        if can_record(group):
-            with stage("recording passes"):
-                runner.record(_QUERY_LENS[self._where.role])
+        if can_capture(group):
+            with stage("capturing CUDA graphs"):
+                runner.capture(_QUERY_LENS[self._where.role])
         costs = RankCosts(self._where.role, group, runner, placement.ops, self._head_runner)
-        return runner, costs.tell(self._secret, settings)
+        return runner, costs.measure(self._secret, settings)
 
     def _expect(self, kind: type[M]) -> M:
         message = self._channel.receive()
-        if isinstance(message, Stop):
+        if isinstance(message, StopRank):
             raise LinkClosedError("the engine stopped while this rank was starting.")
         if not isinstance(message, kind):
             raise LinkError(
@@ -283,7 +284,7 @@ class _Start:
 
 
 def _load_head(settings: RankSettings, placement: Placement, decoder: Decoder) -> Head | None:
-    """Every rank of the target has all of it: no rank waits for another while it drafts."""
+    """Every target rank has the whole head, so drafting needs no communication."""
     if settings.head_model is None:
         return None
     return load_head(
@@ -303,12 +304,11 @@ def _load_head(settings: RankSettings, placement: Placement, decoder: Decoder) -
 def _kv_bytes(
     settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
 ) -> int | None:
-    """What the device has left for KV beside the passes; None where nothing but the configuration
-    limits it."""
+    """Memory left for KV beside the passes; None if only the configuration limits it."""
     if placement.device.type != "cuda" or settings.has_fixed_kv:
         return None
     free = free_kv_bytes(placement.device, settings.gpu_memory_utilization)
-    return max(free - recording_bytes(decoder), 0) if can_record(group) else free
+    return max(free - cuda_graph_bytes(decoder), 0) if can_capture(group) else free
 
 
 ROLES = (Role.TARGET, Role.DRAFT)

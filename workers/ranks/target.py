@@ -1,4 +1,4 @@
-"""A target rank at work: takes the drafts of a plan, verifies, and the first says the verdict."""
+"""A target rank: receives the proposals of a plan, verifies, and on rank 0 sends the verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
-from outrider.links.rank_messages import Join, Judged, RankSettings, Verify
+from outrider.links.rank_messages import Join, RankSettings, Verify, VerifyResult
 from outrider.scheduler.types import Ticket
 from outrider.workers.groups.collective import Collective
 from outrider.workers.groups.link_store import LinkStore
@@ -20,16 +20,16 @@ from outrider.workers.ranks.proposal_link import ProposalInbox, ProposalLink
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
-from outrider.workers.target import TargetWorker
+from outrider.workers.target import LocalTarget
 
 logger = logging.getLogger(__name__)
 
 
 class TargetRank:
-    """All ranks of the group do this in step; they agree because each decides from the same data.
+    """All ranks of the group run this in lockstep; they agree because each has the same data.
 
-    Proposers that need no model of their own run here, in every rank for itself: they depend on the
-    text alone. So does a head: hidden states are the same in all ranks, bit for bit.
+    Proposers without a model run here, in every rank: they depend on the text alone. So does a
+    head: hidden states are the same in all ranks, bit for bit.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class TargetRank:
         self._device = runner.device
         self._transfer_timeout_s = settings.transfer_timeout_s
         verification = verification_mode(settings.verification)
-        self._worker = TargetWorker(rows, runner, ops, verification)
+        self._worker = LocalTarget(rows, runner, ops, verification)
         own = ProposerSettings(settings.ngram_min, settings.ngram_max)
         context = ProposerContext(rows, own, ops, verification, head=head)
         self._proposers = build_proposers(context)
@@ -59,7 +59,7 @@ class TargetRank:
         if isinstance(message, Verify):
             self._verify(message)
         elif isinstance(message, Join):
-            # Beside the steps: meeting a new draft takes a while, and it may die again.
+            # In a thread: joining a new draft takes a while, and it may die again.
             threading.Thread(target=self._join, args=(message.number,), daemon=True).start()
         else:
             raise OutriderError(f"a target rank cannot handle {type(message).__name__}")
@@ -78,8 +78,8 @@ class TargetRank:
         verdict = self._worker.verify(message.plan, ticket)
         if self._is_first:
             is_lost = message.round is not None and drafted is None
-            self._channel.send(Judged(verdict, is_lost, transfer_s))
-        self._proposers.observe(verdict)  # a head goes over the pass: no token waits for that
+            self._channel.send(VerifyResult(verdict, is_lost, transfer_s))
+        self._proposers.observe(verdict)  # after the verdict: a head's extension delays no token
 
     def _join(self, number: int) -> None:
         try:
@@ -88,5 +88,5 @@ class TargetRank:
             )
             self._inbox.connect(link)  # before the greeting: after it the draft announces rounds
             link.await_greeting()
-        except RuntimeError as error:  # the draft died again: the engine hears it from its link
-            logger.warning("proposal group %d did not come about: %s", number, error)
+        except RuntimeError as error:  # the draft died again: its link tells the engine
+            logger.warning("cannot form proposal group %d: %s", number, error)

@@ -1,7 +1,7 @@
-"""The end of a rank that hangs when its engine has hung up on it.
+"""Watchdog: exits a rank that hangs after its engine has closed the link.
 
-Whoever started a rank as a child or an actor kills it then. One that was started by hand would stay
-for good, with its memory, and its service manager would never know.
+A rank that is a child process or an actor is killed by its parent. One that was started by hand
+would stay forever, with its memory, and its service manager would not notice.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from outrider.log_stream import drain_stderr
 
 logger = logging.getLogger(__name__)
 
-GRACE_S = 10.0  # to notice and end in order
+GRACE_S = 10.0  # for an orderly exit
 
 
 def end_with_link(link: socket.socket) -> None:
-    """End this process if it is still there `GRACE_S` after the other side has closed the link.
+    """Exit this process if it still runs `GRACE_S` after the other side has closed the link.
     Returns at once."""
-    own = socket.socket(fileno=os.dup(link.fileno()))  # a number that nobody else closes
+    own = socket.socket(fileno=os.dup(link.fileno()))  # a descriptor that no other code closes
     threading.Thread(target=_watch, args=(own,), name="link watch", daemon=True).start()
 
 
@@ -32,6 +32,6 @@ def _watch(link: socket.socket) -> None:
     poller.register(link, select.POLLRDHUP)
     poller.poll()
     time.sleep(GRACE_S)
-    logger.error("the engine has ended the link, and this rank hangs: it is ended")
+    logger.error("the engine has closed the link and this rank hangs; exiting")
     drain_stderr()
     os._exit(1)

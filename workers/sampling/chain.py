@@ -2,7 +2,7 @@
 
 Bias, penalties, bans; temperature; min_p, top_k, top_p. A row's scores depend, bit for bit, on its
 logits and text alone: each step is elementwise, or sums integers, so neither the rest of the batch
-nor the way a position was reached can show.
+nor the way a position was reached matters.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.workers.sampling.filters import apply_filters
-from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
+from outrider.workers.sampling.rows import LogitRow, LogitSpan, logit_rows
 from outrider.workers.sampling.vocab import VocabPart
 
 _NEG_INF = float("-inf")
 
 
-def process(logits: Tensor, spans: Sequence[Span]) -> Tensor:
+def process(logits: Tensor, spans: Sequence[LogitSpan]) -> Tensor:
     """float32 scores [N, vocab]: unnormalised log p', -inf where a token is ruled out.
 
-    `logits` [N, vocab] holds the rows of all spans in order and is never modified; where no row
-    asks for anything it is returned as it is.
+    `logits` [N, vocab] holds the rows of all spans in order and is never modified; if no row has
+    options it is returned as it is.
     """
     return process_rows(logits, logit_rows(spans))
 
@@ -35,7 +35,7 @@ def process_rows(
 ) -> Tensor:
     """`process` for any choice of rows; `rows[i].slot` is i.
 
-    With `vocab`, `logits` are this rank's part of the rows and the scores are whole nevertheless.
+    With `vocab`, `logits` are this rank's part of the rows; the scores are still whole rows.
     """
     scores = adjust(logits, rows)
     if vocab is not None:
@@ -72,7 +72,7 @@ def adjust(logits: Tensor, rows: Sequence[LogitRow]) -> Tensor:
     if banned:
         _ban(scores, banned)
     if tempered:
-        # Rows that want none are divided by 1, which changes no bit.
+        # Rows without a temperature are divided by 1, which is exact.
         temperatures = [row.sampler.temperature for row in rows]
         scores = scores / _column(temperatures, torch.float32, scores.device)
     return scores
@@ -107,7 +107,7 @@ def _penalise(scores: Tensor, rows: Sequence[LogitRow]) -> None:
     """Repetition over prompt and output, then frequency and presence over output.
 
     Works on the tokens that occur, once per occurrence: a token that occurs twice gets the same
-    value twice, so duplicates need no sorting out.
+    value twice, so duplicates are harmless.
     """
     device = scores.device
     keys, occurred, ordinals = _occurrences(rows)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.workers.sampling.chain import adjust, process_rows
-from outrider.workers.sampling.contest import Draw, contest
 from outrider.workers.sampling.draw import (
     SamplingOps,
     argmax,
@@ -17,26 +16,27 @@ from outrider.workers.sampling.draw import (
     choose,
     unless_finite,
 )
-from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
+from outrider.workers.sampling.rows import LogitRow, LogitSpan, logit_rows
+from outrider.workers.sampling.sharded_argmax import Draw, sharded_argmax
 from outrider.workers.sampling.sharded_filters import choose_filtered
 from outrider.workers.sampling.vocab import VocabPart
 
 
 def sample(
     logits: Tensor,
-    spans: Sequence[Span],
+    spans: Sequence[LogitSpan],
     ops: SamplingOps,
-    stream: Stream = Stream.SHARED,
+    stream: NoiseStream = NoiseStream.SHARED,
     vocab: VocabPart | None = None,
 ) -> Tensor:
     """int64 [N]: the token each logit row chooses; ties go to the lowest id.
 
     The choice is a function of the row's logits, text, parameters, seed and position alone, so it
-    is the same whether the position was reached token by token or through drafts. `logits` are
-    whole rows, or this rank's part of them as `vocab` says; then every rank gets the choice that
-    whole rows give. Where no token can be chosen, as scores are NaN or infinite, it is `NO_TOKEN`.
+    is the same whether the position was reached token by token or by draft tokens. `logits` are
+    whole rows, or this rank's part of them if `vocab` is given; then every rank gets the choice
+    that whole rows give. With NaN or infinite scores it is `NO_TOKEN`.
     """
-    if vocab is not None and vocab.is_contested:
+    if vocab is not None and vocab.is_sharded:
         rows = logit_rows(spans)
         return _choose_over_ranks(adjust(logits, rows), rows, Draw(ops, stream, vocab))
     if all(span.sampler.is_plain_greedy for span in spans):
@@ -50,9 +50,9 @@ def sample(
 def _choose_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> Tensor:
     filtered = [i for i, row in enumerate(rows) if row.sampler.has_filters]
     if not filtered:
-        winners = contest(scores, rows, draw)
+        winners = sharded_argmax(scores, rows, draw)
         return unless_finite(winners.tokens, winners.scores)
-    winners = contest(scores, rows, draw, statistic=scores.amax(-1))
+    winners = sharded_argmax(scores, rows, draw, statistic=scores.amax(-1))
     at = torch.tensor(filtered, device=scores.device)
     own_rows = [rows[i] for i in filtered]
     tokens = winners.tokens.clone()

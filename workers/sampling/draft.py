@@ -1,4 +1,4 @@
-"""One drafting step: a guess of the target's token, by the same chain on the draft's logits."""
+"""One drafting step: predicts the target's token, by the same chain on the draft's logits."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.workers.sampling.chain import adjust, process_rows
-from outrider.workers.sampling.contest import Draw, contest
 from outrider.workers.sampling.draw import SamplingOps, argmax, choose
 from outrider.workers.sampling.filters import apply_filters
-from outrider.workers.sampling.rows import LogitRow, Span, last_rows
+from outrider.workers.sampling.rows import LogitRow, LogitSpan, last_rows
+from outrider.workers.sampling.sharded_argmax import Draw, sharded_argmax
 from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.sampling.vocab import VocabPart
 
 
 class DraftStep(NamedTuple):
-    """What the draft proposes for the next position of each span."""
+    """The draft tokens for the next position of each span."""
 
     tokens: Tensor  # int64 [n]
-    # float32 [n]: how sure the draft is. Shared: q' of its token. Rejection: the largest q', since
-    # trimming by the probability of the very token that was drawn would bias the text.
+    # float32 [n]: the draft's confidence. Shared: q' of its token. Rejection: the largest q', since
+    # trimming by the probability of the drawn token itself would bias the text.
     confidence: Tensor
     q: Tensor | None  # float32 [n, vocab] in rejection mode: what each token was sampled from
 
 
 def draft_sample(
     logits: Tensor,
-    spans: Sequence[Span],
+    spans: Sequence[LogitSpan],
     ops: SamplingOps,
     mode: VerificationMode,
     vocab: VocabPart | None = None,
 ) -> DraftStep:
     """Guess one token per span from `logits` [n, vocab], the last row of each.
 
-    Shared mode uses the target's own noise, so it guesses the target's sample rather than its
+    Shared mode uses the target's own noise, so it predicts the target's sample rather than its
     distribution. In rejection mode a greedy row's q is one-hot; where every row is greedy, q is
-    left out, which means the same. With `vocab`, `logits` are this rank's part of the rows.
+    None, which means the same. With `vocab`, `logits` are this rank's part of the rows.
     """
     is_plain = all(span.sampler.is_plain_greedy for span in spans)
-    if vocab is not None and vocab.is_contested and (is_plain or mode == "shared"):
+    if vocab is not None and vocab.is_sharded and (is_plain or mode == "shared"):
         rows = last_rows(spans)
-        return _guess_over_ranks(adjust(logits, rows), rows, Draw(ops, Stream.SHARED, vocab))
+        return _guess_over_ranks(adjust(logits, rows), rows, Draw(ops, NoiseStream.SHARED, vocab))
     if is_plain:
         scores = logits.float() if vocab is None else vocab.gather(logits.float())
         tokens = argmax(scores)
@@ -52,9 +52,9 @@ def draft_sample(
     rows = last_rows(spans)
     scores = process_rows(logits, rows, vocab)
     if mode == "shared":
-        tokens = choose(scores, rows, ops, Stream.SHARED)
+        tokens = choose(scores, rows, ops, NoiseStream.SHARED)
         return DraftStep(tokens, ops.probability_of(scores, tokens), None)
-    tokens = choose(scores, rows, ops, Stream.DRAFT)
+    tokens = choose(scores, rows, ops, NoiseStream.DRAFT)
     q = scores.softmax(-1)
     confidence = q.amax(-1)
     greedy = [row.slot for row in rows if row.sampler.is_greedy]
@@ -70,10 +70,9 @@ def draft_sample(
 def _guess_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> DraftStep:
     """Shared mode, from the ranks' parts of the scores before filters.
 
-    Rows with filters are gathered: the mass of what they keep, which q' is relative to, is known
-    to no rank.
+    Rows with filters are gathered: q' is relative to the mass they keep, which no rank knows.
     """
-    winners = contest(scores, rows, draw, statistic=scores.logsumexp(-1))
+    winners = sharded_argmax(scores, rows, draw, statistic=scores.logsumexp(-1))
     tokens = winners.tokens
     confidence = (winners.scores - winners.statistics.logsumexp(0)).exp().float()
     filtered = [i for i, row in enumerate(rows) if row.sampler.has_filters]

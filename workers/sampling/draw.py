@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.scheduler.types import NO_TOKEN
 from outrider.workers.sampling.rows import LogitRow
 
@@ -28,7 +28,9 @@ class SamplingOps(Protocol):
     def probability_of(self, scores: Tensor, tokens: Tensor) -> Tensor: ...
 
 
-def choose(scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: Stream) -> Tensor:
+def choose(
+    scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: NoiseStream
+) -> Tensor:
     """int64 [N]: the choice of each row, given its scores after the chain."""
     greedy, noisy = greedy_and_noisy(rows)
     if not noisy:
@@ -44,14 +46,14 @@ def choose(scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: S
 
 
 def greedy_and_noisy(rows: Sequence[LogitRow]) -> tuple[list[int], list[int]]:
-    """Which of the rows take the best token, and which draw one."""
+    """Indices of the greedy rows, and of those that sample."""
     greedy = [i for i, row in enumerate(rows) if row.sampler.is_greedy]
     noisy = [i for i, row in enumerate(rows) if not row.sampler.is_greedy]
     return greedy, noisy
 
 
 def _noisy_choice(
-    scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: Stream
+    scores: Tensor, rows: Sequence[LogitRow], ops: SamplingOps, stream: NoiseStream
 ) -> Tensor:
     streams = torch.full((len(rows),), stream, dtype=torch.int64, device=scores.device)
     return gumbel_choice(scores, rows, streams, ops)
@@ -76,15 +78,15 @@ def noise_keys(rows: Sequence[LogitRow], device: torch.device) -> tuple[Tensor, 
 
 
 def checked(chosen: Tensor, scores: Tensor) -> Tensor:
-    """The tokens, but `NO_TOKEN` where the score of the one chosen is NaN or infinite."""
+    """The tokens, but `NO_TOKEN` where the chosen token's score is NaN or infinite."""
     of_chosen = scores.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
     return unless_finite(chosen, of_chosen)
 
 
 def unless_finite(chosen: Tensor, of_chosen: Tensor) -> Tensor:
-    """The same where the scores of those chosen are known."""
+    """As `checked`, given the scores of the chosen tokens."""
     if of_chosen.device.type == "cpu" and all(map(math.isfinite, of_chosen.tolist())):
-        return chosen  # as nearly always: torch takes several operations to find out
+        return chosen  # the common case: torch would need several operations
     return chosen.masked_fill(~of_chosen.isfinite(), NO_TOKEN)
 
 

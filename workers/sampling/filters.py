@@ -1,11 +1,11 @@
-"""min_p, top_k and top_p, as a rule without sorting the vocabulary.
+"""min_p, top_k and top_p, usually without sorting the vocabulary.
 
 Each of the three keeps a prefix of the tokens sorted by (score, then lowest id), so together they
-come down to one number per row: how many of the best to keep. The number is found on the best few
-candidates, and by sorting only in rows so flat that those do not settle it.
+reduce to one number per row: how many of the best tokens to keep. It is found on the best few
+candidates; only rows so flat that these do not settle it are sorted.
 
 Probability mass is summed in integers, see `outrider.kernels.mass`: neither the number of
-candidates nor the shape of the batch nor the device can change a result, and recorded passes
+candidates nor the shape of the batch nor the device can change a result, and captured passes
 (`outrider.kernels.gpu.filters`) keep the same tokens.
 """
 
@@ -22,19 +22,19 @@ from outrider.kernels.mass import mass_in_units
 from outrider.workers.sampling.rows import RowSampler
 
 _NEG_INF = float("-inf")
-_LEAST_CANDIDATES = 128
-_MORE_CANDIDATES = 2048  # for rows which the first few do not settle
-_MOST_CANDIDATES = 4096  # finding more takes longer than sorting
+_MIN_CANDIDATES = 128
+_MORE_CANDIDATES = 2048  # for rows that the first few do not settle
+_MAX_CANDIDATES = 4096  # finding more takes longer than sorting
 
 
 def apply_filters(scores: Tensor, samplers: Sequence[RowSampler]) -> Tensor:
     """A new [n, vocab] of `scores`, -inf where a row's min_p, top_k or top_p drops a token."""
     out = torch.full_like(scores, _NEG_INF)
     whole_mass = _whole_mass(scores, samplers)
-    first = max(_LEAST_CANDIDATES, *(sampler.top_k + 1 for sampler in samplers))
+    first = max(_MIN_CANDIDATES, *(sampler.top_k + 1 for sampler in samplers))
     unsettled = np.arange(len(samplers))
     for num_candidates in (first, _MORE_CANDIDATES):
-        if len(unsettled) and num_candidates < min(_MOST_CANDIDATES, scores.shape[-1]):
+        if len(unsettled) and num_candidates < min(_MAX_CANDIDATES, scores.shape[-1]):
             unsettled = _settle(
                 scores, samplers, whole_mass, unsettled, out, num_candidates=num_candidates
             )
@@ -52,8 +52,8 @@ def _settle(
     *,
     num_candidates: int | None,
 ) -> NDArray[np.int64]:
-    """Fill some rows of `out` from their best candidates, or None: by sorting; returns the rows
-    that are still open."""
+    """Fill some rows of `out` from their best candidates (None: by sorting); returns the rows that
+    are still unsettled."""
     if len(rows) == len(samplers) and num_candidates is not None:
         return _filter_by_candidates(scores, samplers, whole_mass, num_candidates, out)
     at = torch.from_numpy(rows).to(scores.device)
@@ -78,7 +78,7 @@ def _filter_by_candidates(
 ) -> NDArray[np.int64]:
     """Fill the rows of `out` that the best `num_candidates` settle; return the other rows.
 
-    The few candidates are judged on the host, where small operations are cheapest.
+    The few candidates are processed on the host, where small operations are cheapest.
     """
     best = scores.topk(num_candidates)  # [n, num_candidates], best first
     values: NDArray[np.float32] = best.values.cpu().numpy()
@@ -122,7 +122,7 @@ def _num_kept(
 ) -> NDArray[np.int64]:
     """How many of the sorted candidates `values` [n, m] with their `mass` pass in each row.
 
-    m means at least m: unless the candidates are everything, they do not settle the row.
+    A result of m means at least m: unless the candidates are the whole row, it is not settled.
     """
     num_candidates = values.shape[-1]
     best = values[:, :1]
@@ -136,7 +136,7 @@ def _num_kept(
     is_limited = np.array([_is_limited(sampler) for sampler in samplers])
     mass[np.arange(num_candidates) >= num_left[:, None]] = 0
     enough = np.where(is_limited, mass.sum(-1), whole_mass) * top_p
-    # More may be left by min_p or top_k than the candidates: then their mass is not the total.
+    # min_p or top_k may keep more than the candidates, whose mass then is not the total.
     is_total_unknown = is_limited & (num_left == num_candidates) & (not is_everything)
     enough[is_total_unknown | (top_p >= 1)] = np.inf
     mass_before = mass.cumsum(-1) - mass
@@ -169,7 +169,7 @@ def _is_limited(sampler: RowSampler) -> bool:
 
 
 def _keep_lowest_ids(scores: Tensor, threshold: float, num_kept: int) -> Tensor:
-    """`scores` [vocab] with the best `num_kept` left, where several tie for the last places."""
+    """`scores` [vocab] with the best `num_kept` left; ties at the cut go to the lowest ids."""
     stays = scores > threshold
     tied = (scores == threshold).nonzero().squeeze(-1)
     stays[tied[: num_kept - int(stays.sum())]] = True

@@ -1,4 +1,4 @@
-"""Log-probabilities of the raw model distribution, as a request asks for them."""
+"""Log-probabilities of the raw model distribution, for requests with `logprobs`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def token_logprobs(
 ) -> list[TokenLogprobs]:
     """Log-softmax of `logits` [N, vocab] at one token per row, its rank, and the row's best.
 
-    `num_top` is how many of the best to list, for all rows or for each. Equals are ranked by id,
-    so rank 1 is always the token a greedy choice takes.
+    `num_top` is how many of the best to list, for all rows or for each. Ties are ranked by id, so
+    rank 1 is always the greedy token.
     """
     if not token_ids:
         return []
@@ -38,11 +38,11 @@ def token_logprobs(
 
 
 def _best(scores: Tensor, logprobs: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
-    """Per row the best `count` (id, logprob), best first, equals by id."""
+    """Per row the best `count` (id, logprob), best first, ties by id."""
     if count == 0:
         return [()] * scores.shape[0]
     width = min(count, scores.shape[-1])
-    # One more than asked for shows whether equals straddle the end, where topk may take any.
+    # One more than requested shows ties across the end, where topk may pick any.
     values, ids = scores.topk(min(width + 1, scores.shape[-1]))
     if bool((values[:, 1:] == values[:, :-1]).any()):
         ids = scores.sort(stable=True, dim=-1, descending=True).indices

@@ -1,4 +1,4 @@
-"""What one request asks of the sampler, and where its logit rows stand in a pass."""
+"""The sampling constants of one request, and its logit rows in a pass."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import RowInit
 
 # Below this, dividing by the temperature could overflow float32; the result is the argmax anyway.
-_LEAST_TEMPERATURE = 1e-5
+_MIN_TEMPERATURE = 1e-5
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < _LEAST_TEMPERATURE
+    return params.temperature < _MIN_TEMPERATURE
 
 
 class RowSampler:
     """The constants of one request's sampling, built once when the request takes a row.
 
-    It holds nothing that changes from step to step: whatever depends on the text is computed from
-    the text of the `Span`, so a restart, a preemption or a rejected draft leaves nothing to repair.
-    Token ids beyond `vocab_size` (a draft's vocabulary may be padded less) are left out. `held` are
-    the ids whose scores this process has: column 0 of its logits is `held.start`; all by default.
+    Nothing here changes from step to step: what depends on the text is computed from the text of
+    the `LogitSpan`, so a restart, a preemption or a rejected draft token needs no repair. Token ids
+    beyond `vocab_size` (a draft's vocabulary may be padded less) are ignored. `held` are the ids
+    whose scores this process has: column 0 of its logits is `held.start`; all by default.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class RowSampler:
         )
         self._longest_bad_prefix = max((len(prefix) for prefix, _ in self._bad_words), default=0)
         self.has_allowed = self._allowed is not None
-        # A draft's vocabulary may lack every id that the target may choose.
+        # A draft's vocabulary may lack every allowed id.
         self.can_choose = self._allowed is None or bool(self._allowed)
-        # Some token may be banned at some position, beside those not allowed.
+        # Whether some token may be banned at some position, beyond those not allowed.
         self.has_bans = bool(self._stop_ids or self._bad_words)
         self.changes_logits = (
             self.has_bias or self.has_penalties or self.has_allowed or self.has_bans
@@ -96,21 +96,21 @@ class RowSampler:
 
     @cached_property
     def bias(self) -> tuple[Tensor, Tensor]:
-        """int64 columns and float32 values of `logit_bias`, as far as they are held."""
+        """int64 columns and float32 values of `logit_bias`, for ids in `held`."""
         ids = [token for token in self.params.logit_bias if token in self.held]
         values = [self.params.logit_bias[token] for token in ids]
         return self._columns(ids), torch.tensor(values, dtype=torch.float32, device=self.device)
 
     @cached_property
     def allowed(self) -> Tensor:
-        """int64 columns of `allowed_token_ids`, as far as they are held."""
+        """int64 columns of `allowed_token_ids`, for ids in `held`."""
         return self._columns(sorted(token for token in self._allowed or () if token in self.held))
 
-    def banned_ids(self, span: Span, num_drafts: int) -> set[int]:
+    def banned_ids(self, span: LogitSpan, num_drafts: int) -> set[int]:
         """Tokens that may not follow the committed text and the first `num_drafts` drafts.
 
         `bad_words` match output only, and ban the token that would complete a word. Bans that
-        would leave no allowed token are dropped: a request must be able to go on.
+        would leave no allowed token are dropped: a request must be able to continue.
         """
         num_output = span.base_len + num_drafts - self.prompt_len
         banned = set(self._stop_ids) if num_output < self.params.min_tokens else set()
@@ -135,7 +135,7 @@ class RowSampler:
 
 
 @dataclass(slots=True)
-class Span:
+class LogitSpan:
     """The consecutive logit rows of one request in one pass.
 
     Row j predicts the token at absolute position `base_len + j` and has seen the committed text
@@ -146,8 +146,7 @@ class Span:
     sampler: RowSampler
     tokens: Sequence[int]  # committed: prompt and output
     drafts: Sequence[int] = ()
-    # [len(drafts), vocab]: the distributions the drafts were sampled from. None: the proposer was
-    # certain of each draft.
+    # [len(drafts), vocab]: what the draft tokens were sampled from. None: q is one-hot.
     draft_q: Tensor | None = None
 
     @property
@@ -170,14 +169,14 @@ class LogitRow(NamedTuple):
     """One row of logits and what it predicts. A tuple, because a pass may hold thousands."""
 
     slot: int  # which row of the logits tensor
-    span: Span
+    span: LogitSpan
     sampler: RowSampler
     num_drafts: int  # how many of the span's drafts it has seen
     position: int  # absolute, prompt counted, of the token it predicts
 
 
-def logit_rows(spans: Sequence[Span]) -> list[LogitRow]:
-    """Every row of every span, in order: what a target pass returns."""
+def logit_rows(spans: Sequence[LogitSpan]) -> list[LogitRow]:
+    """Every row of every span, in order, as a target pass returns them."""
     rows: list[LogitRow] = []
     for span in spans:
         slot, base_len = len(rows), len(span.tokens)
@@ -186,8 +185,8 @@ def logit_rows(spans: Sequence[Span]) -> list[LogitRow]:
     return rows
 
 
-def last_rows(spans: Sequence[Span]) -> list[LogitRow]:
-    """The last row of each span: what a drafting step returns."""
+def last_rows(spans: Sequence[LogitSpan]) -> list[LogitRow]:
+    """The last row of each span, as a drafting step returns them."""
     return [
         LogitRow(slot, span, span.sampler, len(span.drafts), len(span.tokens) + len(span.drafts))
         for slot, span in enumerate(spans)

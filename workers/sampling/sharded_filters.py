@@ -1,9 +1,9 @@
-"""min_p, top_k and top_p where every rank holds the scores of some tokens only.
+"""min_p, top_k and top_p when the vocabulary is sharded over ranks.
 
 Whether a token passes follows from how many tokens, and how much mass, come before it in order of
-score: sums over the ranks, exact because mass is an integer (see `filters`). So the winner of a
-contest without filters is put to the test. If it fails, so does every token behind it, and those
-before it are contested again.
+score: sums over the ranks, exact because mass is an integer (see `filters`). So the argmax without
+filters is tested. If it fails, so does every token after it, and the argmax among those before it
+is tested next.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.kernels.mass import mass_in_units
-from outrider.workers.sampling.contest import Draw, Winners, contest
 from outrider.workers.sampling.draw import choose
 from outrider.workers.sampling.filters import apply_filters
 from outrider.workers.sampling.rows import LogitRow, RowSampler
+from outrider.workers.sampling.sharded_argmax import Draw, Winners, sharded_argmax
 from outrider.workers.sampling.vocab import VocabPart
 
 _NEG_INF = float("-inf")
-_MAX_REPEATS = 3  # then the rows that are left are gathered
+_MAX_REPEATS = 3  # then the remaining rows are gathered
 
 
 class _OpenRows(NamedTuple):
@@ -65,7 +65,7 @@ class _TokensBefore(NamedTuple):
 def choose_filtered(scores: Tensor, rows: list[LogitRow], draw: Draw, winners: Winners) -> Tensor:
     """int64 [n]: the choices of rows that all have filters.
 
-    `winners` are those of the contest without filters, with each rank's highest score as the
+    `winners` are those of `sharded_argmax` without filters, with each rank's highest score as the
     statistic.
     """
     open_rows = _open(scores, rows, winners.statistics.amax(0).float(), draw.vocab)
@@ -79,7 +79,7 @@ def choose_filtered(scores: Tensor, rows: list[LogitRow], draw: Draw, winners: W
             left = torch.full_like(open_rows.scores, _NEG_INF)
             left[before.rows, before.columns] = before.scores
             open_rows = open_rows.take(failed)
-            winners = contest(left[failed], open_rows.rows, draw)
+            winners = sharded_argmax(left[failed], open_rows.rows, draw)
             tokens[open_rows.at] = winners.tokens
         else:
             open_rows = open_rows.take(failed)
@@ -114,7 +114,7 @@ def _own_mass(rows: _OpenRows, vocab: VocabPart) -> Tensor:
 def _top_k_mass(rows: _OpenRows, vocab: VocabPart) -> Tensor:
     """int64 [n]: the mass of the tokens that min_p and top_k leave, from the best k of each rank.
 
-    Every rank knows the whole of it then; the first one speaks for all.
+    Every rank then has the total; only the first contributes it to the sum.
     """
     top_k = torch.tensor([[sampler.top_k] for sampler in rows.samplers], device=rows.at.device)
     num_best = int(top_k.max())

@@ -1,10 +1,10 @@
-"""Deciding which drafts stand, and the target's own token after them.
+"""Verification: which draft tokens are accepted, and the target's own token after them.
 
-`shared`: the target makes its choice at every drafted position, noise included, and a draft stands
-if it is that choice; the text is the one plain decoding writes. `rejection`: a draft x stands with
-probability min(1, p'(x) / q'(x)), else the residual max(p' - q', 0) is sampled (Leviathan et al.,
-Chen et al.); the text is distributed as p'. There, how many drafts are verified, and whose, may
-depend on the tokens before a draft and on q', never on the drafted token itself.
+`shared`: the target samples at every drafted position with the shared noise, and accepts a draft
+token that equals its sample; the text is that of plain decoding. `rejection`: a draft token x is
+accepted with probability min(1, p'(x) / q'(x)), else the residual max(p' - q', 0) is sampled
+(Leviathan et al., Chen et al.); the text is distributed as p'. In this mode, which draft tokens are
+verified may depend on the tokens before them and on q', never on the draft tokens themselves.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.kernels.noise import Stream, uniform
+from outrider.kernels.noise import NoiseStream, uniform
 from outrider.workers.sampling.chain import process_rows
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.draw import SamplingOps, checked, gumbel_choice, noise_keys
-from outrider.workers.sampling.rows import LogitRow, Span, logit_rows
+from outrider.workers.sampling.rows import LogitRow, LogitSpan, logit_rows
 from outrider.workers.sampling.vocab import VocabPart
 
 VerificationMode = Literal["shared", "rejection"]
 
 
 def verification_mode(name: str) -> VerificationMode:
-    """The mode of that name, which has been checked before."""
+    """The mode of a name that was validated before."""
     return "rejection" if name == "rejection" else "shared"
 
 
 class SpanVerdict(NamedTuple):
-    """What the target commits: the first `num_accepted` drafts, then one token of its own, which is
-    `NO_TOKEN` if none can be chosen."""
+    """What the target commits: the first `num_accepted` draft tokens, then one token of its own,
+    which is `NO_TOKEN` with NaN logits."""
 
     num_accepted: int
     tokens: tuple[int, ...]
@@ -42,7 +42,7 @@ class SpanVerdict(NamedTuple):
 
 def verify(
     logits: Tensor,
-    spans: Sequence[Span],
+    spans: Sequence[LogitSpan],
     ops: SamplingOps,
     mode: VerificationMode,
     vocab: VocabPart | None = None,
@@ -66,7 +66,7 @@ def verify(
 def acceptance_probability(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     """float64 [...]: min(1, p(x) / q(x)) of drafts x = `tokens` [...] under p and q [..., vocab].
 
-    A token with q(x) = 0 cannot have been drafted from q; it stands if the target could write it.
+    A token with q(x) = 0 cannot have been drafted from q; it is accepted if p(x) > 0.
     """
     p_of_draft = p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
     q_of_draft = q.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
@@ -77,7 +77,7 @@ def acceptance_probability(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """float64 [..., vocab]: max(p - q, 0), normalised: the distribution after a rejection.
 
-    Where nothing is left, p and q are equal and only rounding can have rejected: then it is p.
+    If it is zero everywhere, p and q are equal and only rounding can have rejected: then it is p.
     """
     left = (p.double() - q.double()).clamp_(min=0.0)
     total = left.sum(-1, keepdim=True)
@@ -85,13 +85,13 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def _verify_choices(
-    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, vocab: VocabPart | None
+    logits: Tensor, spans: Sequence[LogitSpan], ops: SamplingOps, vocab: VocabPart | None
 ) -> list[SpanVerdict]:
-    return stand(sample(logits, spans, ops, vocab=vocab).tolist(), spans)
+    return accept_matching(sample(logits, spans, ops, vocab=vocab).tolist(), spans)
 
 
-def stand(chosen: Sequence[int], spans: Sequence[Span]) -> list[SpanVerdict]:
-    """Drafts stand as far as they are what is chosen."""
+def accept_matching(chosen: Sequence[int], spans: Sequence[LogitSpan]) -> list[SpanVerdict]:
+    """Accept draft tokens as far as they match the chosen tokens."""
     verdicts, first = [], 0
     for span in spans:
         own = chosen[first : first + span.num_rows]
@@ -104,18 +104,18 @@ def stand(chosen: Sequence[int], spans: Sequence[Span]) -> list[SpanVerdict]:
 
 
 def _verify_by_rejection(
-    logits: Tensor, spans: Sequence[Span], ops: SamplingOps, vocab: VocabPart | None
+    logits: Tensor, spans: Sequence[LogitSpan], ops: SamplingOps, vocab: VocabPart | None
 ) -> list[SpanVerdict]:
     rows = logit_rows(spans)
     scores = process_rows(logits, rows, vocab)
     p = scores.softmax(-1)
     drafted = [row for row in rows if row.num_drafts < len(row.span.drafts)]
     q = _draft_distributions(spans, p)
-    stands = iter(_flip_coins(p, q, drafted))
+    accepted = iter(_accept(p, q, drafted))
     final_rows: list[LogitRow] = []
     first = 0
     for span in spans:
-        outcomes = [next(stands) for _ in span.drafts]
+        outcomes = [next(accepted) for _ in span.drafts]
         final_rows.append(rows[first + (*outcomes, False).index(False)])
         first += span.num_rows
     own = _sample_after(scores, p, q, drafted, final_rows, ops).tolist()
@@ -125,8 +125,8 @@ def _verify_by_rejection(
     ]
 
 
-def _draft_distributions(spans: Sequence[Span], p: Tensor) -> Tensor:
-    """[number of drafts, vocab]: q' at every draft, one-hot where the proposer was certain."""
+def _draft_distributions(spans: Sequence[LogitSpan], p: Tensor) -> Tensor:
+    """[draft tokens, vocab]: q' at every draft token, one-hot where the proposer was certain."""
     parts = [p.new_zeros(0, p.shape[-1])]
     for span in spans:
         if span.draft_q is not None:
@@ -138,18 +138,18 @@ def _draft_distributions(spans: Sequence[Span], p: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _flip_coins(p: Tensor, q: Tensor, drafted: Sequence[LogitRow]) -> list[bool]:
-    """Whether each draft stands; `drafted` are the rows that predict a drafted position."""
+def _accept(p: Tensor, q: Tensor, drafted: Sequence[LogitRow]) -> list[bool]:
+    """Whether each draft token is accepted; `drafted` are the rows that predict them."""
     if not drafted:
         return []
     tokens = torch.tensor([row.span.drafts[row.num_drafts] for row in drafted], device=p.device)
     at = torch.tensor([row.slot for row in drafted], device=p.device)
     seeds, positions = noise_keys(drafted, p.device)
     coins = uniform(
-        seeds, torch.full_like(seeds, Stream.ACCEPT), positions, torch.zeros_like(seeds)
+        seeds, torch.full_like(seeds, NoiseStream.ACCEPT), positions, torch.zeros_like(seeds)
     )
-    stands: list[bool] = (coins < acceptance_probability(p[at], q, tokens)).tolist()
-    return stands
+    accepted: list[bool] = (coins < acceptance_probability(p[at], q, tokens)).tolist()
+    return accepted
 
 
 def _sample_after(
@@ -169,12 +169,12 @@ def _sample_after(
         q_at = torch.tensor([q_index[final_rows[i].slot] for i in rejected], device=p.device)
         after = residual(p[p_at], q[q_at]).log()
         final[torch.tensor(rejected, device=p.device)] = after.to(final.dtype)
-    streams = torch.full((len(final_rows),), Stream.SHARED, device=p.device)
-    streams[rejected] = Stream.RESIDUAL
+    streams = torch.full((len(final_rows),), NoiseStream.SHARED, device=p.device)
+    streams[rejected] = NoiseStream.RESIDUAL
     return checked(gumbel_choice(final, final_rows, streams, ops), final)
 
 
-def _select(logits: Tensor, spans: Sequence[Span], members: Sequence[int]) -> Tensor:
+def _select(logits: Tensor, spans: Sequence[LogitSpan], members: Sequence[int]) -> Tensor:
     """The logit rows of some of the spans."""
     starts = [0, *accumulate(span.num_rows for span in spans)]
     at = [row for i in members for row in range(starts[i], starts[i + 1])]

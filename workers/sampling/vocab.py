@@ -1,4 +1,4 @@
-"""Which token ids a rank's logits stand for, and the ranks that hold the others."""
+"""Vocabulary sharding: the token ids of a rank's logits, and the ranks that hold the others."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 
 
 @dataclass(frozen=True)
 class VocabPart:
     """One rank's part of the vocabulary; rank r holds the ids `bounds[r]` to `bounds[r + 1] - 1`.
 
-    The one rank of a group of one holds all of it.
+    The rank of a single-rank group holds all of it.
     """
 
     bounds: tuple[int, ...]
@@ -26,17 +26,17 @@ class VocabPart:
 
     @classmethod
     def whole(cls, size: int) -> VocabPart:
-        return cls((0, size), Alone())
+        return cls((0, size), SingleRankGroup())
 
     @classmethod
     def of(cls, ranges: Sequence[range], limit: int, group: Collective) -> VocabPart:
-        """Consecutive `ranges` of ids, one per rank, without those of `limit` and above."""
+        """Consecutive `ranges` of ids, one per rank, without ids of `limit` and above."""
         bounds = (0, *(min(ids.stop, limit) for ids in ranges))
         return cls(bounds, group)
 
     @property
     def size(self) -> int:
-        """How many ids there are on all ranks together."""
+        """Number of ids on all ranks together."""
         return self.bounds[-1]
 
     @cached_property
@@ -46,7 +46,7 @@ class VocabPart:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """How many ids each rank holds."""
+        """Number of ids per rank."""
         return tuple(stop - start for start, stop in pairwise(self.bounds))
 
     @cached_property
@@ -54,10 +54,10 @@ class VocabPart:
         return self.group.size == 1
 
     @cached_property
-    def is_contested(self) -> bool:
-        """Whether there are several ranks and each has a token to offer.
+    def is_sharded(self) -> bool:
+        """Whether there are several ranks and each holds at least one id.
 
-        One may have none where the ids beyond the limit were all it held; then rows are gathered.
+        A rank holds none if all its ids are beyond the limit; then rows are gathered.
         """
         return not self.is_whole and min(self.widths) > 0
 

@@ -1,1 +1,1 @@
-"""From a model's name, folder or file to a decoder and a tokenizer."""
+"""Loads models by name, folder or file."""

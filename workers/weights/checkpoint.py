@@ -1,6 +1,6 @@
-"""A model's name to its folder and its specification, without torch and without its weights.
+"""Resolves a model's name to its folder and specification, without torch or reading weights.
 
-A GGUF file is converted once into a folder that is kept.
+A GGUF file is converted once into a folder in the cache.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from outrider.errors import ModelError
-from outrider.stages import stage
-from outrider.workers.models.spec import ModelSpec, eos_ids
-from outrider.workers.models.unsupported import refuse_adapter
-from outrider.workers.weights.cache import (
+from outrider.checkpoints.cache import (
     build_folder,
     cache_folder,
     discard_folder,
     read_own,
     write_own,
 )
-from outrider.workers.weights.files import Files, read_json
-from outrider.workers.weights.resolve import resolve_source
+from outrider.checkpoints.files import Files, read_json
+from outrider.checkpoints.resolve import resolve_source
+from outrider.errors import ModelError
+from outrider.progress_stages import stage
+from outrider.workers.models.spec import ModelSpec, eos_ids
+from outrider.workers.models.unsupported import refuse_adapter
 from outrider.workers.weights.safetensors_files import SafetensorsFiles, StoredFiles
 
 logger = logging.getLogger(__name__)
@@ -35,30 +35,30 @@ FINGERPRINT_DIGITS = 16
 
 
 def load_spec(
-    source: str | Path, *, revision: str | None = None, wanted: Files = Files.ALL
+    source: str | Path, *, revision: str | None = None, needed: Files = Files.ALL
 ) -> ModelSpec:
-    """Sizes and variants of a model, without reading its weights, which come along from a hub only
-    if they are wanted."""
-    return spec_of(checkpoint_folder(source, revision, wanted))
+    """Sizes and variants of a model, without reading its weights. From a hub these are downloaded
+    only if `needed`."""
+    return spec_of(checkpoint_folder(source, revision, needed))
 
 
 def check_files(source: str | Path, *, revision: str | None = None) -> None:
-    """Raise `ModelError` if files of weights are missing, cut short or damaged at their heads; no
-    weight is read."""
+    """Raise `ModelError` if weight files are missing, truncated or have damaged headers; reads no
+    weights."""
     SafetensorsFiles(checkpoint_folder(source, revision))
 
 
 def checkpoint_folder(
-    source: str | Path, revision: str | None = None, wanted: Files = Files.ALL
+    source: str | Path, revision: str | None = None, needed: Files = Files.ALL
 ) -> Path:
     """The Hugging Face folder behind a name; a GGUF is converted into one first."""
-    path = resolve_source(source, revision, wanted)
+    path = resolve_source(source, revision, needed)
     return converted_folder(path) if _is_gguf(path) else path
 
 
 def whole_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The same for programs that read Hugging Face folders by themselves: all weights are floats
-    there, several times the size of a quantised GGUF."""
+    """As `checkpoint_folder`, for other programs that read Hugging Face folders: all weights are
+    float32, several times the size of a quantised GGUF."""
     path = resolve_source(source, revision)
     return converted_folder(path, whole=True) if _is_gguf(path) else path
 
@@ -68,7 +68,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def converted_folder(path: Path, *, whole: bool = False) -> Path:
-    """The folder with the contents of `path`, converting it if need be."""
+    """The folder with the contents of `path`, converted if necessary."""
     name = f"{path.stem}-{_fingerprint(path)}"
     folder = cache_folder() / "gguf" / (f"{name}-float32" if whole else name)
     if folder.is_dir():
@@ -94,14 +94,20 @@ def converted_folder(path: Path, *, whole: bool = False) -> Path:
 
 
 def _fingerprint(path: Path) -> str:
-    """Of all that is in the file: a reinstalled copy keeps its conversion. It is kept for as long
-    as the file is not touched, since reading a large one takes a while."""
-    found = path.stat()
-    identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    """A hash of the file's contents, so that a reinstalled copy keeps its conversion. It is cached
+    until the file is modified, since reading a large file takes a while."""
+    status = path.stat()
+    identity = (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
     key = hashlib.sha256(repr((FORMAT_VERSION, identity)).encode()).hexdigest()
-    kept = cache_folder() / "fingerprints" / key[:FINGERPRINT_DIGITS]
+    cached = cache_folder() / "fingerprints" / key[:FINGERPRINT_DIGITS]
     with suppress(OSError, ValueError):
-        known = read_own(kept)
+        known = read_own(cached)
         if len(known) == FINGERPRINT_DIGITS and int(known, 16) >= 0:
             return known
     with path.open("rb") as file, stage(f"reading {path.name} for its fingerprint"):
@@ -109,12 +115,12 @@ def _fingerprint(path: Path) -> str:
     digest.update(FORMAT_VERSION.encode())
     fingerprint = digest.hexdigest()[:FINGERPRINT_DIGITS]
     with suppress(OSError):  # then it is computed again
-        write_own(kept, fingerprint)
+        write_own(cached, fingerprint)
     return fingerprint
 
 
 def spec_of(folder: Path) -> ModelSpec:
-    """Generation settings, where given, know all the ids that end a text."""
+    """The specification of a folder; generation_config.json overrides the EOS ids."""
     adapter = folder / "adapter_config.json"
     if adapter.is_file() and not (folder / "config.json").exists():
         refuse_adapter(str(folder), read_json(adapter))

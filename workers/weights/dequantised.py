@@ -1,4 +1,4 @@
-"""Weights in the forms of GGUF files as float32."""
+"""Dequantises weights in GGUF formats to float32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.requirements import not_installed
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What folders of converted files hold as it is stored; `outrider.kernels.stored` has their sizes.
+# Kept as stored in converted folders; `outrider.kernels.stored` has their sizes.
 STORED_KINDS = ("F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K")
 _HALVES = {"F16": "float16", "BF16": "bfloat16"}
 _ROWS_AT_A_TIME = 1024
@@ -28,8 +28,8 @@ def gguf_package(path: Path) -> Any:
 
 
 def dequantised(kind: str, blocks: Tensor, folder: Path) -> Tensor:
-    """float32 [out, in] of uint8 [out, bytes of a row], undone bit for bit as the package gguf
-    does."""
+    """float32 [out, in] of uint8 [out, bytes of a row], bit for bit as the package gguf
+    dequantises."""
     import torch
 
     if kind in _HALVES:

@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says about how its texts are sampled."""
+"""Sampling defaults from a checkpoint's generation_config.json."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from outrider.checkpoints.files import read_json
+from outrider.checkpoints.resolve import BUNDLED_TARGET, target_assets
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
 from outrider.workers.weights.checkpoint import checkpoint_folder
-from outrider.workers.weights.files import read_json
-from outrider.workers.weights.resolve import BUNDLED_TARGET, target_assets
 
 logger = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
-# Its names and ours. As in vLLM they hold whatever `do_sample` says.
+# Its names and ours. As in vLLM they apply regardless of `do_sample`.
 NAMES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -28,7 +28,7 @@ NAMES = {
 
 
 def load_sampling_defaults(source: str | Path, *, revision: str | None = None) -> dict[str, Any]:
-    """What a model's author would have requests get, by the names of `SamplingParams`."""
+    """The model's default sampling parameters, by the names of `SamplingParams`."""
     # The file on the hub sets none. The model card (huggingface.co/HuggingFaceTB/
     # SmolLM2-135M-Instruct, "How to use") samples at temperature 0.2 and top_p 0.9.
     is_bundled = source == BUNDLED_TARGET
@@ -37,7 +37,7 @@ def load_sampling_defaults(source: str | Path, *, revision: str | None = None) -
 
 
 def sampling_defaults(config: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Values that no request could have are left out, and warned of once."""
+    """Omits values that are invalid for requests, with one warning."""
     defaults: dict[str, Any] = {}
     wrong: list[str] = []
     for name, own in NAMES.items():
@@ -51,5 +51,5 @@ def sampling_defaults(config: Mapping[str, Any], path: str) -> dict[str, Any]:
         else:
             defaults[own] = value
     if wrong:
-        logger.warning("%s has %s, which cannot be; left out", path, " and ".join(wrong))
+        logger.warning("%s has invalid values: %s; ignored", path, " and ".join(wrong))
     return defaults

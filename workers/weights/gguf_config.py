@@ -1,4 +1,4 @@
-"""A GGUF header in the terms of a Hugging Face `config.json`, and its tensor names."""
+"""Translates a GGUF header into a Hugging Face `config.json`, and its tensor names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.errors import ModelError
 from outrider.workers.models.checks import BOUNDS, COUNT
 from outrider.workers.models.unsupported import refuse_experts
 
-# Converters of these store query and key rows interleaved, for llama.cpp's rotary layout.
+# Converters store these with interleaved query and key rows, for llama.cpp's rotary layout.
 INTERLEAVED = ("llama", "granite")
 ARCHITECTURES = ("granite", "llama", "qwen2", "qwen3")
 ROPE_DIVISORS = "rope_freqs.weight"
@@ -33,7 +33,7 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# What of the header is checked as which key of a `config.json`, under its own name.
+# Header fields, and the `config.json` keys whose bounds apply to them.
 _CHECKED_AS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -63,8 +63,8 @@ def hf_name(name: str) -> str | None:
 def hf_config(
     fields: Mapping[str, Any], tensor_names: set[str], divisors: list[float] | None
 ) -> dict[str, Any]:
-    """`fields` are the header's, with the tokenizer's size as `num_tokens`; `divisors` the contents
-    of the tensor `rope_freqs.weight`, where there is one."""
+    """`fields` are the header's, with the tokenizer's size as `num_tokens`; `divisors` are the
+    values of the tensor `rope_freqs.weight`, if there is one."""
     architecture = fields.get("general.architecture")
     experts = f"{architecture}.expert_count"
     refuse_experts(str(architecture), COUNT.check(experts, fields.get(experts) or 0))

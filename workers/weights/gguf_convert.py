@@ -1,8 +1,7 @@
-"""GGUF files as Hugging Face folders, without torch.
+"""Converts GGUF files to Hugging Face folders, without torch.
 
-Weights that kernels take as they are stored stay so (`stored_source.py`); others read them through
-`SafetensorsSource`, which undoes their form. Programs that know nothing of it get a folder of
-float32 alone.
+Weights in formats that kernels support stay as stored (`stored_source.py`); where kernels cannot
+use them, `SafetensorsSource` dequantises them. Other programs get a folder of float32 only.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from outrider.errors import ModelError
-from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.dequantised import STORED_KINDS, gguf_package
-from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
-from outrider.workers.weights.gguf_header import (
+from outrider.checkpoints.gguf_header import (
     GgufHeader,
     GgufTensor,
     damaged_gguf,
     read_gguf_header,
 )
+from outrider.errors import ModelError
+from outrider.workers.models.spec import ModelSpec
+from outrider.workers.weights.dequantised import STORED_KINDS, gguf_package
+from outrider.workers.weights.gguf_config import INTERLEAVED, ROPE_DIVISORS, hf_config, hf_name
 from outrider.workers.weights.safetensors_files import INDEX_FILE, STORED_INDEX_FILE
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ Array = np.ndarray[Any, Any]
 
 
 def convert(path: Path, folder: Path, *, whole: bool = False) -> None:
-    """Into a folder that is there; `whole` is float32 alone."""
+    """Convert into an existing folder; `whole` writes float32 only."""
     gguf = gguf_package(path)
     header = read_gguf_header(path)
     tensors = {tensor.name: tensor for tensor in _placed(path, header, gguf)}
@@ -46,7 +45,7 @@ def convert(path: Path, folder: Path, *, whole: bool = False) -> None:
     fields = header.fields | {"num_tokens": header.array_lens.get("tokenizer.ggml.tokens", 0)}
     values = None if divisors is None else divisors.values().tolist()
     config = hf_config(fields, set(tensors), values)
-    ModelSpec.from_hf(config)  # what cannot be served is refused before the long work
+    ModelSpec.from_hf(config)  # reject unsupported models before the long work
     writer, stored = _ShardWriter(folder, "model"), _ShardWriter(folder, "stored")
     kinds: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -66,7 +65,7 @@ def convert(path: Path, folder: Path, *, whole: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """One of the file's, whose bytes lie in the mapped file."""
+    """A tensor of the file; its bytes are memory-mapped."""
 
     path: Path
     name: str
@@ -114,9 +113,9 @@ class _Tensor:
 
 
 def _placed(path: Path, header: GgufHeader, gguf: Any) -> list[_Tensor]:
-    """All tensors of the file, each in a place of its own."""
+    """All tensors of the file, checked not to overlap."""
     data = np.asarray(np.memmap(path, mode="r"))[header.data_start :]
-    found, end = {}, 0
+    tensors, end = {}, 0
     for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
         where = f"tensor {tensor.name} at offset {tensor.offset}"
         if tensor.offset % header.alignment:
@@ -128,12 +127,12 @@ def _placed(path: Path, header: GgufHeader, gguf: Any) -> list[_Tensor]:
         if end > len(data):
             raise damaged_gguf(path, f"{where} ends beyond the file")
         raw = data[tensor.offset : end]
-        found[tensor.name] = _Tensor(path, tensor.name, kind, tensor.shape, header.order, raw)
-    return [found[tensor.name] for tensor in header.tensors]
+        tensors[tensor.name] = _Tensor(path, tensor.name, kind, tensor.shape, header.order, raw)
+    return [tensors[tensor.name] for tensor in header.tensors]
 
 
 def _size(path: Path, tensor: GgufTensor, gguf: Any) -> tuple[str, int]:
-    """The name of a tensor's kind and how many bytes it takes."""
+    """The name of a tensor's quantization type, and its size in bytes."""
     try:
         kind = gguf.GGMLQuantizationType(tensor.kind)
     except ValueError as error:

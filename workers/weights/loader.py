@@ -1,4 +1,4 @@
-"""A model's name to its decoder."""
+"""Loads a model by name into a decoder."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
+from outrider.checkpoints.cache import locked
 from outrider.kernels.types import Ops
-from outrider.stages import stage
+from outrider.progress_stages import stage
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
-from outrider.workers.models.source import WeightKeeper
-from outrider.workers.weights.cache import locked
+from outrider.workers.models.source import WeightCache
 from outrider.workers.weights.checkpoint import checkpoint_folder, spec_of
-from outrider.workers.weights.kept import KeptWeights, WeightsWriter, kept_path
+from outrider.workers.weights.packed_cache import PackedWeights, PackedWeightsWriter, packed_path
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 from outrider.workers.weights.stored_source import StoredFolder
 
@@ -33,18 +33,17 @@ def load_model(
     max_position: int | None = None,
     revision: str | None = None,
     quantization: str | None = None,
-    keeps: bool = False,
-    keeps_form: bool = False,
+    cache_packed: bool = False,
+    keeps_stored_format: bool = False,
     narrow: bool = False,
 ) -> Decoder:
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
-    `max_position` serves other lengths than the checkpoint states; rotary tables are made for it.
-    `quantization`, "fp8" or "int8", is that of the layers' weights. With `keeps`, what kernels of
-    CPUs make of them is left for processes that load the same later, and mapped if it is there.
-    With `keeps_form`, what such kernels can multiply with as it is stored stays in that form; and
-    with `narrow`, meant for models that only guess, weights of more than 8 bits are rounded to 8
-    there: reading them is most of what a small model does.
+    `max_position` overrides the maximum length of the checkpoint; rotary tables are made for it.
+    `quantization`, "fp8" or "int8", applies to the layers' weights. With `cache_packed`, weights
+    packed for CPU kernels are cached in a file, or mapped from it. With `keeps_stored_format`,
+    weights in formats that such kernels support stay as stored; `narrow`, meant for draft models,
+    then rounds weights of more than 8 bits to 8, because reading weights dominates a small model.
     """
     folder = checkpoint_folder(source, revision)
     spec = spec_of(folder)
@@ -52,34 +51,40 @@ def load_model(
         spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
 
-    stored = StoredFolder(folder, weights) if keeps_form and ops.packing is not None else None
+    stored = (
+        StoredFolder(folder, weights) if keeps_stored_format and ops.packing is not None else None
+    )
 
-    def build(keeper: WeightKeeper | None) -> Decoder:
+    def build(weight_cache: WeightCache | None) -> Decoder:
         with stage(f"reading the weights of {source}"):
-            return Decoder(spec, weights, ops, shard, quantization, keeper, stored, narrow=narrow)
+            return Decoder(
+                spec, weights, ops, shard, quantization, weight_cache, stored, narrow=narrow
+            )
 
-    if not keeps or ops.packing is None:
+    if not cache_packed or ops.packing is None:
         return build(None)
-    layout = f"{ops.packing.layout}, {'as stored' if keeps_form else 'float32'}"
-    if keeps_form and narrow:
+    layout = f"{ops.packing.layout}, {'as stored' if keeps_stored_format else 'float32'}"
+    if keeps_stored_format and narrow:
         layout += ", narrow"
-    path = kept_path(folder, spec, layout, shard or Shard(), quantization)
-    return build(None) if path is None else _with_kept(path, str(source), build)
+    path = packed_path(folder, spec, layout, shard or Shard(), quantization)
+    return build(None) if path is None else _with_packed_cache(path, str(source), build)
 
 
-def _with_kept(path: Path, source: str, build: Callable[[WeightKeeper | None], Decoder]) -> Decoder:
+def _with_packed_cache(
+    path: Path, source: str, build: Callable[[WeightCache | None], Decoder]
+) -> Decoder:
     with locked(path.with_suffix(".lock"), f"the packing of {source}"):
         try:
-            with closing(KeptWeights(path)) as kept:
-                return build(kept)
+            with closing(PackedWeights(path)) as packed:
+                return build(packed)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError) as error:
-            logger.warning("weights are packed again: %s", error)
+            logger.warning("packing the weights again: %s", error)
         try:
-            opened = WeightsWriter(path)
+            opened = PackedWeightsWriter(path)
         except OSError as error:
-            logger.info("weights cannot be kept: %s", error)
+            logger.info("cannot cache packed weights: %s", error)
             return build(None)
         with closing(opened) as writer:
             decoder = build(writer)

@@ -1,4 +1,4 @@
-"""Weights as `torch.save` writes them, read without running anything that the file asks for."""
+"""Weights written by `torch.save`, read without executing pickled code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.errors import ModelError
 
 
 class PickledSource:
-    """A dictionary of tensors in one file, which stays mapped for as long as this lives."""
+    """A dictionary of tensors in one file, which stays mapped for the lifetime of this object."""
 
     def __init__(self, path: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype = dtype
@@ -54,7 +54,7 @@ class PickledSource:
 
 def _load(path: Path) -> Mapping[str, Tensor]:
     try:
-        # Files of old versions of torch are no archives and cannot be mapped.
+        # Files of old torch versions are not zip archives and cannot be mapped.
         contents = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )

@@ -1,7 +1,6 @@
 """The safetensors files of a Hugging Face folder: one, or several with an index.
 
-Without torch, unless tensors are to be read: what can be found wrong with the files themselves is
-found by whoever only looks at them.
+Opening them checks the files without importing torch; only reading tensors needs it.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from outrider.checkpoints.files import read_json
 from outrider.errors import ModelError
 from outrider.workers.weights.dequantised import STORED_KINDS
-from outrider.workers.weights.files import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 STORED_INDEX_FILE = "stored.index.json"
-LOOKING, READING = "np", "pt"  # as safetensors calls what it makes tensors for
+LOOKING, READING = "np", "pt"  # safetensors frameworks
 
 
 class SafetensorsFiles:
-    """Which file has which tensor. Raises `ModelError` if one is missing or damaged at its head.
+    """Maps tensors to files. Raises `ModelError` if a file is missing or has a damaged header.
 
-    With `only`, the folder's other files are somebody else's.
+    With `only`, the folder's other files are ignored.
     """
 
     def __init__(self, folder: Path, only: str | None = None, framework: str = LOOKING) -> None:
@@ -36,7 +35,7 @@ class SafetensorsFiles:
         self.file_of = self._index()
 
     def stored_name(self, name: str) -> str:
-        """Checkpoints saved from the bare model have no `model.` before their names."""
+        """The stored name of a tensor: checkpoints of the bare model omit the prefix `model.`."""
         for candidate in (name, name.removeprefix("model.")):
             if candidate in self.file_of:
                 return candidate
@@ -75,8 +74,8 @@ class SafetensorsFiles:
 
 
 class StoredFiles:
-    """What a conversion of a GGUF file has kept of it as it was: the kind and the file of each
-    tensor, and the files. There may be none, and there are none without a folder."""
+    """The tensors that a GGUF conversion left as stored: the type and the file of each, and the
+    opened files. Possibly empty; empty without a folder."""
 
     def __init__(self, folder: Path | None, framework: str = LOOKING) -> None:
         self.kinds: dict[str, str] = {}
@@ -93,7 +92,7 @@ class StoredFiles:
         }
         if self.kinds.keys() != self.file_of.keys():
             raise ModelError(
-                f"kinds and weight_map of {path} are not of the same tensors; remove that folder."
+                f"kinds and weight_map of {path} do not list the same tensors; remove that folder."
             )
         _check_present(path, self.file_of, self.opened)
         for name, kind in self.kinds.items():
@@ -114,7 +113,7 @@ def _texts(path: Path, index: Mapping[str, Any], key: str) -> dict[str, str]:
 
 
 def _weight_map(path: Path, index: Mapping[str, Any]) -> dict[str, str]:
-    """The file of each tensor, all of them beside the index."""
+    """The file of each tensor, checked to be in the folder of the index."""
     file_of = _texts(path, index, "weight_map")
     for file_name in file_of.values():
         if Path(file_name).name != file_name or file_name in ("", ".."):

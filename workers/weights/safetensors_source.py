@@ -1,4 +1,4 @@
-"""Weights in a Hugging Face folder, or in one that a GGUF file was converted into."""
+"""Weights in a Hugging Face folder, or in the folder of a converted GGUF file."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from outrider.workers.weights.safetensors_files import (
 
 
 class SafetensorsSource:
-    """Reads slices of tensors as they are asked for; holds open files, never a tensor.
+    """Reads slices of tensors on demand; holds open files, never a tensor.
 
-    What a GGUF file stores in a form of its own comes as the floats that it stands for. With
-    `only`, the folder's other files are somebody else's.
+    Weights in GGUF formats are dequantised. With `only`, the folder's other files are ignored.
     """
 
     def __init__(
@@ -49,9 +48,9 @@ class SafetensorsSource:
         columns: range | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """`dtype` is for what must keep its own, such as ids."""
+        """`dtype` is for tensors that must keep theirs, such as ids."""
         if name in self.forms.kinds:
-            whole = self._undone(name, shape, rows or range(shape[0]))
+            whole = self._dequantised_rows(name, shape, rows or range(shape[0]))
             part = whole if columns is None else whole[:, columns.start : columns.stop]
             return part.to(device=self.device, dtype=dtype or self.dtype, copy=True)
         stored_name = self._files.stored_name(name)
@@ -72,11 +71,11 @@ class SafetensorsSource:
             tensor: Tensor = stored[cuts[: len(shape)]]
         except SafetensorError as error:
             raise damaged(path, error) from None
-        # What was sliced lies in the mapped file, which somebody may replace while we run.
+        # Copy: the slice is in the mapped file, which may be replaced while we run.
         return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
 
-    def _undone(self, name: str, shape: tuple[int, ...], rows: range) -> Tensor:
-        """Whole rows as float32."""
+    def _dequantised_rows(self, name: str, shape: tuple[int, ...], rows: range) -> Tensor:
+        """Whole rows, dequantised to float32."""
         path = self._files.folder / self.forms.file_of[name]
         kind = self.forms.kinds[name]
         stored = self.forms.opened[path.name].get_slice(name)
@@ -95,6 +94,6 @@ class SafetensorsSource:
         return dequantised(kind, blocks, self._files.folder)
 
     def stored(self, name: str) -> Any:
-        """The whole tensor as it lies in its file: `get_dtype`, `get_shape` and slices of it."""
+        """A safetensors slice of the whole tensor as stored."""
         stored_name = self._files.stored_name(name)
         return self._files.open(self._files.file_of[stored_name]).get_slice(stored_name)

@@ -1,4 +1,4 @@
-"""Weights in the form a checkpoint stores them, from a folder that has them in it."""
+"""Weights in their stored format, from a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from outrider.kernels.stored import KINDS, StoredWeight
 from outrider.workers.models.source import StoredPart
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
-_HALVES = ("BF16", "F16")  # as safetensors calls them, too
+_HALVES = ("BF16", "F16")  # also their safetensors names
 
 
 class StoredFolder:
-    """What a conversion of a GGUF file has kept of it, and else the halves among `weights`."""
+    """The tensors that a GGUF conversion left as stored, or else 16-bit floats of `weights`."""
 
     def __init__(self, folder: Path, weights: SafetensorsSource) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class StoredFolder:
     ) -> StoredPart | None:
         stored = self._weights.stored(name)
         kind, own = stored.get_dtype(), (len(rows), len(columns))
-        if kind not in _HALVES or tuple(stored.get_shape()) != shape:  # told when it is read
+        if kind not in _HALVES or tuple(stored.get_shape()) != shape:  # reported when it is read
             return None
 
         def read() -> StoredWeight:

@@ -2,9 +2,9 @@
 
 import sys
 
+from outrider.checkpoints.resolve import resolve_source
 from outrider.config.sources import resolve
 from outrider.errors import OutriderError
-from outrider.workers.weights.resolve import resolve_source
 
 
 def main(file: str) -> None:

@@ -1,7 +1,7 @@
-"""Sends a request and fails unless a text comes back: send_request.py HOST:PORT [FOLDER]
+"""Sends a request and fails without an answer: send_request.py HOST:PORT [FOLDER]
 
-The folder is a certificate's, whose authority is trusted; without one there is no TLS. The key is
-that of OUTRIDER_API_KEY.
+The folder has the certificate to trust; without a folder there is no TLS. The key is in
+OUTRIDER_API_KEY.
 """
 
 import sys
@@ -14,7 +14,7 @@ READY_S = 60.0
 
 
 def authority(folder: str) -> Path:
-    """That of the certificate, or the certificate itself where it is its own."""
+    """The certificate's authority, or a self-signed certificate itself."""
     found = Path(folder) / "ca.crt"
     return found if found.exists() else Path(folder) / "tls.crt"
 

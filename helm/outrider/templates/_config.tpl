@@ -7,7 +7,7 @@
 
 {{- define "outrider.bundledTarget" -}}smollm2-135m-instruct{{- end }}
 
-{{/* What no schema can say, in sentences. */}}
+{{/* Checks that the schema cannot express. */}}
 {{- define "outrider.checkModels" -}}
 {{- $draft := .Values.draft -}}
 {{- if dig "server" "api_key" "" .Values.config -}}
@@ -29,7 +29,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* What all processes of a model know. */}}
+{{/* Settings of all processes of a model. */}}
 {{- define "outrider.config.models" -}}
 {{- include "outrider.checkModels" . -}}
 {{- $target := dict "model" .Values.model "device" .Values.target.device "dtype" .Values.target.dtype "tensor_parallel" (int .Values.target.tensorParallel) -}}
@@ -53,14 +53,14 @@
 {{- dict "target" $target "draft" $draft "speculation" $speculation "log_format" "json" | toYaml -}}
 {{- end }}
 
-{{/* Where models are placed and how long that may take. */}}
+{{/* Placement of the models, and its timeouts. */}}
 {{- define "outrider.config.cluster" -}}
 {{- $cluster := dict "placement_timeout_s" (int .Values.engine.placementTimeoutSeconds) "start_timeout_s" (int .Values.engine.startTimeoutSeconds) -}}
 {{- if eq .Values.draft.method "draft" }}{{ $_ := set $cluster "colocate" .Values.draft.colocate }}{{ end -}}
 {{- toYaml (dict "cluster" $cluster) -}}
 {{- end }}
 
-{{/* How clients are met, by a gateway or by the server of mode `plain`. */}}
+{{/* The listeners, of a gateway or of the server of mode `plain`. */}}
 {{- define "outrider.config.front" -}}
 {{- $server := dict "host" "0.0.0.0" "port" 8000 "grpc_port" 50051 "admin_port" 8081 "drain_s" (int .Values.gateway.drainSeconds) "max_connection_age_s" (int .Values.gateway.maxConnectionAgeSeconds) "max_connection_grace_s" (int .Values.gateway.maxConnectionGraceSeconds) -}}
 {{- /* Behind a proxy all clients have its address. */ -}}
@@ -76,7 +76,7 @@
 {{- toYaml (dict "server" $server) -}}
 {{- end }}
 
-{{/* A controller of one RayCluster, which opens no port to clients. */}}
+{{/* A controller of one RayCluster, without ports for clients. */}}
 {{- define "outrider.config.controller" -}}
 {{- $labels := dict "target_labels" (list "outrider-role=target") -}}
 {{- if include "outrider.hasDraftPods" . }}{{ $_ := set $labels "draft_labels" (list "outrider-role=draft") }}{{ end -}}

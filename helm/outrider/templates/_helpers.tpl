@@ -96,7 +96,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end }}
 
-{{/* The component that clients' Services lead to. */}}
+{{/* The component that clients' Services select. */}}
 {{- define "outrider.frontComponent" -}}
 {{- ternary "server" "gateway" (eq .Values.mode "plain") -}}
 {{- end }}
@@ -113,7 +113,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- default (printf "%s-models" (include "outrider.fullname" .)) .Values.modelCache.existingClaim -}}
 {{- end }}
 
-{{/* Names under which certificates and clients know the gateways. */}}
+{{/* Host names of the gateways, in certificates and for clients. */}}
 {{- define "outrider.gatewayHost" -}}
 {{- printf "%s.%s.svc" (include "outrider.gatewayService" .) .Release.Namespace -}}
 {{- end }}

@@ -25,7 +25,7 @@ livenessProbe:
   periodSeconds: {{ $probes.periodSeconds }}
   timeoutSeconds: {{ $probes.timeoutSeconds }}
   failureThreshold: {{ $probes.livenessFailures }}
-  # Nothing to hand over or to drain where nobody answers.
+  # A dead process has nothing to hand over or to drain.
   terminationGracePeriodSeconds: {{ include "outrider.bufferSeconds" . }}
 readinessProbe:
   httpGet: {path: /readyz, port: admin}
@@ -148,7 +148,7 @@ securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Files that whoever meets clients needs: keys and certificates. */}}
+{{/* Files of a process with listeners for clients: keys and certificates. */}}
 {{- define "outrider.volumes.front" -}}
 {{- with .Values.auth.keysSecret }}
 - name: keys

@@ -7,12 +7,12 @@ A driver attaches to the raylet through sockets in /tmp/ray and is known to it b
 both containers share /tmp, /dev/shm and the process namespace.
 */}}
 
-{{/* Seconds that a replica whose end was announced serves on. With the gate its successor serves already. */}}
+{{/* Seconds that a replica serves after its end is announced. With the gate its successor serves already. */}}
 {{- define "outrider.handoverSeconds" -}}
 {{- ternary 0 (int .Values.upgrade.handoverSeconds) .Values.upgrade.gate -}}
 {{- end }}
 
-{{/* Seconds that a replica goes on after its end was announced: handing over, draining, ending. */}}
+{{/* Seconds from a replica's announced end to its exit: handover, drain, exit. */}}
 {{- define "outrider.engineStopSeconds" -}}
 {{- add (include "outrider.handoverSeconds" .) .Values.engine.drainSeconds (include "outrider.endSeconds" .) -}}
 {{- end }}
@@ -32,7 +32,7 @@ object-store-memory: "104857600"
 {{- end }}
 
 {{/*
-A worker that is to end tells the controller, which moves or drains its replica; it ends as soon as
+A worker that is to end notifies the controller, which moves or drains its replica; it ends as soon as
 that is done. Ray's head stays for as long as the controller may drain.
 */}}
 {{- define "outrider.leaveSeconds" -}}
@@ -119,8 +119,8 @@ podAffinity:
 {{- end }}
 
 {{/*
-The pods of a role. Ray is told one CPU for each rank and two to spare, whatever the pod has: these
-are seats, and a rank on a GPU needs little of its CPU.
+The pods of a role. Ray gets one CPU for each rank and two to spare, whatever the pod has: these are
+slots, and a rank on a GPU needs little CPU.
 */}}
 {{- define "outrider.workerGroup" -}}
 {{- $values := index .root.Values .role -}}

@@ -27,7 +27,7 @@ metadata:
   namespace: {{ $.Release.Namespace }}
   labels: {{- include "outrider.labels" (dict "root" $ "component" "controller") | nindent 4 }}
 spec:
-  # What an upgrade parks, a rollback wakes.
+  # An upgrade suspends it, a rollback resumes it.
   suspend: false
   {{- include "outrider.rayClusterSpec" (dict "root" $root "configMap" $name) | nindent 2 }}
 {{- end }}

@@ -35,21 +35,21 @@ class _Lazy(NamedTuple):
 COMMANDS = {
     "generate": _Lazy("outrider.cli.generate", "Generate text and show what speculation did."),
     "serve": _Lazy("outrider.cli.serve", "Serve a model over HTTP and gRPC."),
-    "gateway": _Lazy(
-        "outrider.cli.gateway", "Answer over HTTP and gRPC for servers on other hosts."
-    ),
-    "controller": _Lazy("outrider.cli.controller", "Keep replicas for gateways on other hosts."),
+    "gateway": _Lazy("outrider.cli.gateway", "Serve HTTP and gRPC for servers on other hosts."),
+    "controller": _Lazy("outrider.cli.controller", "Run replicas for gateways on other hosts."),
     "chat": _Lazy("outrider.cli.chat", "Talk to a running server."),
     "status": _Lazy("outrider.cli.status", "Show a server's model, processes and load."),
     "speculation": _Lazy(
-        "outrider.cli.speculation", "Show and change how far a running server drafts."
+        "outrider.cli.speculation", "Show and change a running server's speculation policy."
     ),
-    "scale": _Lazy("outrider.cli.scale", "Have more or fewer replicas."),
-    "rollout": _Lazy("outrider.cli.rollout", "Replace replicas or drafts, and lose no request."),
-    "drain": _Lazy("outrider.cli.drain", "Have a server refuse new requests."),
-    "leave": _Lazy("outrider.cli.leave", "Have replicas leave this host before it ends."),
+    "scale": _Lazy("outrider.cli.scale", "Change the number of replicas."),
+    "rollout": _Lazy(
+        "outrider.cli.rollout", "Replace replicas or drafts without losing a request."
+    ),
+    "drain": _Lazy("outrider.cli.drain", "Make a server refuse new requests."),
+    "leave": _Lazy("outrider.cli.leave", "Move replicas off this host before it ends."),
     "abort": _Lazy("outrider.cli.abort", "End a running request."),
-    "explain": _Lazy("outrider.cli.explain", "Explain how far recent steps were drafted."),
+    "explain": _Lazy("outrider.cli.explain", "Explain the drafting depth of recent steps."),
     "deploy": _Lazy("outrider.cli.deploy", "Bring a cluster up (`ray up`) with a server on it."),
     "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),
     "distill": _Lazy("outrider.cli.distill", "Train a draft or a head for a target."),
@@ -63,7 +63,7 @@ CLIENTS = ("chat", "status", "speculation", "scale", "rollout", "drain", "abort"
 
 @dataclass(slots=True)
 class GlobalOptions:
-    """What stands before the subcommand; each subcommand finds it as `ctx.obj`."""
+    """Options before the subcommand, which gets them as `ctx.obj`."""
 
     debug: bool = False
     log_level: str | None = None
@@ -81,17 +81,17 @@ class _LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if name in COMMANDS:
-            command = _plainly_helped(
+            command = _without_boxes(
                 typer.main.get_command(import_module(COMMANDS[name].module).app)
             )
         return name, command, rest
 
 
-def _plainly_helped(command: Any) -> Any:
-    """Its help without boxes: at 80 columns their table cuts the names of options."""
+def _without_boxes(command: Any) -> Any:
+    """Plain help: at 80 columns rich's boxes truncate option names."""
     command.rich_markup_mode = None
     for inner in getattr(command, "commands", {}).values():
-        _plainly_helped(inner)
+        _without_boxes(inner)
     return command
 
 
@@ -104,8 +104,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"outrider {__version__}")
         raise typer.Exit
 
@@ -130,7 +130,7 @@ def _globals(
             "--server",
             "-s",
             metavar="HOST:PORT",
-            help="The server to talk to, for commands that do; may stand behind them too.",
+            help="The server of client commands; may also follow the command.",
             show_default=False,
         ),
     ] = None,
@@ -152,7 +152,7 @@ def _globals(
     command = ctx.invoked_subcommand
     if server is not None and command is not None and command not in CLIENTS:
         names = ", ".join(CLIENTS)
-        raise ConfigError(f"--server stands before {command}, but is for {names}; leave it out.")
+        raise ConfigError(f"--server does not apply to {command}, only to {names}; leave it out.")
     setup_logging(log_level or "info", role="cli", json_lines=log_json)
 
 
@@ -171,7 +171,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _report_usage(error: Any) -> int:
-    """As the parser writes it, but for the capital that none of ours has."""
+    """The parser's message, with a lower-case "error:" as in ours."""
     written = io.StringIO()
     error.show(file=written)
     text = re.sub("^Error: ", "error: ", written.getvalue(), flags=re.MULTILINE)
@@ -180,19 +180,19 @@ def _report_usage(error: Any) -> int:
 
 
 def _report(error: Exception) -> int:
-    if isinstance(error, typer.Abort):  # a question was answered by the end of the input
+    if isinstance(error, typer.Abort):  # EOF at a prompt
         typer.echo("error: aborted.", err=True)
         return 1
     if hasattr(error, "format_message"):  # the parser's own, with its usage
         return _report_usage(error)
     if isinstance(error, OutriderError):
         messages, exit_code = str(error).splitlines(), error.exit_code
-    elif isinstance(error, ModuleNotFoundError) and (said := not_installed(error)) is not None:
-        messages, exit_code = [said], 1
+    elif isinstance(error, ModuleNotFoundError) and (message := not_installed(error)) is not None:
+        messages, exit_code = [message], 1
     else:
         hint = "run 'outrider --debug ...' to see where"
         messages, exit_code = [f"unexpected {type(error).__name__}: {error} ({hint})"], 1
-    with contextlib.suppress(OSError):  # nobody reads it any more; the exit code tells
+    with contextlib.suppress(OSError):  # stderr is closed; the exit code remains
         from outrider.cli.visible import visible_on
 
         for message in messages:

@@ -27,7 +27,7 @@ def abort(
     tls_ca: TlsCaOption = None,
     client_cert: ClientCertOption = None,
 ) -> None:
-    """End a request, whoever sent it."""
+    """End a request of any client."""
     with connect(server, api_key, tls_ca, client_cert) as client:
         num_ended = client.abort(request_id)
     if not num_ended:

@@ -18,7 +18,7 @@ from outrider.cli.connecting import (
 from outrider.cli.sampling import TemperatureOption, TopPOption, given_params
 from outrider.client import DEFAULT_SERVER, Client, Completion, Stream
 from outrider.errors import OutriderError, RequestError
-from outrider.progress import AtWork
+from outrider.progress import ProgressSpinner
 
 _PROMPT = "> "
 _HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
@@ -34,16 +34,16 @@ def chat(
     ] = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.")] = 512,
     seed: Annotated[
         int | None, typer.Option(help="Seed of every answer; drawn if not given.")
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="Who drafts: draft, ngram or off; as the server says if not given."),
+        typer.Option(help="Proposer: draft, ngram or off. Default: the server's."),
     ] = None,
     depth: Annotated[
-        int | None, typer.Option("--depth", "-k", help="Most tokens drafted a round.")
+        int | None, typer.Option("--depth", "-k", help="Maximum tokens drafted per round.")
     ] = None,
     fix_depth: Annotated[
         bool, typer.Option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
@@ -81,7 +81,7 @@ def _read_stdin() -> str:
 
 
 class _Conversation:
-    """What was said so far, and the two terminals it is shown on."""
+    """The conversation so far, and its consoles."""
 
     def __init__(self, client: Client, params: dict[str, Any], system: str | None) -> None:
         from outrider.cli.visible import SafeConsole
@@ -94,38 +94,38 @@ class _Conversation:
         self._messages = list(self._opening)
 
     def talk(self) -> None:
-        """Until the user leaves."""
-        import readline  # noqa: F401 - gives `input` a history and keys
+        """Run until the user leaves."""
+        import readline  # noqa: F401 - adds history and key bindings to `input`
 
         status = self._client.status()
         self._stderr.print(f"{status.model} at {self._client.address}. {_HELP}", style="dim")
         while True:
             try:
-                said = input(_PROMPT).strip()
+                line = input(_PROMPT).strip()
             except KeyboardInterrupt:
                 self._stdout.print()
                 continue
             except EOFError:
                 self._stdout.print()
                 return
-            if said == "/quit":
+            if line == "/quit":
                 return
-            if said == "/reset":
+            if line == "/reset":
                 self._messages = list(self._opening)
-            elif said.startswith("/"):
-                self._stderr.print(f"{said} is no command. {_HELP}", style="dim")
-            elif said:
-                self._answer_or_explain(said)
+            elif line.startswith("/"):
+                self._stderr.print(f"unknown command {line}. {_HELP}", style="dim")
+            elif line:
+                self._answer_or_explain(line)
 
-    def _answer_or_explain(self, said: str) -> None:
+    def _answer_or_explain(self, line: str) -> None:
         try:
-            self.answer(said)
+            self.answer(line)
         except OutriderError as error:
             self._stderr.print(f"error: {error}", style="red", markup=False)
 
-    def answer(self, said: str) -> None:
-        """Stream the answer; both turns are kept once there is one, however short it was cut."""
-        turn = {"role": "user", "content": said}
+    def answer(self, line: str) -> None:
+        """Stream the answer. Keeps both turns even if the answer was interrupted."""
+        turn = {"role": "user", "content": line}
         stream = self._client.chat_stream(
             [*self._messages, turn], want_text_spans=self._has_colours, **self._params
         )
@@ -138,11 +138,11 @@ class _Conversation:
             self._stderr.print(_statistics(stream.completion), style="dim")
 
     def _show(self, stream: Stream) -> bool:
-        """Write the text as it comes; whether it came to its end."""
+        """Write the text as it streams; whether it completed."""
         from outrider.cli.visible import visible_on
 
         file = self._stdout.file
-        waiting = AtWork(self._stderr, "waiting for the server")
+        waiting = ProgressSpinner(self._stderr, "waiting for the server")
         waiting.start()
         try:
             for chunk in stream:

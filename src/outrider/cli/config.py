@@ -1,4 +1,4 @@
-"""`outrider config`, and the options every command shares that needs a configuration."""
+"""`outrider config`, and the options shared by commands with a configuration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from outrider.config import EngineConfig, find_setting
 from outrider.config.kwargs import PATHS
 from outrider.config.sources import (
     DEFAULT_ORIGIN,
-    Given,
     Resolved,
+    SourcedValue,
     example_text,
     merge_given,
     read_assignments,
@@ -66,14 +66,14 @@ def load_config(
     file: Path | None,
     assignments: list[str] | None,
     flags: Mapping[str, Any] | None = None,
-    implied: Mapping[str, Given] | None = None,
+    implied: Mapping[str, SourcedValue] | None = None,
     check: Callable[[EngineConfig], object] | None = None,
 ) -> Resolved:
-    """The configuration for a command, and logging set up as it says.
+    """Load a command's configuration, and set up logging from it.
 
-    `flags` are the command's own, by the names of `LLM(...)`, None where not given; `implied` are
-    settings that follow from a flag, by path. Whatever is given in two ways must be the same.
-    `check` raises what else is wrong with it. All that is wrong is raised together.
+    `flags` are the command's own, by the names of `LLM(...)`, None if not given; `implied` are
+    settings that follow from a flag, by path. Values given twice must be equal. `check` may raise
+    further `ConfigError`s. All problems are raised together.
     """
     options = ctx.ensure_object(GlobalOptions)
     foreign = translation_of(ctx)
@@ -81,9 +81,9 @@ def load_config(
     try:
         own = read_kwargs(flags or {}, as_flags=True)
         if options.log_level is not None:
-            own["log_level"] = Given(options.log_level, "--log-level")
+            own["log_level"] = SourcedValue(options.log_level, "--log-level")
         if options.log_json:
-            own["log_format"] = Given("json", "--log-json")
+            own["log_format"] = SourcedValue("json", "--log-json")
         translated = {} if problems else foreign.values
         assigned = read_assignments(assignments or ())
         given = merge_given(own, implied or {}, assigned, translated)
@@ -96,7 +96,7 @@ def load_config(
         raise ConfigError("\n".join(problems))
     config = resolved.config
     setup_logging(config.log_level, role="cli", json_lines=config.log_format == "json")
-    foreign.tell()
+    foreign.log()
     return resolved
 
 
@@ -168,7 +168,7 @@ def _is_hidden(resolved: Resolved, path: str) -> bool:
 
 
 def _words(path: str, value: Any, origin: str) -> str:
-    """A value for people. What is unset is found out later; what is none stays so."""
+    """A value for people: "unset" is decided at start, "none" is a choice."""
     if value is None:
         is_left_open = origin == DEFAULT_ORIGIN and find_setting(path).default is None
         return "unset" if is_left_open else "none"

@@ -1,4 +1,4 @@
-"""The options of every command that talks to a server."""
+"""The connection options of client commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SERVER_VARIABLE = "OUTRIDER_SERVER"
 
 
 def _chosen(ctx: typer.Context, server: str) -> str:
-    """The address that stands at the command, else before it, else in the variable."""
+    """The address given at the command, else before it, else in the environment."""
     before = ctx.ensure_object(GlobalOptions).server
     source = ctx.get_parameter_source("server")
     if before is None or (source is not None and source.name == "COMMANDLINE"):
         if before not in (None, server):
             raise ConfigError(
-                f"--server is {before!r} before the command and {server!r} behind it; give one."
+                f"--server is {before!r} before the command and {server!r} after it; give one."
             )
         return server
     return before
@@ -35,13 +35,13 @@ ServerOption = Annotated[
         metavar="HOST:PORT",
         envvar=SERVER_VARIABLE,
         callback=_chosen,
-        help="The server's gRPC address; may stand anywhere behind outrider.",
+        help="The server's gRPC address; may follow any word of the command.",
     ),
 ]
 
 
 def keep_server(ctx: typer.Context, server: str | None) -> None:
-    """One that stands between a command and its own commands."""
+    """Handle a --server between a command and its subcommand."""
     if server is not None:
         options = ctx.ensure_object(GlobalOptions)
         options.server = server if options.server is None else options.server
@@ -54,7 +54,7 @@ def keep_server(ctx: typer.Context, server: str | None) -> None:
 GroupServerOption = Annotated[
     str | None,
     typer.Option(
-        "--server", "-s", metavar="HOST:PORT", help="As of the commands.", show_default=False
+        "--server", "-s", metavar="HOST:PORT", help="See the subcommands.", show_default=False
     ),
 ]
 ApiKeyOption = Annotated[
@@ -62,7 +62,7 @@ ApiKeyOption = Annotated[
     typer.Option(
         "--api-key",
         metavar="KEY",
-        help="The key to show; OUTRIDER_API_KEY if not given.",
+        help="API key; OUTRIDER_API_KEY if not given.",
         show_default=False,
     ),
 ]
@@ -71,7 +71,7 @@ TlsCaOption = Annotated[
     typer.Option(
         "--tls-ca",
         metavar="FILE",
-        help="Use TLS, and trust these authorities (PEM); https://HOST trusts everybody's.",
+        help="Use TLS, and trust these authorities (PEM); https://HOST trusts the system's.",
         show_default=False,
     ),
 ]
@@ -80,13 +80,13 @@ ClientCertOption = Annotated[
     typer.Option(
         "--client-cert",
         metavar="FILE",
-        help="Certificate and key (PEM) to show to a server that asks for them.",
+        help="Client certificate and key (PEM), for mutual TLS.",
         show_default=False,
     ),
 ]
 
 
-# Somebody sits there: longer than a gateway takes to be started anew, and not much longer.
+# Interactive use: a bit longer than the restart of a gateway.
 RESUME_WINDOW_S = 20.0
 
 

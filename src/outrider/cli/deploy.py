@@ -1,4 +1,4 @@
-"""`outrider deploy`: a cluster and a server on it, brought up and taken down by one file."""
+"""`outrider deploy`: bring up and tear down a cluster with a server on it, from one file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import typer
 from outrider.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
-    from outrider.cluster.deploy import Deployment
+    from outrider.cluster.deploy.deployment import Deployment
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Bring a cluster up with a server on it (`ray up`), look at it, take it down.",
+    help="Bring a cluster up with a server on it (`ray up`), inspect it, take it down.",
 )
-_on_head = typer.Typer(help="What `outrider deploy` asks of the head.")
+_on_head = typer.Typer(help="Commands that `outrider deploy` runs on the head.")
 app.add_typer(_on_head, name="on-head", hidden=True)
 
 _CLUSTER_FILE = "cluster.yaml"
@@ -37,8 +37,8 @@ _DEFAULT_FILE = Path(_CLUSTER_FILE)
 _DEFAULT_S = 1800.0
 
 
-class Kind(StrEnum):
-    """Where hosts come from."""
+class HostSource(StrEnum):
+    """Provider of the hosts."""
 
     ON_PREMISE = "on-premise"
     AWS = "aws"
@@ -47,15 +47,15 @@ class Kind(StrEnum):
 
 @app.command()
 def init(
-    kind: Annotated[Kind, typer.Argument(help="Where the hosts come from.")],
+    kind: Annotated[HostSource, typer.Argument(help="Where the hosts come from.")],
     folder: Annotated[Path, typer.Argument(help="Where to write the files.")] = Path("."),
     wheel: Annotated[
         Path | None,
         typer.Option(help="The wheel that hosts install, as `make wheel` built it.", exists=True),
     ] = None,
 ) -> None:
-    """Write the files of a cluster to edit: hosts, settings, a key for clients, a token for Ray."""
-    from outrider.gateway.keys_file import key_digest, new_key
+    """Write the files of a cluster to edit: hosts, settings, an API key, a token for Ray."""
+    from outrider.gateway.auth.keys_file import key_digest, new_key
 
     if (folder / _CLUSTER_FILE).exists():
         raise ConfigError(f"{folder / _CLUSTER_FILE} exists; choose another folder.")
@@ -70,9 +70,9 @@ def init(
     _write_secret(folder / _TOKEN, secrets.token_hex(32))
     if wheel is not None:
         shutil.copy(wheel, folder / _DIST)
-    typer.echo(f"The key of operator, shown only now: {key}", err=True)
+    typer.echo(f"API key of operator, shown only now: {key}", err=True)
     path = folder / _CLUSTER_FILE
-    typer.echo(f"Wrote {path} and what it names. Edit the lines marked EDIT, then:")
+    typer.echo(f"Wrote {path} and the files it names. Edit the lines marked EDIT, then:")
     typer.echo(f"outrider deploy up -f {path}")
 
 
@@ -83,7 +83,7 @@ def _write_secret(path: Path, text: str) -> None:
 
 @app.command()
 def up(file: FileOption = _DEFAULT_FILE, timeout: TimeoutOption = _DEFAULT_S) -> None:
-    """Bring the cluster up with a server on it, or to what the file says now; wait for it."""
+    """Bring the cluster and its server to the state in the file; wait until ready."""
     with _deployment(file) as deployment:
         endpoints = deployment.up(timeout)
     typer.echo(f"ready\nHTTP  {endpoints.http}\ngRPC  {endpoints.grpc}")
@@ -104,11 +104,11 @@ def status(
 
 @app.command()
 def down(file: FileOption = _DEFAULT_FILE) -> None:
-    """Let requests finish, then end server and cluster, on every host."""
+    """Drain requests, then end server and cluster on every host."""
     with _deployment(file) as deployment:
         deployment.down()
     deployment.log.unlink(missing_ok=True)
-    typer.echo("down: nothing of it runs any more")
+    typer.echo("down: all processes have ended")
 
 
 @_on_head.command("start")
@@ -116,47 +116,47 @@ def _start(
     timeout: TimeoutOption = _DEFAULT_S,
     systemd: Annotated[bool, typer.Option("--systemd", show_default=False)] = False,
 ) -> None:
-    from outrider.cluster.head_service import HeadService
+    from outrider.cluster.deploy.head_service import HeadService
 
-    _answer(lambda: HeadService().start(_said, timeout, use_systemd=systemd))
+    _answer(lambda: HeadService().start(_print_progress, timeout, use_systemd=systemd))
 
 
 @_on_head.command("status")
 def _status() -> None:
-    from outrider.cluster.head_service import HeadService
+    from outrider.cluster.deploy.head_service import HeadService
 
     _answer(HeadService().status)
 
 
 @_on_head.command("renew-hosts")
 def _renew_hosts() -> None:
-    from outrider.cluster.head_monitor import renew_monitor
+    from outrider.cluster.deploy.head_monitor import renew_monitor
 
     _answer(lambda: {"was_running": renew_monitor()})
 
 
 @_on_head.command("stop")
 def _stop() -> None:
-    from outrider.cluster.head_service import HeadService
+    from outrider.cluster.deploy.head_service import HeadService
 
-    _answer(lambda: HeadService().stop(_said))
+    _answer(lambda: HeadService().stop(_print_progress))
 
 
 def _deployment(file: Path) -> Deployment:
-    from outrider.cluster.deploy import Deployment
-    from outrider.cluster.deploy_file import read_cluster_file
+    from outrider.cluster.deploy.cluster_file import read_cluster_file
+    from outrider.cluster.deploy.deployment import Deployment
 
     return Deployment(read_cluster_file(file), lambda text: typer.echo(f"  {text}", err=True))
 
 
-def _said(text: str) -> None:
-    from outrider.cluster.deploy_remote import SAID
+def _print_progress(text: str) -> None:
+    from outrider.cluster.deploy.remote import SAID
 
     print(f"{SAID}{text}", flush=True)
 
 
 def _answer(work: Any) -> None:
-    from outrider.cluster.deploy_remote import FAILED, RESULT
+    from outrider.cluster.deploy.remote import FAILED, RESULT
 
     try:
         print(f"{RESULT}{json.dumps(work() or {})}", flush=True)
@@ -168,7 +168,7 @@ def _answer(work: Any) -> None:
 def _server_state(found: dict[str, Any]) -> str:
     server, is_kept = found["server"], found.get("keeper") is not None
     if server is None:
-        return "not running, being started anew" if is_kept else "not running"
+        return "not running, restarting" if is_kept else "not running"
     restarts = server.get("restarts", 0)
     known = [f"pid {server['pid']}", f"{restarts} restarts" if restarts else ""]
     kept = "" if is_kept else ", no keeper"

@@ -1,4 +1,4 @@
-"""`outrider drain`: have a running server refuse new requests."""
+"""`outrider drain`: make a running server refuse new requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drain(
     tls_ca: TlsCaOption = None,
     client_cert: ClientCertOption = None,
 ) -> None:
-    """Have every gateway refuse new requests from now on; running ones go on."""
+    """Make every gateway refuse new requests from now on; running ones go on."""
     with connect(server, api_key, tls_ca, client_cert) as client:
         num_active = client.drain()
-    typer.echo(f"draining; {num_active} requests in hand at the gateway that answered")
+    typer.echo(f"draining; {num_active} running requests at the gateway that answered")

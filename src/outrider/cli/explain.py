@@ -1,4 +1,4 @@
-"""`outrider explain`: what a server weighed in a step, what it chose, and what came of it."""
+"""`outrider explain`: the candidates, choice and outcome of a server's recent steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explain(
     step: Annotated[
         int | None, typer.Option(help="This step; the last if not given.", show_default=False)
     ] = None,
-    last: Annotated[int, typer.Option(help="The last so many steps, up to 256.")] = 1,
+    last: Annotated[int, typer.Option(help="Number of recent steps, up to 256.")] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON, one object.", show_default=False)
     ] = False,
@@ -57,7 +57,7 @@ def explain(
 
 
 def _as_dict(account: SpeculationAccount) -> dict[str, Any]:
-    """With the rates, which follow from the rest."""
+    """With the derived rates."""
     shown = dataclasses.asdict(account) | {"calibration_error": account.calibration_error}
     for given, step in zip(account.steps, shown["steps"], strict=True):
         step["tokens_per_s"] = given.tokens_per_s
@@ -137,10 +137,10 @@ def _outcome(step: StepAccount) -> str:
     if rate is None:
         return f"{text}."
     text += f", {rate:,.0f} tokens/s"
-    promised = 0.0 if step.chosen is None else step.chosen.tokens_per_s
-    if not promised or step.chosen is None or step.chosen.num_drafts != step.num_drafts:
+    predicted = 0.0 if step.chosen is None else step.chosen.tokens_per_s
+    if not predicted or step.chosen is None or step.chosen.num_drafts != step.num_drafts:
         return f"{text}."
-    return f"{text}, {rate / promised:.2f} times what was promised."
+    return f"{text}, {rate / predicted:.2f} times the prediction."
 
 
 def _calibration(account: SpeculationAccount) -> str:

@@ -1,4 +1,4 @@
-"""`outrider gateway`: HTTP and gRPC before the replicas of controllers, or before one engine."""
+"""`outrider gateway`: HTTP and gRPC for the replicas of controllers, or for one engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gateway(
     ] = None,
     engine: Annotated[
         str | None,
-        _option("--engine", help="Serve this one, unix:/path or tcp:host:port, and no others."),
+        _option("--engine", help="Serve only this engine, unix:/path or tcp:host:port."),
     ] = None,
     host: Annotated[str | None, _option("--host", help=setting_help("host"))] = None,
     port: Annotated[int | None, _option("--port", help=setting_help("port"))] = None,
@@ -38,7 +38,7 @@ def gateway(
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Answer for servers elsewhere (cluster.listen); OUTRIDER_SECRET is theirs."""
+    """Serve the replicas of other hosts (cluster.listen); OUTRIDER_SECRET must be theirs."""
     named = [name.strip() for each in controllers or () for name in each.split(",")]
     flags = {
         "controllers": named or None,
@@ -50,6 +50,6 @@ def gateway(
     guard_stderr()
     found = load_config(ctx, config, assignments, flags).config
     setup_logging(found.log_level, role="gateway", json_lines=found.log_format == "json")
-    from outrider.gateway.running import run, serve
+    from outrider.gateway.entrypoints import run, serve
 
     run(serve(found.server, engine))

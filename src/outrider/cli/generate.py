@@ -1,4 +1,4 @@
-"""`outrider generate`: a text on stdout as it comes about, then on stderr what speculation did."""
+"""`outrider generate`: streams a text to stdout, then speculation statistics to stderr."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
 from outrider.cli.other_options import LocalCommand
 from outrider.cli.sampling import TemperatureOption, TopPOption, given_params
-from outrider.cli.speculation_words import speculation_sentence
-from outrider.cli.summary import Run, comparison, summary
+from outrider.cli.speculation_text import speculation_sentence
+from outrider.cli.summary import GenerationRun, comparison, summary
 from outrider.config import EngineConfig
-from outrider.config.sources import Given
+from outrider.config.sources import SourcedValue
 from outrider.errors import ConfigError, RequestError
-from outrider.progress import AtWork
+from outrider.progress import ProgressSpinner
 from outrider.requirements import need
 from outrider.scheduler.params import SamplingParams
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.engine.engine import Engine
-    from outrider.text.front_door import Prompt
+    from outrider.text.input_processor import ProcessorInput
     from outrider.text.outputs import OutputDelta
 
 _WARM_UP_TOKENS = 8
@@ -64,7 +64,7 @@ def generate(
         Method | None,
         _option(
             "--method",
-            help="Who proposes. Default: the draft if there is one, else as with `outrider serve`.",
+            help="Proposer. Default: the draft if there is one, else as with `outrider serve`.",
         ),
     ] = None,
     policy: Annotated[
@@ -86,13 +86,13 @@ def generate(
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: Annotated[
-        int | None, _option("--top-k", help="Sample from so many tokens; 0 is all.")
+        int | None, _option("--top-k", help="Sample from this many tokens; 0 is all.")
     ] = None,
     min_p: Annotated[
         float | None,
         _option("--min-p", help="Drop tokens less likely than this share of the likeliest."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 256,
     seed: Annotated[
         int | None, _option("--seed", help="Seed of the sample; drawn and shown if not given.")
     ] = None,
@@ -133,13 +133,13 @@ def generate(
         "deterministic": deterministic or None,
     }
     implied = {}
-    if compare:  # the second run would find the prompt computed and seem quicker than it is
-        implied = {"cache.prefix_caching": Given(False, "--compare")}
+    if compare:  # a prefix cache hit would favour the second run
+        implied = {"cache.prefix_caching": SourcedValue(False, "--compare")}
     engine_config = load_config(ctx, config, assignments, flags, implied).config
     if fix_depth:
         fixed = engine_config.speculation.num_speculative_tokens
         if fixed is None:
-            raise RequestError("--fix-depth needs a depth to keep to; give it with --depth.")
+            raise RequestError("--fix-depth needs a depth; give it with --depth.")
         params |= {"num_speculative_tokens": fixed, "fix_depth": True}
     if compare and engine_config.speculation.method is None:
         check_drafts(engine_config)
@@ -165,7 +165,7 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 class _Session:
-    """One call of the command: an engine, a prompt, and the two terminals it talks to."""
+    """One call of the command: an engine, a prompt, and its consoles."""
 
     def __init__(self, config: EngineConfig, prompt: str, raw: bool, system: str | None) -> None:
         from outrider.cli.visible import SafeConsole
@@ -173,7 +173,7 @@ class _Session:
         need("torch", "transformers", "safetensors", "numpy")
         self._stdout, self._stderr = SafeConsole(), SafeConsole(stderr=True)
         models = filter(None, (config.target.model, config.draft.model))
-        with AtWork(self._stderr, f"loading {' and '.join(models)}"):
+        with ProgressSpinner(self._stderr, f"loading {' and '.join(models)}"):
             from outrider.engine.build import build_engine
             from outrider.engine.engine import Engine
 
@@ -188,30 +188,30 @@ class _Session:
         plain_params = dataclasses.replace(params, speculation="off")
         if compare:
             short = min(params.max_tokens or _WARM_UP_TOKENS, _WARM_UP_TOKENS)
-            with AtWork(self._stderr, "warming up"):
+            with ProgressSpinner(self._stderr, "warming up"):
                 for each in (params, plain_params):
                     self._generate(dataclasses.replace(each, max_tokens=short))
         run = self._stream(params)
         plain = None
         if compare:
-            with AtWork(self._stderr, "generating without speculation"):
+            with ProgressSpinner(self._stderr, "generating without speculation"):
                 plain = self._generate(dataclasses.replace(plain_params, seed=run.text.seed))
         self._stderr.print(summary(run, plain, self._engine.built))
-        self._stderr.print(self._how_far(), markup=False, highlight=False)
+        self._stderr.print(self._speculation(), markup=False, highlight=False)
         if plain is not None:
             self._stderr.print(comparison(run, plain, self._config), highlight=False)
 
-    def _how_far(self) -> str:
-        from outrider.engine.speculation import SpeculationDesk
+    def _speculation(self) -> str:
+        from outrider.engine.speculation import SpeculationService
 
         built = self._engine.built
-        found = SpeculationDesk(built.loop.scheduler, built.facts.depth).status()
+        found = SpeculationService(built.loop.scheduler, built.facts.depth).status()
         return speculation_sentence(found, self._config)
 
-    def _stream(self, params: SamplingParams) -> Run:
-        """Generate, writing the text to stdout as it comes."""
+    def _stream(self, params: SamplingParams) -> GenerationRun:
+        """Generate, streaming the text to stdout."""
         writer = _writer(self._stdout, self._engine, self._prompt)
-        waiting = AtWork(self._stderr, "reading the prompt")
+        waiting = ProgressSpinner(self._stderr, "reading the prompt")
         waiting.start()
 
         def show(delta: OutputDelta) -> None:
@@ -229,7 +229,7 @@ class _Session:
 
     def _generate(
         self, params: SamplingParams, show: Callable[[OutputDelta], None] | None = None
-    ) -> Run:
+    ) -> GenerationRun:
         engine, loop = self._engine, self._engine.built.loop
         draft_s, verify_s = loop.draft_s, loop.verify_s
         request = engine.add("generate", self._prompt, params)
@@ -238,24 +238,28 @@ class _Session:
                 if show is not None:
                     show(delta)
         request.raise_if_failed()
-        return Run(request, loop.draft_s - draft_s, loop.verify_s - verify_s)
+        return GenerationRun(request, loop.draft_s - draft_s, loop.verify_s - verify_s)
 
 
-def _encode(engine: Engine, prompt: str, raw: bool, system: str | None) -> Prompt:
-    """Through the chat template if there is one and it is wanted."""
-    has_template = engine.front_door.has_chat_template
+def _encode(engine: Engine, prompt: str, raw: bool, system: str | None) -> ProcessorInput:
+    """Apply the chat template if there is one, unless `raw`."""
+    from outrider.text.messages import Conversation
+
+    has_template = engine.input_processor.has_chat_template
     if raw or not has_template:
         if system is not None:
-            reason = "--raw goes without it" if raw else "the model has none"
+            reason = "--raw skips it" if raw else "the model has none"
             raise ConfigError(f"--system needs a chat template but {reason}; leave it out.")
         return prompt
     messages = [{"role": "user", "content": prompt}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    return engine.front_door.chat_prompt(messages)
+    return {"prompt_token_ids": engine.input_processor.tokenize(Conversation(messages))}
 
 
-def _writer(stdout: Console, engine: Engine, prompt: Prompt) -> Callable[[OutputDelta], Any]:
+def _writer(
+    stdout: Console, engine: Engine, prompt: ProcessorInput
+) -> Callable[[OutputDelta], Any]:
     from outrider.cli.visible import visible_on
 
     if stdout.color_system is None or stdout.no_color:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from outrider.gateway.caller import Scope
-from outrider.gateway.keys_file import entry_of, key_digest, new_key
+from outrider.gateway.auth.caller import Scope
+from outrider.gateway.auth.keys_file import entry_of, key_digest, new_key
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Make keys for a server's file of keys."
@@ -26,15 +26,15 @@ def _limit(help: str) -> Any:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Whose it is; shown in logs.")],
+    name: Annotated[str, typer.Argument(help="Its owner; shown in logs.")],
     scope: Annotated[
         list[Scope] | None, typer.Option(help="What it allows; may be repeated.", show_default=True)
     ] = None,
-    requests_per_minute: Annotated[int | None, _limit("Most requests a minute.")] = None,
-    tokens_per_minute: Annotated[int | None, _limit("Most tokens a minute, read and written.")] = (
-        None
-    ),
-    max_concurrent: Annotated[int | None, _limit("Most requests at once.")] = None,
+    requests_per_minute: Annotated[int | None, _limit("Maximum requests per minute.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, _limit("Maximum prompt and output tokens per minute.")
+    ] = (None),
+    max_concurrent: Annotated[int | None, _limit("Maximum concurrent requests.")] = None,
     expires: Annotated[
         str | None, _limit("Last day (2030-01-31), or when it ends (2030-01-31T12:00:00Z).")
     ] = None,
@@ -42,7 +42,7 @@ def new(
     min_priority: Annotated[int | None, _limit("Most urgent priority of its requests.")] = None,
     max_priority: Annotated[int | None, _limit("Least urgent priority of its requests.")] = None,
 ) -> None:
-    """Make a key. It is printed once on stderr; the entry for the file goes to stdout."""
+    """Make a key. Prints it once, on stderr; the entry for the file goes to stdout."""
     key = new_key()
     scopes = scope or [Scope.INFER]
     entry: dict[str, Any] = {
@@ -59,6 +59,6 @@ def new(
     }
     given = {field: value for field, value in entry.items() if value is not None}
     entry_of(given)
-    typer.echo(f"The key of {name}, shown only now: {key}", err=True)
+    typer.echo(f"API key of {name}, shown only now: {key}", err=True)
     typer.echo("Its entry for 'keys:' in the file of server.api_keys_file:", err=True)
     typer.echo(yaml.safe_dump([given], sort_keys=False, default_flow_style=None).rstrip())

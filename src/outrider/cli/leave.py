@@ -1,4 +1,4 @@
-"""`outrider leave`: what a worker pod runs before it is stopped."""
+"""`outrider leave`: the preStop hook of a worker pod."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def leave(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where its `cluster.listen` is; FQ_RAY_IP, which KubeRay sets, has the host.",
+            help="Its `cluster.listen`. Default: the host in FQ_RAY_IP, set by KubeRay.",
             show_default=False,
         ),
     ] = None,
@@ -30,21 +30,21 @@ def leave(
         float, typer.Option("--limit", help="Seconds until this host ends, after --after.")
     ] = 60.0,
     unreached_s: Annotated[
-        float, typer.Option("--unreached", help="Seconds to dial a controller that is not there.")
+        float, typer.Option("--unreached", help="Seconds to retry an unreachable controller.")
     ] = 60.0,
     after_s: Annotated[
-        float, typer.Option("--after", help="Seconds to serve on before anything is done.")
+        float, typer.Option("--after", help="Seconds to go on serving first.")
     ] = 0.0,
 ) -> None:
-    """Have replicas leave this host: moved where there is room, else drained. Returns when they
-    have. The secret is that of OUTRIDER_SECRET."""
+    """Move replicas off this host, or drain them where no resources are free elsewhere. Returns
+    when done. Authenticates with OUTRIDER_SECRET."""
     host = os.environ.get("FQ_RAY_IP")
     secret = os.environ.get("OUTRIDER_SECRET")
     if controller is None and not host:
         raise ConfigError("no controller is named; give --controller or set FQ_RAY_IP.")
     if not secret:
         raise ConfigError("OUTRIDER_SECRET is not set; it must be that of the controller.")
-    from outrider.cluster.leaving import leave as take_leave
+    from outrider.cluster.deploy.leaving import leave as take_leave
 
     time.sleep(after_s)
     place = controller or f"{host}:{PORT}"

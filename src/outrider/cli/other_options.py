@@ -1,4 +1,4 @@
-"""Options that a command has not, but that vLLM's has."""
+"""Commands that also accept the options of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 
 
 class SettingsCommand(TyperCommand):
-    """A command with a configuration, which takes the options of `vllm serve` too."""
+    """A command with a configuration, which also accepts the options of `vllm serve`."""
 
     starts_server = True
 
@@ -21,14 +21,14 @@ class SettingsCommand(TyperCommand):
         own = OwnOptions.of(self)
         scanned = scan(args, own)
         found = translate(scanned.found, starts_server=self.starts_server)
-        # A single unknown option is left to the parser, unless there is more to say.
+        # The parser reports a single unknown option, unless there are more problems.
         if len(scanned.unknown) + len(found.problems) > len(scanned.unknown[:1]):
             known = [name.replace("_", "-") for name in sorted(KNOWN)]
             known += [option[2:] for option in own.takes_value if option.startswith("--")]
             for option in scanned.unknown:
                 hint = did_you_mean(option[2:], known).replace("'", "'--", 1)
                 found.problems.append(f"there is no option {option}.{hint}")
-            if scanned.unknown:  # their values would be taken for arguments
+            if scanned.unknown:  # the parser would take their values for arguments
                 raise ConfigError("\n".join(found.problems))
         keep_translation(ctx, found)
         try:
@@ -40,6 +40,6 @@ class SettingsCommand(TyperCommand):
 
 
 class LocalCommand(SettingsCommand):
-    """One that generates in its own process, so that options of servers have no effect."""
+    """A command that generates in its own process: server options have no effect."""
 
     starts_server = False

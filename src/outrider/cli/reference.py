@@ -1,6 +1,6 @@
-"""`python -m outrider.cli.reference`: the page of every setting, made from their types.
+"""`python -m outrider.cli.reference`: generates the page of all settings from their types.
 
-Flags are those of `outrider serve`; a setting without one is given by `--set`.
+Flags are those of `outrider serve`; other settings take `--set`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _WHOLE = "whole"
 
 
 def page() -> str:
-    """The page as it should be."""
+    """The expected page."""
     flags, parts = serve_flags(), [_HEAD]
     for section in [*SECTIONS, _WHOLE]:
         of_section = [s for s in settings().values() if _section_of(s) == section]
@@ -85,7 +85,7 @@ def _row(setting: Setting, flags: Mapping[str, str]) -> tuple[str, ...]:
     return (
         f"`{setting.path}`",
         _default(setting),
-        setting.rule.wanted,
+        setting.rule.expected,
         setting.doc,
         f"`{flags[setting.path]}`" if setting.path in flags else "",
         ", ".join(f"`{name}`" for name in setting.env_names),

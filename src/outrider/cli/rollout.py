@@ -1,4 +1,4 @@
-"""`outrider rollout`: every replica of a running server replaced, or only its draft."""
+"""`outrider rollout`: replaces every replica of a running server, or only its draft."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from outrider.cli.connecting import (
     TlsCaOption,
     connect,
 )
-from outrider.cli.orders import TIMEOUT_S, follow
+from outrider.cli.operations import TIMEOUT_S, follow
 from outrider.cli.scale import TimeoutOption, WaitOption
 from outrider.client import DEFAULT_SERVER
-from outrider.config.sources import Given, merge_given, read_assignments
+from outrider.config.sources import SourcedValue, merge_given, read_assignments
 from outrider.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
@@ -33,7 +33,7 @@ def rollout(
             "--set",
             metavar="SECTION.FIELD=VALUE",
             help="A setting of target, draft, speculation, cache or scheduler to change. May be "
-            "repeated; without any, replicas are replaced by their like.",
+            "repeated; without any, replicas restart with the same settings.",
             show_default=False,
         ),
     ] = None,
@@ -59,16 +59,15 @@ def rollout(
     client_cert: ClientCertOption = None,
 ) -> None:
     """Replace replicas one after the other, or only their drafts if nothing else changes. No
-    request is lost: each successor answers a probe before it counts, and if one does not, all are
-    put back."""
+    request is lost: each successor must pass a probe; if one fails, all are rolled back."""
     if kube is not None:
         if assignments or draft_model is not None:
-            raise ConfigError("--kube takes what is replaced from its file; leave out --set.")
+            raise ConfigError("--kube takes its settings from the file; leave out --set.")
         _roll_out_in_kubernetes(kube)
         return
     given = read_assignments(assignments or ())
     if draft_model is not None:
-        own = {"draft.model": Given(draft_model, "--draft-model")}
+        own = {"draft.model": SourcedValue(draft_model, "--draft-model")}
         given = merge_given(own, given)
     settings = {path: each.value for path, each in given.items()}
     with connect(server, api_key, tls_ca, client_cert) as client:
@@ -78,7 +77,7 @@ def rollout(
 
 
 def _roll_out_in_kubernetes(path: Path) -> None:
-    from outrider.cluster.kube import Kube
-    from outrider.cluster.kube_rollout import read_plan, roll_out
+    from outrider.cluster.deploy.kube import Kube
+    from outrider.cluster.deploy.kube_rollout import read_plan, roll_out
 
     asyncio.run(roll_out(Kube.in_cluster(), read_plan(path), lambda event: typer.echo(event.text)))

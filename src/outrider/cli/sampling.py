@@ -1,4 +1,4 @@
-"""Sampling options of commands; those left out get the checkpoint's defaults, as over HTTP."""
+"""Sampling options of commands; omitted ones get the checkpoint's defaults, as over HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TopPOption = Annotated[
 
 
 def given_params(**options: Any) -> dict[str, Any]:
-    """Those that were given, checked before anything is loaded or sent."""
+    """The given options, checked before anything is loaded or sent."""
     given = {name: value for name, value in options.items() if value is not None}
     SamplingParams.from_mapping(given)
     return given

@@ -1,4 +1,4 @@
-"""`outrider scale`: more or fewer replicas of a running server."""
+"""`outrider scale`: changes the number of replicas of a running server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from outrider.cli.connecting import (
     TlsCaOption,
     connect,
 )
-from outrider.cli.orders import TIMEOUT_S, follow
+from outrider.cli.operations import TIMEOUT_S, follow
 from outrider.client import DEFAULT_SERVER
 
 WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Wait until it is done, and tell how far it is.")
+    bool, typer.Option("--wait/--no-wait", help="Wait until it is done, and show progress.")
 ]
-TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds to wait at most.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Maximum seconds to wait.")]
 
 app = typer.Typer(add_completion=False)
 
@@ -34,7 +34,7 @@ def scale(
     tls_ca: TlsCaOption = None,
     client_cert: ClientCertOption = None,
 ) -> None:
-    """Have so many replicas. Those that are too many finish what they have; no request is lost."""
+    """Set the number of replicas. Surplus replicas drain; no request is lost."""
     with connect(server, api_key, tls_ca, client_cert) as client:
         client.scale(num_replicas)
         if wait:

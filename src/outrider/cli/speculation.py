@@ -1,4 +1,4 @@
-"""`outrider speculation`: what decides how far a running server drafts, shown and changed."""
+"""`outrider speculation`: shows and changes the speculation policy of a running server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from outrider.cli.connecting import (
     connect,
     keep_server,
 )
-from outrider.cli.speculation_words import MEANINGS, NONE, settings_lines
+from outrider.cli.speculation_text import MEANINGS, NONE, settings_lines
 from outrider.client import DEFAULT_SERVER, UnavailableError
 from outrider.errors import RequestError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Show and change how far a running server drafts.",
+    help="Show and change a running server's speculation policy.",
 )
 
 
@@ -36,14 +36,14 @@ def set_speculation(
     policy: Annotated[
         str | None,
         typer.Option(
-            help=f"Who decides how far is drafted: {', '.join(MEANINGS)}.", show_default=False
+            help=f"Policy that chooses depths: {', '.join(MEANINGS)}.", show_default=False
         ),
     ] = None,
     max_depth: Annotated[
         str | None,
         typer.Option(
             metavar="N|none",
-            help="Most drafts of any request, 0 to 32; 'none' leaves each its own limit.",
+            help="Maximum depth of any request, 0 to 32; 'none' leaves each its own limit.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def set_speculation(
     tls_ca: TlsCaOption = None,
     client_cert: ClientCertOption = None,
 ) -> None:
-    """Change it from the next step on. No restart; running requests go on, with the same text."""
+    """Change the policy from the next step on. No restart; running requests keep their text."""
     if policy is None and max_depth is None:
         raise RequestError("there is nothing to set; give --policy, --max-depth or both.")
     bound = _bound(max_depth)
@@ -69,11 +69,11 @@ def show(
     tls_ca: TlsCaOption = None,
     client_cert: ClientCertOption = None,
 ) -> None:
-    """Show what holds now."""
+    """Show the current policy."""
     with connect(server, api_key, tls_ca, client_cert) as client:
         engine = client.status().engine
     if engine is None or engine.speculation is None:
-        raise UnavailableError("the server has no engine just now; try again in a moment.")
+        raise UnavailableError("the server has no engine at the moment; try again soon.")
     for line in settings_lines(engine.speculation.settings):
         typer.echo(line)
 

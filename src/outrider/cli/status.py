@@ -1,4 +1,4 @@
-"""`outrider status`: what a server is, which processes it has, and how they are doing."""
+"""`outrider status`: a server's model, processes, load and speculation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outrider.cli.connecting import (
     TlsCaOption,
     connect,
 )
-from outrider.cli.speculation_words import most_drafts
+from outrider.cli.speculation_text import max_depth_of
 from outrider.cli.status_tables import STATE_STYLES, processes_table, replicas_table
 from outrider.client import DEFAULT_SERVER, Client, ServerStatus
 
@@ -43,10 +43,10 @@ def status(
     ] = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="Again and again, until Ctrl-C.", show_default=False),
+        typer.Option("--watch", "-w", help="Refresh until Ctrl-C.", show_default=False),
     ] = False,
     every_s: Annotated[
-        float, typer.Argument(metavar="[SECONDS]", help="Between two looks of --watch.", min=0.1)
+        float, typer.Argument(metavar="[SECONDS]", help="Refresh interval of --watch.", min=0.1)
     ] = _WATCH_S,
 ) -> None:
     """Show a server's model, replicas, processes, load, KV memory and acceptance."""
@@ -125,7 +125,7 @@ def _ranks(engine: EngineStatus) -> Table:
 
 
 def _own_models(engine: EngineStatus) -> Table:
-    """There are no ranks to show."""
+    """Models in the engine's own process, without ranks."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -144,11 +144,11 @@ def _server_rows(found: ServerStatus) -> dict[str, str]:
         "uptime": _duration(found.uptime_s),
         "active requests": str(found.active_requests),
     }
-    order = None if found.cluster is None else found.cluster.order
-    if order is not None:
-        rows["last order"] = f"{order.what}: {order.state}"
-        if order.detail:
-            rows["last order"] += f" ({order.detail})"
+    operation = None if found.cluster is None else found.cluster.order
+    if operation is not None:
+        rows["last operation"] = f"{operation.what}: {operation.state}"
+        if operation.detail:
+            rows["last operation"] += f" ({operation.detail})"
     settings = found.settings
     if settings is not None:
         rows["target"] = f"{settings.target}, tensor parallel {settings.target_tensor_parallel}"
@@ -187,8 +187,8 @@ def _speculation_rows(found: SpeculationStatus) -> dict[str, str]:
     settings = found.settings
     policy = settings.policy
     if policy != settings.first_policy:
-        policy += f" (the engine began with {settings.first_policy})"
-    depth = "nobody drafts"
+        policy += f" (initially {settings.first_policy})"
+    depth = "no drafting"
     if found.mean_depth:
         depth = f"{found.mean_depth:.1f}, {found.drafting_share:.0%} of rows draft"
     elif found.steps_without:
@@ -196,9 +196,9 @@ def _speculation_rows(found: SpeculationStatus) -> dict[str, str]:
     off_by = found.calibration_error
     rows = {
         "policy": policy,
-        "most depth": f"{most_drafts(settings)} unless a request asks for less",
+        "max depth": f"{max_depth_of(settings)} unless a request asks for less",
         "depth now": depth,
-        "accepted lately": _share(found.acceptance),
+        "recent acceptance": _share(found.acceptance),
         "agreement while off": _share(found.agreement),
         "gain over plain": "-" if found.gain is None else f"{found.gain:.2f} times, estimated",
         "arrival rate": f"{found.arrivals_per_s:.2f} requests/s",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from outrider.gateway.results import ReplicaStatus
+    from outrider.api_types.results import ReplicaStatus
     from outrider.links.cluster_view import ClusterView
 
 STATE_STYLES = {
@@ -23,7 +23,7 @@ _NOTHING = "-"
 
 
 def processes_table(cluster: ClusterView, replicas: Sequence[ReplicaStatus]) -> Table:
-    """As their controller knows them, the engines' included."""
+    """The processes as seen by their controller, including engines."""
     names = short_names(replicas)
     has_several = len(replicas) > 1
     columns = ["process", "rank", "pid", "node", "GPUs", "restarts", "state"]
@@ -37,7 +37,7 @@ def processes_table(cluster: ClusterView, replicas: Sequence[ReplicaStatus]) -> 
 
 
 def replicas_table(replicas: Sequence[ReplicaStatus]) -> Table:
-    """How each fares, and how well it drafts."""
+    """State, load and acceptance of each replica."""
     names = short_names(replicas)
     columns = ["replica", "running", "waiting", "KV blocks", "depth", "accepted", "restarts"]
     return _table([*columns, "state"], [_replica_row(each, names) for each in replicas])
@@ -63,7 +63,7 @@ def _replica_row(replica: ReplicaStatus, names: dict[str, str]) -> list[str]:
 
 
 def short_names(replicas: Sequence[ReplicaStatus]) -> dict[str, str]:
-    """By full name: without the controller's where there is only one."""
+    """Short names by full name: without the controller if there is only one."""
     controllers = {each.name.rpartition("/")[0] for each in replicas}
     if len(controllers) > 1:
         return {each.name: each.name for each in replicas}

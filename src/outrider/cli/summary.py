@@ -1,4 +1,4 @@
-"""What speculation did for a text, as a table and a sentence."""
+"""Speculation statistics of a generation, as a table and a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTHING = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GenerationRun:
     """A finished generation, and the time the step loop spent on each side of it."""
 
     request: RequestOutput
@@ -36,7 +36,7 @@ class Run:
         return len(self.text.token_ids) / latency_s if latency_s else 0.0
 
 
-def summary(run: Run, plain: Run | None, built: BuiltEngine) -> Table:
+def summary(run: GenerationRun, plain: GenerationRun | None, built: BuiltEngine) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title_justify="left", caption_justify="left")
@@ -49,7 +49,7 @@ def summary(run: Run, plain: Run | None, built: BuiltEngine) -> Table:
     return table
 
 
-def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
+def _figures(run: GenerationRun, built: BuiltEngine) -> dict[str, str]:
     record, metrics = run.text.speculation, run.request.metrics
     total_s = run.draft_s + run.verify_s
     figures = {
@@ -69,10 +69,11 @@ def _figures(run: Run, built: BuiltEngine) -> dict[str, str]:
     return figures
 
 
-def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
-    """tau / (c * gamma + 1): what speculation gains where a pass costs the reading of its weights.
+def memory_bound_speedup(run: GenerationRun, built: BuiltEngine) -> float:
+    """tau / (c * gamma + 1): the speed-up if a pass costs only the reading of its weights.
 
-    tau are the tokens of a round, gamma those drafted, c the draft's bytes over the target's.
+    tau is block efficiency, gamma the drafted tokens per round, c the ratio of draft to target
+    bytes.
     """
     record, config = run.text.speculation, built.config
     cost_ratio = 0.0
@@ -85,13 +86,13 @@ def memory_bound_speedup(run: Run, built: BuiltEngine) -> float:
 
 def _weight_bytes(spec: ModelSpec, quantization: str | None, built: BuiltEngine) -> int:
     width = 4 if built.config.target.dtype == "float32" else 2
-    # Other kernels than those of GPUs make 8-bit weights whole when they are loaded.
+    # Only GPU kernels keep 8-bit weights; others dequantize at load.
     if quantization is None or built.facts.kernels != "triton":
         return width * spec.num_params
     return width * spec.num_params - (width - 1) * spec.num_linear_weights
 
 
-def comparison(run: Run, plain: Run, config: EngineConfig) -> str:
+def comparison(run: GenerationRun, plain: GenerationRun, config: EngineConfig) -> str:
     ratio = run.tokens_per_s / plain.tokens_per_s if plain.tokens_per_s else 0.0
     speed = f"{ratio:.2f} times the speed of plain decoding"
     if run.text.token_ids == plain.text.token_ids:

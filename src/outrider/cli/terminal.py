@@ -1,4 +1,4 @@
-"""What a server tells on the terminal: how it starts and fares, and what to paste next."""
+"""A server's terminal output: events of start and run, and commands to paste."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider import __version__
-from outrider.cli.speculation_words import speculation_sentence
+from outrider.cli.speculation_text import speculation_sentence
 from outrider.cli.visible import SafeConsole
 from outrider.config import EngineConfig, ServerConfig
 from outrider.requirements import install_command
 
 if TYPE_CHECKING:
     from outrider.cluster.events import Event
-    from outrider.cluster.watching import Addresses
+    from outrider.cluster.serve_callbacks import Addresses
     from outrider.links.speculation import SpeculationStatus
 
 _QUESTION = "The capital of France is"
@@ -31,7 +31,7 @@ _OWN_AUTHORITY = (
 
 
 class _PatientConsole(SafeConsole):
-    """Nobody needs to read it: once nothing can be written any more, it falls silent."""
+    """Goes quiet once stderr cannot be written: the server must go on."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         try:
@@ -40,12 +40,12 @@ class _PatientConsole(SafeConsole):
             self.quiet = True
 
     def on_broken_pipe(self) -> None:
-        """In place of an end of the process."""
+        """Overrides rich, which would exit the process."""
         self.quiet = True
 
 
 class Terminal:
-    """Tells on stderr how the server fares, each line with the seconds since its start."""
+    """Prints the server's events to stderr, with the seconds since its start."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._console = _PatientConsole(stderr=True, highlight=False, soft_wrap=True)
@@ -61,10 +61,15 @@ class Terminal:
         self._console.print(text, style="bold", markup=False)
 
     def say(self, event: Event) -> None:
-        from outrider.cluster.events import Kind
+        from outrider.cluster.events import EventKind
 
-        styles = {Kind.TROUBLE: "yellow", Kind.REPAIR: "green", Kind.LOG: "dim", Kind.STAGE: ""}
-        if event.kind is Kind.LOG:
+        styles = {
+            EventKind.TROUBLE: "yellow",
+            EventKind.REPAIR: "green",
+            EventKind.LOG: "dim",
+            EventKind.STAGE: "",
+        }
+        if event.kind is EventKind.LOG:
             self._console.print(f"           {event.text}", style="dim", markup=False)
             return
         seconds = time.monotonic() - self._start_s
@@ -81,7 +86,7 @@ class Terminal:
             sentence = speculation_sentence(speculation, settled, reason)
             self._console.print(sentence, markup=False)
         if not addresses.http:
-            self._console.print("\nGateways that dial in serve it. Ctrl-C stops it.")
+            self._console.print("\nGateways that connect serve it. Ctrl-C stops it.")
             return
         page = page_url(addresses, self._config.server)
         if page is not None:
@@ -96,14 +101,14 @@ class Terminal:
 
 
 def depth_reason(config: EngineConfig) -> str:
-    """Why at most so far ahead is drafted."""
+    """Where the depth bound comes from."""
     if config.speculation.num_speculative_tokens is not None:
         return "as speculation.num_speculative_tokens says"
     return "the default of this device; --num-speculative-tokens sets another"
 
 
 def page_url(addresses: Addresses, server: ServerConfig) -> str | None:
-    """Where the page is, if there is one."""
+    """URL of the page, if there is one."""
     return f"{_url(addresses, server)}/" if server.page else None
 
 
@@ -124,7 +129,7 @@ def commands_to_paste(addresses: Addresses, config: EngineConfig) -> list[str]:
     body = json.dumps({"model": name, "prompt": _QUESTION, "max_tokens": 8})
     key = 'os.environ["OUTRIDER_API_KEY"]' if needs_key else '"none"'
     messages = f'[{{"role": "user", "content": "{_CHAT}"}}]'
-    # It is no part of what serves, and a command that is pasted should work.
+    # openai is not a dependency of the server, but the pasted command should work.
     install = "" if find_spec("openai") else f"{install_command(['openai'], '-q')}; "
     return [
         f"curl {url}/v1/completions{header} -H 'Content-Type: application/json' -d '{body}'",
@@ -142,14 +147,14 @@ def _url(addresses: Addresses, server: ServerConfig) -> str:
 
 
 def _nearby(address: str) -> str:
-    """As it is reached from this host."""
+    """The address as reached from this host."""
     host, _, port = address.rpartition(":")
     is_here = host in ("127.0.0.1", "0.0.0.0", "[::]", "[::1]")
     return f"localhost:{port}" if is_here else address
 
 
 def _program(name: str, path: str) -> str:
-    """A program as it can be called from this folder: by name if that finds it."""
+    """How to call a program from this folder: by name if PATH finds it."""
     found = shutil.which(name)
     if found is not None and os.path.realpath(found) == os.path.realpath(path):
         return name

@@ -1,7 +1,7 @@
-"""Text of models and servers on a terminal: control characters are shown, not obeyed.
+"""Text of models and servers on a terminal, with control characters escaped.
 
-An escape sequence could move the cursor, set the title or have the terminal type. Each character is
-escaped by itself, so a sequence that comes in pieces is harmless, too.
+An escape sequence could move the cursor, set the title or make the terminal type. Each character
+is escaped by itself, so a sequence split across chunks is harmless, too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def visible(text: str) -> str:
 
 
 def visible_on(file: IO[str], text: str) -> str:
-    """Unchanged where `file` is no terminal: a program may want what was said."""
+    """Escaped only if `file` is a terminal: pipes get the text unchanged."""
     return visible(text) if file.isatty() else text
 
 
 class SafeConsole(Console):
-    """Writes its own styles and nobody else's."""
+    """Writes only its own escape sequences; escapes those in the text."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""What the options of `vllm serve` become: settings, warnings, or refusals with their reasons."""
+"""Translates the options of `vllm serve` to settings, warnings, or refusals with reasons."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.cli.vllm_scan import Found, is_flag, read_json, read_number
+from outrider.cli.vllm_scan import ForeignOption, is_flag, read_json, read_number
 from outrider.config import find_setting
-from outrider.config.foreign import IGNORED, REFUSED, Refused, warn_of_ignored
+from outrider.config.foreign import IGNORED, REFUSED, RefusedArgument, warn_of_ignored
 from outrider.config.foreign_command import (
     COMMAND_IGNORED,
     COMMAND_PATHS,
@@ -20,17 +20,17 @@ from outrider.config.foreign_command import (
 from outrider.config.foreign_speculation import NAME as SPECULATIVE_CONFIG
 from outrider.config.foreign_speculation import SPECULATIVE_PATHS, read_speculative
 from outrider.config.kwargs import PATHS, settle
-from outrider.config.sources import Given
+from outrider.config.sources import SourcedValue
 from outrider.errors import ConfigError
 from outrider.scheduler.params import MAX_LOGPROBS
 
 logger = logging.getLogger(__name__)
 
-# A command knows more than an LLM, which has no replicas, so its own names come first.
+# Names of commands take precedence: an LLM has no replicas.
 _PATHS: Mapping[str, str] = {**PATHS, **COMMAND_PATHS}
 _IGNORED: Mapping[str, str] = {**IGNORED, **COMMAND_IGNORED}
-_REFUSED: Mapping[str, Refused] = {**REFUSED, **COMMAND_REFUSED}
-_MOST_SHOWN = 60
+_REFUSED: Mapping[str, RefusedArgument] = {**REFUSED, **COMMAND_REFUSED}
+_MAX_SHOWN = 60
 
 
 _META = "outrider.vllm_options"
@@ -38,26 +38,26 @@ _META = "outrider.vllm_options"
 
 @dataclass(slots=True)
 class Translation:
-    """Everything that the options found came to."""
+    """The result for all options found."""
 
-    values: dict[str, Given] = field(default_factory=dict)
+    values: dict[str, SourcedValue] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)  # the reason, by the option as written
     problems: list[str] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)  # the option with its value, by its name
 
-    def tell(self) -> None:
-        """One line of what became settings, one of what has no effect."""
-        became = [
+    def log(self) -> None:
+        """Log the options that became settings, and those without effect."""
+        translated = [
             f"{self.shown[given.origin]} is {path}={_plain(path, given.value)}"
             for path, given in self.values.items()
         ]
-        if became:
-            logger.info("options of vLLM's as settings: %s", ", ".join(became))
+        if translated:
+            logger.info("vLLM options as settings: %s", ", ".join(translated))
         warn_of_ignored(self.ignored)
 
 
 def translation_of(ctx: Any) -> Translation:
-    """What was found in the command line of this call."""
+    """The translation of this call's command line."""
     found: Translation = ctx.meta.get(_META) or Translation()
     return found
 
@@ -66,8 +66,8 @@ def keep_translation(ctx: Any, found: Translation) -> None:
     ctx.meta[_META] = found
 
 
-def translate(found: list[Found], *, starts_server: bool = True) -> Translation:
-    """Nothing is raised: what is refused is in the problems."""
+def translate(found: list[ForeignOption], *, starts_server: bool = True) -> Translation:
+    """Raises nothing: refusals are in `problems`."""
     out = Translation()
     given: list[tuple[str, str, Any]] = []
     asks_clients = any(each.name == "ssl_cert_reqs" and each.value == "2" for each in found)
@@ -92,13 +92,13 @@ def translate(found: list[Found], *, starts_server: bool = True) -> Translation:
     except ConfigError as error:
         out.problems.append(str(error))
         return out
-    out.values = {path: Given(value, names[path]) for path, value in values.items()}
+    out.values = {path: SourcedValue(value, names[path]) for path, value in values.items()}
     out.problems += _breaches(out.values)
     return out
 
 
-def _breaches(values: Mapping[str, Given]) -> list[str]:
-    """What no setting of that name takes, with the reason for what vLLM would take."""
+def _breaches(values: Mapping[str, SourcedValue]) -> list[str]:
+    """Invalid values, with the reason for those that vLLM accepts."""
     problems = []
     for path, given in values.items():
         rule = find_setting(path).rule
@@ -115,7 +115,7 @@ def _breaches(values: Mapping[str, Given]) -> list[str]:
     return problems
 
 
-def _refuse(option: Found, refused: Refused, out: Translation) -> None:
+def _refuse(option: ForeignOption, refused: RefusedArgument, out: Translation) -> None:
     value = option.value
     if isinstance(value, str):
         value = None if value == "None" else _bool_of(read_json(value), option.name)
@@ -126,7 +126,7 @@ def _refuse(option: Found, refused: Refused, out: Translation) -> None:
         out.problems.append(f"{option.written}{shown}: {refused.reason}")
 
 
-def _setting(option: Found, path: str, out: Translation) -> list[tuple[str, str, Any]]:
+def _setting(option: ForeignOption, path: str, out: Translation) -> list[tuple[str, str, Any]]:
     rule = find_setting(path).rule
     value = option.value
     if value is None:
@@ -149,7 +149,7 @@ def _setting(option: Found, path: str, out: Translation) -> list[tuple[str, str,
     return [(option.written, path, value)]
 
 
-def _speculative(option: Found, out: Translation) -> list[tuple[str, str, Any]]:
+def _speculative(option: ForeignOption, out: Translation) -> list[tuple[str, str, Any]]:
     config = option.value
     if isinstance(config, str):
         if config in ("", "None"):
@@ -157,7 +157,7 @@ def _speculative(option: Found, out: Translation) -> list[tuple[str, str, Any]]:
         try:
             config = json.loads(config)
         except ValueError as error:
-            out.problems.append(f"{option.written} {_short(config)} is no JSON: {error}.")
+            out.problems.append(f"{option.written} {_short(config)} is invalid JSON: {error}.")
             return []
     if config is None:
         out.problems.append(_without_value(option))
@@ -170,7 +170,9 @@ def _speculative(option: Found, out: Translation) -> list[tuple[str, str, Any]]:
     return read.values
 
 
-def _speculative_key(option: Found, key: str, out: Translation) -> list[tuple[str, str, Any]]:
+def _speculative_key(
+    option: ForeignOption, key: str, out: Translation
+) -> list[tuple[str, str, Any]]:
     """An option that is one key of `speculative_config`."""
     if option.value is None:
         out.problems.append(_without_value(option))
@@ -185,7 +187,7 @@ def _speculative_key(option: Found, key: str, out: Translation) -> list[tuple[st
 
 
 def _model_len(text: str) -> Any:
-    """None is as much as the checkpoint allows."""
+    """None means the checkpoint's limit."""
     if text.strip().lower() in ("-1", "auto"):
         return None
     return _number(text)
@@ -197,7 +199,7 @@ def _number(text: str) -> Any:
 
 
 def _names(text: str) -> Any:
-    """A list of JSON, or names with commas."""
+    """A JSON list, or comma-separated names."""
     value = read_json(text)
     return tuple(value) if isinstance(value, list) else find_setting(_ORIGINS).rule.parse(text)
 
@@ -211,11 +213,11 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def _bool_of(value: Any, name: str) -> Any:
-    """What stands behind the sign of an option that needs none."""
+    """The value of a flag written with "="."""
     return str(value).lower() == "true" if is_flag(name) and isinstance(value, str) else value
 
 
-def _without_value(option: Found) -> str:
+def _without_value(option: ForeignOption) -> str:
     return f"{option.written} has no value; give one."
 
 
@@ -226,10 +228,10 @@ def _plain(path: str, value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """As it was written, cut where it is long."""
+    """As written, truncated."""
     if isinstance(value, dict):
         value = json.dumps(value)
     if isinstance(value, list | tuple):
         value = ",".join(map(str, value))
     text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

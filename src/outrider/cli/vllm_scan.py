@@ -1,8 +1,8 @@
-"""Finds the options of `vllm serve` in a command line, in every form that vLLM takes them.
+"""Finds the options of `vllm serve` in a command line, in every form that vLLM accepts.
 
 `--max-model-len 32k`, `--max_model_len=32k`, `-tp 2`, `--no-enable-prefix-caching`, `-O3`,
-`--speculative-config.method ngram`. What the command itself has is left to its own parser, under
-its own name.
+`--speculative-config.method ngram`. The command's own options are left to its own parser, under
+their own names.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ KNOWN = frozenset(
         *(*SPECULATIVE_SHORT, SPECULATIVE_CONFIG),
     )
 )
-"""Every option that has an answer, named as an argument of Python."""
-_COMMA_LISTS = ("served_model_name",)  # which the command takes as one word
+"""Every known option, named as a Python argument."""
+_COMMA_LISTS = ("served_model_name",)  # one word for the command's own parser
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _KEYS = r"(\.(?P<keys>[^=]*?)(?P<adds>\+?))?"
 _LONG = re.compile(rf"--(?P<name>[A-Za-z][\w-]*){_KEYS}(=(?P<value>.*))?", re.DOTALL)
-# Of short ones, only a number may follow without a sign between.
+# After a short option only a number may follow without a separator.
 _SHORT = re.compile(rf"(?P<name>-[A-Za-z]+){_KEYS}((=|(?=\d))(?P<value>.*))?", re.DOTALL)
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(slots=True)
-class Found:
-    """An option that the command itself has not."""
+class ForeignOption:
+    """An option of vLLM that the command itself does not have."""
 
-    name: str  # as an argument of Python
+    name: str  # as a Python argument
     written: str  # without its value
-    value: Any = None  # text, True or False, several texts, what keys with dots add up to; or None
+    value: Any = None  # str, bool, list of str, dict of dotted keys, or None
 
 
 @dataclass(slots=True)
-class Scanned:
+class ScanResult:
     args: list[str] = field(default_factory=list)  # for the command's own parser
-    found: list[Found] = field(default_factory=list)
+    found: list[ForeignOption] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # neither the command's own nor vLLM's
 
 
 @dataclass(frozen=True, slots=True)
 class OwnOptions:
-    """The options of a command as it was declared: whether each takes a value."""
+    """The declared options of a command: whether each takes a value."""
 
     takes_value: Mapping[str, bool]
 
@@ -77,19 +77,19 @@ class OwnOptions:
         return cls(found)
 
 
-def scan(args: list[str], own: OwnOptions) -> Scanned:
-    """What is vLLM's and what is not; all behind a lone `--` is not."""
-    return _Scan(args, own).run()
+def scan(args: list[str], own: OwnOptions) -> ScanResult:
+    """Split vLLM's options from the command's own; everything after `--` is the command's."""
+    return _OptionScanner(args, own).run()
 
 
-class _Scan:
+class _OptionScanner:
     def __init__(self, args: list[str], own: OwnOptions) -> None:
         self._rest = list(reversed(args))
         self._own = own
-        self._out = Scanned()
+        self._out = ScanResult()
         self._has_model = False
 
-    def run(self) -> Scanned:
+    def run(self) -> ScanResult:
         while self._rest:
             word = self._rest.pop()
             if word == "--":
@@ -100,7 +100,7 @@ class _Scan:
         return self._out
 
     def _keep(self, word: str) -> None:
-        """Leave a word, and the value that belongs to it, to the command's own parser."""
+        """Leave a word and its value to the command's own parser."""
         self._out.args.append(word)
         name, has_value, _ = word.partition("=")
         self._has_model |= not word.startswith("-") or name in ("--model", "-m")
@@ -108,7 +108,7 @@ class _Scan:
             self._out.args.append(self._rest.pop())
 
     def _option(self, word: str) -> bool:
-        """Whether the word was an option that is dealt with here."""
+        """Handle a vLLM option; whether the word was one."""
         if word in self._own.takes_value and not word.startswith("--"):
             return False
         match = _LONG.fullmatch(word)
@@ -122,16 +122,16 @@ class _Scan:
         return self._take(name, match)
 
     def _long_name(self, name: str, word: str) -> str | None:
-        """The whole name of an option; a beginning will do that no other begins with."""
+        """The full name of an option; accepts an unambiguous prefix."""
         long = "--" + name.replace("_", "-")
         negated = name.removeprefix("no_")
         is_off = negated != name and negated in KNOWN and is_flag(negated)
         if name in KNOWN or is_off or long in self._own.takes_value:
             return name
         own = {option[2:].replace("-", "_") for option in self._own.takes_value if option[1] == "-"}
-        begin_so = sorted(each for each in KNOWN | own if each.startswith(name))
-        if len(begin_so) == 1:
-            return begin_so[0]
+        matches = sorted(each for each in KNOWN | own if each.startswith(name))
+        if len(matches) == 1:
+            return matches[0]
         self._out.unknown.append(word.partition("=")[0])
         return None
 
@@ -143,31 +143,31 @@ class _Scan:
             return True
         written = match[0].partition("=")[0]
         if match["name"] in SHORT and match["keys"] is None:
-            written = match["name"]  # without a number that follows at once
+            written = match["name"]  # without an attached number
         if match["keys"] is not None:
             self._dotted(name, match["name"], match, value)
             return True
         is_off = name not in KNOWN and name.startswith("no_")
         name = name.removeprefix("no_") if is_off else name
-        # As with vLLM the last one counts.
+        # As in vLLM, the last one wins.
         self._out.found = [each for each in self._out.found if each.name != name]
-        self._out.found.append(Found(name, written, self._value(name, value, is_off)))
+        self._out.found.append(ForeignOption(name, written, self._value(name, value, is_off)))
         return True
 
     def _rewrite(self, name: str, long: str, value: str | None) -> None:
-        """One of the command's own, under the name it has there."""
+        """Pass one of the command's own options on, under its own name."""
         if not self._own.takes_value[long]:
             self._out.args.append(long if value is None else f"{long}={value}")
             return
         self._has_model |= long == "--model"
         if value is None and self._rest:
             value = self._rest.pop()
-        # A word behind the first is the model, unless there is one.
+        # Without a model so far, a word after the first value is the model.
         more = list(self._words()) if name in LISTS and self._has_model else []
         if more and name in _COMMA_LISTS:
             value = ",".join([value or "", *more])
         elif more:
-            self._out.found.append(Found(name, long, [value, *more]))
+            self._out.found.append(ForeignOption(name, long, [value, *more]))
             return
         self._out.args += [long] if value is None else [long, value]
 
@@ -185,7 +185,7 @@ class _Scan:
             yield self._rest.pop()
 
     def _dotted(self, name: str, begins: str, match: re.Match[str], value: str | None) -> None:
-        """One key of a JSON value; all keys of an option are one value in the end."""
+        """One key of a JSON value; the keys of an option are merged."""
         if value is None and self._rest:
             value = self._rest.pop()
         inner: Any = read_json(value or "")
@@ -194,7 +194,7 @@ class _Scan:
         *outer, last = match["keys"].split(".")
         found = next((f for f in self._out.found if f.name == name), None)
         if found is None or not isinstance(found.value, dict):
-            found = Found(name, begins if begins in SHORT else f"--{begins}", {})
+            found = ForeignOption(name, begins if begins in SHORT else f"--{begins}", {})
             self._out.found.append(found)
         place: dict[str, Any] = found.value
         for key in outer:
@@ -207,7 +207,7 @@ class _Scan:
 
 
 def is_flag(name: str) -> bool:
-    """Whether an option stands without a value."""
+    """Whether an option takes no value."""
     path = COMMAND_PATHS.get(name) or PATHS.get(name)
     return name in FLAGS or (path is not None and find_setting(path).rule.kind is bool)
 

@@ -1,4 +1,4 @@
-"""How a client gets to a server: its address, the key it shows, the certificates it trusts."""
+"""A client's access to a server: address, API key and certificates."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from outrider.errors import RequestError
 DEFAULT_PORT = 50051
 DEFAULT_SERVER = f"localhost:{DEFAULT_PORT}"
 CHANNEL_OPTIONS = (
-    # A long answer with log-probabilities of a long prompt may take more than gRPC's 4 MiB.
+    # Log-probabilities of a long prompt may exceed gRPC's default of 4 MiB.
     ("grpc.max_receive_message_length", 64 * 2**20),
-    # Whoever was cut off looks for the server again soon, and often enough.
+    # Reconnect quickly after a lost connection.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # By its name a pause, but what it bounds is how long one attempt to connect may take: a server
-    # that is busy or far away needs more than the pause after the first that fails.
+    # Despite its name this is the timeout of one connection attempt: a busy or distant server needs
+    # longer than the initial back-off.
     ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
@@ -31,7 +31,7 @@ KEY_VARIABLE = "OUTRIDER_API_KEY"
 _HTTP_PORTS = (80, 443, 8000)
 _SECURE = {"http": False, "grpc": False, "https": True, "grpcs": True}
 _KEY = re.compile(r"[!-~]+")
-# Names that gRPC itself understands.
+# Schemes that gRPC itself resolves.
 _OTHER_NAMES = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
 
 Options: TypeAlias = Sequence[tuple[str, Any]]
@@ -41,9 +41,9 @@ ClientCert: TypeAlias = str | os.PathLike[str] | tuple[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """`api_key` is that of OUTRIDER_API_KEY if none is given. `tls` is True for the authorities
-    everybody trusts, or the file (PEM) of others; None for what the address says. `client_cert` is
-    a file (PEM) with a certificate and its key, or one of each."""
+    """`api_key` defaults to OUTRIDER_API_KEY. `tls` is True for the system's authorities, or a PEM
+    file of others; None follows the address. `client_cert` is a PEM file with a certificate and its
+    key, or a pair of files."""
 
     api_key: str | None = field(default=None, repr=False)
     tls: Tls = None
@@ -51,7 +51,7 @@ class Access:
 
     @property
     def key(self) -> str | None:
-        """The key to show, if any."""
+        """The API key to send, if any."""
         shown = self.api_key if self.api_key is not None else os.environ.get(KEY_VARIABLE) or None
         if shown is not None and _KEY.fullmatch(shown) is None:
             source = "api_key" if self.api_key is not None else KEY_VARIABLE
@@ -63,7 +63,7 @@ class Access:
 
 
 def parse_address(address: str) -> tuple[str, bool]:
-    """Where gRPC connects to, and whether the address asks for TLS.
+    """gRPC's target, and whether the address asks for TLS.
 
     Takes host, host:port and URLs; the port is 50051 unless given.
     """
@@ -99,7 +99,7 @@ def parse_address(address: str) -> tuple[str, bool]:
 
 
 def open_channel(address: str, access: Access, options: Options = CHANNEL_OPTIONS) -> Any:
-    """A channel that shows the key with every call."""
+    """A channel that sends the API key with every call."""
     return _open(grpc, address, access, options)
 
 
@@ -149,7 +149,7 @@ def _read(name: str, file: str | os.PathLike[str]) -> bytes:
 
 
 class _Keyed:
-    """A channel all whose calls carry a key."""
+    """A channel that adds the API key to every call."""
 
     def __init__(self, channel: Any, key: str) -> None:
         self._channel = channel

@@ -1,50 +1,28 @@
-"""Several prompts through one client: sent side by side, answered in their order."""
+"""Several prompts through one client: sent concurrently, answered in order."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
+from outrider.api_types.results import Completion
 from outrider.errors import RequestError
-from outrider.gateway.results import Completion
 from outrider.text.prompts import matched
 
-AT_ONCE = 64  # requests of one call; a server takes more, but from others too
-
-
-class Closed:
-    """In the place of a closed client's connection."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise RequestError(f"this client of {self._address} was closed; make another to ask again.")
-
-
-def plain_prompt(prompt: Any) -> Any:
-    """Text or token ids, out of the mapping that `LLM` takes as well."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    if len(prompt) != 1 or not {"prompt", "prompt_token_ids"}.issuperset(prompt):
-        raise RequestError(
-            f"a prompt given as a mapping has the keys {sorted(map(str, prompt))}; it must have "
-            "either 'prompt' or 'prompt_token_ids'."
-        )
-    return next(iter(prompt.values()))
+MAX_CONCURRENT = 64  # requests of one call; a server has other clients too
 
 
 def complete_all(
     start: Callable[..., Any], prompts: Iterable[Any], params: Any, overrides: Mapping[str, Any]
 ) -> list[Completion]:
-    """`start` opens a stream. One that fails ends the others."""
+    """`start` opens a stream. If one fails, the others are cancelled."""
     waiting, done = deque(_requests(prompts, params, overrides)), []
     running: deque[Any] = deque()
     try:
         while waiting or running:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and len(running) < MAX_CONCURRENT:
                 prompt, own = waiting.popleft()
                 running.append(start(prompt, own, **overrides))
             done.append(running[0].result())
@@ -58,10 +36,10 @@ def complete_all(
 async def complete_all_async(
     start: Callable[..., Any], prompts: Iterable[Any], params: Any, overrides: Mapping[str, Any]
 ) -> list[Completion]:
-    seats = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def complete(prompt: Any, own: Any) -> Completion:
-        async with seats:
+        async with slots:
             completion: Completion = await start(prompt, own, **overrides).result()
             return completion
 

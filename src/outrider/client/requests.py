@@ -1,4 +1,4 @@
-"""The messages a client sends, checked before they are sent."""
+"""Builds and checks the messages a client sends."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from outrider.client.batches import plain_prompt
+from outrider.api_types.conversations import put_conversation
+from outrider.api_types.convert import put_params
+from outrider.api_types.results import Completion
 from outrider.errors import RequestError
-from outrider.gateway.conversations import put_conversation
-from outrider.gateway.convert import put_params
-from outrider.gateway.results import Completion
 from outrider.proto import generation_pb2
 from outrider.scheduler.params import SamplingParams
 from outrider.text.messages import Conversation
+from outrider.text.prompts import Prompt
 
-Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Prompts: TypeAlias = list[str] | list[list[int]] | list[dict[str, Any]]
 Params: TypeAlias = Any  # SamplingParams, or with several prompts one for each
 Completions: TypeAlias = list[Completion]
@@ -30,7 +29,7 @@ _OF_THE_REQUEST = ("model", "request_id", "priority", "cache_salt", "want_text_s
 def prompt_request(
     prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
 ) -> generation_pb2.GenerateRequest:
-    """The message `Client.generate` sends, for those who bring a connection of their own."""
+    """The message `Client.generate` sends, for callers with their own channel."""
     return make_request(put_prompt(prompt), params, overrides)
 
 
@@ -44,7 +43,7 @@ def chat_request(
 def make_request(
     put: Put, params: SamplingParams | None, overrides: dict[str, Any]
 ) -> generation_pb2.GenerateRequest:
-    """Raises before anything is sent if it cannot be right."""
+    """Build a request; raises if it is invalid."""
     own = {name: overrides.pop(name) for name in _OF_THE_REQUEST if name in overrides}
     given = _given(params) | overrides
     checked = SamplingParams.from_mapping(given)
@@ -69,8 +68,20 @@ def _given(params: SamplingParams | None) -> dict[str, Any]:
     return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
+def _plain_prompt(prompt: Any) -> Any:
+    """Text or token ids, unpacked from the mapping that `LLM` accepts too."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    if len(prompt) != 1 or not {"prompt", "prompt_token_ids"}.issuperset(prompt):
+        raise RequestError(
+            f"a prompt given as a mapping has the keys {sorted(map(str, prompt))}; it must have "
+            "either 'prompt' or 'prompt_token_ids'."
+        )
+    return next(iter(prompt.values()))
+
+
 def put_prompt(given: Prompt) -> Put:
-    prompt = plain_prompt(given)
+    prompt = _plain_prompt(given)
 
     def put(request: generation_pb2.GenerateRequest) -> None:
         if isinstance(prompt, str):

@@ -1,4 +1,4 @@
-"""The calls of one request: the first, and those that go on where a connection was lost."""
+"""The calls of one request: the first, and those that resume it after a lost connection."""
 
 from __future__ import annotations
 
@@ -11,35 +11,39 @@ from typing import Any
 
 import grpc
 
-from outrider.gateway.errors import MARK, UnavailableError, error_of
-from outrider.gateway.results import Chunk, Completion, Sample
+from outrider.api_types.errors import MARK, UnavailableError, error_of
+from outrider.api_types.results import Chunk, Completion, Sample
 from outrider.proto import generation_pb2
 from outrider.text.outputs import Round, Speculation
 
-RESUME_WINDOW_S = 120.0  # what servers keep requests for, unless they are configured otherwise
+RESUME_WINDOW_S = 120.0  # the default of `server.resume_window_s`
 RELEASE_TIMEOUT_S = 2.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
-_NOBODY_THERE = "failed to connect"  # gRPC's words: nothing was sent that could be lost
+_NO_CONNECTION = "failed to connect"  # gRPC's words: nothing was sent that could be lost
 _STOPPING = re.compile("the server (is stopping|was stopped)")
 _Code = grpc.StatusCode
 
 
 @dataclass(slots=True)
-class Server:
-    """A server as the requests of one client share it."""
+class ServerEndpoint:
+    """A server, shared by all requests of one client."""
 
-    generation: Any  # its stub
+    stub: Any  # `base.Stub`
     address: str
     resumes: bool
     resume_window_s: float
-    has_answered: bool = False  # so that the address is right, and silence a loss
+    has_answered: bool = False  # the address is right, so a failure is a lost connection
 
 
 class Calls:
-    """Of one request. Makes calls and says when to try again; the waiting is its user's."""
+    """The calls of one request. Makes calls and decides when to retry; the caller does the
+    waiting."""
 
     def __init__(
-        self, server: Server, request: generation_pb2.GenerateRequest, timeout_s: float | None
+        self,
+        server: ServerEndpoint,
+        request: generation_pb2.GenerateRequest,
+        timeout_s: float | None,
     ) -> None:
         self.server = server
         self.completion = Completion()
@@ -47,22 +51,22 @@ class Calls:
         self._request = request
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         self._token = ""
-        self._begun: set[int] = set()  # samples of which anything was received
+        self._begun: set[int] = set()  # samples with any output received
         self._rounds: defaultdict[int, list[generation_pb2.Round]] = defaultdict(list)
         self._is_over = False
-        self._lost_s: float | None = None  # since when there is no connection
-        self._num_attempts = 0  # since then
+        self._lost_s: float | None = None  # when the connection was lost
+        self._num_attempts = 0  # to reconnect since then
 
     # -- calls --------------------------------------------------------------------------------
 
     def first(self) -> Any:
-        return self.server.generation.Generate(self._request, timeout=self._left_s())
+        return self.server.stub.Generate(self._request, timeout=self._left_s())
 
     def again(self) -> Any:
-        """Goes on from what was received, or begins anew if that is nothing."""
+        """Resume from what was received, or start again if nothing was."""
         if not self._token:
             return self.first()
-        return self.server.generation.ResumeStream(self._resumption(), timeout=self._left_s())
+        return self.server.stub.ResumeStream(self._resumption(), timeout=self._left_s())
 
     def take(self, response: generation_pb2.GenerateResponse) -> Chunk:
         """Add one message of the stream."""
@@ -79,8 +83,8 @@ class Calls:
         return self.completion.take(response)
 
     def release(self) -> generation_pb2.ReleaseRequest | None:
-        """What ends the request at the server; None where leaving the call does, or it has ended.
-        Asked for once."""
+        """The message that ends a resumable request at the server; None if cancelling the call
+        suffices or the request has ended. Returned once."""
         if self._is_over or not self._request.resumable or not self._token:
             return None
         self._is_over = True
@@ -127,7 +131,7 @@ class Calls:
     # -- losses -------------------------------------------------------------------------------
 
     def pause_s(self, error: grpc.RpcError, *, is_left: bool) -> float:
-        """How long to wait before going on; raises if that is not what the error calls for."""
+        """How long to wait before a retry; raises if the error is final."""
         if is_left or not self._calls_for_more(error):
             self._is_over = True
             raise error_of(error, self.server.address) from None
@@ -138,7 +142,7 @@ class Calls:
         pause_s *= random.uniform(0.5, 1.0)
         left_s = self._left_s()
         if left_s is not None and left_s <= pause_s:
-            return left_s  # and the next call ends as one that is late
+            return left_s  # the next call then ends with a deadline error
         if now_s + pause_s > self._lost_s + self.server.resume_window_s:
             raise self._given_up(error)
         self._num_attempts += 1
@@ -150,13 +154,13 @@ class Calls:
         if not self.server.resumes:
             return False
         if MARK not in {(key, value) for key, value in error.trailing_metadata() or ()}:
-            was_sent = not sentence.startswith(_NOBODY_THERE) and self.server.has_answered
+            was_sent = not sentence.startswith(_NO_CONNECTION) and self.server.has_answered
             is_known = bool(self._token) or was_sent or not is_first_loss
             return is_known and code in (_Code.UNAVAILABLE, _Code.CANCELLED)
         if is_first_loss:
             is_stopping = _STOPPING.match(sentence) is not None
             return code is _Code.UNAVAILABLE and is_stopping and bool(self._token)
-        # No connection was lost this time, but nobody could take the request in.
+        # The server answered this attempt, but could not accept the request.
         is_in_use = code is _Code.ALREADY_EXISTS and not self._token
         return is_in_use or code in (_Code.UNAVAILABLE, _Code.RESOURCE_EXHAUSTED)
 

@@ -1,4 +1,4 @@
-"""What can be set: the settings themselves, their rules, and where their values come from."""
+"""Configuration: the settings, their rules, and the sources of their values."""
 
 from outrider.config.schema import SECTIONS, EngineConfig, find_setting, settings
 from outrider.config.sections import (

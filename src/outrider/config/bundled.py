@@ -1,24 +1,24 @@
-"""Who proposes when nobody has been named. Decided here and nowhere else."""
+"""The default proposer. Decided here and nowhere else."""
 
 from __future__ import annotations
 
+from outrider.catalog.proposers import NGRAM
+from outrider.checkpoints.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 from outrider.scheduler.policies import GOODPUT
-from outrider.workers.proposers.base import NGRAM
-from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
 AUTO = "auto"
 
 
 def draft_beside(target_model: str, method: str | None, head_model: str | None) -> str | None:
-    """The bundled draft beside the bundled target, unless somebody else proposes; else none."""
-    is_wanted = (
+    """The bundled draft for the bundled target, unless another proposer is set; else none."""
+    is_used = (
         target_model == BUNDLED_TARGET and method in (None, AUTO, "draft") and head_model is None
     )
-    return BUNDLED_DRAFT if is_wanted else None
+    return BUNDLED_DRAFT if is_used else None
 
 
 def proposer_without_model(policy: str, device: str) -> str | None:
-    """Who drafts for a target without draft or head: n-gram look-up on a CPU, where it costs next
-    to nothing, and only under the policy that stops it where it does not pay. On a GPU a pass is as
-    large as planned however few tokens were found, so it has to be asked for."""
+    """The proposer of a target without draft or head: n-gram lookup on a CPU, where it is nearly
+    free, and only under the policy that stops it when it does not pay off. On a GPU a pass has its
+    planned size however few tokens were found, so there it must be set explicitly."""
     return NGRAM if device == "cpu" and policy == GOODPUT else None

@@ -1,4 +1,4 @@
-"""Whether a server's engine holds the models in its own process. Decided here and nowhere else."""
+"""Whether a server's engine is colocated with its models. Decided here and nowhere else."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from outrider.config import EngineConfig
 
 
 def settle_colocation(config: EngineConfig, num_gpus: int) -> EngineConfig:
-    """The configuration with `cluster.colocate` decided, for a server that may use so many GPUs.
+    """The configuration with `cluster.colocate` decided, for a server with `num_gpus` GPUs.
 
-    On the only GPU a draft in a process of its own would share it with the target anyway, without
-    recorded passes.
+    With one GPU a draft in another process would share it with the target anyway, and without
+    captured passes.
     """
     if config.cluster.colocate is not None:
         return config
@@ -22,7 +22,7 @@ def settle_colocation(config: EngineConfig, num_gpus: int) -> EngineConfig:
 
 
 def _is_fit(config: EngineConfig) -> bool:
-    """Whether one process on a GPU can hold what is configured."""
+    """Whether one process on a GPU can hold the configured models."""
     target, draft = config.target, config.draft
     return (
         not config.has_processes

@@ -1,7 +1,7 @@
-"""vLLM's arguments that have no counterpart here: which are ignored with a warning, and which would
-change what comes out and are refused. `docs/from-vllm.md` shows them all; a test holds the list of
-vLLM's options against them. What its command and its speculation have beside them is in
-`foreign_command` and `foreign_speculation`."""
+"""vLLM's arguments without a counterpart here: those ignored with a warning, and those that would
+change the output and are refused. `docs/from-vllm.md` lists them all; a test compares them with
+vLLM's options. Those of its command and of `speculative_config` are in `foreign_command` and
+`foreign_speculation`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from outrider.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-class Refused(NamedTuple):
-    """An argument that asks for something that is not there."""
+class RefusedArgument(NamedTuple):
+    """An argument for a missing feature."""
 
-    without_effect: tuple[Any, ...]  # values, besides None, that ask for nothing
+    without_effect: tuple[Any, ...]  # values, besides None, that do not request the feature
     reason: str  # completes "NAME is VALUE; ..."
 
     def asks(self, value: Any) -> bool:
@@ -81,11 +81,11 @@ IGNORED: Mapping[str, str] = by_name(
         "workers and cluster.* say where the processes are": (
             "distributed_executor_backend worker_use_ray ray_workers_use_nsight"
         ),
-        "ranks of one host stay on cores of their own": "numa_bind numa_bind_nodes numa_bind_cpus",
+        "ranks of one host use separate cores": "numa_bind numa_bind_nodes numa_bind_cpus",
         "stall_timeout_s says how long a rank may take": (
             "distributed_timeout_seconds cpu_distributed_timeout_seconds"
         ),
-        "what is lost is started anew": "enable_fault_tolerance fault_tolerance_config",
+        "lost processes are restarted": "enable_fault_tolerance fault_tolerance_config",
         "cluster.replicas and Ray say where the replicas are": (
             "data_parallel_rank data_parallel_start_rank data_parallel_size_local "
             "data_parallel_address data_parallel_rpc_port data_parallel_backend "
@@ -146,49 +146,51 @@ IGNORED: Mapping[str, str] = by_name(
 
 _ONE_AXIS = "a text is not spread over devices; tensor_parallel_size splits the model instead."
 _LORA_REASON = "LoRA adapters are not there yet; merge one into the weights."
-_LORA_VALUE = Refused((), _LORA_REASON)
-_LORA = Refused((False,), _LORA_REASON)
+_LORA_VALUE = RefusedArgument((), _LORA_REASON)
+_LORA = RefusedArgument((False,), _LORA_REASON)
 _AS_IT_IS = "a checkpoint is read as it is; change its config.json."
 _GENERATES = "models generate; there are no others."
-_EXPERTS = Refused((False,), "models with experts are not there yet.")
+_EXPERTS = RefusedArgument((False,), "models with experts are not there yet.")
 _REASONING = "answers are not split into reasoning and the rest; leave it out."
 _STRUCTURED = "structured output is not there yet; leave it out."
-_ONE_SERVER = Refused((False,), "one server has all replicas; leave it out.")
+_ONE_SERVER = RefusedArgument((False,), "one server has all replicas; leave it out.")
 _OFFLOAD = "weights stay where they are computed with; use quantization."
 
-REFUSED: Mapping[str, Refused] = {
-    "pipeline_parallel_size": Refused(
+REFUSED: Mapping[str, RefusedArgument] = {
+    "pipeline_parallel_size": RefusedArgument(
         (1,),
         "layers are not spread over devices; tensor_parallel_size splits each of them instead.",
     ),
-    "data_parallel_size": Refused(
+    "data_parallel_size": RefusedArgument(
         (1,), "an LLM is one replica; serve with cluster.replicas set to have several."
     ),
     "data_parallel_external_lb": _ONE_SERVER,
     "data_parallel_hybrid_lb": _ONE_SERVER,
     "data_parallel_multi_port_external_lb": _ONE_SERVER,
-    "decode_context_parallel_size": Refused((1,), _ONE_AXIS),
-    "prefill_context_parallel_size": Refused((1,), _ONE_AXIS),
-    "device_ids": Refused((), "the devices are those of CUDA_VISIBLE_DEVICES; set that."),
+    "decode_context_parallel_size": RefusedArgument((1,), _ONE_AXIS),
+    "prefill_context_parallel_size": RefusedArgument((1,), _ONE_AXIS),
+    "device_ids": RefusedArgument((), "the devices are those of CUDA_VISIBLE_DEVICES; set that."),
     "enable_expert_parallel": _EXPERTS,
     "enable_eplb": _EXPERTS,
     "enable_return_routed_experts": _EXPERTS,
-    "kv_cache_memory_bytes": Refused(
+    "kv_cache_memory_bytes": RefusedArgument(
         (), "KV is given in gigabytes, for all devices and both models together; use kv_cache_gb."
     ),
-    "kv_offloading_size": Refused((), "KV stays on the device; use kv_cache_gb."),
-    "kv_events_config": Refused(({},), "blocks of KV are not announced; leave it out."),
-    "enable_prompt_embeds": Refused((False,), "prompts are text or token ids."),
-    "logprobs_mode": Refused(
+    "kv_offloading_size": RefusedArgument((), "KV stays on the device; use kv_cache_gb."),
+    "kv_events_config": RefusedArgument(({},), "blocks of KV are not announced; leave it out."),
+    "enable_prompt_embeds": RefusedArgument((False,), "prompts are text or token ids."),
+    "logprobs_mode": RefusedArgument(
         ("raw_logprobs",), "log-probabilities are those before any sampling parameter."
     ),
-    "return_sampling_mask": Refused((False,), "sampling masks are not returned; leave it out."),
-    "enable_trace_replay": Refused((False,), "tokens are the target's own; leave it out."),
-    "pooler_config": Refused(({},), _GENERATES),
-    "convert": Refused(("auto", "none"), _GENERATES),
-    "task": Refused(("auto", "generate"), _GENERATES),
-    "runner": Refused(("auto", "generate"), _GENERATES),
-    "diffusion_config": Refused(({},), _GENERATES),
+    "return_sampling_mask": RefusedArgument(
+        (False,), "sampling masks are not returned; leave it out."
+    ),
+    "enable_trace_replay": RefusedArgument((False,), "tokens are the target's own; leave it out."),
+    "pooler_config": RefusedArgument(({},), _GENERATES),
+    "convert": RefusedArgument(("auto", "none"), _GENERATES),
+    "task": RefusedArgument(("auto", "generate"), _GENERATES),
+    "runner": RefusedArgument(("auto", "generate"), _GENERATES),
+    "diffusion_config": RefusedArgument(({},), _GENERATES),
     "enable_lora": _LORA,
     "lora_modules": _LORA,
     "fully_sharded_loras": _LORA,
@@ -201,52 +203,58 @@ REFUSED: Mapping[str, Refused] = {
     "max_cpu_loras": _LORA_VALUE,
     "lora_dtype": _LORA_VALUE,
     "lora_target_modules": _LORA_VALUE,
-    "default_mm_loras": Refused(({},), _LORA_REASON),
-    "enable_prompt_adapter": Refused((False,), "prompt adapters are not there; leave it out."),
-    "reasoning_parser": Refused(("",), _REASONING),
-    "reasoning_parser_plugin": Refused(("",), _REASONING),
-    "reasoning_config": Refused(({},), _REASONING),
-    "scheduler_cls": Refused((), "there is one scheduler; leave it out."),
-    "worker_cls": Refused(("auto",), "ranks are of one kind; leave it out."),
-    "worker_extension_cls": Refused(("",), "ranks are of one kind; leave it out."),
-    "io_processor_plugin": Refused(("",), "a server takes no code; leave it out."),
-    "kv_cache_dtype": Refused(("auto",), "KV has the target's dtype; leave it out."),
-    "cpu_offload_gb": Refused((0,), _OFFLOAD),
-    "offload_group_size": Refused((0,), _OFFLOAD),
-    "num_gpu_blocks_override": Refused((), "KV is given in gigabytes; use kv_cache_gb."),
-    "quantization_config": Refused(
+    "default_mm_loras": RefusedArgument(({},), _LORA_REASON),
+    "enable_prompt_adapter": RefusedArgument(
+        (False,), "prompt adapters are not there; leave it out."
+    ),
+    "reasoning_parser": RefusedArgument(("",), _REASONING),
+    "reasoning_parser_plugin": RefusedArgument(("",), _REASONING),
+    "reasoning_config": RefusedArgument(({},), _REASONING),
+    "scheduler_cls": RefusedArgument((), "there is one scheduler; leave it out."),
+    "worker_cls": RefusedArgument(("auto",), "ranks are of one kind; leave it out."),
+    "worker_extension_cls": RefusedArgument(("",), "ranks are of one kind; leave it out."),
+    "io_processor_plugin": RefusedArgument(("",), "a server takes no code; leave it out."),
+    "kv_cache_dtype": RefusedArgument(("auto",), "KV has the target's dtype; leave it out."),
+    "cpu_offload_gb": RefusedArgument((0,), _OFFLOAD),
+    "offload_group_size": RefusedArgument((0,), _OFFLOAD),
+    "num_gpu_blocks_override": RefusedArgument((), "KV is given in gigabytes; use kv_cache_gb."),
+    "quantization_config": RefusedArgument(
         ({},), "all layers are rounded alike; give quantization='fp8' or 'int8'."
     ),
-    "skip_tokenizer_init": Refused(
+    "skip_tokenizer_init": RefusedArgument(
         (False,), "give prompts as token ids; the tokenizer stays for the text of answers."
     ),
-    "tokenizer_revision": Refused(
+    "tokenizer_revision": RefusedArgument(
         (), "a tokenizer has the model's revision; give the folder of another as tokenizer."
     ),
-    "hf_overrides": Refused(({},), _AS_IT_IS),
-    "hf_config_path": Refused(("",), _AS_IT_IS),
-    "model_class_overrides": Refused(({},), _AS_IT_IS),
-    "rope_scaling": Refused(({},), _AS_IT_IS),
-    "rope_theta": Refused((), _AS_IT_IS),
-    "override_generation_config": Refused(
+    "hf_overrides": RefusedArgument(({},), _AS_IT_IS),
+    "hf_config_path": RefusedArgument(("",), _AS_IT_IS),
+    "model_class_overrides": RefusedArgument(({},), _AS_IT_IS),
+    "rope_scaling": RefusedArgument(({},), _AS_IT_IS),
+    "rope_theta": RefusedArgument((), _AS_IT_IS),
+    "override_generation_config": RefusedArgument(
         ({},), "give the values with each request, as SamplingParams or over HTTP."
     ),
-    "disable_sliding_window": Refused((False,), "set max_model_len to the window's size."),
-    "guided_decoding_backend": Refused(("auto",), _STRUCTURED),
-    "structured_outputs_config": Refused(({},), _STRUCTURED),
-    "logits_processors": Refused(([],), "the sampling chain is fixed; leave it out."),
-    "kv_transfer_config": Refused((), "one engine computes prompts and answers; leave it out."),
-    "weight_transfer_config": Refused((), "weights stay as they were loaded; leave it out."),
-    "enable_sleep_mode": Refused((False,), "an engine does not sleep; close it instead."),
-    "spec_decoding_acceptance_method": Refused(
+    "disable_sliding_window": RefusedArgument((False,), "set max_model_len to the window's size."),
+    "guided_decoding_backend": RefusedArgument(("auto",), _STRUCTURED),
+    "structured_outputs_config": RefusedArgument(({},), _STRUCTURED),
+    "logits_processors": RefusedArgument(([],), "the sampling chain is fixed; leave it out."),
+    "kv_transfer_config": RefusedArgument(
+        (), "one engine computes prompts and answers; leave it out."
+    ),
+    "weight_transfer_config": RefusedArgument(
+        (), "weights stay as they were loaded; leave it out."
+    ),
+    "enable_sleep_mode": RefusedArgument((False,), "an engine does not sleep; close it instead."),
+    "spec_decoding_acceptance_method": RefusedArgument(
         ("rejection_sampler",), "choose verification='shared' or 'rejection' instead."
     ),
 }
 
 
 def answer_foreign_names(given: Mapping[str, Any]) -> list[str]:
-    """Refuse what vLLM knows and cannot be had, all of it at once, and warn once of what has no
-    effect; the names that are not vLLM's either are returned."""
+    """Raise for all refused arguments of vLLM's at once, and warn once of the ignored ones; returns
+    the names that vLLM does not have either."""
     refused = [
         f"{name} is {value!r}; {REFUSED[name].reason}"
         for name, value in given.items()
@@ -260,7 +268,7 @@ def answer_foreign_names(given: Mapping[str, Any]) -> list[str]:
 
 
 def warn_of_ignored(ignored: Mapping[str, str]) -> None:
-    """One line for all of them; the names as they were written, with their reasons."""
+    """One log line for all; the names as written, with the reasons."""
     if ignored:
         reasons = ", ".join(f"{name} ({reason})" for name, reason in ignored.items())
         logger.warning("arguments of vLLM's without effect here: %s", reasons)

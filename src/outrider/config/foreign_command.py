@@ -1,11 +1,11 @@
-"""vLLM's command line: what `vllm serve` has beside the arguments of its engine, how many words an
-option takes, and what options are called for short."""
+"""vLLM's command line: the options of `vllm serve` besides its engine arguments, their numbers of
+values, and their short names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outrider.config.foreign import Refused, by_name
+from outrider.config.foreign import RefusedArgument, by_name
 
 COMMAND_PATHS: Mapping[str, str] = {
     "ssl_certfile": "server.tls_cert",
@@ -17,7 +17,7 @@ COMMAND_PATHS: Mapping[str, str] = {
     "shutdown_timeout": "server.drain_s",
     "data_parallel_size": "cluster.replicas",
 }
-"""Before those of the engine: a command has replicas, an LLM is one."""
+"""These override the engine's: a command has replicas, an LLM is one."""
 
 SPECULATIVE_SHORT: Mapping[str, str] = {
     "spec_method": "method",
@@ -33,16 +33,16 @@ COMMAND_IGNORED: Mapping[str, str] = by_name(
         "prompts are not logged unless server.log_prompts is set": (
             "max_log_len enable_log_outputs enable_log_deltas"
         ),
-        "log_level and log_format are all there is to set": "log_config_file log_error_stack",
+        "log_level and log_format are the only log settings": "log_config_file log_error_stack",
         "certificates are read again when they change": "enable_ssl_refresh",
         "server.tls_client_ca says whose certificates clients must show": "ssl_cert_reqs",
         "an X-Request-Id that comes is sent back": "enable_request_id_headers",
         "usage always tells the cached tokens": "enable_prompt_tokens_details",
         "the load is in /metrics and in the status": "enable_server_load_tracking",
-        "gateways are always processes of their own": "disable_frontend_multiprocessing",
+        "gateways are always separate processes": "disable_frontend_multiprocessing",
         "there are no pages of documentation": "disable_fastapi_docs enable_offline_docs",
         "messages of text parts and of plain text are both taken": "chat_template_content_format",
-        "headers have bounds of their own": "h11_max_incomplete_event_size h11_max_header_count",
+        "headers have their own limits": "h11_max_incomplete_event_size h11_max_header_count",
         "requests that bring tools are refused one by one": (
             "enable_auto_tool_choice tool_call_parser tool_parser_plugin"
         ),
@@ -57,44 +57,50 @@ COMMAND_IGNORED: Mapping[str, str] = by_name(
     }
 )
 
-_NODES = Refused((0, 1), "the nodes are those of the Ray cluster; see --set cluster.address.")
+_NODES = RefusedArgument(
+    (0, 1), "the nodes are those of the Ray cluster; see --set cluster.address."
+)
 _TOOLS = "tools are not there yet; leave it out."
 
-COMMAND_REFUSED: Mapping[str, Refused] = {
-    "tool_server": Refused((), _TOOLS),
-    "response_role": Refused(("assistant",), "answers have the role 'assistant'."),
-    "default_chat_template_kwargs": Refused(
+COMMAND_REFUSED: Mapping[str, RefusedArgument] = {
+    "tool_server": RefusedArgument((), _TOOLS),
+    "response_role": RefusedArgument(("assistant",), "answers have the role 'assistant'."),
+    "default_chat_template_kwargs": RefusedArgument(
         ({},), "give chat_template_kwargs with each request, or a --chat-template."
     ),
-    "return_tokens_as_token_ids": Refused(
+    "return_tokens_as_token_ids": RefusedArgument(
         (False,), "ask for it with each request (return_tokens_as_token_ids)."
     ),
-    "enable_force_include_usage": Refused(
+    "enable_force_include_usage": RefusedArgument(
         (False,), "ask for it with each request (stream_options.include_usage)."
     ),
-    "enable_per_request_metrics": Refused(
+    "enable_per_request_metrics": RefusedArgument(
         (False,), "answers tell no times; /metrics and the access log do."
     ),
-    "enable_tokenizer_info_endpoint": Refused(
+    "enable_tokenizer_info_endpoint": RefusedArgument(
         (False,), "there is no such route; /tokenize and /detokenize are there."
     ),
-    "tokens_only": Refused((False,), "text is served too; leave it out."),
-    "grpc": Refused((False,), "our gRPC is always served beside HTTP; see --grpc-port."),
-    "allow_credentials": Refused((False,), "pages send keys as headers, not as cookies."),
-    "allowed_methods": Refused((["*"],), "server.cors_origins may use every method."),
-    "allowed_headers": Refused((["*"],), "server.cors_origins may send every header."),
-    "ssl_ciphers": Refused((), "TLS has its library's ciphers; put a proxy before it for others."),
-    "root_path": Refused(("",), "a server has no path before its own; have the proxy remove it."),
-    "middleware": Refused((), "a server takes no code; put a proxy before it."),
-    "uds": Refused((), "a server listens on ports; give --host and --port."),
-    "headless": Refused(
+    "tokens_only": RefusedArgument((False,), "text is served too; leave it out."),
+    "grpc": RefusedArgument((False,), "our gRPC is always served beside HTTP; see --grpc-port."),
+    "allow_credentials": RefusedArgument((False,), "pages send keys as headers, not as cookies."),
+    "allowed_methods": RefusedArgument((["*"],), "server.cors_origins may use every method."),
+    "allowed_headers": RefusedArgument((["*"],), "server.cors_origins may send every header."),
+    "ssl_ciphers": RefusedArgument(
+        (), "TLS has its library's ciphers; put a proxy before it for others."
+    ),
+    "root_path": RefusedArgument(
+        ("",), "a server has no path before its own; have the proxy remove it."
+    ),
+    "middleware": RefusedArgument((), "a server takes no code; put a proxy before it."),
+    "uds": RefusedArgument((), "a server listens on ports; give --host and --port."),
+    "headless": RefusedArgument(
         (False,), "give the processes on other hosts to Ray, or start them by hand."
     ),
     "nnodes": _NODES,
     "node_rank": _NODES,
     "master_addr": _NODES,
     "master_port": _NODES,
-    "otlp_traces_endpoint": Refused(
+    "otlp_traces_endpoint": RefusedArgument(
         (), "there are no traces; /metrics and the access log tell of requests."
     ),
 }

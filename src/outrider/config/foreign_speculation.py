@@ -1,4 +1,4 @@
-"""The keys and methods of vLLM's `speculative_config`, and what becomes of each."""
+"""The keys and methods of vLLM's `speculative_config`, and their counterparts here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.config.foreign import Refused, by_name
+from outrider.config.foreign import RefusedArgument, by_name
 from outrider.config.rules import did_you_mean
 
 NAME = "speculative_config"
@@ -21,7 +21,7 @@ SPECULATIVE_PATHS: Mapping[str, str] = {
     "prompt_lookup_min": "speculation.ngram_min",
     "prompt_lookup_max": "speculation.ngram_max",
 }
-# No method of speculation changes the text, so neither does how it is carried out.
+# No speculation method changes the text, so its implementation options do not either.
 SPECULATIVE_IGNORED: Mapping[str, str] = by_name(
     {
         "passes are captured where that pays": "enforce_eager disable_padded_drafter_batch",
@@ -46,14 +46,20 @@ SPECULATIVE_IGNORED: Mapping[str, str] = by_name(
     }
 )
 _VERIFICATION = "choose verification='shared' or 'rejection' instead."
-SPECULATIVE_REFUSED: Mapping[str, Refused] = {
-    "tensor_parallel_size": Refused((), "give draft_tensor_parallel_size."),
-    "parallel_drafting": Refused((False,), "drafts are made one after the other; leave it out."),
-    "use_heterogeneous_vocab": Refused((False,), "a draft has the target's tokenizer."),
-    "rejection_sample_method": Refused(("standard", "block"), _VERIFICATION),
-    "acceptance_method": Refused(("rejection_sampler",), _VERIFICATION),
-    "synthetic_acceptance_rates": Refused((), "only tokens of the target's own are accepted."),
-    "synthetic_acceptance_length": Refused((), "only tokens of the target's own are accepted."),
+SPECULATIVE_REFUSED: Mapping[str, RefusedArgument] = {
+    "tensor_parallel_size": RefusedArgument((), "give draft_tensor_parallel_size."),
+    "parallel_drafting": RefusedArgument(
+        (False,), "drafts are made one after the other; leave it out."
+    ),
+    "use_heterogeneous_vocab": RefusedArgument((False,), "a draft has the target's tokenizer."),
+    "rejection_sample_method": RefusedArgument(("standard", "block"), _VERIFICATION),
+    "acceptance_method": RefusedArgument(("rejection_sampler",), _VERIFICATION),
+    "synthetic_acceptance_rates": RefusedArgument(
+        (), "only tokens of the target's own are accepted."
+    ),
+    "synthetic_acceptance_length": RefusedArgument(
+        (), "only tokens of the target's own are accepted."
+    ),
 }
 
 SPECULATIVE_METHODS = ("ngram", "draft_model", "eagle3", "medusa", "mlp_speculator")
@@ -74,7 +80,7 @@ _OWN_METHODS = ("draft", "off", "[ngram]")
 
 @dataclass(slots=True)
 class Speculative:
-    """A `speculative_config`, key by key."""
+    """A parsed `speculative_config`."""
 
     values: list[tuple[str, str, Any]] = field(default_factory=list)  # name as written, path, value
     ignored: dict[str, str] = field(default_factory=dict)  # the reason, by the name as written
@@ -84,7 +90,7 @@ class Speculative:
 def read_speculative(
     config: Any, name_of: Callable[[str], str] = lambda key: f"{NAME}[{key!r}]"
 ) -> Speculative:
-    """What it asks for; `name_of` writes a key as the user would."""
+    """Parse a `speculative_config`; `name_of` formats a key for messages."""
     found = Speculative()
     if not isinstance(config, Mapping):
         found.problems.append(

@@ -1,4 +1,4 @@
-"""The flat names of `LLM(...)`: ours and those a vLLM user's code already has."""
+"""The flat argument names of `LLM(...)`: ours and vLLM's."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ PATHS: Mapping[str, str] = {
 }
 
 NONE = "none"
-"""As a draft's name: that there is none. To Python's None, which is "not given", it is the word."""
+"""As a draft's name: no draft. Python's None means "not given"."""
 OFF = "off"
-"""As a method: that nobody proposes, whatever is set elsewhere."""
+"""As a method: no proposer, regardless of other settings."""
 
 _DTYPE_WORDS = {
     **{"half": "float16", "fp16": "float16", "bf16": "bfloat16"},
@@ -129,7 +129,7 @@ _WORDS: Mapping[str, Mapping[str, str | None]] = {
 def settings_from_kwargs(
     kwargs: Mapping[str, Any], name_of: Callable[[str], str] = str
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by path, and by path the name the caller used, as `name_of` writes it.
+    """Values by path, and by path the caller's name, formatted by `name_of`.
 
     None means "not given".
     """
@@ -137,13 +137,13 @@ def settings_from_kwargs(
 
 
 def settle(given: Iterable[tuple[str, str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by path, and by path the name that is to blame, from (name, path, value as it was
-    written); raises if two names set a path to different values."""
+    """Values by path, and by path the name that set it, from (name, path, value as written);
+    raises if two names set a path to different values."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     written: dict[str, Any] = {}
     for name, path, value in given:
-        for own_path, own in _meant(path, value):
+        for own_path, own in _resolved(path, value):
             if own_path in values and values[own_path] != own:
                 from outrider.config.schema import find_setting  # which imports this module
 
@@ -160,8 +160,8 @@ def settle(given: Iterable[tuple[str, str, Any]]) -> tuple[dict[str, Any], dict[
     return values, names
 
 
-def _meant(path: str, value: Any) -> list[tuple[str, Any]]:
-    """What a value sets, under the names the configuration has for it."""
+def _resolved(path: str, value: Any) -> list[tuple[str, Any]]:
+    """The (path, value) pairs that an argument sets."""
     if path == "draft.model" and value == "[ngram]":
         return [("speculation.method", "ngram")]
     if path == "speculation.method" and value == OFF:
@@ -170,7 +170,7 @@ def _meant(path: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _flattened(kwargs: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """(name as written, path, value) of everything given."""
+    """(name as written, path, value) of all arguments."""
     known = [*PATHS, SPECULATIVE_CONFIG]
     foreign = {name: value for name, value in kwargs.items() if name not in known}
     for name in answer_foreign_names(foreign):
@@ -186,7 +186,7 @@ def _flattened(kwargs: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
 
 
 def _plain(path: str, value: Any) -> Any:
-    """Paths, torch dtypes and torch devices as the strings the configuration holds."""
+    """Paths, torch dtypes and torch devices as strings."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if type(value).__module__.partition(".")[0] == "torch":

@@ -1,4 +1,4 @@
-"""What a setting may be, how it is checked, and how a breach is said."""
+"""Rules of settings: allowed values, validation and error messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from outrider.errors import ConfigError
 
 
 class FieldError(ConfigError):
-    """A setting breaks its rule. `paths` are the settings at fault, the likeliest first.
+    """A setting breaks its rule. `paths` are the settings at fault, likeliest first.
 
-    Kept apart from its message so that whoever knows where the value came from can name it as
-    the user wrote it: a line of a file, a variable, a keyword argument.
+    `problem` excludes the name, so that a caller can name the value as the user wrote it: a line of
+    a file, a variable, a keyword argument.
     """
 
     def __init__(self, paths: tuple[str, ...], problem: str, name: str | None = None) -> None:
@@ -27,26 +27,26 @@ class FieldError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting may be. `wanted` completes the sentence "it must be ..."."""
+    """Allowed values of a setting. `expected` completes the sentence "it must be ..."."""
 
     kind: type[bool] | type[int] | type[float] | type[str] | type[tuple[str, ...]]
-    wanted: str
+    expected: str
     accepts: Callable[[Any], bool]
     optional: bool = False
-    is_secret: bool = False  # never shown, neither by `config show` nor to whoever asks a server
+    is_secret: bool = False  # never shown, neither by `config show` nor by a server
 
     def breach(self, value: Any) -> str | None:
-        """What is wrong with the value, to be read after the setting's name; None if it is fine."""
+        """The problem with the value, to follow the setting's name; None if it is valid."""
         if self._holds(value):
             return None
-        return f"is {self.shown(value)}; it must be {self.wanted}."
+        return f"is {self.shown(value)}; it must be {self.expected}."
 
     def shown(self, value: Any) -> str:
-        """The value in a sentence; that of a secret is nobody's to read."""
+        """The value for a message; secrets are masked."""
         return "not as it should be" if self.is_secret else repr(value)
 
     def settled(self, value: Any) -> Any:
-        """The value as the configuration holds it: a list of names may come as one of them."""
+        """The normalized value: a single name becomes a list of one."""
         if self.kind is tuple and isinstance(value, str | list):
             return (value,) if isinstance(value, str) else tuple(value)
         return value
@@ -54,17 +54,17 @@ class Rule:
     def _holds(self, value: Any) -> bool:
         if value is None:
             return self.optional
-        if isinstance(value, bool):  # which is an int to Python, but not to a reader
+        if isinstance(value, bool):  # an int to Python, but not to users
             return self.kind is bool
         if self.kind is float and isinstance(value, int | float):
             return abs(value) < math.inf and self.accepts(value)
         return isinstance(value, self.kind) and self.accepts(value)
 
     def parse(self, text: str) -> Any:
-        """The value a text from a flag or the environment stands for.
+        """Parse a value from a flag or the environment.
 
-        Text that stands for nothing of this kind comes back unchanged: the check refuses it then,
-        in the same words as a wrong value from anywhere else.
+        Text that cannot be parsed is returned unchanged: validation then rejects it with the same
+        message as a wrong value from anywhere else.
         """
         word = text.strip().lower()
         if self.optional and word in ("", "none", "null"):
@@ -89,9 +89,9 @@ _BOOL_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One field of the configuration, as seen from outside."""
+    """One field of the configuration."""
 
-    path: str  # "target.model", or "seed" for a field of the whole
+    path: str  # "target.model", or "seed" for a field outside sections
     default: Any
     rule: Rule
     doc: str
@@ -106,12 +106,12 @@ class Setting:
         return self.env_name, *_ENV_ALIASES.get(self.path, ())
 
 
-# What clients and servers share has one short name for both.
+# A short name for a setting that clients and servers share.
 _ENV_ALIASES = {"server.api_key": ("OUTRIDER_API_KEY",)}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A hint to append after a full stop: the nearest known name, or nothing if none is near."""
+    """A hint to append after a full stop: the closest known name, or nothing if none is close."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -122,28 +122,32 @@ def setting(default: Any, rule: Rule, doc: str) -> Any:
     )
 
 
-def _or_unset(wanted: str, optional: bool) -> str:
-    return f"{wanted}, or unset" if optional else wanted
+def _or_unset(expected: str, optional: bool) -> str:
+    return f"{expected}, or unset" if optional else expected
 
 
 def whole(low: int, high: int | None = None, *, optional: bool = False) -> Rule:
-    wanted = f"a whole number >= {low}" if high is None else f"a whole number from {low} to {high}"
+    expected = (
+        f"a whole number >= {low}" if high is None else f"a whole number from {low} to {high}"
+    )
     top = math.inf if high is None else high
-    return Rule(int, _or_unset(wanted, optional), lambda v: low <= v <= top, optional)
+    return Rule(int, _or_unset(expected, optional), lambda v: low <= v <= top, optional)
 
 
 def choice(*names: str, optional: bool = False) -> Rule:
-    wanted = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}"
-    return Rule(str, _or_unset(wanted, optional), lambda v: v in names, optional)
+    expected = f"{', '.join(repr(name) for name in names[:-1])} or {names[-1]!r}"
+    return Rule(str, _or_unset(expected, optional), lambda v: v in names, optional)
 
 
-def text_rule(wanted: str, *, optional: bool = False) -> Rule:
-    return Rule(str, _or_unset(wanted, optional), lambda v: bool(v.strip()), optional)
+def text_rule(expected: str, *, optional: bool = False) -> Rule:
+    return Rule(str, _or_unset(expected, optional), lambda v: bool(v.strip()), optional)
 
 
-def names_rule(wanted: str) -> Rule:
-    """Several texts; one from a flag or a variable has commas between them."""
-    return Rule(tuple, wanted, lambda v: all(isinstance(each, str) and each.strip() for each in v))
+def names_rule(expected: str) -> Rule:
+    """A list of texts; comma-separated in a flag or a variable."""
+    return Rule(
+        tuple, expected, lambda v: all(isinstance(each, str) and each.strip() for each in v)
+    )
 
 
 FLAG = Rule(bool, "true or false", lambda v: True)
@@ -151,8 +155,8 @@ POSITIVE = Rule(float, "a number > 0", lambda v: v > 0)
 NOT_NEGATIVE = Rule(float, "a number >= 0", lambda v: v >= 0)
 
 
-class Checked:
-    """Checks every field against its rule on construction; sections add checks across fields."""
+class Validated:
+    """Validates every field against its rule on construction; sections add checks across fields."""
 
     __slots__ = ()
     _section = ""
@@ -163,11 +167,11 @@ class Checked:
             if rule is None:
                 continue
             value = rule.settled(getattr(self, item.name))
-            object.__setattr__(self, item.name, value)  # the one place where it is normalised
+            object.__setattr__(self, item.name, value)  # the only place that normalizes
             problem = rule.breach(value)
             if problem is not None:
                 raise FieldError((self._section + item.name,), problem)
         self._check_together()
 
     def _check_together(self) -> None:
-        """What no field can be judged on alone."""
+        """Checks across fields."""

@@ -1,8 +1,8 @@
-"""The one configuration: what a file, the environment, flags and `LLM(...)` all end up as.
+"""`EngineConfig`, the result of configuration files, the environment, flags and `LLM(...)`.
 
-Every field carries its own rule and its own sentence of documentation; validation, `--help` and
-the example file are made from them, so they cannot drift apart. A config is frozen and whole:
-what is derived from it (devices found, KV blocks that fit) lives in other types. No torch here.
+Every field has its rule and its documentation; validation, `--help` and the example file are
+generated from them. A config is frozen and complete; derived values (devices found, KV blocks that
+fit) live in other types. No torch here.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from outrider.catalog.heads import HeadKind
 from outrider.config.bundled import AUTO, draft_beside
 from outrider.config.kwargs import settings_from_kwargs
 from outrider.config.rules import (
     FLAG,
     POSITIVE,
-    Checked,
     FieldError,
     Rule,
     Setting,
+    Validated,
     choice,
     did_you_mean,
     setting,
@@ -38,14 +39,13 @@ from outrider.config.sections import (
 )
 from outrider.config.serving import ServerConfig
 from outrider.errors import ConfigError
-from outrider.workers.heads.spec import HeadKind
 
 MAX_WAITING_OF_SERVERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(Checked):
-    """Everything one engine needs to know."""
+class EngineConfig(Validated):
+    """The configuration of one engine."""
 
     target: TargetConfig = TargetConfig()
     draft: DraftConfig = DraftConfig()
@@ -64,16 +64,16 @@ class EngineConfig(Checked):
     stall_timeout_s: float = setting(
         30.0,
         POSITIVE,
-        "Seconds a rank in a process of its own may take for a step before it counts as hung; slow "
-        "steps and first ones get more.",
+        "Seconds that a rank in another process may take for a step before it counts as hung; slow "
+        "and first steps get more.",
     )
     deterministic: bool = setting(
-        False, FLAG, "Make a request's text independent of what runs beside it, bit for bit."
+        False, FLAG, "Make a request's text independent of the rest of the batch, bit for bit."
     )
     seed: int | None = setting(
         None,
         Rule(int, "a 64-bit whole number, or unset", lambda v: -(2**63) <= v < 2**64, True),
-        "Seed of requests that bring none; unset draws one for each.",
+        "Seed of requests without one; unset draws one per request.",
     )
     cpu_kernels: str = setting(
         "auto",
@@ -90,7 +90,7 @@ class EngineConfig(Checked):
         "text", choice("text", "json"), "Log lines for people, or as JSON objects."
     )
 
-    if not TYPE_CHECKING:  # a checker of types knows the fields without it
+    if not TYPE_CHECKING:  # type checkers know the fields without it
 
         def __new__(cls, **fields):
             for name in fields:
@@ -106,7 +106,7 @@ class EngineConfig(Checked):
             if not isinstance(getattr(self, name), kind):
                 value = getattr(self, name)
                 raise FieldError((name,), f"is {value!r}; it must be a {kind.__name__}.")
-        if self.draft.model == AUTO:  # the one place where it is settled
+        if self.draft.model == AUTO:  # the only place that resolves it
             model = draft_beside(self.target.model, self.speculation.method, self.head.model)
             object.__setattr__(self, "draft", dataclasses.replace(self.draft, model=model))
             if model is None and self.speculation.method is None and self.head.model is None:
@@ -150,16 +150,16 @@ class EngineConfig(Checked):
             )
 
     def _check_colocation(self) -> None:
-        """One process holds one rank of each model, all on one device."""
-        wanted: dict[str, tuple[Any, ...]] = {
+        """One process holds one rank of each model, on one device."""
+        allowed_values: dict[str, tuple[Any, ...]] = {
             "target.tensor_parallel": (1,),
             "draft.tensor_parallel": (1,),
             "workers": ("auto", "inline"),
         }
-        if self.target.device != "auto":  # else the engine finds out which one that is
-            wanted["draft.device"] = ("auto", self.target.device)
+        if self.target.device != "auto":  # else the engine picks the device
+            allowed_values["draft.device"] = ("auto", self.target.device)
         values = self.to_settings()
-        for path, allowed in wanted.items():
+        for path, allowed in allowed_values.items():
             if values[path] not in allowed:
                 raise FieldError(
                     (path, "cluster.colocate"),
@@ -169,8 +169,8 @@ class EngineConfig(Checked):
 
     @property
     def method(self) -> str | None:
-        """Who proposes once the default is settled: None for nobody. Who does without draft or
-        head, the device decides (`engine.sizing.settle_for_device`)."""
+        """The proposer with defaults resolved, or None. Without draft or head, it depends on the
+        device (`engine.sizing.settle_for_device`)."""
         if self.speculation.method not in (None, AUTO):
             return self.speculation.method
         if self.draft.model is not None:
@@ -179,24 +179,24 @@ class EngineConfig(Checked):
 
     @property
     def head_kind(self) -> str | None:
-        """Once it is settled."""
+        """The head's kind with defaults resolved."""
         return None if self.head.model is None else self.head.method
 
     @property
     def has_processes(self) -> bool:
-        """Whether the models run in processes of their own once the default is settled."""
+        """Whether the models run in other processes, with defaults resolved."""
         several = max(self.target.tensor_parallel, self.draft.tensor_parallel) > 1
         return self.workers == "processes" or several
 
     def for_server(self) -> EngineConfig:
-        """With what is settled for the engine of a server, where strangers queue."""
+        """The configuration with a server's defaults: a bound on waiting requests."""
         waiting = self.scheduler.max_waiting or MAX_WAITING_OF_SERVERS
         scheduler = dataclasses.replace(self.scheduler, max_waiting=waiting)
         return dataclasses.replace(self, scheduler=scheduler)
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """Build from values by path ("target.model"); what is not named keeps its default."""
+        """Build from values by path ("target.model"); the others keep their defaults."""
         given: dict[str, Any] = {}
         parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
         for path, value in values.items():
@@ -208,7 +208,7 @@ class EngineConfig(Checked):
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> EngineConfig:
-        """Build from the flat names of `LLM(...)`, vLLM's included; None keeps a default."""
+        """Build from the flat names of `LLM(...)`, including vLLM's; None keeps the default."""
         values, names = settings_from_kwargs(kwargs)
         try:
             return cls.from_settings(values)
@@ -225,14 +225,14 @@ class EngineConfig(Checked):
         return values
 
     def without_secrets(self) -> EngineConfig:
-        """For processes and files that have no use for them."""
+        """For processes and files that do not need them."""
         values = self.to_settings()
         return self.from_settings(
             {p: None if settings()[p].rule.is_secret else v for p, v in values.items()}
         )
 
 
-SECTIONS: Mapping[str, type[Checked]] = {
+SECTIONS: Mapping[str, type[Validated]] = {
     "target": TargetConfig,
     "draft": DraftConfig,
     "head": HeadConfig,
@@ -258,7 +258,7 @@ def settings() -> Mapping[str, Setting]:
 
 
 def find_setting(path: str) -> Setting:
-    """The setting of that path; an unknown one is refused with the nearest known name."""
+    """The setting of that path; raises with the closest known name."""
     known = settings()
     if path not in known:
         leaf = path.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""The sections of the configuration: every setting with its rule and its sentence."""
+"""The sections of the configuration: every setting with its rule and documentation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
+from outrider.catalog.heads import HeadKind
+from outrider.catalog.proposers import proposer_names
+from outrider.checkpoints.resolve import BUNDLED_TARGET
 from outrider.config.bundled import AUTO
 from outrider.config.rules import (
     FLAG,
     POSITIVE,
-    Checked,
     FieldError,
     Rule,
+    Validated,
     choice,
     names_rule,
     setting,
@@ -20,9 +23,6 @@ from outrider.config.rules import (
     whole,
 )
 from outrider.scheduler.policies import GOODPUT, POLICIES
-from outrider.workers.heads.spec import HeadKind
-from outrider.workers.proposers.registry import proposer_names
-from outrider.workers.weights.resolve import BUNDLED_TARGET
 
 MAX_SPECULATIVE_TOKENS = 32
 
@@ -38,7 +38,7 @@ _MODEL_WANTED = "a bundled model's name, a checkpoint folder, a .gguf file or a 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetConfig(Checked):
+class TargetConfig(Validated):
     """The large model, whose text is generated."""
 
     _section = "target."
@@ -82,14 +82,14 @@ class TargetConfig(Checked):
 
     @property
     def tokenizer_source(self) -> tuple[str, str | None]:
-        """Where its tokenizer is, and in which revision."""
+        """The tokenizer's source and revision."""
         if self.tokenizer is not None:
             return self.tokenizer, None
         return self.model, self.revision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftConfig(Checked):
+class DraftConfig(Validated):
     """The small model that proposes tokens."""
 
     _section = "draft."
@@ -118,28 +118,28 @@ class DraftConfig(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadConfig(Checked):
-    """A head on the target's hidden states, which proposes in the place of a draft."""
+class HeadConfig(Validated):
+    """A head on the target's hidden states, which proposes instead of a draft."""
 
     _section = "head."
 
     model: str | None = setting(
         None,
         text_rule("a checkpoint folder or a hub id", optional=True),
-        "The head's checkpoint (EAGLE-3, speculators, MLP speculator, Medusa); it may be named as "
-        "draft.model as well, where its files tell that it is one.",
+        "The head's checkpoint (EAGLE-3, speculators, MLP speculator, Medusa); it may also be "
+        "given as draft.model if its files identify it as a head.",
     )
     revision: str | None = setting(None, _REVISION, "Revision of a hub id.")
     method: str = setting(
         "auto",
         choice("auto", *(kind.value for kind in HeadKind)),
-        "What it is; auto is what its files tell.",
+        "Its kind; auto reads it from its files.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationConfig(Checked):
-    """Who proposes, how far ahead, and how proposals are verified."""
+class SpeculationConfig(Validated):
+    """The proposer, the depth, and how draft tokens are verified."""
 
     _section = "speculation."
 
@@ -151,23 +151,23 @@ class SpeculationConfig(Checked):
             lambda v: v == AUTO or v in proposer_names(),
             optional=True,
         ),
-        "Who proposes: draft, ngram or a kind of head; auto is the draft or the head if there is "
-        "one, else, under the policy goodput, ngram on a CPU and nobody on a GPU. Unset is auto "
-        "unless draft.model is none: then it is the head or nobody.",
+        "The proposer: draft, ngram or a kind of head; auto is the draft or the head if there is "
+        "one, else, under the policy goodput, ngram on a CPU and none on a GPU. Unset is auto "
+        "unless draft.model is none: then it is the head or none.",
     )
     policy: str = setting(
         GOODPUT,
         choice(*POLICIES),
-        "Who decides how far ahead each round drafts: goodput by what a step costs and yields, "
-        "threshold by arrival rate and acceptance, trim drafts to the depth and verifies what is "
-        "likely, fixed always the depth, off nothing.",
+        "How the depth of each round is chosen: goodput by estimated cost and yield of a step, "
+        "threshold by arrival rate and acceptance, trim drafts to the maximum depth and verifies "
+        "the likely tokens, fixed always uses the maximum depth, off drafts nothing.",
     )
     num_speculative_tokens: int | None = setting(
         None,
         whole(0, MAX_SPECULATIVE_TOKENS, optional=True),
-        "Depth: most tokens proposed per request and round under the policies goodput and "
-        "threshold, unset is 4 on CPU and 5 on CUDA; under fixed and trim exactly so many, unset "
-        "is 2 on CPU and 5 on CUDA; 0 is plain decoding.",
+        "Maximum depth: bound on the draft tokens per request and round under the policies goodput "
+        "and threshold, unset is 4 on CPU and 5 on CUDA; under fixed and trim their exact number, "
+        "unset is 2 on CPU and 5 on CUDA; 0 is plain decoding.",
     )
     verification: str = setting(
         "shared",
@@ -187,7 +187,7 @@ class SpeculationConfig(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheConfig(Checked):
+class CacheConfig(Validated):
     """Memory for keys and values."""
 
     _section = "cache."
@@ -199,7 +199,7 @@ class CacheConfig(Checked):
     )
     kv_cache_gb: float | None = setting(
         None,
-        dataclasses.replace(POSITIVE, wanted="a number > 0, or unset", optional=True),
+        dataclasses.replace(POSITIVE, expected="a number > 0, or unset", optional=True),
         "Gigabytes (2**30 bytes) of KV for target and draft together; unset is chosen by device.",
     )
     gpu_memory_utilization: float = setting(
@@ -207,17 +207,17 @@ class CacheConfig(Checked):
         Rule(float, "a number in (0, 1]", lambda v: 0 < v <= 1),
         "Share of a GPU's memory that weights, passes and KV may take when kv_cache_gb is unset.",
     )
-    prefix_caching: bool = setting(True, FLAG, "Reuse the KV of prompts that begin alike.")
+    prefix_caching: bool = setting(True, FLAG, "Reuse the KV of common prompt prefixes.")
     prefix_sharing: str = setting(
         "group",
         choice("group", "all"),
-        "Whose prompts are reused: group by keys of the same group, a key without one being its "
-        "own group; all by all keys, which can then test each other's prompts.",
+        "Which API keys share cached prefixes: group those of the same group, a key without one "
+        "being its own group; all every key, which can then test the others' prompts.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig(Checked):
+class SchedulerConfig(Validated):
     """How requests share the passes of the target."""
 
     _section = "scheduler."
@@ -225,19 +225,19 @@ class SchedulerConfig(Checked):
     max_num_seqs: int | None = setting(
         None,
         whole(1, optional=True),
-        "Most requests that run at once; unset is 64 on CPU, and by the GPU's memory 256 from 60 "
-        "GB, 128 from 30, else 64.",
+        "Maximum number of running requests; unset is 64 on CPU, and by the GPU's memory 256 from "
+        "60 GB, 128 from 30, else 64.",
     )
     max_num_batched_tokens: int | None = setting(
         None,
         whole(1, optional=True),
-        "Most tokens in one pass of the target, at least max_num_seqs; unset is 512 on CPU, and by "
-        "the GPU's memory 2048 from 60 GB, 1024 from 30, else 512.",
+        "Maximum number of tokens in one pass of the target, at least max_num_seqs; unset is 512 "
+        "on CPU, and by the GPU's memory 2048 from 60 GB, 1024 from 30, else 512.",
     )
     step_limit_ms: float | None = setting(
         None,
-        dataclasses.replace(POSITIVE, wanted="a number > 0, or unset", optional=True),
-        "Most milliseconds that prompts may stretch a step that others decode in; unset is 50 on "
+        dataclasses.replace(POSITIVE, expected="a number > 0, or unset", optional=True),
+        "Maximum milliseconds of a step that computes prompts beside decode rows; unset is 50 on "
         "CUDA and 500 on CPU.",
     )
     lag: int | None = setting(
@@ -252,19 +252,19 @@ class SchedulerConfig(Checked):
     max_waiting: int | None = setting(
         None,
         whole(1, optional=True),
-        "Most requests that may wait, each sample counting; unset is 4096 for a server and no "
-        "limit for LLM.",
+        "Maximum number of waiting requests, each sample counting; unset is 4096 for a server and "
+        "no limit for LLM.",
     )
 
     @property
     def num_seats(self) -> int:
-        """`max_num_seqs` of a configuration that is settled (`outrider.engine.sizing`)."""
+        """`max_num_seqs` of a settled configuration (`outrider.engine.sizing`)."""
         assert self.max_num_seqs is not None, "the device decides first"
         return self.max_num_seqs
 
     @property
     def num_step_tokens(self) -> int:
-        """`max_num_batched_tokens` likewise."""
+        """`max_num_batched_tokens` of a settled configuration."""
         assert self.max_num_batched_tokens is not None, "the device decides first"
         return self.max_num_batched_tokens
 
@@ -279,7 +279,7 @@ class SchedulerConfig(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig(Checked):
+class ClusterConfig(Validated):
     """Where `outrider serve` puts the processes."""
 
     _section = "cluster."
@@ -303,13 +303,13 @@ class ClusterConfig(Checked):
     first_replica: int = setting(
         0,
         whole(0, 65535),
-        "Number of the first replica, by which `replica` in metrics and `outrider status` names "
-        "it; of servers that share gateways, give each another.",
+        "Number of the first replica, its name as `replica` in metrics and `outrider status`; "
+        "servers that share gateways need distinct ones.",
     )
     listen: str | None = setting(
         None,
         text_rule("an address as 0.0.0.0:50060", optional=True),
-        "Where gateways of other hosts learn of this server's replicas; unset is nowhere. They "
+        "Address at which gateways on other hosts get this server's replicas; unset is none. They "
         "and all engines share OUTRIDER_SECRET.",
     )
     target_labels: tuple[str, ...] = setting(
@@ -330,22 +330,22 @@ class ClusterConfig(Checked):
         600.0,
         POSITIVE,
         "Seconds until all ranks must have their weights; streams wait as long for an engine that "
-        "is started anew, besides its placement.",
+        "is restarted, besides its placement.",
     )
     standby: bool = setting(
         True,
         FLAG,
-        "Keep the processes of another engine waiting, all but its models loaded, to take over "
-        "when the present ones are lost; they take about 0.15 GB a rank, 0.2 GB in Ray.",
+        "Keep the processes of a standby engine started, without models, to take over when the "
+        "present ones are lost; they take about 0.15 GB a rank, 0.2 GB in Ray.",
     )
     colocate: bool | None = setting(
         None,
-        dataclasses.replace(FLAG, wanted="true or false, or unset", optional=True),
+        dataclasses.replace(FLAG, expected="true or false, or unset", optional=True),
         "Hold target and draft in the engine's process, without ranks; unset is true for models "
         "of one rank on the only GPU there is.",
     )
 
     @property
     def restart_timeout_s(self) -> float:
-        """The longest that placing and starting everything anew may take."""
+        """The time limit of placing and restarting all processes."""
         return self.placement_timeout_s + self.start_timeout_s

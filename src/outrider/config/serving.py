@@ -1,4 +1,4 @@
-"""The section about clients: where a server listens, who may call it, and what they may ask for."""
+"""The server section: listeners, access and limits of clients."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from outrider.config.rules import (
     FLAG,
     NOT_NEGATIVE,
     POSITIVE,
-    Checked,
     FieldError,
     Rule,
+    Validated,
     choice,
     names_rule,
     setting,
@@ -23,7 +23,7 @@ from outrider.config.rules import (
 from outrider.scheduler.params import MAX_LOGPROBS, MAX_SAMPLES
 
 _FILE = text_rule("the path of a file", optional=True)
-# What a header can carry.
+# Characters that a header can carry.
 _KEY = re.compile(r"[!-~]{1,512}")
 _SECRET = Rule(
     str,
@@ -47,8 +47,8 @@ _NETWORKS = Rule(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(Checked):
-    """How clients reach it."""
+class ServerConfig(Validated):
+    """How clients reach the server."""
 
     _section = "server."
 
@@ -70,7 +70,7 @@ class ServerConfig(Checked):
     controllers: tuple[str, ...] = setting(
         (),
         names_rule("addresses as host:port, with commas between them"),
-        "Servers (cluster.listen) whose replicas a gateway of its own serves; a name stands for "
+        "Servers (cluster.listen) whose replicas a standalone gateway serves; a name stands for "
         "all its addresses.",
     )
 
@@ -86,38 +86,37 @@ class ServerConfig(Checked):
         "Whether sampling defaults come from the checkpoint's generation_config.json.",
     )
     chat_template: str | None = setting(
-        None, _FILE, "Jinja file used in place of the model's own chat template."
+        None, _FILE, "Jinja file used instead of the model's own chat template."
     )
     allow_client_templates: bool = setting(
         False,
         FLAG,
-        "Let clients bring chat templates of their own; these are programs, and run in a process "
-        "with limits.",
+        "Let clients send chat templates; these are programs, and run in a process with limits.",
     )
     page: bool = setting(True, FLAG, "Serve the page at /.")
     unknown_fields: str = setting(
         "warn",
         choice("warn", "refuse"),
-        "What becomes of an unknown field at the top of a completion or chat request: 'warn' "
-        "ignores it and names it in a header, 'refuse' answers 400.",
+        "How an unknown top-level field of a completion or chat request is handled: 'warn' ignores "
+        "it and names it in a header, 'refuse' answers 400.",
     )
 
     # -- who may call
     api_key: str | None = setting(
-        None, _SECRET, "The key clients must show; OUTRIDER_API_KEY sets it too."
+        None, _SECRET, "The API key that clients must send; OUTRIDER_API_KEY sets it too."
     )
     api_keys_file: str | None = setting(
-        None, _FILE, "File of keys with their limits, read again when it changes."
+        None, _FILE, "File of API keys with their limits, read again when it changes."
     )
     allow_anonymous: bool = setting(
-        False, FLAG, "Listen on other addresses than the loopback although nobody needs a key."
+        False, FLAG, "Listen on other addresses than the loopback without API keys."
     )
     tls_cert: str | None = setting(
         None, _FILE, "Certificate chain (PEM), read again when it changes; unset is plaintext."
     )
     tls_key: str | None = setting(None, _FILE, "Private key (PEM) of the certificate.")
     tls_client_ca: str | None = setting(
-        None, _FILE, "Authorities (PEM) that clients' certificates must be from."
+        None, _FILE, "Authorities (PEM) that must have issued clients' certificates."
     )
     cors_origins: tuple[str, ...] = setting(
         (),
@@ -125,38 +124,40 @@ class ServerConfig(Checked):
         "Origins whose pages may call from a browser; '*' is any.",
     )
 
-    # -- how much they may ask for
+    # -- limits
     max_requests: int = setting(
-        1024, whole(1), "Most requests in hand at once; more are refused until some have ended."
+        1024,
+        whole(1),
+        "Maximum number of active requests; further ones are refused until some end.",
     )
     max_body_bytes: int = setting(4 * 2**20, whole(1024), "Largest request in bytes.")
     max_prompt_tokens: int | None = setting(
         None, whole(1, optional=True), "Longest prompt in tokens; unset is what the model holds."
     )
-    max_samples: int = setting(MAX_SAMPLES, whole(1, MAX_SAMPLES), "Most samples of a request.")
+    max_samples: int = setting(MAX_SAMPLES, whole(1, MAX_SAMPLES), "Maximum samples per request.")
     max_logprobs: int = setting(
-        MAX_LOGPROBS, whole(0, MAX_LOGPROBS), "Most log-probabilities of a token."
+        MAX_LOGPROBS, whole(0, MAX_LOGPROBS), "Maximum log-probabilities per token."
     )
     max_streams_per_connection: int = setting(
-        256, whole(1), "Most gRPC calls at once on one connection."
+        256, whole(1), "Maximum concurrent gRPC calls per connection."
     )
     max_connections_per_address: int | None = setting(
         None,
         whole(0, optional=True),
-        "Most connections of each protocol from one client address (of IPv6 its /64), in each "
+        "Maximum connections of each protocol from one client address (of IPv6 its /64), in each "
         "process; unset is a quarter of all connections but at least 64, and 0 is no bound.",
     )
     trusted_proxies: tuple[str, ...] = setting(
         (),
         _NETWORKS,
-        "Addresses or networks of proxies, whose connections are those of many clients: no bound "
-        "per address, and the usual idle time from the start.",
+        "Addresses or networks of proxies, whose connections carry many clients: no bound per "
+        "address, and the usual idle timeout from the start.",
     )
     max_connection_age_s: float | None = setting(
         None,
-        dataclasses.replace(POSITIVE, wanted="a number > 0, or unset", optional=True),
-        "Seconds after which gRPC clients are asked to connect anew, so that they spread over "
-        "gateways that were added; unset is never.",
+        dataclasses.replace(POSITIVE, expected="a number > 0, or unset", optional=True),
+        "Seconds after which gRPC clients are asked to reconnect, so that they spread over added "
+        "gateways; unset is never.",
     )
     max_connection_grace_s: float = setting(
         600.0, POSITIVE, "Seconds that calls on such a connection get to finish."
@@ -165,23 +166,23 @@ class ServerConfig(Checked):
         10.0, POSITIVE, "Seconds a client has to send a request's headers."
     )
     queue_timeout_s: float = setting(
-        300.0, POSITIVE, "Seconds a request may wait for its first token before it is given up."
+        300.0, POSITIVE, "Seconds a request may wait for its first token before it is cancelled."
     )
 
-    # -- how it holds on to requests and lets go of them
+    # -- resumption and draining
     resume_window_s: float = setting(
-        120.0, POSITIVE, "Seconds that a resumable request goes on without its connection."
+        120.0, POSITIVE, "Seconds that a resumable request runs on without its connection."
     )
     max_resumable: int = setting(
-        1024, whole(0), "Most requests that may go on without their connections at once."
+        1024, whole(0), "Maximum number of requests that run on without their connections."
     )
     drain_s: float = setting(
         10.0, NOT_NEGATIVE, "Seconds that running requests get to finish when the server stops."
     )
 
-    # -- what it tells
+    # -- metrics and logs
     vllm_metrics: bool = setting(
-        True, FLAG, "Tell metrics under vLLM's names as well, for dashboards that expect them."
+        True, FLAG, "Export metrics under vLLM's names too, for dashboards that expect them."
     )
     log_prompts: bool = setting(False, FLAG, "Write prompts and texts to the log.")
 

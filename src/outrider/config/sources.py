@@ -1,6 +1,6 @@
-"""Where configuration comes from: flags over `OUTRIDER_*` over a YAML file over defaults.
+"""Sources of the configuration: flags over `OUTRIDER_*` over a YAML file over defaults.
 
-Every value keeps its origin, and everything wrong is told at once with the place to change it:
+Every value keeps its origin, and all errors are reported at once with the place to change:
 `outrider.yaml:12: target.dtype is 'int8'; it must be ...`.
 """
 
@@ -22,13 +22,13 @@ from outrider.errors import ConfigError
 
 DEFAULT_ORIGIN = "default"
 FILE_VARIABLE = "OUTRIDER_CONFIG"
-# Variables that are ours but no settings: the file itself, the folder of converted weights, the
-# secret of the links, and the server that clients talk to.
+# Our variables that are not settings: the configuration file, the folder of converted weights, the
+# links' secret, and the clients' server.
 RESERVED_VARIABLES = frozenset(
     {FILE_VARIABLE, "OUTRIDER_CACHE", "OUTRIDER_SECRET", "OUTRIDER_SERVER"}
 )
 
-# What Kubernetes puts into every container for a Service whose name begins with "outrider".
+# Variables that Kubernetes sets in containers for a Service whose name begins with "outrider".
 _SERVICE_URL = r"(tcp|udp|sctp)://\S+:\d+"
 _SERVICE_VARIABLES = tuple(
     (re.compile(r"OUTRIDER(_[A-Z0-9_]+)?" + name), re.compile(value))
@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A value somebody set, and where: a flag, a variable, or a file and its line."""
+class SourcedValue:
+    """A value and its origin: a flag, a variable, or a file and line."""
 
     value: Any
     origin: str
@@ -55,7 +55,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The configuration in force, and for each setting's path where its value came from."""
+    """The resolved configuration, and the origin of each setting by path."""
 
     config: EngineConfig
     origins: Mapping[str, str]
@@ -64,7 +64,7 @@ class Resolved:
 def resolve(
     file: Path | str | None = None,
     env: Mapping[str, str] | None = None,
-    flags: Mapping[str, Given] | None = None,
+    flags: Mapping[str, SourcedValue] | None = None,
 ) -> Resolved:
     """Merge the sources. Without `file`, the variable OUTRIDER_CONFIG of `env` may name one."""
     env = env or {}
@@ -85,9 +85,9 @@ def resolve(
     return Resolved(config, origins)
 
 
-def read_assignments(texts: Iterable[str], origin: str = "--set") -> dict[str, Given]:
+def read_assignments(texts: Iterable[str], origin: str = "--set") -> dict[str, SourcedValue]:
     """Values by path from texts such as "cache.block_size=32"."""
-    given: dict[str, Given] = {}
+    given: dict[str, SourcedValue] = {}
     for text in texts:
         path, equals, value = text.partition("=")
         if not equals:
@@ -96,23 +96,23 @@ def read_assignments(texts: Iterable[str], origin: str = "--set") -> dict[str, G
             rule = find_setting(path.strip()).rule
         except FieldError as error:
             raise ConfigError(f"{origin}: {error}") from None
-        given[path.strip()] = Given(rule.parse(value), origin)
+        given[path.strip()] = SourcedValue(rule.parse(value), origin)
     return given
 
 
-def read_kwargs(kwargs: Mapping[str, Any], *, as_flags: bool = False) -> dict[str, Given]:
+def read_kwargs(kwargs: Mapping[str, Any], *, as_flags: bool = False) -> dict[str, SourcedValue]:
     """Values by path from the flat names of `LLM(...)`; as flags, their origin is "--name"."""
     values, names = settings_from_kwargs(kwargs, _flag_of if as_flags else str)
-    return {path: Given(value, names[path]) for path, value in values.items()}
+    return {path: SourcedValue(value, names[path]) for path, value in values.items()}
 
 
 def _flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def merge_given(*sources: Mapping[str, Given]) -> dict[str, Given]:
-    """Values that one command was given in several ways. Raises if two of them differ."""
-    merged: dict[str, Given] = {}
+def merge_given(*sources: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
+    """Merge one command's values from several sources. Raises if two of them differ."""
+    merged: dict[str, SourcedValue] = {}
     for source in sources:
         for path, given in source.items():
             other = merged.setdefault(path, given)
@@ -151,9 +151,9 @@ def example_text() -> str:
 
 @dataclass(slots=True)
 class _Collector:
-    """Gathers values, and all that is wrong with them instead of the first thing only."""
+    """Collects values, and all problems instead of the first one."""
 
-    given: dict[str, Given] = field(default_factory=dict)
+    given: dict[str, SourcedValue] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def put(self, path: str, value: Any, origin: str) -> None:
@@ -166,7 +166,7 @@ class _Collector:
             return
         if problem is not None:
             self.problems.append(f"{origin}: {path} {problem}")
-        self.given[path] = Given(value, origin)
+        self.given[path] = SourcedValue(value, origin)
 
     def origin_of(self, path: str) -> str:
         return self.given[path].origin if path in self.given else DEFAULT_ORIGIN
@@ -181,8 +181,8 @@ def _read_env(env: Mapping[str, str], collected: _Collector) -> None:
     for name in sorted(env):
         if not name.startswith("OUTRIDER_") or name in RESERVED_VARIABLES:
             continue
-        if _tells_of_service(name, env[name]):
-            logger.debug("%s=%s tells of a Kubernetes Service and is no setting", name, env[name])
+        if _is_of_service(name, env[name]):
+            logger.debug("%s=%s describes a Kubernetes Service, ignored", name, env[name])
         elif name in by_name:
             setting = by_name[name]
             value = setting.rule.parse(env[name])
@@ -196,7 +196,7 @@ def _read_env(env: Mapping[str, str], collected: _Collector) -> None:
             collected.problems.append(f"{name} is no setting; unset or rename it.{hint}")
 
 
-def _tells_of_service(name: str, value: str) -> bool:
+def _is_of_service(name: str, value: str) -> bool:
     return any(n.fullmatch(name) and v.fullmatch(value) for n, v in _SERVICE_VARIABLES)
 
 
@@ -257,5 +257,5 @@ def _read_mapping(
 def _value_of(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     try:
         return loader.construct_object(node, deep=True)
-    except ValueError:  # looks like a date but is none: the rule refuses the text
+    except ValueError:  # looks like a date but is not one: the rule rejects the text
         return getattr(node, "value", None)

@@ -1,4 +1,4 @@
-"""The engine for servers: asynchronous streams over a step loop in a thread of its own."""
+"""The engine for asyncio programs: streams over a step loop in its own thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.engine.build import build_engine, chosen_config
 from outrider.engine.engine import Engine
 from outrider.errors import ConfigError, EngineDeadError, OutriderError, RequestError
 from outrider.scheduler.params import SamplingParams
-from outrider.text.front_door import PreparedRequest, Prompt
+from outrider.text.input_processor import PreparedRequest, ProcessorInput
 from outrider.text.outputs import OutputDelta
 
 logger = logging.getLogger(__name__)
@@ -24,23 +24,23 @@ _Event: TypeAlias = OutputDelta | Exception
 
 
 class _Stream:
-    """One reader: events cross from the engine's thread into the reader's event loop."""
+    """One reader: passes events from the engine's thread to the reader's event loop."""
 
     def __init__(self, num_samples: int) -> None:
-        self.unfinished = num_samples  # samples the engine has not ended yet; its thread's own
+        self.unfinished = num_samples  # samples still running; used by the engine's thread only
         self._loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[_Event] = asyncio.Queue()
 
     def post(self, event: _Event) -> None:
-        with contextlib.suppress(RuntimeError):  # the reader's loop is closed: nobody reads
+        with contextlib.suppress(RuntimeError):  # the reader's event loop is closed
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
 class AsyncEngine:
     """Many concurrent `generate` streams on one `Engine`.
 
-    Options are those of `LLM`; an engine that is there already may be given instead. Only the
-    engine's thread touches the engine; everybody else posts commands to it.
+    Options are those of `LLM`; an existing engine may be given instead. Only the engine's thread
+    touches the engine; other threads post commands to it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class AsyncEngine:
     async def generate(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: ProcessorInput,
         params: SamplingParams | None = None,
         *,
         priority: int = 0,
@@ -106,8 +106,8 @@ class AsyncEngine:
         self.engine.close()
 
     def _post(self, command: Callable[[], None]) -> None:
-        # In this order: a command put before the failure is answered by `_fail`, and one put
-        # after it is refused here, so that no reader waits for a thread that is gone.
+        # In this order: `_fail` answers a command put before the failure, and one put after it is
+        # refused here, so no reader waits for a thread that has ended.
         self._commands.put(command)
         if self._failure is not None:
             raise EngineDeadError(str(self._failure)) from self._failure
@@ -125,7 +125,7 @@ class AsyncEngine:
             self._fail(EngineDeadError(f"the engine has stopped: {error}"))
 
     def _take_commands(self) -> bool:
-        """Run what was posted, waiting for something if there is nothing to step."""
+        """Run the posted commands; block for one if there is nothing to step."""
         while True:
             try:
                 command = self._commands.get(block=not self.engine.has_work)
@@ -158,7 +158,7 @@ class AsyncEngine:
         if error is None:
             stream.post(delta)
         elif stream.unfinished:
-            self.engine.cancel(delta.request_id)  # told when all of its samples have ended
+            self.engine.cancel(delta.request_id)  # the error is posted once all samples have ended
         else:
             stream.post(error)
         if not stream.unfinished:

@@ -1,7 +1,7 @@
-"""The engine of one process: requests in, text out, a step at a time.
+"""The in-process engine: requests in, text out, one step at a time.
 
-It never blocks and starts no thread: `LLM` steps it until all is done, `AsyncEngine` from a
-thread of its own.
+It never blocks and starts no thread: `LLM` steps it until all requests finish, `AsyncEngine` from
+its own thread.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from outrider.engine.build import BuiltEngine
+from outrider.engine.sample_requests import sample_request
 from outrider.errors import EngineDeadError, OutriderError, RequestError
-from outrider.kernels.seeds import sample_seed
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.request import Request
 from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, SampleId
-from outrider.text.builder import TextBuilder
+from outrider.text.builder import TextBuilder, text_builders
 from outrider.text.defaults import sampling_defaults, with_defaults
-from outrider.text.front_door import FrontDoor, PreparedRequest, Prompt
-from outrider.text.outputs import OutputDelta, RequestMetrics, RequestOutput, no_token_error
+from outrider.text.input_processor import InputProcessor, PreparedRequest, ProcessorInput
+from outrider.text.outputs import OutputDelta, RequestOutput, no_token_error
 
 
 class Engine:
@@ -29,7 +28,7 @@ class Engine:
 
     def __init__(self, built: BuiltEngine, clock: Callable[[], float] = time.monotonic) -> None:
         self.built = built
-        self.front_door = FrontDoor(built.facts, built.tokenizer)
+        self.input_processor = InputProcessor(built.facts, built.tokenizer)
         self._defaults = sampling_defaults(built.facts, built.config.server.generation_config)
         self._loop = built.loop
         self._scheduler = built.loop.scheduler
@@ -41,41 +40,41 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do something: compute, or tell a reader that its request ended."""
+        """Whether a step would compute, or report a finished request."""
         return self._scheduler.has_work or bool(self._texts)
 
     def params(self, given: Mapping[str, Any] | None = None) -> SamplingParams:
-        """Those of a request that brings no `SamplingParams`: what it leaves out gets the
-        checkpoint's defaults."""
+        """The parameters of a request without `SamplingParams`: `given` over the checkpoint's
+        defaults."""
         return with_defaults(given or {}, self._defaults)
 
     def add(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: ProcessorInput,
         params: SamplingParams,
         *,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> RequestOutput:
-        """Check and queue a request; the output returned grows as the engine steps."""
+        """Check and queue a request; the returned output grows as the engine steps."""
         prepared = self.prepare(request_id, prompt, params, priority=priority, timeout_s=timeout_s)
         return self.add_prepared(prepared)
 
     def prepare(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: ProcessorInput,
         params: SamplingParams,
         *,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> PreparedRequest:
-        """Check a request, on any thread; its time runs from now."""
+        """Check a request, on any thread; its timeout starts now."""
         if not isinstance(request_id, str):
             raise RequestError(f"request_id is {request_id!r}; it must be text.")
         deadline_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
-        return self.front_door.prepare(
+        return self.input_processor.prepare(
             request_id, prompt, params, priority=priority, deadline_s=deadline_s
         )
 
@@ -83,25 +82,17 @@ class Engine:
         if self._failure is not None:
             raise EngineDeadError(
                 f"a step did not complete ({self._failure!r}) and its state is lost; "
-                "build the engine anew."
+                "build another engine."
             )
         if prepared.request_id in self._sample_ids:
             raise RequestError(f"request id {prepared.request_id!r} is in use; choose another.")
         spec, now_s = prepared.spec, self._clock()
-        output = RequestOutput(
-            prepared.request_id,
-            prepared.prompt,
-            list(spec.prompt_ids),
-            [],
-            RequestMetrics(now_s),
-            None if spec.params.prompt_logprobs is None else [None],
-        )
+        output, texts = text_builders(prepared, self.built.tokenizer, now_s)
         first_id: SampleId | None = None
-        for index in range(spec.params.n):
+        for index, text in enumerate(texts):
             sample_id = SampleId(IN_PROCESS, next(self._handles))
-            seed = sample_seed(spec.seed, index)
-            request = Request(
-                sample_id, spec, seed=seed, arrival_s=now_s, deadline_s=prepared.deadline_s
+            request = sample_request(
+                spec, index, sample_id, arrival_s=now_s, deadline_s=prepared.deadline_s
             )
             try:
                 self._scheduler.add(request, after=first_id)
@@ -109,28 +100,28 @@ class Engine:
                 self.cancel(prepared.request_id)  # the samples queued before this one
                 raise
             first_id = first_id or sample_id
-            self._texts[sample_id] = TextBuilder(prepared, index, output, self.built.tokenizer)
+            self._texts[sample_id] = text
             self._sample_ids.setdefault(prepared.request_id, []).append(sample_id)
         return output
 
     def close(self) -> None:
-        """End what was started for it; the engine is of no use afterwards."""
+        """End the processes started for it; the engine cannot be used afterwards."""
         self.built.close()
 
     def cancel(self, request_id: str) -> None:
-        """End all samples of a request; their deltas say so at the next step."""
+        """Cancel all samples of a request; the next step returns their final deltas."""
         for sample_id in self._sample_ids.get(request_id, ()):
             self._scheduler.cancel(sample_id)
 
     def step(self) -> list[OutputDelta]:
-        """One turn of the step loop, and the text it made."""
+        """Run one step and return its text deltas."""
         try:
             updates = self._loop.step(self._clock())
         except BaseException as error:
             self._failure = error
             raise
         now_s = self._clock()
-        # A stop string ends a sample here first; that the scheduler ended it then is no news.
+        # Drop updates of samples that a stop string has already ended here.
         return [self._take(update, now_s) for update in updates if update.sample_id in self._texts]
 
     def _take(self, update: RequestUpdate, now_s: float) -> OutputDelta:
@@ -141,7 +132,7 @@ class Engine:
         if delta.finish_reason is not None:
             del self._texts[update.sample_id]
             self._forget(delta.request_id, update.sample_id)
-            if update.finish_reason is None:  # a stop string: the scheduler does not know yet
+            if update.finish_reason is None:  # a stop string, which the scheduler has not seen
                 self._scheduler.cancel(update.sample_id, FinishReason.STOP)
         return delta
 
@@ -153,7 +144,7 @@ class Engine:
 
 
 def _checked_timeout_s(timeout_s: Any) -> float:
-    """One that is no number is neither before nor after any other and would hide their passing."""
+    """Reject NaN: it compares false with every deadline."""
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
     if not is_number or not abs(timeout_s) <= sys.float_info.max:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Models in this process: loaded, and given the memory that is left for KV."""
+"""Models in this process: loads them and sizes their KV pools."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig
-from outrider.engine.preflight import Models, check_models
+from outrider.engine.preflight import CheckedModels, check_models
 from outrider.engine.rank_group import Report
 from outrider.engine.sizing import (
     BlockBytes,
+    ContextLimit,
     PoolSizes,
-    Reach,
-    depth_of,
+    default_max_depth,
     fixed_kv_bytes,
+    resolve_max_model_len,
     settle_for_device,
     size_pools,
-    wanted_len,
 )
 from outrider.engine.step import StepLoop
 from outrider.engine.wiring import make_workers, wire
 from outrider.errors import ConfigError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ModelStatus
 from outrider.links.rank_messages import Role
-from outrider.stages import stage
-from outrider.workers.costs_kept import KeptCosts
+from outrider.progress_stages import stage
+from outrider.workers.costs_cache import CostsCache
 from outrider.workers.device import Placement, gpu_bytes, place
 from outrider.workers.gpu.memory import (
     FlatHead,
@@ -52,23 +52,23 @@ from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model
 
 if TYPE_CHECKING:
-    from outrider.engine.server_life import ServerLife
+    from outrider.engine.build import ServerContext
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class InlineModels:
-    """The models and the step loop over them. They have no ranks: what ends one ends it all."""
+    """The models and the step loop over them, without ranks: an error ends the whole engine."""
 
     config: EngineConfig  # settled for the device
     loop: StepLoop
     facts: EngineFacts
-    checked: Models
+    checked: CheckedModels
     device: str
 
     def name_models(self, status: EngineStatus) -> EngineStatus:
-        """With the models, and where they run."""
+        """The status with the models and where they run."""
         pid, host = os.getpid(), socket.gethostname()
         roles = _roles(has_draft=self.facts.has_draft)
         models = tuple(ModelStatus(role, pid, host, self.device) for role in roles)
@@ -76,7 +76,7 @@ class InlineModels:
 
 
 def load_models(
-    config: EngineConfig, report: Report, server: ServerLife | None = None
+    config: EngineConfig, report: Report, server: ServerContext | None = None
 ) -> InlineModels:
     """Load models and tokenizer, size the KV pools, and wire scheduler and workers."""
     start_s = time.monotonic()
@@ -89,8 +89,8 @@ def load_models(
     where = f"on {placement.device} in the engine's process (pid {os.getpid()})"
     report(f"{names}: loading {where}")
     draft_reach = None if checked.draft is None else _reach(checked.draft)
-    length = wanted_len(config, _reach(checked.target), draft_reach)
-    target, draft = _load_both(config, placement, checked, length, keeps=server is not None)
+    length = resolve_max_model_len(config, _reach(checked.target), draft_reach)
+    target, draft = _load_both(config, placement, checked, length, cache_packed=server is not None)
     head = load_own_head(config, placement, target, length)
     memory = None
     if placement.device.type != "cpu" and config.cache.kv_cache_gb is None:
@@ -98,7 +98,7 @@ def load_models(
     pools = _size_pools(config, placement, target, draft, head, length, memory)
     kept = None
     if server is not None:
-        kept = KeptCosts(server.secret, config, placement.ops.name, torch.get_num_threads())
+        kept = CostsCache(server.secret, config, placement.ops.name, torch.get_num_threads())
     loop = wire(config, placement, target, draft, pools, kept, head)
     if memory is not None:
         hold(placement.device, memory.step)
@@ -107,7 +107,7 @@ def load_models(
         vocab_size=checked.target.vocab_size,
         eos_ids=checked.target.eos_ids,
         max_model_len=pools.max_model_len,
-        depth=depth_of(config, placement.device.type),
+        depth=default_max_depth(config, placement.device.type),
         has_draft=draft is not None,
         kernels=placement.ops.name,
         num_blocks=pools.target,
@@ -121,7 +121,7 @@ def load_models(
 
 
 def place_models(config: EngineConfig) -> Placement:
-    """In one process both models share device, dtype and kernels (colocated)."""
+    """Colocated models share device, dtype and kernels."""
     target = config.target
     placement = place(
         target.device, target.dtype, config.cpu_kernels, config.deterministic, "target"
@@ -142,19 +142,24 @@ def _roles(*, has_draft: bool) -> list[str]:
     return [Role.TARGET, Role.DRAFT] if has_draft else [Role.TARGET]
 
 
-def _reach(spec: ModelSpec) -> Reach:
-    return Reach(spec.max_position, spec.rope is not None)
+def _reach(spec: ModelSpec) -> ContextLimit:
+    return ContextLimit(spec.max_position, spec.rope is not None)
 
 
 def _load_both(
-    config: EngineConfig, placement: Placement, checked: Models, length: int, *, keeps: bool
+    config: EngineConfig,
+    placement: Placement,
+    checked: CheckedModels,
+    length: int,
+    *,
+    cache_packed: bool,
 ) -> tuple[Decoder, Decoder | None]:
     target = load_decoder(
         config.target.model,
         placement,
         revision=config.target.revision,
         quantization=config.target.quantization,
-        keeps=keeps,
+        cache_packed=cache_packed,
     )
     if config.draft.model is None or checked.draft is None:
         return target, None
@@ -165,7 +170,7 @@ def _load_both(
         max_position=length if is_short else None,
         revision=config.draft.revision,
         quantization=config.draft.quantization,
-        keeps=keeps,
+        cache_packed=cache_packed,
         narrow=config.draft.dtype == "auto",
     )
     return target, draft
@@ -178,7 +183,7 @@ def load_decoder(
     max_position: int | None = None,
     revision: str | None = None,
     quantization: str | None = None,
-    keeps: bool = False,
+    cache_packed: bool = False,
     narrow: bool = False,
 ) -> Decoder:
     return load_model(
@@ -189,8 +194,8 @@ def load_decoder(
         max_position=max_position,
         revision=revision,
         quantization=quantization,
-        keeps=keeps,
-        keeps_form=placement.keeps_form,
+        cache_packed=cache_packed,
+        keeps_stored_format=placement.keeps_stored_format,
         narrow=narrow,
     )
 
@@ -223,7 +228,7 @@ def _measure(
     head: Head | None,
     length: int,
 ) -> GpuMemory:
-    """What the GPU has to hold besides KV, whatever requests may come."""
+    """The GPU's peak memory besides KV, for the largest steps."""
     limits = StepLimits(
         rows=config.scheduler.num_seats,
         tokens=config.scheduler.num_step_tokens,

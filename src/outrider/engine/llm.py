@@ -1,4 +1,4 @@
-"""`LLM`: offline generation with the interface a vLLM user knows."""
+"""`LLM`: offline generation with vLLM's interface."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from outrider.engine.build import build_engine, chosen_config, models_of
 from outrider.engine.engine import Engine
 from outrider.errors import EngineDeadError, RequestError
-from outrider.progress import AtWork, Lines
+from outrider.progress import ProgressLines, ProgressSpinner
 from outrider.scheduler.params import SamplingParams
-from outrider.text.front_door import Message, PreparedRequest, Prompt
+from outrider.text.input_processor import PreparedRequest
+from outrider.text.messages import Conversation, Message
 from outrider.text.outputs import RequestOutput
 from outrider.text.plain_tokenizer import PlainTokenizer
-from outrider.text.prompts import is_one, matched
+from outrider.text.prompts import Prompt, is_one, matched
 from outrider.text.tokenizer import of_transformers
 
-_MANY = 8  # prompts from which a progress bar is worth its lines
+_MIN_FOR_PROGRESS_BAR = 8  # prompts
 
 
 class LLM:
-    """A target, optionally a draft, and `generate`. Options are those of `EngineConfig`, under
-    their own or vLLM's names; see `EngineConfig.from_kwargs`."""
+    """A target, optionally with a draft. Options are those of `EngineConfig`, under their own or
+    vLLM's names; see `EngineConfig.from_kwargs`."""
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.config = chosen_config("LLM", model, options.pop("config", None), options)
-        with self._telling(f"loading {models_of(self.config)}"):
+        with self._spinner(f"loading {models_of(self.config)}"):
             self.engine = Engine(build_engine(self.config))
         self._ids = itertools.count()
         self._end = weakref.finalize(self, self.engine.close)
 
     def close(self) -> None:
-        """End the processes of the models, if they have any; happens by itself at the end."""
+        """End the models' processes, if any; also called when the object is collected."""
         self._end()
 
     def __enter__(self) -> LLM:
@@ -56,12 +57,12 @@ class LLM:
         self.close()
 
     def get_tokenizer(self) -> Any:
-        """That of the target, a tokenizer of `transformers`; None if it has none."""
+        """The target's tokenizer, of `transformers`; None if it has none."""
         own = self.engine.built.tokenizer
         return of_transformers(own) if isinstance(own, PlainTokenizer) else own
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What requests without any get: the checkpoint's generation_config.json, unless
+        """The parameters of requests without any: the checkpoint's generation_config.json, unless
         `generation_config` is "none", over the defaults of `SamplingParams`."""
         return self.engine.params()
 
@@ -76,16 +77,17 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt; results are in the order of the prompts.
 
-        Parameters of `SamplingParams` may be given by name as well, as to `Client`. Without
-        `sampling_params`, those that are not given are the checkpoint's defaults
-        (`get_default_sampling_params`). All requests are checked before the first runs: a bad one
-        is reported and nothing is lost.
+        Parameters of `SamplingParams` may also be given by name, as to `Client`. Without
+        `sampling_params`, the others are the checkpoint's defaults
+        (`get_default_sampling_params`). All requests are checked before the first runs.
         """
         self._check_open()
         listed: list[Any] = [prompts] if is_one(prompts) else list(prompts)
         params = [self._params(own, overrides) for own in matched(sampling_params, len(listed))]
         prepared = [
-            self.engine.front_door.prepare(str(next(self._ids)), prompt, own, priority=priority)
+            self.engine.input_processor.prepare(
+                str(next(self._ids)), prompt, own, priority=priority
+            )
             for prompt, own in zip(listed, params, strict=True)
         ]
         return self._run(prepared, use_tqdm)
@@ -100,12 +102,11 @@ class LLM:
         add_generation_prompt: bool = True,
         **overrides: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template."""
+        """Answer one conversation or several, through the model's chat template."""
         self._check_open()
         conversations: Sequence[Any] = messages if _are_several(messages) else [messages]
-        prompts: list[Prompt] = [
-            self.engine.front_door.chat_prompt(conversation, chat_template, add_generation_prompt)
-            for conversation in conversations
+        prompts: list[Any] = [
+            Conversation(each, chat_template, add_generation_prompt) for each in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, **overrides)
 
@@ -118,10 +119,10 @@ class LLM:
         if not self._end.alive:
             raise EngineDeadError("this LLM was closed; make another with LLM(...).")
 
-    def _telling(self, what: str) -> AtWork:
-        """Lines about long loading, for whoever wants to hear of more than warnings."""
-        is_wanted = self.config.log_level in ("debug", "info")
-        return AtWork(Console(stderr=True, quiet=not is_wanted), what, spins=False)
+    def _spinner(self, what: str) -> ProgressSpinner:
+        """Reports long loading, if the log level is info or lower."""
+        is_shown = self.config.log_level in ("debug", "info")
+        return ProgressSpinner(Console(stderr=True, quiet=not is_shown), what, spins=False)
 
     def _run(self, prepared: Sequence[PreparedRequest], use_progress: bool) -> list[RequestOutput]:
         try:
@@ -130,16 +131,16 @@ class LLM:
             for output in outputs:
                 output.raise_if_failed()
         except BaseException:
-            for each in prepared:  # a failed or interrupted call leaves nothing running behind it
+            for each in prepared:  # a failed or interrupted call leaves no request running
                 self.engine.cancel(each.request_id)
             raise
         return outputs
 
     def _step_until_done(self, num_requests: int, use_progress: bool) -> None:
         console = Console(stderr=True, quiet=not use_progress)
-        lines = Lines(lambda line: console.print(line, highlight=False))
-        is_terminal = console.is_terminal  # asked once: it takes longer than much of a step
-        shown = use_progress and num_requests >= _MANY and is_terminal
+        lines = ProgressLines(lambda line: console.print(line, highlight=False))
+        is_terminal = console.is_terminal  # read once: it is slow beside a step
+        shown = use_progress and num_requests >= _MIN_FOR_PROGRESS_BAR and is_terminal
         columns = (
             TextColumn("generating"),
             BarColumn(),
@@ -162,7 +163,7 @@ class LLM:
                 if shown:
                     progress.update(task, completed=num_ended, tokens=num_tokens)
                 if not is_terminal:
-                    lines.tell(
+                    lines.report(
                         f"generating: {num_ended} of {num_requests} done, {num_tokens} tokens"
                     )
 
@@ -171,8 +172,8 @@ class LLM:
 def interrupts_between_steps() -> Iterator[Callable[[], None]]:
     """Yields a function to call between steps, which raises if Ctrl-C was pressed meanwhile.
 
-    In the middle of a step it would leave a plan without its verdict, and the engine could not go
-    on. Whoever does not want to wait presses it twice.
+    An interrupt inside a step would leave a plan without its verdict and the engine unusable. A
+    second Ctrl-C interrupts at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # signals arrive in the main thread only

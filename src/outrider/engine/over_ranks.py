@@ -1,4 +1,4 @@
-"""Models in other processes: from ranks that dial in to a step loop over them."""
+"""Models in other processes: builds a step loop over the ranks that connect."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ from dataclasses import dataclass
 
 from outrider.config import EngineConfig
 from outrider.config.sections import DraftConfig
-from outrider.engine.doorway import Arrival, Doorway
-from outrider.engine.launch.ranks import Ranks, ranks_blamed
+from outrider.engine.launch.ranks import RankLauncher, blame_ranks
 from outrider.engine.rank_group import RankError, RankGroup, Report, rank_settings
 from outrider.engine.rank_workers import RemoteDraft, RemoteTarget
 from outrider.engine.sizing import (
+    ContextLimit,
     PoolSizes,
-    Reach,
-    depth_of,
+    default_max_depth,
     make_scheduler,
+    resolve_max_model_len,
     settle_for_device,
-    size_another_draft,
     size_pools_of_ranks,
-    wanted_len,
+    size_replacement_draft,
 )
 from outrider.engine.step import StepLoop
 from outrider.errors import CapacityError, ConfigError, OutriderError
 from outrider.links.gateway_messages import EngineFacts, EngineStatus, ProcessState, RankStatus
-from outrider.links.rank_messages import Described, Join, Joined, Role, proposal_meeting
+from outrider.links.listener import Arrival, Listener
+from outrider.links.rank_messages import (
+    DraftGroupJoined,
+    Join,
+    RankDescription,
+    Role,
+    proposal_meeting,
+)
+from outrider.progress_stages import stage
 from outrider.scheduler.costs import StepCosts
-from outrider.stages import stage
 from outrider.workers.proposers.base import NO_COST
 
 logger = logging.getLogger(__name__)
@@ -43,7 +49,7 @@ _POLL_S = 0.2
 
 
 def group_sizes(config: EngineConfig) -> dict[str, int]:
-    """Ranks of each role this configuration has; none if the engine holds the models itself."""
+    """The number of ranks by role; empty if the engine loads the models itself."""
     if config.cluster.colocate:
         return {}
     sizes: dict[str, int] = {Role.TARGET: config.target.tensor_parallel}
@@ -54,24 +60,24 @@ def group_sizes(config: EngineConfig) -> dict[str, int]:
 
 def start_over_ranks(
     config: EngineConfig,
-    doorway: Doorway,
-    ranks: Ranks,
+    listener: Listener,
+    ranks: RankLauncher,
     report: Report,
     raise_if_stopped: Callable[[], None] = lambda: None,
     hold: Callable[[], None] = lambda: None,
 ) -> RankModels:
-    """Let the ranks be started and wait until all are ready. From then on a draft that is lost
-    starts anew. `hold` is called when all are there, before they load anything."""
+    """Start the ranks and wait until all are ready; from then on a lost draft is restarted. `hold`
+    is called when all ranks are connected, before they load anything."""
 
     def raise_if_dead() -> None:
         raise_if_stopped()
         ranks.raise_if_dead()
 
-    with ranks_blamed(ranks):
+    with blame_ranks(ranks):
         ranks.start(report)
         models = RankModels(
             config,
-            doorway,
+            listener,
             report,
             on_draft_lost=ranks.replace_draft,
             raise_if_dead=raise_if_dead,
@@ -82,16 +88,16 @@ def start_over_ranks(
 
 
 def _costs_of(target: RankGroup, draft: RankGroup | None) -> StepCosts | None:
-    """What the groups said when they were ready; None if the target said nothing."""
+    """The costs that the groups measured; None if the target measured none."""
     verify = target.ready.verify
     if verify is None:
         return None
-    said = target.ready if draft is None else draft.ready  # a head drafts where the target is
+    drafting = target.ready if draft is None else draft.ready  # a head drafts in the target's ranks
     return StepCosts(
         verify,
-        said.first_draft or NO_COST,
-        said.next_draft or NO_COST,
-        prefill_s=said.prefill_s,
+        drafting.first_draft or NO_COST,
+        drafting.next_draft or NO_COST,
+        prefill_s=drafting.prefill_s,
     )
 
 
@@ -101,8 +107,8 @@ def _meeting(role: str, life: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What was decided when the groups were first started; a restarted draft gets the same.
-    Another draft has KV of its own, but no longer texts."""
+    """Sizes fixed at the first start; a restarted draft gets the same. A replacement draft has its
+    own KV size, but the same maximum length."""
 
     pools: PoolSizes
     vocab_size: int
@@ -110,11 +116,10 @@ class _Sizes:
 
 
 class RankModels:
-    """Both groups, the step loop over them, and the thread that takes a restarted draft in.
+    """Both groups, the step loop over them, and the thread that lets a restarted draft rejoin.
 
-    `raise_if_dead` is asked while ranks are awaited; `on_draft_lost` is told so that somebody
-    starts the draft anew. `costs` is what the passes of the ranks take, as they measured it; a
-    draft that comes back brings its own.
+    `raise_if_dead` is polled while waiting for ranks; `on_draft_lost` must cause the draft to be
+    restarted. `costs` are the ranks' measured pass times; a draft that rejoins measures its own.
     """
 
     costs: StepCosts | None
@@ -122,7 +127,7 @@ class RankModels:
     def __init__(
         self,
         config: EngineConfig,
-        doorway: Doorway,
+        listener: Listener,
         report: Report,
         on_draft_lost: Callable[[str], None],
         raise_if_dead: Callable[[], None],
@@ -133,15 +138,15 @@ class RankModels:
         self._raise_if_dead = raise_if_dead
         self._on_draft_lost = on_draft_lost
         self.draft = RemoteDraft(on_draft_lost, config.stall_timeout_s)
-        self._doorway = doorway
+        self._listener = listener
         self._report = report
         self._lives: Counter[str] = Counter()
         self._proposal_number = 0
         self._proposal_backend = ""
-        self._starting: RankGroup | None = None  # a draft on its way back
-        self._draft_error = ""  # why the last draft that came was not taken in
+        self._starting: RankGroup | None = None  # a draft that is rejoining
+        self._draft_error = ""  # why the last draft that connected was rejected
         self._is_closed = threading.Event()
-        self._groups: list[RankGroup] = []  # while they are started for the first time
+        self._groups: list[RankGroup] = []  # during the first start
         try:
             self._target, first_draft = self._first_start()
             if first_draft is not None:
@@ -160,7 +165,7 @@ class RankModels:
     # -- starting -----------------------------------------------------------------------------
 
     def _first_start(self) -> tuple[RankGroup, RankGroup | None]:
-        """Both groups at once, each exchange for both before the next: sizes depend on both."""
+        """Starts both groups together, exchange by exchange: sizes depend on both."""
         for role in group_sizes(self.config):
             self._groups.append(self._await_group(role))
         self._hold()
@@ -171,15 +176,16 @@ class RankModels:
             gpus = [each.gpu_bytes for each in groups[0].described if each.gpu_bytes is not None]
             config = settle_for_device(self.config, device, min(gpus, default=None))
             self.config = config
-            reaches = [Reach(each.max_position, each.is_extendable) for each in described]
-            length = wanted_len(config, reaches[0], reaches[1] if len(reaches) > 1 else None)
+            reaches = [ContextLimit(each.max_position, each.is_extendable) for each in described]
+            length = resolve_max_model_len(
+                config, reaches[0], reaches[1] if len(reaches) > 1 else None
+            )
             list(pool.map(lambda group: self._load(group, length), groups))
             draft_ranks = groups[1].loaded if len(groups) > 1 else []
             pools = size_pools_of_ranks(config, groups[0].loaded, draft_ranks, length)
             self._sizes = _Sizes(pools, described[0].vocab_size, length)
             self._sized_for = config.draft
-            # Passes are timed then: on a CPU the groups would be in each other's way, as they are
-            # not while they work.
+            # Passes are timed here: on a CPU the groups would compete, which they do not in steps.
             list((map if device == "cpu" else pool.map)(self._allocate, groups))
         self.costs = _costs_of(groups[0], groups[1] if len(groups) > 1 else None)
         self._scheduler = make_scheduler(
@@ -195,7 +201,7 @@ class RankModels:
             vocab_size=described[0].vocab_size,
             eos_ids=described[0].eos_ids,
             max_model_len=pools.max_model_len,
-            depth=depth_of(config, device),
+            depth=default_max_depth(config, device),
             has_draft=len(groups) > 1,
             kernels=groups[0].loaded[0].kernels,
             num_blocks=pools.target,
@@ -210,7 +216,7 @@ class RankModels:
         with stage(f"waiting for the {role}'s processes, which import PyTorch first"):
             while not arrivals:
                 with contextlib.suppress(queue.Empty):
-                    arrivals = self._doorway.take_group(role, _POLL_S)
+                    arrivals = self._listener.take_group(role, _POLL_S)
                 self._raise_if_dead()
         waited_s = time.monotonic() - start_s
         pids = ", ".join(str(arrival.hello.pid) for arrival in arrivals)
@@ -219,14 +225,14 @@ class RankModels:
         return self._group(role, arrivals)
 
     def _group(self, role: str, arrivals: list[Arrival]) -> RankGroup:
-        """In a life of its own: what predecessors wrote to each other does not concern it."""
+        """With a new rendezvous prefix, so that it cannot read its predecessor's keys."""
         lives = self._lives
-        self._doorway.board.forget(_meeting(role, lives[role]))
+        self._listener.store.forget(_meeting(role, lives[role]))
         lives[role] += 1
         limit_s = self.config.cluster.start_timeout_s
         return RankGroup(role, _meeting(role, lives[role]), arrivals, self._report, limit_s)
 
-    def _describe(self, group: RankGroup) -> Described:
+    def _describe(self, group: RankGroup) -> RankDescription:
         return group.describe(rank_settings(self.config, group.role))
 
     def _load(self, group: RankGroup, length: int) -> None:
@@ -241,29 +247,31 @@ class RankModels:
         group.allocate(num_blocks, num_rows, pools.max_model_len, self._sizes.vocab_size)
 
     def _connect(self, draft: RankGroup) -> None:
-        """Build the proposal group. The draft answers once it has met the target there."""
-        self._doorway.board.forget(proposal_meeting(self._proposal_number))
+        """Build the proposal group of target and draft. The draft answers once it is connected."""
+        self._listener.store.forget(proposal_meeting(self._proposal_number))
         self._proposal_number += 1
         join = Join(self._proposal_number)
         self._target.send_to_first(join)
         draft.send_to_first(join)
         joined = draft.answer(draft.start_timeout_s)
-        if not isinstance(joined, Joined):
-            raise RankError(f"the draft sent {type(joined).__name__} where Joined was due.")
+        if not isinstance(joined, DraftGroupJoined):
+            raise RankError(
+                f"the draft sent {type(joined).__name__} where DraftGroupJoined was due."
+            )
         self._proposal_backend = joined.backend
         self._report(f"draft joined, proposals over {joined.backend}")
 
-    # -- a draft that comes back --------------------------------------------------------------
+    # -- a draft that rejoins -------------------------------------------------------------------
 
     def _keep_draft(self) -> None:
         while not self._is_closed.is_set():
             try:
-                arrivals = self._doorway.take_group(Role.DRAFT, _POLL_S)
+                arrivals = self._listener.take_group(Role.DRAFT, _POLL_S)
             except queue.Empty:
                 continue
-            self._take_back(arrivals)
+            self._rejoin(arrivals)
 
-    def _take_back(self, arrivals: list[Arrival]) -> None:
+    def _rejoin(self, arrivals: list[Arrival]) -> None:
         group = self._group(Role.DRAFT, arrivals)
         self._starting = group
         self._draft_error = ""
@@ -271,58 +279,58 @@ class RankModels:
         try:
             self._describe(group)
             if draft != self._sized_for:
-                self._check_reach(group)
+                self._check_length(group)
             self._load(group, self._sizes.length)
             num_blocks = self._sizes.pools.draft
             if draft != self._sized_for:
-                num_blocks = size_another_draft(
+                num_blocks = size_replacement_draft(
                     self.config, self._sizes.pools, self._target.loaded, group.loaded
                 )
             self._allocate(group, num_blocks)
             self._connect(group)
         except OutriderError as error:
-            logger.warning("the draft did not come back: %s", error)
+            logger.warning("the draft did not rejoin: %s", error)
             self._draft_error = str(error)
             group.close()
-            self._on_draft_lost(str(error))  # it may hang, and then goes on after the link's end
+            self._on_draft_lost(str(error))  # a hung process survives the end of its link
         else:
             self.costs = _costs_of(self._target, group)
             if self.costs is not None:
-                self._scheduler.control.know_costs(self.costs)
+                self._scheduler.control.set_costs(self.costs)
             if draft != self._sized_for:
                 self._settle_another(draft, num_blocks)
             self.draft.join(group)
         finally:
             self._starting = None
 
-    # -- another draft ------------------------------------------------------------------------
+    # -- replacing the draft --------------------------------------------------------------------
 
     def change_draft(self, config: EngineConfig) -> None:
-        """From any thread: the draft that comes next is the one of `config`. The present one has
-        ended, or is about to; until then texts go on, and then without it."""
+        """From any thread: the next draft to join is the one of `config`. Until then decoding
+        continues, with the present draft as long as it lives."""
         if not self.facts.has_draft or config.draft.model is None:
             raise ConfigError(
                 "draft.model can be changed while the engine runs, but neither left out nor added; "
-                "start the engine anew."
+                "restart the engine."
             )
-        self._doorway.expect(Role.DRAFT, config.draft.tensor_parallel)
+        self._listener.expect(Role.DRAFT, config.draft.tensor_parallel)
         self.config = dataclasses.replace(self.config, draft=config.draft)
 
     @property
     def draft_error(self) -> str:
-        """Why the last draft that came back was not taken in; empty if it was."""
+        """Why the last draft that connected was rejected; empty if it joined."""
         return self._draft_error
 
-    def _check_reach(self, group: RankGroup) -> None:
-        said, length = group.described[0], self._sizes.pools.max_model_len
-        if not said.is_extendable and said.max_position < length:
+    def _check_length(self, group: RankGroup) -> None:
+        found, length = group.described[0], self._sizes.pools.max_model_len
+        if not found.is_extendable and found.max_position < length:
             raise CapacityError(
-                f"draft.model reaches {said.max_position} tokens only, and requests may have "
-                f"{length}; take another, or lower max_model_len and start the engine anew."
+                f"draft.model reaches {found.max_position} tokens only, and requests may have "
+                f"{length}; take another, or lower max_model_len and restart the engine."
             )
 
     def _settle_another(self, draft: DraftConfig, num_blocks: int) -> None:
-        """It works: from now on it is the one that comes back, and that gateways are told of."""
+        """The replacement works: use its sizes for restarts, and its settings in `facts`."""
         self._sized_for = draft
         pools = dataclasses.replace(self._sizes.pools, draft=num_blocks)
         self._sizes = dataclasses.replace(self._sizes, pools=pools)
@@ -332,19 +340,19 @@ class RankModels:
     # -- afterwards ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Between steps of an idle engine: notice ranks that are gone."""
+        """Call while idle: detects lost ranks."""
         self._target.check()
         self.draft.check()
 
     def close(self) -> None:
         self._is_closed.set()
-        self._doorway.close()
+        self._listener.close()
         for group in (self._target, self.draft.group, self._starting):
             if group is not None:
                 group.stop()
 
     def name_models(self, status: EngineStatus) -> EngineStatus:
-        """With the ranks, and how the draft fares."""
+        """The status with the ranks and the state of the draft."""
         return dataclasses.replace(
             status,
             ranks=tuple(self._ranks()),

@@ -1,34 +1,37 @@
-"""What can be found wrong before a weight is read or a process started."""
+"""Settles and checks the models before a weight is read or a process started."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from pathlib import Path
 from typing import NamedTuple
 
+from outrider.checkpoints.files import Files
+from outrider.checkpoints.resolve import at_commit, commit_of_source
 from outrider.config import EngineConfig
-from outrider.engine.revisions import settle_head, settle_revisions
+from outrider.config.bundled import AUTO
 from outrider.errors import ModelError
-from outrider.stages import stage
+from outrider.progress_stages import stage
 from outrider.text.tokenizer import (
     Tokenizer,
     check_fits_model,
     check_same_tokenizer,
     load_tokenizer,
 )
-from outrider.workers.heads.formats import load_head_spec
+from outrider.workers.heads.formats import kind_of, load_head_spec
 from outrider.workers.heads.spec import HeadSpec
 from outrider.workers.models.shard import Partition, Shard
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.weights.checkpoint import check_files, load_spec
-from outrider.workers.weights.files import Files
 
 logger = logging.getLogger(__name__)
 
 
-class Models(NamedTuple):
-    """The checkpoints a configuration names, as far as they are known without their weights."""
+class CheckedModels(NamedTuple):
+    """What is known of a configuration's checkpoints without their weights."""
 
-    config: EngineConfig  # with the commits they are of
+    config: EngineConfig  # with revisions resolved to commits
     target: ModelSpec
     draft: ModelSpec | None
     head: HeadSpec | None
@@ -37,20 +40,20 @@ class Models(NamedTuple):
 
 def check_models(
     config: EngineConfig, *, has_weights: bool = True, has_text: bool = True
-) -> Models:
-    """Both checkpoints are complete, split over as many ranks as asked, and share a tokenizer that
-    is no larger than they are.
+) -> CheckedModels:
+    """Check that both checkpoints are complete, can be split over their ranks, and share a
+    tokenizer that fits their vocabularies.
 
-    Where all ranks may be on other hosts, `has_weights` is false: weights are then neither looked
-    at nor downloaded here. An engine of a server that has checked its tokenizers already has no use
-    for text: loading them takes as long as loading a small model.
+    Without `has_weights`, weights are neither read nor downloaded: all ranks may be on other hosts.
+    Without `has_text`, tokenizers are not loaded, which takes as long as loading a small model; a
+    server has already checked them.
     """
     config = settle_head(settle_revisions(config))
-    wanted = Files.ALL if has_weights else Files.TEXT
+    files = Files.ALL if has_weights else Files.TEXT
     sources = [(config.target.model, config.target.revision)]
     if config.draft.model is not None:
         sources.append((config.draft.model, config.draft.revision))
-    specs = [load_spec(model, revision=revision, wanted=wanted) for model, revision in sources]
+    specs = [load_spec(model, revision=revision, needed=files) for model, revision in sources]
     if has_weights:
         for model, revision in sources:
             check_files(model, revision=revision)
@@ -62,12 +65,12 @@ def check_models(
     head = None
     if config.head.model is not None:
         own = config.head
-        head = load_head_spec(config.head.model, target, revision=own.revision, wanted=wanted)
+        head = load_head_spec(config.head.model, target, revision=own.revision, needed=files)
     tokenizer = None
     if has_text:
         with stage("loading the tokenizers"):
             tokenizer = engine_tokenizer(config, target.vocab_size, draft_vocab_size)
-    return Models(config, target, draft, head, tokenizer)
+    return CheckedModels(config, target, draft, head, tokenizer)
 
 
 def engine_tokenizer(
@@ -75,7 +78,7 @@ def engine_tokenizer(
 ) -> Tokenizer | None:
     """The target's tokenizer, which the draft must share; None if there is none."""
     target = config.target
-    if target.tokenizer is not None:  # which somebody counts on
+    if target.tokenizer is not None:  # set explicitly, so failing to load it is an error
         tokenizer = load_tokenizer(target.tokenizer)
     else:
         tokenizer = _load(*target.tokenizer_source)
@@ -105,3 +108,40 @@ def _load(source: str, revision: str | None) -> Tokenizer | None:
     except ModelError as error:
         logger.warning("%s Prompts must be token ids.", error)
         return None
+
+
+def settle_revisions(config: EngineConfig) -> EngineConfig:
+    """The configuration with branches and tags resolved to commits, so that every process on every
+    host loads the same models. Asks the hub nothing if all revisions are commits."""
+    target, draft = config.target, config.draft
+    target = dataclasses.replace(target, revision=_settled(target.model, target.revision))
+    if target.tokenizer is not None:
+        tokenizer = at_commit(target.tokenizer, commit_of_source(target.tokenizer, None))
+        target = dataclasses.replace(target, tokenizer=tokenizer)
+    if draft.model is not None:
+        draft = dataclasses.replace(draft, revision=_settled(draft.model, draft.revision))
+    head = config.head
+    if head.model is not None:
+        head = dataclasses.replace(head, revision=_settled(head.model, head.revision))
+    return dataclasses.replace(config, target=target, draft=draft, head=head)
+
+
+def settle_head(config: EngineConfig, *, may_ask: bool = True) -> EngineConfig:
+    """If the draft model is a head, move it to the configuration's head, with its kind. Without
+    `may_ask`, only files on this host are read, not the hub."""
+    draft, head = config.draft, config.head
+    model, revision = head.model or draft.model, head.revision or draft.revision
+    if model is None or head.method != AUTO or not (may_ask or Path(model).exists()):
+        return config
+    kind = kind_of(model, revision=revision, by_tensors=head.model is not None)
+    if kind is None and head.model is None:
+        return config
+    if kind is None:
+        raise ModelError(f"head.model is {model!r}, which is no head; name it as draft.model.")
+    draft = dataclasses.replace(draft, model=None, revision=None, tensor_parallel=1)
+    head = dataclasses.replace(head, model=model, revision=revision, method=kind.value)
+    return dataclasses.replace(config, draft=draft, head=head)
+
+
+def _settled(model: str, revision: str | None) -> str | None:
+    return commit_of_source(model, revision) or revision

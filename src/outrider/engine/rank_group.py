@@ -1,4 +1,4 @@
-"""The ranks of one model as the engine deals with them: started together, told the same."""
+"""The ranks of one model as the engine sees them: started together, sent the same messages."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from outrider.config import EngineConfig
-from outrider.engine.doorway import Arrival
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel, wait_any
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import ProcessState, RankStatus
+from outrider.links.listener import Arrival
 from outrider.links.rank_messages import (
     Allocate,
-    Described,
-    Failed,
-    Load,
-    Loaded,
+    LoadWeights,
+    RankDescription,
+    RankFailed,
     RankSettings,
     Ready,
     Role,
     Setup,
     Stage,
-    Stop,
+    StopRank,
+    WeightsLoaded,
 )
 
 M = TypeVar("M")
-TRANSFER_SHARE = 1 / 3  # of `stall_timeout_s`, for a transfer of proposals
+TRANSFER_SHARE = 1 / 3  # of `stall_timeout_s`, for a transfer of draft tokens
 Report = Callable[[str], None]
-"""Takes a line about how a start is going."""
+"""Takes a line of start-up progress."""
 
 
 class RankError(OutriderError):
-    """A rank of a group has failed or is gone, and the group with it."""
+    """A rank has failed or disconnected, and its group with it."""
 
 
 def rank_settings(config: EngineConfig, role: str) -> RankSettings:
@@ -69,10 +69,10 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
 
 
 class RankGroup:
-    """Links to all ranks of one role. Whatever goes wrong with one of them is a `RankError`.
+    """Links to all ranks of one role. Any failure of a rank raises `RankError`.
 
-    Each exchange of a start may take `start_timeout_s`. The ranks meet under the name `meeting`,
-    which no other group has.
+    Each exchange of a start may take `start_timeout_s`. `meeting` is the group's unique prefix in
+    the rendezvous store.
     """
 
     def __init__(
@@ -87,27 +87,27 @@ class RankGroup:
         self.meeting = meeting
         self.channels = [arrival.channel for arrival in arrivals]
         self.start_timeout_s = start_timeout_s
-        self.described: list[Described] = []
-        self.loaded: list[Loaded] = []
-        self.ready = Ready()  # as the first rank said it
+        self.described: list[RankDescription] = []
+        self.loaded: list[WeightsLoaded] = []
+        self.ready = Ready()  # of the first rank
         self._hellos = [arrival.hello for arrival in arrivals]
         self._report = report
 
-    def describe(self, settings: RankSettings) -> Described:
-        """Tell every rank what it is part of; what the first one says of the checkpoint."""
+    def describe(self, settings: RankSettings) -> RankDescription:
+        """Send every rank its settings; returns the first rank's description."""
         shares = Counter(hello.host for hello in self._hellos)
         seen: Counter[str] = Counter()
         for hello, channel in zip(self._hellos, self.channels, strict=True):
             share, index = shares[hello.host], seen[hello.host]
             seen[hello.host] += 1
             self._send(channel, Setup(settings, self.meeting, share, index))
-        self.described = [self._receive(channel, Described) for channel in self.channels]
+        self.described = [self._receive(channel, RankDescription) for channel in self.channels]
         return self.described[0]
 
     def load(self, max_position: int | None) -> None:
-        """Let every rank read its share of the weights, all at once."""
-        self.send(Load(max_position or 0))
-        self.loaded = [self._receive(channel, Loaded) for channel in self.channels]
+        """Load the weights on all ranks concurrently."""
+        self.send(LoadWeights(max_position or 0))
+        self.loaded = [self._receive(channel, WeightsLoaded) for channel in self.channels]
         for rank, loaded in enumerate(self.loaded):
             self._report(f"{self.role} rank {rank}: weights loaded in {loaded.seconds:.1f} s")
 
@@ -116,7 +116,7 @@ class RankGroup:
         self.ready, *_ = [self._receive(channel, Ready) for channel in self.channels]
 
     def send(self, message: object) -> None:
-        """The same to every rank, encoded once."""
+        """Send a message to every rank, encoded once."""
         payload = RANK_CODEC.encode(message)
         for channel in self.channels:
             try:
@@ -128,7 +128,7 @@ class RankGroup:
         self._send(self.channels[0], message)
 
     def answer(self, timeout_s: float) -> object:
-        """The next message of the first rank; the others may only fail meanwhile."""
+        """The next message of the first rank. Meanwhile the other ranks may only fail."""
         first = self.channels[0]
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -143,15 +143,15 @@ class RankGroup:
                 if channel is first:
                     return message
 
-    def heard(self) -> object | None:
-        """The next message of the first rank if it is there already, else None."""
+    def poll(self) -> object | None:
+        """The next message of the first rank if it has arrived, else None."""
         first = self.channels[0]
         if not first.has_buffered:
             self.check()
         return self._checked(first, 0.0) if first.has_buffered else None
 
     def check(self) -> None:
-        """Raise if any rank is gone; does not wait."""
+        """Raise if any rank is lost; does not wait."""
         for channel in wait_any(self.channels, 0.0):
             if not channel.has_buffered:
                 self._checked(channel, 0.0)
@@ -161,10 +161,10 @@ class RankGroup:
             channel.close()
 
     def stop(self) -> None:
-        """Ask the ranks to end and hang up."""
+        """Tell the ranks to end, and close the links."""
         for channel in self.channels:
             try:
-                channel.send(Stop())
+                channel.send(StopRank())
             except LinkError:
                 continue
         self.close()
@@ -201,7 +201,7 @@ class RankGroup:
                 raise self._hung(channel, timeout_s) from error
             except LinkError as error:
                 raise RankError(str(error)) from error
-            if isinstance(message, Failed):
+            if isinstance(message, RankFailed):
                 raise RankError(f"{channel.peer} failed: {message.message}")
             if not isinstance(message, Stage):
                 return message

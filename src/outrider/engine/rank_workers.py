@@ -1,4 +1,4 @@
-"""Target and draft in other processes, behind the protocols of the step loop."""
+"""Target and draft in other processes, behind the step loop's protocols."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from outrider.catalog.proposers import DRAFT
 from outrider.engine.rank_group import TRANSFER_SHARE, RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.links.rank_messages import (
     Adopt,
-    CaughtUp,
-    Drafted,
-    Judged,
-    Past,
+    CatchUpReport,
+    DraftResult,
+    PastStep,
     Propose,
     Verify,
+    VerifyResult,
 )
 from outrider.scheduler.types import (
     Agreement,
@@ -31,48 +32,47 @@ from outrider.scheduler.types import (
     Ticket,
     Verdict,
 )
-from outrider.workers.proposers.registry import has_round
 
 logger = logging.getLogger(__name__)
 
-_MOST_PAST = 64  # plans and verdicts kept back from an idle draft before it is told of them
+_MAX_PAST_STEPS = 64  # plans and verdicts batched before they are sent to an idle draft
 _MARGIN = 10.0  # times the slowest comparable step
-_FADE = 0.9  # of what a slow step still counts after the next: a compilation is soon forgotten
-_FIRST = 10.0  # times the least limit, for the first step of a size: kernels may be compiled
-_UNKNOWN_TOKEN_S = 1.0  # a token of the very first step
+_DECAY = 0.9  # per step, of the slowest time: a compilation must not count for long
+_FIRST_FACTOR = 10.0  # times `min_s`, for the first step of a size: kernels may be compiled
+_UNKNOWN_TOKEN_S = 1.0  # per token of the very first step
 
 
-class Patience:
-    """How long the engine waits for the answer to a step before it takes a rank for hung.
+class StepTimeout:
+    """How long the engine waits for the answer to a step before it declares a rank hung.
 
-    A rank whose main thread hangs still sends heartbeats, from another thread; only the answer
-    that does not come tells. Limits follow from how long steps of about as many tokens took;
-    `least_s` is the shortest of them.
+    A rank whose main thread hangs still sends heartbeats from another thread, so only the missing
+    answer shows it. The timeout follows from the duration of steps of similar size, and is at least
+    `min_s`.
     """
 
-    def __init__(self, least_s: float) -> None:
-        self._least_s = least_s
+    def __init__(self, min_s: float) -> None:
+        self._min_s = min_s
         self._slowest_s: dict[int, float] = {}  # by size, a power of two of tokens
-        self._token_s = 0.0  # the most a token took, in a step of any size
+        self._token_s = 0.0  # the longest time per token, in a step of any size
 
     def limit_s(self, num_tokens: int) -> float:
         slowest_s = self._slowest_s.get(num_tokens.bit_length())
         if slowest_s is not None:
-            return self._least_s + _MARGIN * slowest_s
-        return _FIRST * self._least_s + num_tokens * (self._token_s or _UNKNOWN_TOKEN_S)
+            return self._min_s + _MARGIN * slowest_s
+        return _FIRST_FACTOR * self._min_s + num_tokens * (self._token_s or _UNKNOWN_TOKEN_S)
 
     def learn(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens was answered after so long."""
+        """Record how long a step of that many tokens took."""
         size = num_tokens.bit_length()
-        self._slowest_s[size] = max(seconds, _FADE * self._slowest_s.get(size, 0.0))
+        self._slowest_s[size] = max(seconds, _DECAY * self._slowest_s.get(size, 0.0))
         self._token_s = max(self._token_s, seconds / max(num_tokens, 1))
 
 
 class RemoteTarget:
-    """Sends a plan to all target ranks; the first one's verdict counts. Without it nothing goes on,
-    so a rank that is lost, or hangs, ends the engine."""
+    """Sends each plan to all target ranks and takes the first rank's verdict. A target rank that
+    is lost or hangs ends the engine."""
 
-    lag = 1  # the ranks work on a pass while the next is planned and sent
+    lag = 1  # the ranks run a pass while the next is planned and sent
     max_depth: int | None = None
 
     def __init__(
@@ -80,15 +80,14 @@ class RemoteTarget:
     ) -> None:
         self.group = group
         self._on_lost_round = on_lost_round
-        self._patience = Patience(stall_timeout_s)
-        # A round is up to two transfers, and the draft may hang in the middle of it.
+        self._timeout = StepTimeout(stall_timeout_s)
+        # A round is up to two transfers, and the draft may hang during it.
         self._round_s = 2 * TRANSFER_SHARE * stall_timeout_s
-        self._read_s = 0.0  # when the last verdict was
-        self.transfer_s = 0.0  # that the ranks waited for drafts on their way
+        self._read_s = 0.0  # time of the last verdict
+        self.transfer_s = 0.0  # that the ranks waited for draft tokens in transfer
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
-        """The ranks take plans in order, so another may be sent before the first one's verdict is
-        read."""
+        """Ranks run plans in order, so the next may be sent before this one's verdict is read."""
         num_tokens = sum(row.pass_tokens for row in plan.rows)
         round_s = 0.0 if ticket.round is None else self._round_s
         sent_s = time.monotonic()
@@ -101,28 +100,28 @@ class RemoteTarget:
         )
 
     def _read(self, num_tokens: int, sent_s: float, round_s: float) -> Verdict:
-        # The ranks came to it when the plan before it was done.
+        # The ranks start a plan when the one before it is done.
         start_s = max(sent_s, self._read_s)
         try:
-            judged = self.group.answer(self._patience.limit_s(num_tokens) + round_s)
+            result = self.group.answer(self._timeout.limit_s(num_tokens) + round_s)
         except RankError as error:
             raise EngineDeadError(str(error)) from error
         self._read_s = time.monotonic()
-        self._patience.learn(num_tokens, self._read_s - start_s)
-        if not isinstance(judged, Judged):
-            raise OutriderError(f"the target sent {type(judged).__name__} where a verdict was due")
-        self.transfer_s += judged.transfer_s
-        if judged.lost_round:
+        self._timeout.learn(num_tokens, self._read_s - start_s)
+        if not isinstance(result, VerifyResult):
+            raise OutriderError(f"the target sent {type(result).__name__} where a verdict was due")
+        self.transfer_s += result.transfer_s
+        if result.lost_round:
             self._on_lost_round()
-        return judged.verdict
+        return result.verdict
 
 
 class RemoteDraft:
-    """A draft group that may go and come back; see `ProposalSource` in `outrider.engine.step`.
+    """A draft group that may be lost and rejoin; see `ProposalSource` in `outrider.engine.step`.
 
-    Rounds are announced before the target is told to receive them, so a dead draft is noticed
-    here and the target never waits for it. What a draft need not know at once is kept back: a
-    plan without drafts costs it nothing.
+    The draft announces a round before the target gets the plan to receive it, so a dead draft is
+    detected here and the target never waits for it. Plans without draft tokens are batched and sent
+    later: they cost the draft nothing.
     """
 
     def __init__(self, on_lost: Callable[[str], None], stall_timeout_s: float) -> None:
@@ -131,17 +130,17 @@ class RemoteDraft:
         self.group: RankGroup | None = None
         self._on_lost = on_lost
         self._stall_timeout_s = stall_timeout_s
-        self._patience = Patience(stall_timeout_s)  # with the present group
-        self._catching_up: deque[int] = deque()  # tokens, by plan, until it says that it has
-        self._caught_up_s = 0.0  # it told of since the last ticket, and what it found out
+        self._timeout = StepTimeout(stall_timeout_s)  # of the present group
+        self._catching_up: deque[int] = deque()  # tokens to catch up on, by plan, unanswered yet
+        self._caught_up_s = 0.0  # reported since the last ticket, with the agreements
         self._agreements: tuple[Agreement, ...] = ()
         self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
-        self._is_told = True  # whether the loop takes it to be there, as it does at first
-        self._past: list[Past] = []
+        self._is_joined = True  # as far as the step loop knows; it starts so
+        self._past: list[PastStep] = []
         self._round = 0  # of drafts, counted over all groups
 
     def join(self, group: RankGroup) -> None:
-        """A started group, its proposal link standing, takes part from the next plan on."""
+        """A started group, connected to the target, takes part from the next plan on."""
         self._arrivals.put(group)
 
     def events(self) -> Sequence[DraftEvent]:
@@ -149,33 +148,33 @@ class RemoteDraft:
         with contextlib.suppress(queue.Empty):
             arrival = self._arrivals.get_nowait()
         events = []
-        if self._is_told and (arrival is not None or self.group is None):
-            self._is_told = False
+        if self._is_joined and (arrival is not None or self.group is None):
+            self._is_joined = False
             events.append(DraftEvent.LOST)
         if arrival is not None:
             if self.group is not None:  # replaced before its loss was noticed
                 self.group.close()
             self.num_sends = 0
             self.group = arrival
-            self._patience = Patience(self._stall_timeout_s)
+            self._timeout = StepTimeout(self._stall_timeout_s)
             self._catching_up.clear()
-            self._is_told = True
+            self._is_joined = True
             events.append(DraftEvent.JOINED)
         return events
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
-        """The rows' texts are as applied; every verdict that is applied later is told then."""
+        """Send the rows as of the last applied verdict; later verdicts follow."""
         self._past = []
         if self.group is not None:
-            self._tell(Adopt(epoch, tuple(rows)))
+            self._send(Adopt(epoch, tuple(rows)))
 
     def needs_verdicts(self, plan: StepPlan) -> bool:
-        """To draft it must know where each text ends; what it only catches up on is applied."""
-        return self.group is not None and has_round(plan)
+        """To draft it must know where each text ends; to catch up it needs applied tokens only."""
+        return self.group is not None and _has_round(plan)
 
     def check(self) -> None:
-        """Notice a loss while nothing is drafted."""
-        self._listen()
+        """Detect a loss while nothing is drafted."""
+        self._poll()
         if self.group is not None:
             try:
                 self.group.check()
@@ -183,26 +182,26 @@ class RemoteDraft:
                 self._lose(error)
 
     def give_up(self) -> None:
-        """Its proposals do not reach the target: whatever the reason, it has to start anew."""
+        """Its draft tokens do not reach the target, so it must be restarted."""
         if self.group is not None:
-            self._lose(RankError("its announced proposals did not arrive."))
+            self._lose(RankError("its announced draft tokens did not arrive."))
 
     def propose(self, plan: StepPlan) -> Ticket:
-        self._listen()
+        self._poll()
         if self.group is None:
             return self._ticket(plan)
         if not any(row.draft_tokens for row in plan.rows):
-            self._note(Past(plan, None))
+            self._note(PastStep(plan, None))
             return self._ticket(plan)
         past, self._past = tuple(self._past), []
         later = sum(row.draft_tokens for row in plan.rows if not row.depth)
-        if not has_round(plan):  # it only catches up, beside the target's own pass
-            self._tell(Propose(past, plan), later)
+        if not _has_round(plan):  # it only catches up, during the target's pass
+            self._send(Propose(past, plan), later)
             return self._ticket(plan)
         self._round += 1
         own = sum(row.draft_tokens + row.depth for row in plan.rows if row.depth)
         num_tokens = sum(self._catching_up) + own
-        self._tell(Propose(past, plan, self._round), later)
+        self._send(Propose(past, plan, self._round), later)
         drafted = self._await_round(num_tokens)
         if drafted is None:
             return self._ticket(plan)
@@ -211,49 +210,49 @@ class RemoteDraft:
 
     def observe(self, verdict: Verdict) -> None:
         if self.group is not None:
-            self._note(Past(None, _without_logprobs(verdict)))
+            self._note(PastStep(None, _without_logprobs(verdict)))
 
-    def _await_round(self, num_tokens: int) -> Drafted | None:
-        """The word that the round is there, or None if the draft is lost. What it took is what was
-        waited for it: a step pays for waking the draft, too, if not for catching up before."""
+    def _await_round(self, num_tokens: int) -> DraftResult | None:
+        """The announcement of the round, or None if the draft is lost. Its time is the time waited:
+        that includes waking the draft, but not catching up before the round."""
         if self.group is None:
             return None
         start_s, caught_up_s = time.monotonic(), self._caught_up_s
-        deadline_s = start_s + self._patience.limit_s(num_tokens)
+        deadline_s = start_s + self._timeout.limit_s(num_tokens)
         try:
-            while isinstance(answer := self.group.answer(_left_s(deadline_s)), CaughtUp):
+            while isinstance(answer := self.group.answer(_left_s(deadline_s)), CatchUpReport):
                 self._learn(answer)
-            if not isinstance(answer, Drafted) or answer.round != self._round:
+            if not isinstance(answer, DraftResult) or answer.round != self._round:
                 raise RankError(f"it sent {answer!r:.200} where round {self._round} was due.")
         except RankError as error:
             self._lose(error)
             return None
         waited_s = time.monotonic() - start_s
-        self._patience.learn(num_tokens, waited_s)
+        self._timeout.learn(num_tokens, waited_s)
         waited_s -= self._caught_up_s - caught_up_s
         return dataclasses.replace(answer, draft_s=max(answer.draft_s, waited_s))
 
-    def _listen(self) -> None:
-        """Take what it said of catching up, if it has."""
+    def _poll(self) -> None:
+        """Take the catch-up results that have arrived."""
         try:
             while self.group is not None and self._catching_up:
-                message = self.group.heard()
+                message = self.group.poll()
                 if message is None:
                     return
-                if not isinstance(message, CaughtUp):
-                    raise RankError(f"it sent {message!r:.200} where nothing else was asked for.")
+                if not isinstance(message, CatchUpReport):
+                    raise RankError(f"it sent {message!r:.200} where no message was due.")
                 self._learn(message)
         except RankError as error:
             self._lose(error)
 
-    def _learn(self, caught_up: CaughtUp) -> None:
+    def _learn(self, caught_up: CatchUpReport) -> None:
         if not self._catching_up:
-            raise RankError("it caught up where there was nothing to catch up on.")
+            raise RankError("it reported a catch-up that was not requested.")
         self._catching_up.popleft()
         self._caught_up_s += caught_up.draft_s
         self._agreements += caught_up.agreements
 
-    def _ticket(self, plan: StepPlan, drafted: Drafted | None = None) -> Ticket:
+    def _ticket(self, plan: StepPlan, drafted: DraftResult | None = None) -> Ticket:
         draft_s, agreements = self._caught_up_s, self._agreements
         self._caught_up_s, self._agreements = 0.0, ()
         if drafted is None:
@@ -261,14 +260,14 @@ class RemoteDraft:
         draft_s += drafted.draft_s
         return Ticket(plan.step, draft_s=draft_s, round=drafted.round, agreements=agreements)
 
-    def _note(self, past: Past) -> None:
+    def _note(self, past: PastStep) -> None:
         self._past.append(past)
-        if len(self._past) >= _MOST_PAST:
-            self._tell(Propose(tuple(self._past), None))
+        if len(self._past) >= _MAX_PAST_STEPS:
+            self._send(Propose(tuple(self._past), None))
             self._past = []
 
-    def _tell(self, message: object, num_later: int = 0) -> None:
-        """`num_later` tokens of it are caught up on, and told of, after everything else."""
+    def _send(self, message: object, num_later: int = 0) -> None:
+        """`num_later` of its tokens are caught up on, and reported, after all else."""
         assert self.group is not None
         if num_later:
             self._catching_up.append(num_later)
@@ -279,7 +278,7 @@ class RemoteDraft:
 
     def _lose(self, error: RankError) -> None:
         assert self.group is not None
-        logger.warning("decoding goes on without the draft: %s", error)
+        logger.warning("decoding continues without the draft: %s", error)
         self.group.close()
         self.group = None
         self.num_losses += 1
@@ -288,19 +287,24 @@ class RemoteDraft:
         self._on_lost(str(error))
 
 
+def _has_round(plan: StepPlan) -> bool:
+    """Whether the draft model drafts for any row of the plan."""
+    return any(row.proposer == DRAFT for row in plan.rows)
+
+
 def _left_s(deadline_s: float) -> float:
     return max(deadline_s - time.monotonic(), 0.0)
 
 
 def _with_agreements(verdict: Verdict, agreements: tuple[Agreement, ...]) -> Verdict:
-    """What the draft has found, behind what the target's own proposers have."""
+    """Append the draft's agreements to those of the target's own proposers."""
     if not agreements:
         return verdict
     return dataclasses.replace(verdict, agreements=(*verdict.agreements, *agreements))
 
 
 def _without_logprobs(verdict: Verdict) -> Verdict:
-    """What a draft needs of a verdict; log-probabilities are most of one that has them."""
+    """Drop log-probabilities, which a draft does not need and which are most of a verdict."""
     if not any(row.logprobs or row.prompt_logprobs for row in verdict.rows):
         return verdict
     rows = tuple(row._replace(logprobs=(), prompt_logprobs=()) for row in verdict.rows)

@@ -1,4 +1,4 @@
-"""The engine as a process: steps its loop, and answers the gateways that dial in."""
+"""The engine's service: runs the step loop and answers gateways."""
 
 from __future__ import annotations
 
@@ -12,73 +12,70 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
-from outrider.added_fields import without_added
+from outrider.compat_fields import without_added_fields
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine
-from outrider.engine.doorway import Doorway
-from outrider.engine.held import HeldRequests
-from outrider.engine.speculation import SpeculationDesk
+from outrider.engine.resumable_requests import ResumableRequests
+from outrider.engine.sample_requests import sample_request
+from outrider.engine.speculation import SpeculationService
 from outrider.errors import CapacityError, OutriderError
-from outrider.kernels.seeds import sample_seed
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import (
     REVISION,
     Attach,
-    Attached,
+    AttachResult,
     Cancel,
+    Detach,
     ExplainSpeculation,
-    LetGo,
-    Refused,
     SetSpeculation,
     StatusQuery,
     Submit,
+    SubmitRefused,
     SubmittedSample,
     Updates,
 )
-from outrider.scheduler.request import Request
+from outrider.links.listener import Listener
 from outrider.scheduler.types import IN_PROCESS, FinishReason, RequestUpdate, SampleId
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
-LOAD_TOLD_S = 0.1  # between messages that tell no more than the load
-_MOST_UNSENT = 4096  # messages for a gateway that does not read, and so hangs
-_MOST_AT_ONCE = 256  # updates of a message to somebody who comes back for many
-_MOST_COMMANDS = 256  # between two steps, so that whoever asks without end holds up none
-_MOST_UNHANDLED = 256  # messages of a gateway read ahead; the others wait on their way
+LOAD_REPORT_S = 0.1  # between messages with nothing but the load
+_MAX_UNSENT = 4096  # messages queued for a gateway that does not read
+_MAX_REPLAYED_UPDATES = 256  # in one message to a reader that attaches
+_MAX_COMMANDS = 256  # between two steps, so that a flood of messages cannot stall the loop
+_MAX_UNHANDLED = 256  # messages read ahead of a gateway; the others stay in its socket
 
 _Command: TypeAlias = Callable[[], None]
 
 
 class _Gateway:
-    """One gateway's link. Its handles are its own; the link's number tells them from others'.
+    """One gateway's link. Handles are per gateway; the link's number makes sample ids unique.
 
-    A thread of its own sends, so that a gateway that hangs holds up nobody else.
+    A separate thread sends, so that a gateway that hangs blocks no other.
     """
 
     def __init__(self, number: int, channel: Channel, revision: int) -> None:
         self.number = number
-        self.revision = revision  # of the messages it knows
+        self.revision = revision  # the message revision it knows
         self.channel = channel
-        self.sample_ids: set[SampleId] = set()  # unfinished, and ending with the link
-        self.updates: list[RequestUpdate] = []  # of the step under way
-        self.told_load = 0  # the last load it was told
-        self._outbox: queue.Queue[object] = queue.Queue(_MOST_UNSENT)
-        self._unhandled = threading.Semaphore(_MOST_UNHANDLED)
+        self.sample_ids: set[SampleId] = set()  # unfinished, and cancelled with the link
+        self.updates: list[RequestUpdate] = []  # of the current step
+        self.reported_load = 0  # the load it was sent last
+        self._outbox: queue.Queue[object] = queue.Queue(_MAX_UNSENT)
+        self._unhandled = threading.Semaphore(_MAX_UNHANDLED)
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def send(self, message: object) -> None:
         try:
             self._outbox.put_nowait(message)
         except queue.Full:
-            logger.warning(
-                "%s does not read what is sent to it; it is hung up on", self.channel.peer
-            )
+            logger.warning("%s does not read its messages; closing the link", self.channel.peer)
             self.channel.close()
 
-    def tell(self, updates: tuple[RequestUpdate, ...], load: int) -> None:
-        self.told_load = load
+    def send_updates(self, updates: tuple[RequestUpdate, ...], load: int) -> None:
+        self.reported_load = load
         self.send(Updates(updates, load))
 
     def hang_up(self) -> None:
@@ -87,14 +84,14 @@ class _Gateway:
             self._outbox.put_nowait(None)
 
     def receive(self) -> object:
-        """The next message, once there is room for it here; see `handled`."""
+        """The next message, once fewer than `_MAX_UNHANDLED` are unhandled; see `handled`."""
         while not self._unhandled.acquire(timeout=IDLE_CHECK_S):
             if self.channel.is_closed:
                 break
         return self.channel.receive()
 
     def handled(self) -> None:
-        """A message that was received is done with."""
+        """A received message has been handled."""
         self._unhandled.release()
 
     def _send_all(self) -> None:
@@ -102,67 +99,69 @@ class _Gateway:
             while (message := self._outbox.get()) is not None:
                 self.channel.send(message)
         except LinkError as error:
-            logger.info("a gateway cannot be told: %s", error)
-            self.channel.close()  # it may still send heartbeats: this ends the reading, too
+            logger.info("cannot send to a gateway: %s", error)
+            self.channel.close()  # also ends the reading: it may still send heartbeats
 
     def sample_id(self, handle: int) -> SampleId:
         return SampleId(self.number, handle)
 
 
 class EngineService:
-    """One thread steps; one more per gateway reads what it asks for.
+    """One thread runs the step loop; one per gateway reads its messages.
 
-    Nothing but the stepping thread touches the engine. When the link of a gateway ends, its
-    requests are cancelled: it holds all that is needed to submit them again. Those that it
-    submitted with a `resume_id` go on for a while, and another gateway may read on.
+    Only the stepping thread touches the engine. When a gateway's link ends, its requests are
+    cancelled: the gateway has all it needs to submit them again. Requests with a `resume_id` run
+    on for a while, and any gateway may attach to them.
     """
 
     def __init__(
-        self, engine: BuiltEngine, doorway: Doorway, clock: Callable[[], float] = time.monotonic
+        self, engine: BuiltEngine, listener: Listener, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._loop = engine.loop
         self._scheduler = engine.loop.scheduler
-        self._speculation = SpeculationDesk(self._scheduler, engine.facts.depth)
+        self._speculation = SpeculationService(self._scheduler, engine.facts.depth)
         self._clock = clock
         server = EngineConfig.from_settings(engine.facts.settings).server
-        self._held = HeldRequests(server.resume_window_s, server.max_resumable, self._cancel)
+        self._resumable = ResumableRequests(
+            server.resume_window_s, server.max_resumable, self._cancel
+        )
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._gateways: dict[int, _Gateway] = {}  # by the numbers of their links
         self._numbers = itertools.count(IN_PROCESS + 1)
-        self._load_told_s = 0.0  # when it was last told by itself
+        self._load_reported_s = 0.0  # when a message last had nothing but the load
         self._welcome_lock = threading.Lock()
         self._is_closed = False
-        doorway.on_gateway = self._welcome
+        listener.on_gateway = self._welcome
 
     def run(self) -> None:
-        """Step until `stop`, or until the target is lost, which raises."""
+        """Step until `stop`; raises if the target is lost."""
         while self._take_commands():
-            self._held.expire(self._clock())
+            self._resumable.expire(self._clock())
             updates = self._loop.step(self._clock())
-            concerned = {gateway for update in updates if (gateway := self._sort(update))}
-            for gateway in concerned:
-                gateway.tell(tuple(gateway.updates), self._load)
+            receivers = {gateway for update in updates if (gateway := self._route(update))}
+            for gateway in receivers:
+                gateway.send_updates(tuple(gateway.updates), self._load)
                 gateway.updates = []
-            self._tell_load()
+            self._report_load()
             self._speculation.look(self._clock())
 
     def stop(self) -> None:
-        """From any thread: end `run` after the step under way."""
+        """From any thread: end `run` after the current step."""
         self._commands.put(None)
 
     def close(self) -> None:
-        """After `run`: hang up on all gateways, which live on and look for the next engine.
+        """After `run`: close the links to all gateways, which then connect to the next engine.
 
-        They look at once, and find this one's door as long as it is open. Whoever comes is turned
-        away: what it asked for would wait for a step that never comes.
+        They reconnect at once, and this engine's listener may still be open. Such connections are
+        closed: their requests would wait for a step that never comes.
         """
         with self._welcome_lock:
             self._is_closed = True
         for gateway in list(self._gateways.values()):
             gateway.hang_up()
 
-    # -- on threads of their own ----------------------------------------------------------------
+    # -- on other threads -----------------------------------------------------------------------
 
     def _welcome(self, channel: Channel, revision: int = REVISION) -> None:
         with self._welcome_lock:
@@ -181,35 +180,36 @@ class EngineService:
                 message = gateway.receive()
                 self._commands.put(partial(self._handle, gateway, message))
         except LinkError as error:
-            logger.info("a gateway is gone: %s", error)
-            self._commands.put(partial(self._part_with, gateway))
+            logger.info("a gateway disconnected: %s", error)
+            self._commands.put(partial(self._drop_gateway, gateway))
 
     # -- on the stepping thread -----------------------------------------------------------------
 
     @property
     def _load(self) -> int:
-        """Samples that run or wait."""
+        """Samples running or waiting."""
         return self._scheduler.num_running + self._scheduler.num_waiting
 
-    def _tell_load(self) -> None:
-        """To gateways that hear nothing else: where they send requests depends on it."""
+    def _report_load(self) -> None:
+        """To gateways without updates: they route requests by the engines' load."""
         now_s = time.monotonic()
-        if now_s - self._load_told_s < LOAD_TOLD_S:
+        if now_s - self._load_reported_s < LOAD_REPORT_S:
             return
-        self._load_told_s = now_s
-        for gateway in self._unaware:
-            gateway.tell((), self._load)
+        self._load_reported_s = now_s
+        for gateway in self._outdated:
+            gateway.send_updates((), self._load)
 
     @property
-    def _unaware(self) -> list[_Gateway]:
+    def _outdated(self) -> list[_Gateway]:
+        """Gateways that know another load than the present one."""
         load = self._load
-        return [each for each in list(self._gateways.values()) if each.told_load != load]
+        return [each for each in list(self._gateways.values()) if each.reported_load != load]
 
     def _take_commands(self) -> bool:
-        """Run what was asked for, waiting for something if there is nothing to step."""
+        """Run the queued commands; wait for one if there is nothing to step."""
         may_wait = not self._scheduler.has_work
-        wait_s = LOAD_TOLD_S if may_wait and self._unaware else IDLE_CHECK_S
-        for _ in range(_MOST_COMMANDS):
+        wait_s = LOAD_REPORT_S if may_wait and self._outdated else IDLE_CHECK_S
+        for _ in range(_MAX_COMMANDS):
             try:
                 command = self._commands.get(block=may_wait, timeout=wait_s)
             except queue.Empty:
@@ -227,78 +227,88 @@ class EngineService:
         if isinstance(message, Submit):
             self._submit(gateway, message)
         elif isinstance(message, Cancel):
-            self._held.cancel(gateway.sample_id(message.handle))
-        elif isinstance(message, LetGo):
-            self._held.let_go(map(gateway.sample_id, message.handles), self._clock())
+            self._resumable.cancel(gateway.sample_id(message.handle))
+        elif isinstance(message, Detach):
+            self._resumable.detach(map(gateway.sample_id, message.handles), self._clock())
         elif isinstance(message, Attach):
             self._attach(gateway, message)
         elif isinstance(message, StatusQuery):
-            self._scheduler.control.tick(self._clock())  # rates fall while nothing steps
+            self._scheduler.control.tick(self._clock())  # arrival rates decay while idle
             status = self._engine.status(message.query, self._speculation.status())
-            gateway.send(status if gateway.revision >= REVISION else without_added(status))
+            gateway.send(status if gateway.revision >= REVISION else without_added_fields(status))
         elif isinstance(message, SetSpeculation):
             gateway.send(self._speculation.set(message))
         elif isinstance(message, ExplainSpeculation):
             gateway.send(self._speculation.explain(message))
         else:
-            logger.warning("a gateway sent %s, which is not for engines", type(message).__name__)
+            logger.warning("a gateway sent %s, which engines do not handle", type(message).__name__)
 
     def _submit(self, gateway: _Gateway, submit: Submit) -> None:
-        now_s = self._clock()
+        now_s, timeout_s = self._clock(), submit.timeout_s
         first_id: SampleId | None = None
         taken: list[SubmittedSample] = []
         for sample in submit.samples:
             sample_id = gateway.sample_id(sample.handle)
-            request = as_request(submit, sample, sample_id, now_s)
+            request = sample_request(
+                submit.spec,
+                sample.index,
+                sample_id,
+                arrival_s=now_s,
+                deadline_s=None if timeout_s is None else now_s + timeout_s,
+                output_ids=sample.output_ids,
+                prompt_logprobs_sent=sample.prompt_logprobs_sent,
+            )
             try:
                 displaced = self._scheduler.add(
                     request, after=first_id, is_resumed=submit.is_resumed
                 )
             except OutriderError as error:
                 is_capacity = isinstance(error, CapacityError)
-                gateway.send(Refused(sample.handle, str(error), is_capacity))
+                gateway.send(SubmitRefused(sample.handle, str(error), is_capacity))
                 break
             first_id = first_id or sample_id
             taken.append(sample)
             for other in displaced:
                 self._refuse_displaced(other)
         if submit.resume_id:
-            self._held.add(submit.resume_id, gateway.number, taken)
+            self._resumable.add(submit.resume_id, gateway.number, taken)
         else:
             gateway.sample_ids.update(gateway.sample_id(sample.handle) for sample in taken)
 
     def _refuse_displaced(self, own: SampleId) -> None:
-        """It waited, and another tenant's request has its place."""
-        reader = self._held.forget_displaced(own)
+        """A waiting sample lost its place in the queue to another tenant's request."""
+        reader = self._resumable.forget_displaced(own)
         gateway = self._gateways.get(reader.link)
         if gateway is not None:
             gateway.sample_ids.discard(own)
-            gateway.send(Refused(reader.handle, self._scheduler.full_message, is_capacity=True))
+            gateway.send(
+                SubmitRefused(reader.handle, self._scheduler.full_message, is_capacity=True)
+            )
 
     def _attach(self, gateway: _Gateway, attach: Attach) -> None:
-        found = self._held.attach(attach.resume_id, gateway.number, attach.samples)
-        for reader in found.left:
+        found = self._resumable.attach(attach.resume_id, gateway.number, attach.samples)
+        for reader in found.replaced:
             before = self._gateways.get(reader.link)
             if before is not None:
                 over = RequestUpdate(reader, finish_reason=FinishReason.CANCELLED)
-                before.tell((over,), self._load)
-        gateway.send(Attached(attach.query, found.is_held))
-        for start in range(0, len(found.updates), _MOST_AT_ONCE):
-            gateway.tell(found.updates[start : start + _MOST_AT_ONCE], self._load)
+                before.send_updates((over,), self._load)
+        gateway.send(AttachResult(attach.query, found.is_held))
+        for start in range(0, len(found.updates), _MAX_REPLAYED_UPDATES):
+            gateway.send_updates(found.updates[start : start + _MAX_REPLAYED_UPDATES], self._load)
 
     def _cancel(self, sample_id: SampleId) -> None:
         self._scheduler.cancel(sample_id)
 
-    def _part_with(self, gateway: _Gateway) -> None:
+    def _drop_gateway(self, gateway: _Gateway) -> None:
         gateway.hang_up()
         del self._gateways[gateway.number]
         for sample_id in gateway.sample_ids:
             self._scheduler.cancel(sample_id)
-        self._held.part_with(gateway.number, self._clock())
+        self._resumable.detach_link(gateway.number, self._clock())
 
-    def _sort(self, said: RequestUpdate) -> _Gateway | None:
-        """Put an update with those of the gateway it concerns."""
-        update = self._held.take(said)
+    def _route(self, found: RequestUpdate) -> _Gateway | None:
+        """Append an update to those of its gateway."""
+        update = self._resumable.take(found)
         gateway = None if update is None else self._gateways.get(update.sample_id.link)
         if gateway is None or update is None:
             return None
@@ -306,19 +316,3 @@ class EngineService:
             gateway.sample_ids.discard(update.sample_id)
         gateway.updates.append(update)
         return gateway
-
-
-def as_request(
-    submit: Submit, sample: SubmittedSample, sample_id: SampleId, now_s: float
-) -> Request:
-    """The scheduler's request for one of the samples submitted."""
-    timeout_s = submit.timeout_s
-    return Request(
-        sample_id,
-        submit.spec,
-        seed=sample_seed(submit.spec.seed, sample.index),
-        arrival_s=now_s,
-        deadline_s=None if timeout_s is None else now_s + timeout_s,
-        output_ids=sample.output_ids,
-        prompt_logprobs_sent=sample.prompt_logprobs_sent,
-    )

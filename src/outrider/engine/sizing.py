@@ -1,4 +1,4 @@
-"""How long requests may be and how much KV there is: the same rules wherever the models run."""
+"""Sizes of requests, steps and KV pools: the same rules wherever the models run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.catalog.proposers import traits
 from outrider.config import EngineConfig
 from outrider.config.bundled import AUTO, proposer_without_model
 from outrider.errors import CapacityError, ConfigError
-from outrider.links.rank_messages import Loaded
+from outrider.links.rank_messages import WeightsLoaded
 from outrider.scheduler.control import SpeculationControl
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.planner import SchedulerLimits
@@ -20,8 +21,7 @@ from outrider.scheduler.policies import FIXED_DEPTH_POLICIES
 from outrider.scheduler.pool import BlockPool
 from outrider.scheduler.proposers import Place
 from outrider.scheduler.scheduler import Scheduler
-from outrider.scheduler.types import Apart, RequestSpec
-from outrider.workers.proposers.registry import traits
+from outrider.scheduler.types import Exclusive, RequestSpec
 
 if TYPE_CHECKING:  # an engine whose models are elsewhere has no tensors
     from outrider.workers.gpu.memory import GpuMemory
@@ -29,22 +29,21 @@ if TYPE_CHECKING:  # an engine whose models are elsewhere has no tensors
 logger = logging.getLogger(__name__)
 
 DEFAULT_CPU_KV_GB = 1.0
-# Seats and tokens of a step, by the gigabytes (2**30 bytes) a GPU must have for them; CPUs get the
-# last. More rows cost a large GPU little, and a small one the KV to fill them.
+# (GPU memory in 2**30 bytes, max_num_seqs, max_num_batched_tokens); CPUs get the last. More rows
+# cost a large GPU little, and a small one lacks the KV to fill them.
 STEP_SIZES = ((60, 256, 2048), (30, 128, 1024), (0, 64, 512))
 STEP_LIMITS_MS = {"cpu": 500.0, "cuda": 50.0}
-# Prompt and output of most requests: what a draft's KV holds for every seat.
+# Prompt and output of most requests: the draft's KV holds this many tokens per row.
 USUAL_TOKENS = 768
-# On a GPU a pass of six tokens costs what a pass of one does; on a CPU half as much again. Who
-# chooses a depth for each step may choose among more.
+# On a GPU a pass of six tokens costs as much as one of one token; on a CPU half as much again.
+# Policies that choose a depth per step may choose among more.
 FIXED_DEPTHS = {"cpu": 2, "cuda": 5}
-MOST_DEPTHS = {"cpu": 4, "cuda": 5}
+ADAPTIVE_DEPTHS = {"cpu": 4, "cuda": 5}
 
 
 def settle_for_device(config: EngineConfig, device: str, gpu_bytes: int | None) -> EngineConfig:
-    """With what was left unset in `scheduler`, and who proposes, as this kind of device has it.
-    `gpu_bytes` is all the memory of the target's GPU, of the smallest if there are several; None on
-    CPUs."""
+    """The configuration with the device's defaults for the unset fields of `scheduler` and for the
+    proposer. `gpu_bytes` is the memory of the target's smallest GPU; None on CPUs."""
     given = config.scheduler
     gb = 0.0 if gpu_bytes is None else gpu_bytes / 2**30
     seats, tokens = next(each[1:] for each in STEP_SIZES if gb >= each[0])
@@ -65,43 +64,45 @@ def settle_for_device(config: EngineConfig, device: str, gpu_bytes: int | None) 
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """How far a model's positions go, and whether they can be made to go further."""
+class ContextLimit:
+    """A model's maximum position, and whether it can be extended."""
 
     max_position: int
     is_extendable: bool
 
 
-def wanted_len(config: EngineConfig, target: Reach, draft: Reach | None) -> int:
-    """The longest request the models allow and the configuration asks for."""
+def resolve_max_model_len(
+    config: EngineConfig, target: ContextLimit, draft: ContextLimit | None
+) -> int:
+    """The length of the longest request: the configured one, else the longest the models allow."""
     longest = target.max_position
     if draft is not None and not draft.is_extendable:
         longest = min(longest, draft.max_position)
-    wanted = config.target.max_model_len
-    if wanted is not None and wanted > longest:
+    length = config.target.max_model_len
+    if length is not None and length > longest:
         raise ConfigError(
-            f"max_model_len is {wanted} but the model reaches {longest}; lower it to at most that."
+            f"max_model_len is {length} but the model reaches {longest}; lower it to at most that."
         )
-    return wanted or longest
+    return length or longest
 
 
 def fixed_kv_bytes(config: EngineConfig) -> int:
-    """KV of both models together where no device's memory decides."""
+    """KV bytes of both models together, where device memory does not limit them."""
     kv_gb = config.cache.kv_cache_gb
     return int((DEFAULT_CPU_KV_GB if kv_gb is None else kv_gb) * 2**30)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockBytes:
-    """What one KV block takes in all ranks of a model together, or in the tightest of them."""
+    """Bytes of one KV block, over all ranks of a model or in the rank with the least memory."""
 
     target: int
-    draft: int = 0  # where there is none, or its memory is its own
+    draft: int = 0  # also 0 if the draft has its own memory
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
-    """KV blocks of each model, and the longest request that the target's can hold."""
+    """KV blocks of each model, and the longest request that the target's pool holds."""
 
     target: int
     draft: int  # 0 without a draft model
@@ -115,8 +116,8 @@ def size_pools(
     length: int,
     memory: GpuMemory | None = None,
 ) -> PoolSizes:
-    """Share `kv_bytes`: the draft gets what it needs, the target the rest, but never less than the
-    draft. `memory` is what `kv_bytes` was found from, if it was."""
+    """Split `kv_bytes`: the draft gets what it needs, the target the rest, but never less than the
+    draft. `memory` is the measurement that `kv_bytes` came from, if any."""
     size = config.cache.block_size
     draft = _draft_need(config, length) if block_bytes.draft else 0
     target = (kv_bytes - draft * block_bytes.draft) // block_bytes.target
@@ -144,10 +145,13 @@ def size_pools(
 
 
 def size_pools_of_ranks(
-    config: EngineConfig, target: Sequence[Loaded], draft: Sequence[Loaded], length: int
+    config: EngineConfig,
+    target: Sequence[WeightsLoaded],
+    draft: Sequence[WeightsLoaded],
+    length: int,
 ) -> PoolSizes:
-    """Every rank of a group holds as many blocks as every other, so the tightest decides. Where
-    devices limit them, each group has memory of its own; else they share what is configured."""
+    """All ranks of a group hold the same number of blocks, so the one with the least memory
+    decides. On GPUs each group has its own memory; else both share the configured size."""
     limits = tightest_target, tightest_draft = _tightest(target), _tightest(draft)
     fixed = fixed_kv_bytes(config)
     per_target, per_draft = (sum(each.bytes_per_block for each in g) for g in (target, draft))
@@ -161,30 +165,33 @@ def size_pools_of_ranks(
     sizes = size_pools(config, kv_bytes, BlockBytes(per_target), length)
     if not draft:
         return sizes
-    num_drafted = min(_draft_need(config, sizes.max_model_len), sizes.target)
+    num_draft_blocks = min(_draft_need(config, sizes.max_model_len), sizes.target)
     if tightest_draft is not None:
-        num_drafted = min(num_drafted, _num_blocks(tightest_draft))
-    held = num_drafted * config.cache.block_size
+        num_draft_blocks = min(num_draft_blocks, _num_blocks(tightest_draft))
+    held = num_draft_blocks * config.cache.block_size
     if held < sizes.max_model_len:
         logger.warning("the draft's KV cache holds %d tokens; longer texts go without it", held)
-    return dataclasses.replace(sizes, draft=num_drafted)
+    return dataclasses.replace(sizes, draft=num_draft_blocks)
 
 
-def size_another_draft(
-    config: EngineConfig, pools: PoolSizes, target: Sequence[Loaded], draft: Sequence[Loaded]
+def size_replacement_draft(
+    config: EngineConfig,
+    pools: PoolSizes,
+    target: Sequence[WeightsLoaded],
+    draft: Sequence[WeightsLoaded],
 ) -> int:
-    """Blocks of a draft that takes another's place: what it needs of the memory the target, which
-    keeps its own, leaves to it."""
+    """KV blocks of a draft that replaces another: what it needs, out of the memory that the
+    target's unchanged pool leaves."""
     tightest = _tightest(draft)
     if tightest is not None:
-        most = _num_blocks(tightest)
-    elif _tightest(target) is not None:  # the target's memory is the device's own
-        most = pools.target
+        max_blocks = _num_blocks(tightest)
+    elif _tightest(target) is not None:  # the target has device memory of its own
+        max_blocks = pools.target
     else:
         taken = pools.target * sum(each.bytes_per_block for each in target)
         left = fixed_kv_bytes(config) - taken
-        most = left // sum(each.bytes_per_block for each in draft)
-    num_blocks = min(_draft_need(config, pools.max_model_len), pools.target, most)
+        max_blocks = left // sum(each.bytes_per_block for each in draft)
+    num_blocks = min(_draft_need(config, pools.max_model_len), pools.target, max_blocks)
     if num_blocks <= 0:
         raise CapacityError(
             "there is no memory left for the KV of this draft; raise kv_cache_gb, or take a "
@@ -194,20 +201,20 @@ def size_another_draft(
 
 
 def _draft_need(config: EngineConfig, length: int) -> int:
-    """Blocks that are enough for a draft. A row that gets none decodes plainly, so they hold the
-    longest request, and usual ones in every seat, but not all that the target may keep."""
+    """The draft's KV blocks: enough for the longest request, and for a usual one per row. Fewer
+    than the target's, because a row without draft KV decodes plainly."""
     size = config.cache.block_size
     usual = -(-min(length, USUAL_TOKENS) // size)
     return max(-(-length // size), config.scheduler.num_seats * usual)
 
 
-def _tightest(ranks: Sequence[Loaded]) -> Loaded | None:
-    """The rank whose device has room for the fewest blocks, of those whose device decides."""
+def _tightest(ranks: Sequence[WeightsLoaded]) -> WeightsLoaded | None:
+    """The rank whose device holds the fewest blocks; None if no rank is limited by its device."""
     limited = [each for each in ranks if each.kv_bytes is not None]
     return min(limited, key=_num_blocks, default=None)
 
 
-def _num_blocks(rank: Loaded) -> int:
+def _num_blocks(rank: WeightsLoaded) -> int:
     return (rank.kv_bytes or 0) // rank.bytes_per_block
 
 
@@ -220,17 +227,16 @@ def make_scheduler(
     costs: StepCosts | None = None,
     head_depth: int | None = None,
     texts_are_remote: bool = False,
-    apart: Callable[[RequestSpec], Apart] | None = None,
+    exclusive: Callable[[RequestSpec], Exclusive] | None = None,
 ) -> Scheduler:
-    """`lag` is what the workers can make use of, `max_depth` the most they can draft and
-    `head_depth` the most that the head can, `costs` what their passes take, if that was measured,
-    `apart` when a request needs steps of its own there. Proposers that run where the texts are, in
-    the ranks, may work ahead of verdicts, whatever they are."""
-    wanted_lag = config.scheduler.lag
+    """`lag` and `max_depth` are bounds of the workers, `head_depth` is the head's, `costs` are
+    measured pass times. `exclusive` says which requests need exclusive steps. With
+    `texts_are_remote` the proposers run in the ranks and may run ahead of verdicts."""
+    configured_lag = config.scheduler.lag
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.num_seats,
         max_num_batched_tokens=config.scheduler.num_step_tokens,
-        lag=lag if wanted_lag is None else wanted_lag,
+        lag=lag if configured_lag is None else configured_lag,
         priority_aging_s=config.scheduler.priority_aging_s,
         max_waiting=config.scheduler.max_waiting,
         max_depth=max_depth,
@@ -249,8 +255,8 @@ def make_scheduler(
         BlockPool(pools.draft, size, caching) if has_draft else None,
         proposers,
         _control(config, costs),
-        epoch=time.time_ns(),  # higher than that of any engine before it
-        apart=apart,
+        epoch=time.time_ns(),  # higher than any earlier engine's
+        exclusive=exclusive,
     )
 
 
@@ -265,11 +271,10 @@ def _control(config: EngineConfig, costs: StepCosts | None) -> SpeculationContro
     )
 
 
-def depth_of(config: EngineConfig, device: str) -> int:
-    """The most that is drafted a round, or with a policy of fixed depth what always is, for
-    requests that ask for nothing else."""
+def default_max_depth(config: EngineConfig, device: str) -> int:
+    """The maximum depth of requests that set none; with a fixed-depth policy, their depth."""
     depth = config.speculation.num_speculative_tokens
     if depth is not None:
         return depth
     is_fixed = config.speculation.policy in FIXED_DEPTH_POLICIES
-    return (FIXED_DEPTHS if is_fixed else MOST_DEPTHS)[device]
+    return (FIXED_DEPTHS if is_fixed else ADAPTIVE_DEPTHS)[device]

@@ -1,4 +1,4 @@
-"""The step loop: one screen that every way of running Outrider goes through."""
+"""The step loop, shared by every way of running Outrider."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from outrider.scheduler.types import (
 
 
 class TargetWorker(Protocol):
-    """Runs one pass and decides; see `outrider.workers.target`."""
+    """Runs the target's pass and verifies; see `outrider.workers.target`."""
 
     @property
     def lag(self) -> int:
-        """How many passes it can be given ahead of the verdict of the last, to any use."""
+        """How many passes may be queued before the verdict of the last, to any benefit."""
         ...
 
     @property
     def max_depth(self) -> int | None:
-        """The most that proposers on its device can draft for a row; None: whatever is asked."""
+        """The bound on depth of the proposers on its device; None: unbounded."""
         ...
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome: ...
 
 
 class ProposalSource(Protocol):
-    """Drafts for a plan and learns from verdicts; see `outrider.workers.proposers`."""
+    """Drafts for plans and observes verdicts; see `outrider.workers.proposers`."""
 
     def events(self) -> Sequence[DraftEvent]:
-        """What became of a draft model since the last call, in order."""
+        """Losses and joins of the draft model since the last call, in order."""
         ...
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
-        """A draft model that joined: these are the rows, with no KV of it."""
+        """Pass the rows to a draft model that joined; it has no KV for them yet."""
         ...
 
     def needs_verdicts(self, plan: StepPlan) -> bool:
-        """Whether it can do its part of the plan only once all verdicts before it are observed."""
+        """Whether it must observe all earlier verdicts before it can run this plan."""
         ...
 
     def propose(self, plan: StepPlan) -> Ticket: ...
@@ -56,9 +56,9 @@ class ProposalSource(Protocol):
 
 
 class StepLoop:
-    """Plans, drafts, verifies, applies. Up to `lag` outcomes wait while the next pass is planned,
-    so that the host works while the device, or another process, does. Nobody else changes the
-    scheduler in a step."""
+    """Plans, drafts, verifies, applies. Up to `lag` outcomes are pending while the next pass is
+    planned, so that host and device, or processes, overlap. During a step nothing else changes the
+    scheduler."""
 
     def __init__(
         self, scheduler: Scheduler, proposers: ProposalSource, target: TargetWorker
@@ -84,7 +84,7 @@ class StepLoop:
         return self.scheduler.take_updates()
 
     def follow_draft(self) -> None:
-        """Tell the scheduler of a draft that left or came back, and a new one of the rows."""
+        """Report a lost or joined draft to the scheduler, and the rows to a joined one."""
         for event in self._proposers.events():
             if event is DraftEvent.LOST:
                 self.scheduler.lose_draft()

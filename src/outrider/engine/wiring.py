@@ -1,4 +1,4 @@
-"""Loaded models become a step loop: scheduler, proposers and workers over one table of rows."""
+"""Builds the step loop of loaded models: scheduler, proposers and workers over one row table."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from outrider.catalog.proposers import DRAFT
 from outrider.config import EngineConfig
-from outrider.engine.sizing import PoolSizes, depth_of, make_scheduler
+from outrider.engine.sizing import PoolSizes, default_max_depth, make_scheduler
 from outrider.engine.step import StepLoop
+from outrider.progress_stages import stage
 from outrider.scheduler.costs import StepCosts
-from outrider.stages import stage
 from outrider.workers.costs import measure_step
-from outrider.workers.costs_kept import KeptCosts
+from outrider.workers.costs_cache import CostsCache
 from outrider.workers.device import Placement
 from outrider.workers.gpu.memory import Workers
 from outrider.workers.heads.base import Head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
-from outrider.workers.proposers.base import DRAFT, ProposerContext, Proposers, ProposerSettings
+from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.proposers.head import HeadProposer
 from outrider.workers.proposers.registry import build_proposers, entries
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
-from outrider.workers.target import TargetWorker
+from outrider.workers.target import LocalTarget
 
 if TYPE_CHECKING:
     from outrider.workers.gpu.colocated import ColocatedWorker
@@ -45,19 +46,19 @@ def wire(
     target: Decoder,
     draft: Decoder | None,
     pools: PoolSizes,
-    kept: KeptCosts | None = None,
+    kept: CostsCache | None = None,
     head: Head | None = None,
 ) -> StepLoop:
-    """Scheduler and workers of loaded models, for a configuration that is settled; every pass is
-    recorded that can be. Costs that were `kept` are not measured again on CPUs."""
+    """Scheduler and workers of loaded models, for a settled configuration. Captures every pass
+    that can be captured. On CPUs, costs in the cache `kept` are not measured again."""
     workers = make_workers(config, placement, target, draft, pools, Runner, head)
     proposers, worker = workers
-    if isinstance(worker, TargetWorker):
+    if isinstance(worker, LocalTarget):
         assert isinstance(proposers, Proposers)
         costs = _costs_of(config, worker, proposers, placement, kept)
     else:
-        with _progress("recording passes", worker.num_recordings) as advance:
-            worker.record(advance)
+        with _progress("capturing passes", worker.num_captures) as advance:
+            worker.capture(advance)
         with stage("timing passes"):
             costs = worker.measure_costs()
     scheduler = make_scheduler(
@@ -67,19 +68,19 @@ def wire(
         worker.max_depth,
         costs=costs,
         head_depth=None if head is None else head.spec.max_depth,
-        apart=worker.apart,
+        exclusive=worker.exclusivity,
     )
     return StepLoop(scheduler, *workers)
 
 
 def _costs_of(
     config: EngineConfig,
-    target: TargetWorker,
+    target: LocalTarget,
     proposers: Proposers,
     placement: Placement,
-    kept: KeptCosts | None,
+    kept: CostsCache | None,
 ) -> StepCosts | None:
-    """Measured where somebody drafts: nothing is to be decided otherwise."""
+    """Measured only with a proposer: without one there is no depth to choose."""
     drafter = proposers.of(DRAFT)
     if drafter is None and config.method is None:
         return None
@@ -104,7 +105,7 @@ def make_workers(
     runner_type: type[Runner],
     head: Head | None = None,
 ) -> Workers:
-    """Who proposes and who verifies."""
+    """The proposers and the verifying worker."""
     block_size, num_rows = config.cache.block_size, config.scheduler.num_seats
     rows = RowTable(num_rows)
 
@@ -124,7 +125,7 @@ def make_workers(
         None if head is None else HeadRunner(head, target_runner),
     )
     proposers = build_proposers(context)
-    worker = TargetWorker(rows, target_runner, ops, verification)
+    worker = LocalTarget(rows, target_runner, ops, verification)
     if ops.fused is None:
         return proposers, worker
     colocated = _colocate(config, rows, worker, proposers, pools.max_model_len)
@@ -134,12 +135,12 @@ def make_workers(
 def _colocate(
     config: EngineConfig,
     rows: RowTable,
-    target: TargetWorker,
+    target: LocalTarget,
     proposers: Proposers,
     max_model_len: int,
 ) -> ColocatedWorker:
-    """All models on one GPU; passes are recorded once the KV is the one they will work on."""
-    # Triton, which these need, is not there on every machine.
+    """All models on one GPU; passes are captured once the final KV is allocated."""
+    # These need Triton, which not every machine has.
     from outrider.workers.gpu.colocated import ColocatedWorker
     from outrider.workers.gpu.plan_buffers import StepSizes
 
@@ -152,7 +153,7 @@ def _colocate(
     sizes = StepSizes(
         rows=config.scheduler.num_seats,
         tokens=config.scheduler.num_step_tokens,
-        depth=depth_of(config, target.runner.device.type) if on_device else 0,
+        depth=default_max_depth(config, target.runner.device.type) if on_device else 0,
         max_len=max_model_len,
     )
     is_shared = config.speculation.verification == "shared"
@@ -168,8 +169,8 @@ def _proposer_settings(config: EngineConfig) -> ProposerSettings:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Yields what to call after each of `total` parts. The bar is shown on terminals only and goes
-    when all is done; the time it took stays in the log."""
+    """Yields a function to call after each of `total` parts. Terminals show a bar, which is removed
+    at the end; the log keeps the time it took."""
     start_s = time.perf_counter()
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -1,4 +1,4 @@
-"""Where a process listens: `unix:/path/to.sock` on one host, `tcp:host:port` between hosts."""
+"""Addresses of listeners: `unix:/path/to.sock` on one host, `tcp:host:port` between hosts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BACKLOG = 128
 _MAX_UNIX_PATH = 107  # bytes that fit in the kernel's sockaddr_un
 _FORMS = "write unix:/path/to.sock or tcp:host:port"
 
-# What a listener that has not started yet, or is restarting, looks like from outside.
+# Errors while a listener has not started yet or is restarting.
 _NOT_YET = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError, socket.gaierror)
 _NO_WAY_YET = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-# Silence is noticed by whoever receives; this is for links of which nobody does at the moment.
+# A receiver detects silence itself; this is for links with no `receive` in progress.
 _UNACKNOWLEDGED_MS = 30_000
 
 
@@ -81,7 +81,7 @@ def listen(address: str) -> socket.socket:
 
 
 def bound_address(sock: socket.socket) -> str:
-    """Where a listening socket can be dialled, as far as the socket itself knows."""
+    """The address that a listening socket is bound to."""
     name = sock.getsockname()
     if sock.family == socket.AF_UNIX:
         return str(UnixAddress(name))
@@ -89,7 +89,7 @@ def bound_address(sock: socket.socket) -> str:
 
 
 def dial(address: str, timeout_s: float) -> socket.socket:
-    """A connected socket, in blocking mode. Tries until the time is up while nobody listens."""
+    """A connected, blocking socket. Retries until the timeout while there is no listener."""
     parsed = parse(address)
     deadline = time.monotonic() + timeout_s
     while True:
@@ -112,24 +112,24 @@ def check_retry(address: str, error: OSError, left_s: float, timeout_s: float) -
         raise LinkError(f"cannot dial {address}: {reason}.") from error
     if left_s < RETRY_S:
         raise LinkTimeoutError(
-            f"nobody answers at {address} after {timeout_s:g} s ({reason}); "
+            f"no answer at {address} after {timeout_s:g} s ({reason}); "
             "check the address and that the engine runs."
         ) from error
 
 
 def is_own_echo(sock: socket.socket) -> bool:
-    """Whether TCP connected the socket to itself, which happens when a free port of this host is
-    dialled often enough; the real listener could then never bind it."""
+    """Whether TCP connected the socket to itself. That happens with repeated connects to a free
+    local port, and the real listener could then never bind it."""
     if sock.family == socket.AF_UNIX:
         return False
     try:
         return bool(sock.getsockname() == sock.getpeername())
-    except OSError:  # already hung up, which the handshake will report
+    except OSError:  # already closed, which the handshake will report
         return False
 
 
 def tune(sock: socket.socket) -> None:
-    """Small messages must leave at once, and what cannot arrive must not be tried for ever."""
+    """Send small messages at once, and give up on bytes that are not acknowledged."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MS)
@@ -155,7 +155,7 @@ def _listen_unix(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(path)
-        os.chmod(path, 0o600)  # nobody can connect before `listen`, so there is no open moment
+        os.chmod(path, 0o600)  # before `listen`, so no other user can ever connect
         sock.listen(_BACKLOG)
     except OSError:
         sock.close()
@@ -178,7 +178,7 @@ def _remove_stale(path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             return
-        except BlockingIOError:  # its queue is full, so somebody does listen
+        except BlockingIOError:  # its backlog is full, so there is a listener
             pass
     raise ConfigError(
         f"a running process already listens on {path}; stop it or choose another address."

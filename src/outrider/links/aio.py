@@ -1,4 +1,4 @@
-"""A link as an asyncio program sees it; what is on the wire is the same as for `Channel`."""
+"""A link for asyncio programs; the wire format is that of `Channel`."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from outrider.links.rank_messages import Hello
 
 T = TypeVar("T")
 
-MOST_UNRECEIVED_BYTES = MAX_FRAME_BYTES  # then nothing more is read from the socket
+MAX_UNRECEIVED_BYTES = MAX_FRAME_BYTES  # beyond it, reading from the socket pauses
 
 
 class AsyncChannel(asyncio.Protocol):
-    """Messages both ways over a connected socket, all in one event loop.
+    """Messages both ways over a connected socket, in one event loop.
 
-    What the peer sent before it died can still be received; after that `receive` raises
-    `LinkClosedError` (the peer is gone) or `LinkTimeoutError` (it hangs) at every call.
+    Messages sent before the peer died can still be received; after them every `receive` raises
+    `LinkClosedError` (the peer is gone) or `LinkTimeoutError` (it hangs).
     Made by `open_channel` and `accept_channel`.
     """
 
@@ -61,7 +61,7 @@ class AsyncChannel(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._payloads: deque[bytes] = deque()
         self._num_bytes = 0  # of them
-        self._is_paused = False  # until they have been received
+        self._is_paused = False  # reading, until they are received
         self._arrival = asyncio.Event()  # of a message, or of the end
         self._failure: LinkError | None = None
         self._transport: asyncio.Transport | None = None
@@ -71,12 +71,12 @@ class AsyncChannel(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the link has ended; messages that came before may still be waiting."""
+        """Whether the link has ended; earlier messages may still be waiting."""
         return self._failure is not None
 
     @property
     def is_silent(self) -> bool:
-        """Nothing has come for `silence_s`, though the peer has not closed the link."""
+        """The peer has sent nothing for `silence_s`, though the link is open."""
         return self._quiet_beats * self._heartbeat_s > self._silence_s
 
     @property
@@ -85,7 +85,7 @@ class AsyncChannel(asyncio.Protocol):
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def send(self, message: object) -> None:
-        """Queue a message; it leaves at once unless the peer does not read."""
+        """Queue a message; it is sent at once unless the peer does not read."""
         self.send_encoded(self._codec.encode(message))
 
     def send_encoded(self, payload: bytes) -> None:
@@ -98,20 +98,20 @@ class AsyncChannel(asyncio.Protocol):
         self._has_sent = True
 
     async def receive(self) -> Any:
-        """The next message. To be awaited by one task at a time; may be cancelled at no loss."""
+        """The next message. One task at a time may await it; cancelling loses no message."""
         while not self._payloads:
             self._raise_if_ended()
             self._arrival.clear()
             await self._arrival.wait()
         payload = self._payloads.popleft()
         self._num_bytes -= len(payload)
-        if self._is_paused and self._num_bytes <= MOST_UNRECEIVED_BYTES and self._transport:
+        if self._is_paused and self._num_bytes <= MAX_UNRECEIVED_BYTES and self._transport:
             self._is_paused = False
             self._transport.resume_reading()
         return self._codec.decode(payload)
 
     def close(self) -> None:
-        """End the link; what was sent before still leaves if the peer takes it within `silence_s`.
+        """End the link; queued messages are still sent if the peer reads them within `silence_s`.
         May be called again."""
         self._end(LinkClosedError(f"the link to {self.peer} was closed on this side."))
         if self._transport is not None and self._transport.get_write_buffer_size():
@@ -120,7 +120,7 @@ class AsyncChannel(asyncio.Protocol):
 
     def _raise_if_ended(self) -> None:
         if self._failure is not None:
-            # A fresh instance: the same one raised often would collect tracebacks.
+            # A new instance: raising the same one repeatedly would accumulate tracebacks.
             raise type(self._failure)(*self._failure.args)
 
     def _end(self, failure: LinkError) -> None:
@@ -137,9 +137,9 @@ class AsyncChannel(asyncio.Protocol):
         self._arrival.set()
 
     def _beat(self) -> None:
-        """Beats are counted, not seconds: a loop that was held up for long, and so has not read,
-        does not take its own absence for the peer's."""
-        self._quiet_beats += not self._is_paused  # what it says then waits to be read
+        """Counts beats, not seconds: an event loop that was blocked must not mistake its own pause
+        for the peer's silence."""
+        self._quiet_beats += not self._is_paused  # while paused, the peer's bytes are unread
         if self.is_silent and self._ends_when_silent:
             self._end(
                 LinkTimeoutError(
@@ -157,7 +157,7 @@ class AsyncChannel(asyncio.Protocol):
     # -- called by the event loop -------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are of no class of asyncio
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not an asyncio class
         self._timer = asyncio.get_running_loop().call_later(self._heartbeat_s, self._beat)
 
     def data_received(self, data: bytes) -> None:
@@ -171,7 +171,7 @@ class AsyncChannel(asyncio.Protocol):
             self._payloads.extend(payloads)
             self._num_bytes += sum(map(len, payloads))
             self._arrival.set()
-        if self._num_bytes > MOST_UNRECEIVED_BYTES and not self._is_paused and self._transport:
+        if self._num_bytes > MAX_UNRECEIVED_BYTES and not self._is_paused and self._transport:
             self._is_paused = True
             self._transport.pause_reading()
 
@@ -194,8 +194,8 @@ async def open_channel(
     peer: str = "the engine",
     ends_when_silent: bool = True,
 ) -> AsyncChannel:
-    """Dial, prove the secret and say who this is. Tries until the time is up while nobody listens;
-    `timeout_s` covers all of it."""
+    """Connect, authenticate and send the `Hello`. Retries until the timeout while there is no
+    listener; `timeout_s` covers all of it."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     sock = await _dial(address, timeout_s)

@@ -1,9 +1,8 @@
-"""A link as a blocking program sees it: send a message, receive a message.
+"""A link for blocking programs: send a message, receive a message.
 
-Latency is the point: a message is sent and received in the caller's own thread. One more thread
-per channel sends a heartbeat when nothing else was sent for a while, so a rank that computes for a
-minute is not taken for a dead one. A process that has died closes its socket and is noticed at
-once; silence only tells of one that hangs.
+For low latency, messages are sent and received in the caller's thread. A second thread per channel
+sends heartbeats while nothing else is sent, so that a rank that computes for a minute is not taken
+for dead. A dead process closes its socket, which is detected at once; silence means a hung one.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ _READ_BYTES = 2**16
 
 
 class Channel:
-    """Messages both ways over a connected socket, which the channel owns from now on.
+    """Messages both ways over a connected socket, which the channel owns.
 
-    Any thread may send or close; one thread at a time receives. What the peer sent before it died
-    can still be received; after that `receive` raises `LinkClosedError` (the peer is gone) or
-    `LinkTimeoutError` (it hangs) at every call. `peer` names it in those sentences.
+    Any thread may send or close; one thread at a time receives. Messages sent before the peer died
+    can still be received; after them every `receive` raises `LinkClosedError` (the peer is gone) or
+    `LinkTimeoutError` (it hangs). `peer` names the peer in these errors.
     """
 
     def __init__(
@@ -62,14 +61,14 @@ class Channel:
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._closed = threading.Event()
-        # Reentrant, because a signal handler may close the channel its thread is using.
+        # Reentrant: a signal handler may close the channel that its thread is using.
         self._send_lock = threading.RLock()
         self._receive_lock = threading.RLock()
         self._decoder = FrameDecoder()
         self._payloads: deque[bytes] = deque()
         self._failure: LinkError | None = None  # of receiving
         self._send_failure: LinkError | None = None
-        self._unsent = b""  # the rest of a heartbeat that did not fit
+        self._unsent = b""  # the rest of a partially sent heartbeat
         self._sent_at_s = self._heard_at_s = time.monotonic()
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
@@ -100,14 +99,14 @@ class Channel:
         return bool(self._payloads)
 
     def close(self) -> None:
-        """End the link. May be called again, and from any thread: those inside `send` or `receive`
-        get a `LinkClosedError`."""
+        """End the link. May be called again, and from any thread; a thread inside `send` or
+        `receive` gets a `LinkClosedError`."""
         if self._closed.is_set():
             return
         self._closed.set()
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes whoever waits on the socket
-        # Only then, so that nobody is left with the number of a descriptor that is somebody else's.
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes threads that wait on the socket
+        # Closed last: no thread may be left polling a descriptor number that was reused.
         with self._send_lock, self._receive_lock:
             self._sock.close()
 
@@ -117,9 +116,9 @@ class Channel:
         self.send_encoded(self._codec.encode(message))
 
     def send_encoded(self, payload: bytes) -> None:
-        """Send what `Codec.encode` returned, so that one message for many peers is encoded once.
+        """Send a payload of `Codec.encode`, so that a message for many peers is encoded once.
 
-        Waits while the peer's buffer is full, but no longer than `silence_s` without progress.
+        Blocks while the peer's buffer is full, at most `silence_s` without progress.
         """
         frame = pack(payload)
         with self._send_lock:
@@ -155,7 +154,7 @@ class Channel:
             return 0
 
     def _fail_sending(self, failure: LinkError) -> LinkError:
-        """Half a frame may be out: nothing can follow it."""
+        """Part of a frame may have been sent: no other can follow it."""
         self._send_failure = failure
         return failure
 
@@ -167,7 +166,7 @@ class Channel:
                 wait_s = due_s
                 continue
             wait_s = self._heartbeat_s
-            # A send under way is a sign of life itself, and may be stuck: it is not waited for.
+            # Never wait for a send in progress: it is a sign of life itself, and may be stuck.
             if self._send_lock.acquire(blocking=False):
                 try:
                     if not self._send_heartbeat():
@@ -176,13 +175,13 @@ class Channel:
                     self._send_lock.release()
 
     def _send_heartbeat(self) -> bool:
-        """Whether another may follow. A full buffer is no error: the peer has enough to read."""
+        """Whether another may follow. A full buffer is no error: the peer has unread data."""
         if self._send_failure is not None:
             return False
         beat = self._unsent or HEARTBEAT_FRAME
         try:
             num_sent = self._send_now(beat)
-        except OSError:  # the owner finds out by its own next call
+        except OSError:  # the owner's next call raises it
             return False
         if num_sent:
             self._unsent = beat[num_sent:]
@@ -194,8 +193,8 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> Any:
         """The next message.
 
-        Raises `TimeoutError` if none came within `timeout_s` although the peer is alive, and a
-        `LinkError` once there is nothing more to expect.
+        Raises `TimeoutError` if none arrives within `timeout_s` although the peer is alive, and a
+        `LinkError` once the link has ended.
         """
         with self._receive_lock:
             if not self._payloads:
@@ -212,7 +211,7 @@ class Channel:
             if deadline_s is not None:
                 wait_s = min(wait_s, deadline_s - time.monotonic())
             self._readable.poll(_milliseconds(wait_s))
-            is_quiet = not self._take_what_came()
+            is_quiet = not self._read_available()
             if is_quiet and deadline_s is not None and time.monotonic() >= deadline_s:
                 if self._failure is not None:
                     raise _again(self._failure)
@@ -221,11 +220,11 @@ class Channel:
     def _silence_left_s(self) -> float:
         return max(self._heard_at_s + self._silence_s - time.monotonic(), 0.0)
 
-    def _take_what_came(self) -> bool:
-        """Read without waiting; whether anything came, be it a heartbeat or the end.
+    def _read_available(self) -> bool:
+        """Read without waiting; whether anything arrived, including a heartbeat or the end.
 
-        The socket is looked at before silence is judged: heartbeats may have waited there while
-        the owner was busy.
+        Reads the socket before it checks for silence: heartbeats may be buffered there while the
+        owner was busy.
         """
         if self._failure is not None:
             return True
@@ -261,10 +260,10 @@ class Channel:
 
 
 def wait_any(channels: Sequence[Channel], timeout_s: float | None = None) -> list[Channel]:
-    """The channels whose `receive` returns or raises at once, in order; none if the time is up.
+    """The channels whose `receive` returns or raises at once, in order; none on timeout.
 
-    Every socket is looked at in every call, so a busy channel hides neither messages nor the death
-    of another. Belongs to the thread that receives from these channels.
+    Every call polls every socket, so a busy channel hides neither messages nor the death of
+    another. Only the thread that receives from these channels may call it.
     """
     deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -289,7 +288,7 @@ def _poll(channels: Sequence[Channel], wait_s: float) -> None:
     for channel in channels:
         if channel.fileno() in readable or channel.is_closed or channel._silence_left_s() == 0:
             with channel._receive_lock:
-                channel._take_what_came()
+                channel._read_available()
 
 
 def check_times(heartbeat_s: float, silence_s: float) -> None:
@@ -305,5 +304,5 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _again(failure: LinkError) -> LinkError:
-    """A fresh instance, so that the same failure raised often does not collect tracebacks."""
+    """A new instance: raising the same one repeatedly would accumulate tracebacks."""
     return type(failure)(*failure.args)

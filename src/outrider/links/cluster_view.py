@@ -1,10 +1,10 @@
-"""What whoever starts the processes of a server knows of them."""
+"""The processes of a server, as the controller that starts them knows them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.added_fields import added
+from outrider.compat_fields import added_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class ProcessView:
     gpu_ids: tuple[str, ...]
     restarts: int
     state: str
-    replica: str = ""  # the name of the one it belongs to; none for a gateway
+    replica: str = ""  # the name of its replica; none for a gateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +29,22 @@ class ReplicaView:
     state: str
     restarts: int
     draft_restarts: int
-    placement_s: float | None = added(None)  # it waited for room, or has waited so far
-    start_s: float | None = added(None)  # its last start took, once it had room
+    placement_s: float | None = added_field(None)  # time it has waited for placement
+    start_s: float | None = added_field(None)  # duration of its last start, once placed
 
 
 @dataclass(frozen=True, slots=True)
 class OrderView:
-    """What an operator has wanted changed last; see `OrderState` of the protocol."""
+    """The operator's last order; see `OrderState` of the protocol."""
 
     what: str
     state: str  # "under way", "done" or "failed"
-    detail: str  # how far it has got, or why it failed
+    detail: str  # its progress, or why it failed
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """All of them; see `ClusterState` of the protocol."""
+    """All processes and replicas; see `ClusterState` of the protocol."""
 
     controller: str
     state: str
@@ -52,5 +52,5 @@ class ClusterView:
     draft_restarts: int
     processes: tuple[ProcessView, ...]
     replicas: tuple[ReplicaView, ...] = ()
-    order: OrderView | None = None  # none was ever given
-    num_configured: int | None = added(None)  # replicas there should be
+    order: OrderView | None = None
+    num_configured: int | None = added_field(None)  # configured number of replicas

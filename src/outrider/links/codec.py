@@ -1,11 +1,11 @@
-"""Messages as msgpack: `[tag, field, field, ...]`, read by what the classes declare.
+"""Messages as msgpack: `[tag, field, field, ...]`, decoded by the classes' type hints.
 
-Type hints are read once, when a codec is built. Most values need nothing: msgpack packs tuples,
-NamedTuples and enums as they are and gives tuples back, so only fields that hold a class of ours
-are converted. A plan of 64 rows is coded in some tens of microseconds.
+Type hints are read once, when a codec is built. Most values need no conversion: msgpack packs
+tuples, NamedTuples and enums and returns tuples, so only fields that hold a class of ours are
+converted. A plan of 64 rows takes some tens of microseconds.
 
-While a server is upgraded its processes are of two releases: `outrider.added_fields.added` is how a
-dataclass gets another field.
+During an upgrade processes of two releases talk to each other: add a field to a dataclass with
+`outrider.compat_fields.added_field`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from outrider.added_fields import added_defaults
+from outrider.compat_fields import added_field_defaults
 from outrider.errors import OutriderError
 from outrider.links import fleet_messages, gateway_messages, rank_messages, store_messages
 from outrider.links.frames import LinkError
@@ -35,11 +35,11 @@ _SEQUENCES = (tuple, collections.abc.Sequence)
 
 
 class Codec:
-    """Encodes and decodes a fixed set of message classes, and what their fields hold.
+    """Encodes and decodes a fixed set of message classes.
 
-    Fields may be plain values, enums, dataclasses, NamedTuples, tuples or mappings of these, and
-    any of them or None. A list is encoded too, but comes back as a tuple. Fields of dataclasses are
-    checked for their kind; the inside of tuples is trusted, since the peer has authenticated.
+    Fields may be plain values, enums, dataclasses, NamedTuples, tuples or mappings of these, or
+    None. A list is decoded as a tuple. Dataclass fields are checked for their type; the contents of
+    tuples are trusted, since the peer is authenticated.
     """
 
     def __init__(self, *message_classes: type) -> None:
@@ -103,7 +103,7 @@ class Codec:
         return ", ".join(sorted(self._readers))
 
     def _default(self, value: Any) -> Any:
-        """What msgpack does not know: a dataclass, as the tuple of its fields."""
+        """Encodes a dataclass, which msgpack does not know, as the tuple of its fields."""
         fields = self._fields_of.get(type(value))
         if fields is None:
             raise TypeError(f"{value!r} is a {type(value).__name__}, which no field declares")
@@ -112,7 +112,7 @@ class Codec:
     # -- from hints to converters -------------------------------------------------------------
 
     def _converter(self, hint: Any) -> Convert | None:
-        """What turns msgpack's value into the declared one; None if they are the same."""
+        """Converts msgpack's value into the declared type; None if no conversion is needed."""
         if hint in _PLAIN:
             return None
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -166,7 +166,7 @@ class Codec:
     def _dataclass_converter(self, cls: type) -> Convert:
         hints = typing.get_type_hints(cls)
         names = tuple(field.name for field in dataclasses.fields(cls))
-        defaults = added_defaults(cls)
+        defaults = added_field_defaults(cls)
         num_required = len(names) - len(defaults)
         self._fields_of[cls] = _without_defaults(_fields_getter(names), defaults)
         checks = tuple((name, _kinds(hints[name])) for name in names)
@@ -224,7 +224,7 @@ def _fields_getter(names: tuple[str, ...]) -> Convert:
 
 
 def _without_defaults(get: Convert, defaults: tuple[Any, ...]) -> Convert:
-    """The fields but for those at the end that have their defaults."""
+    """Omit trailing fields that have their defaults."""
     if not defaults:
         return get
 
@@ -241,7 +241,7 @@ def _without_defaults(get: Convert, defaults: tuple[Any, ...]) -> Convert:
 
 
 def _kinds(hint: Any) -> tuple[type, ...]:
-    """What msgpack may give for a field of this type."""
+    """The types msgpack may decode for a field of this type."""
     return tuple(dict.fromkeys(_each_kind(hint)))
 
 
@@ -253,7 +253,7 @@ def _each_kind(hint: Any) -> Iterator[type]:
     elif hint is Any:
         yield object
     elif hint is float:
-        yield from (float, int)  # a whole number given for a float stays one on the way
+        yield from (float, int)  # an int given for a float arrives as an int
     elif origin in _MAPPINGS:
         yield dict
     elif hint in _PLAIN:

@@ -1,11 +1,11 @@
-"""What a gateway and a controller say to each other.
+"""Messages between a gateway and a controller.
 
-The gateway dials in. The controller begins with a `Welcome` and the `Replicas` it has; then either
-says what it has to say. Nothing here supposes that both are on one host.
+The gateway connects. The controller begins with a `Welcome` and its `ReplicaTable`; after that both
+send at any time. The two may be on different hosts.
 
-A gateway is either kept, started by the controller and told its settings by it, and then ends when
-the controller is gone; or a guest, which has settings of its own, may know several controllers,
-and dials again when one is gone. Both hear the same.
+A kept gateway is started by the controller, gets its settings from it and ends with it. A guest has
+its own settings, may know several controllers, and reconnects when it loses one. Both get the same
+messages.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.speculation import SpeculationChange
 from outrider.links.tags import message
 
-# Of these messages. A guest's `Hello` has it as its rank, which was 0 before fields were added.
+# The revision of these messages; a guest sends it as the rank of its `Hello`. It was 0 before the
+# first added field.
 REVISION = 1
 
 
 @message("Welcome")
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Controller to gateway, first of all."""
+    """Controller to gateway, its first message."""
 
-    controller: str  # its name, like no other's
-    # Those of the server and of logs, by path, keys included; none for a guest.
+    controller: str  # its unique name
+    # Server and log settings by path, API keys included; empty for a guest.
     settings: dict[str, Any]
     num_processes: int  # that share the limits
-    is_draining: bool  # new requests are refused from the beginning
-    speculation: SpeculationChange  # made so far, for every engine to come
+    is_draining: bool  # new requests are refused from the start
+    speculation: SpeculationChange  # made so far, to apply to every new engine
 
 
 @message("Listening")
 @dataclass(frozen=True, slots=True)
-class Listening:
-    """Gateway to controller: clients reach it there."""
+class GatewayListening:
+    """Gateway to controller: its addresses for clients."""
 
     http_address: str
     grpc_address: str
@@ -46,77 +47,77 @@ class Listening:
 
 @message("CannotServe")
 @dataclass(frozen=True, slots=True)
-class CannotServe:
-    """Gateway to controller, its last words: why it does not serve."""
+class GatewayFailed:
+    """Gateway to controller, its last message: why it does not serve."""
 
     message: str
 
 
 @message("Load")
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Gateway to controller, whenever it changes state and now and then: how it fares."""
+class GatewayLoad:
+    """Gateway to controller, periodically and on every change of state."""
 
     state: str
-    num_active: int  # requests in hand
+    num_active: int  # active requests
 
 
 # -- where the engines are --------------------------------------------------------------------
 
 
 class ReplicaState(StrEnum):
-    """What may be asked of a replica."""
+    """Which requests a replica takes."""
 
-    STARTING = "starting"  # nothing yet, or nothing for now
+    STARTING = "starting"  # none, for now
     SERVING = "serving"
-    DRAINING = "draining"  # what it has in hand is finished there, nothing new
+    DRAINING = "draining"  # no new ones; active ones finish
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """One engine. One that is started anew has the name of the one before."""
+    """One engine; a restarted one keeps its name."""
 
-    name: str  # like no other of this controller's
-    addresses: tuple[str, ...]  # any will do; none while it is nowhere
+    name: str  # unique in the controller
+    addresses: tuple[str, ...]  # equivalent; none while it does not run
     state: ReplicaState
 
 
 @message("Replicas")
 @dataclass(frozen=True, slots=True)
-class Replicas:
-    """Controller to gateway, at first and whenever they change: all there are. What is on a
-    replica that is gone goes on at another."""
+class ReplicaTable:
+    """Controller to gateway, at first and on every change: all replicas. Requests of a lost replica
+    continue on another."""
 
     places: tuple[ReplicaPlace, ...]
 
 
-# -- questions of a gateway -------------------------------------------------------------------
+# -- queries of a gateway -----------------------------------------------------------------------
 
 
 @message("ViewCluster")
 @dataclass(frozen=True, slots=True)
 class ViewCluster:
-    """Gateway to controller: how do the processes of the server fare."""
+    """Gateway to controller: asks for the state of the server's processes."""
 
     query: int
 
 
 @message("ClusterViewed")
 @dataclass(frozen=True, slots=True)
-class ClusterViewed:
-    """Controller to gateway: the answer; None if nobody can tell."""
+class ViewClusterResult:
+    """Controller to gateway: the answer; None if it is unknown."""
 
     query: int
     view: ClusterView | None
 
 
-# -- what one process hears and all must do ---------------------------------------------------
+# -- orders that one process gets and all must execute ------------------------------------------
 
 
 @message("DrainAll")
 @dataclass(frozen=True, slots=True)
 class DrainAll:
-    """Gateway to controller: an operator wants every process to refuse new requests."""
+    """Gateway to controller: an operator drains all gateways."""
 
 
 @message("Drain")
@@ -128,8 +129,8 @@ class Drain:
 @message("AbortAll")
 @dataclass(frozen=True, slots=True)
 class AbortAll:
-    """Gateway to controller: an operator wants a request ended, wherever it is. Answered by
-    `Aborted` with the sum over all processes that answer in time."""
+    """Gateway to controller: an operator aborts a request, wherever it is. Answered by
+    `AbortResult` with the sum over all processes that answer in time."""
 
     query: int
     request_id: str
@@ -138,7 +139,7 @@ class AbortAll:
 @message("Abort")
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Controller to gateway: end this request if it is yours. Answered by `Aborted`."""
+    """Controller to gateway: abort this request if it is yours. Answered by `AbortResult`."""
 
     query: int
     request_id: str
@@ -146,7 +147,7 @@ class Abort:
 
 @message("Aborted")
 @dataclass(frozen=True, slots=True)
-class Aborted:
+class AbortResult:
     """Either way: the answer."""
 
     query: int
@@ -155,8 +156,8 @@ class Aborted:
 
 @message("Speculating")
 @dataclass(frozen=True, slots=True)
-class Speculating:
-    """Either way: what an operator has changed of speculation, for every engine to come."""
+class SpeculationChanged:
+    """Either way: an operator's change of speculation, to apply to every new engine too."""
 
     change: SpeculationChange
 
@@ -164,8 +165,8 @@ class Speculating:
 @message("ScaleTo")
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
-    """Gateway to controller: an operator wants so many replicas. Answered by `Ordered`, while the
-    change is under way."""
+    """Gateway to controller: an operator scales to `num_replicas`. Answered by `OrderResult` once
+    the change has begun."""
 
     query: int
     num_replicas: int
@@ -174,9 +175,9 @@ class ScaleTo:
 @message("RollOut")
 @dataclass(frozen=True, slots=True)
 class RollOut:
-    """Gateway to controller: an operator wants every replica replaced, one after the other, with
-    these settings changed. If they are of the draft alone, only the drafts are. Answered by
-    `Ordered`, while the change is under way."""
+    """Gateway to controller: an operator rolls out changed settings, replica by replica. If only
+    the draft's settings change, only the drafts are replaced. Answered by `OrderResult` as soon as
+    the rollout has begun."""
 
     query: int
     settings: dict[str, Any]
@@ -184,7 +185,7 @@ class RollOut:
 
 @message("Ordered")
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OrderResult:
     """Controller to gateway: the answer to an order. With an `error` nothing is done."""
 
     query: int
@@ -196,8 +197,9 @@ class Ordered:
 
 @message("Leaving")
 @dataclass(frozen=True, slots=True)
-class Leaving:
-    """Node to controller, its only message: this host ends in `limit_s`. Answered by `Left`."""
+class NodeLeaving:
+    """Node to controller, its only message: this host ends in `limit_s`. Answered by
+    `NodeDrained`."""
 
     hosts: tuple[str, ...]  # addresses it is known by
     limit_s: float
@@ -205,8 +207,8 @@ class Leaving:
 
 @message("Left")
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Controller to node: no replica runs there any more; with an `error` one may."""
+class NodeDrained:
+    """Controller to node: no replica runs there any more; with an `error` one may still."""
 
     error: str = ""
 
@@ -217,14 +219,14 @@ class Left:
 @message("NumProcesses")
 @dataclass(frozen=True, slots=True)
 class NumProcesses:
-    """Controller to gateway: so many share the ports and the limits now."""
+    """Controller to gateway: the number of gateways that share ports and limits."""
 
     count: int
 
 
 @message("Stop")
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Controller to gateway: give running requests so many seconds, then end."""
+class StopGateway:
+    """Controller to gateway: end, after at most `drain_s` for running requests."""
 
     drain_s: float

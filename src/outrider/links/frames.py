@@ -1,9 +1,8 @@
-"""Frames: how messages lie on a byte stream.
+"""Framing of messages on a byte stream.
 
-A frame is a header (magic, protocol version, kind, length) and its payload. The length is limited,
-so a stray or hostile stream cannot make a process allocate what it claims; the version is in every
-header, so two releases that meet say so instead of misreading each other. Nothing here touches a
-socket.
+A frame is a header (magic, protocol version, kind, length) and a payload. The length is limited, so
+a stray or hostile stream cannot make a process allocate what it claims. The version is in every
+header, so incompatible releases report the mismatch. Nothing here touches a socket.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class LinkError(OutriderError):
-    """Two processes cannot talk to each other, or one said what the other cannot understand."""
+    """A link failed: connection, authentication or an unreadable message."""
 
 
 class LinkClosedError(LinkError):
@@ -31,7 +30,7 @@ class LinkClosedError(LinkError):
 
 
 class LinkTimeoutError(LinkError):
-    """The peer is there but has been silent, or has taken nothing, for too long."""
+    """The link is open, but the peer has sent or read nothing for too long."""
 
 
 HEARTBEAT_FRAME = _HEADER.pack(MAGIC, PROTOCOL_VERSION, _HEARTBEAT, 0)
@@ -48,14 +47,14 @@ def pack(payload: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Takes a byte stream in whatever pieces it comes and gives back whole payloads.
+    """Turns the chunks of a byte stream into payloads.
 
-    Heartbeats are dropped: that bytes came at all is what they say. After an error the stream
-    cannot be followed any more and the decoder must not be fed again.
+    Heartbeats are dropped: their arrival is their meaning. After an error the decoder must not be
+    fed again.
     """
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # the beginning of a frame whose end has not come
+        self._rest = bytearray()  # the start of an incomplete frame
 
     def feed(self, data: bytes) -> list[bytes]:
         rest = self._rest
@@ -73,7 +72,7 @@ class FrameDecoder:
 
 
 def _split(data: bytes) -> tuple[list[bytes], int]:
-    """The payloads of the whole frames at the front, and how many bytes those frames take."""
+    """The payloads of the complete frames at the front, and the bytes these frames take."""
     payloads: list[bytes] = []
     start = 0
     while len(data) - start >= HEADER_BYTES:
@@ -89,7 +88,7 @@ def _split(data: bytes) -> tuple[list[bytes], int]:
 
 
 def _frame_bytes(data: bytearray) -> int:
-    """How long the frame at the front is, header included; a header's length if it is not whole."""
+    """The length of the frame at the front; of a header alone while that is incomplete."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
     magic, version, kind, length = _HEADER.unpack_from(data)
@@ -113,5 +112,5 @@ def _check_header(magic: bytes, version: int, kind: int, length: int) -> None:
     if length > MAX_FRAME_BYTES:
         raise LinkError(
             f"a frame announces {length} bytes, over the limit of {MAX_FRAME_BYTES}; "
-            "the peer is broken or no peer of ours."
+            "the peer is broken or not an Outrider process."
         )

@@ -1,11 +1,11 @@
-"""What a gateway and an engine say to each other.
+"""Messages between a gateway and an engine.
 
-The gateway owns the request: its spec and every token it has passed on. So a `Submit` is complete
+The gateway owns the request: its spec and every token it has forwarded. So a `Submit` is complete
 in itself, and after a failure the same spec is submitted again with the tokens so far as
-`output_ids`. The engine owns nothing a client must not lose.
+`output_ids`. The engine owns no state that a client must not lose.
 
-Samples go by handles, numbers that a gateway gives each sample it submits and never gives again.
-Clients' ids stay in the gateway: what the engine says about a request names none.
+Samples are identified by handles, numbers that a gateway never reuses. Clients' request ids stay in
+the gateway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from outrider.added_fields import added
+from outrider.compat_fields import added_field
 from outrider.links.speculation import (
     SpeculationChange,
     SpeculationSettings,
@@ -24,42 +24,41 @@ from outrider.links.speculation import (
 from outrider.links.tags import message
 from outrider.scheduler.types import RequestSpec, RequestUpdate
 
-# Of these messages. A gateway's `Hello` has it as its rank, which was 0 before fields were added.
-# It grows with every field that is added.
+# The revision of these messages; a gateway sends it as the rank of its `Hello`. It was 0 before the
+# first added field and grows with every one.
 REVISION = 2
 
 
 @message("EngineFacts")
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine was found to be once its models were loaded."""
+    """An engine's properties, known once its models are loaded."""
 
     settings: dict[str, Any]  # its configuration, by path
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_model_len: int
-    # Most tokens proposed a round, or exactly so many, as `speculation.policy` has it, unless a
-    # request asks for another number.
+    # Maximum depth of requests that set none; with a fixed-depth policy, their depth.
     depth: int
     has_draft: bool  # a model that drafts
     kernels: str
     num_blocks: int  # KV blocks of the target
     num_draft_blocks: int = 0
-    # What the checkpoint's generation_config.json sets, by the names of `SamplingParams`.
+    # Of the checkpoint's generation_config.json, by the names of `SamplingParams`.
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
     @property
     def head(self) -> str | None:
-        """The kind of head that it has beside its target, if any."""
+        """The kind of its head, if it has one."""
         return self.settings["head.method"] if self.settings.get("head.model") else None
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedSample:
-    """One of the samples submitted, to run from the prompt or from where it stopped.
+    """One submitted sample, to run from the prompt or from where it stopped.
 
-    `output_ids` were told to the client before; they are computed again but not told again, and
-    so are the first `prompt_logprobs_sent` log-probabilities of the prompt.
+    `output_ids` were sent to the client before: they are computed again but not sent again. The
+    same holds for the first `prompt_logprobs_sent` log-probabilities of the prompt.
     """
 
     handle: int
@@ -75,26 +74,25 @@ class Submit:
 
     spec: RequestSpec
     samples: tuple[SubmittedSample, ...]
-    timeout_s: float | None  # from the moment the engine receives it
-    is_resumed: bool  # an engine has been asked before: no limit on what may wait applies
-    # Under which the samples go on without their gateway, for `server.resume_window_s`; "" if they
-    # do not.
+    timeout_s: float | None  # from when the engine receives it
+    is_resumed: bool  # submitted before: exempt from the limit on waiting requests
+    # Set for resumable requests: without their gateway they run on for `server.resume_window_s`.
     resume_id: str = ""
 
 
 @message("Cancel")
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Gateway to engine: nobody reads this sample any more. Unknown handles are no error."""
+    """Gateway to engine: cancel this sample. Unknown handles are ignored."""
 
     handle: int
 
 
 @message("LetGo")
 @dataclass(frozen=True, slots=True)
-class LetGo:
-    """Gateway to engine: these samples have lost their reader, who may come back for them. Those
-    that were submitted with a `resume_id` go on; the others are cancelled."""
+class Detach:
+    """Gateway to engine: these samples have lost their client, which may resume. Those submitted
+    with a `resume_id` run on; the others are cancelled."""
 
     handles: tuple[int, ...]
 
@@ -102,8 +100,8 @@ class LetGo:
 @message("Attach")
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Gateway to engine: somebody has come back for the samples of a request. `samples` are those
-    unfinished in the reader's hands, each with what it has of them."""
+    """Gateway to engine: a client resumes a request. `samples` are those it has not finished
+    reading, each with the tokens it has."""
 
     query: int
     resume_id: str
@@ -112,9 +110,9 @@ class Attach:
 
 @message("Attached")
 @dataclass(frozen=True, slots=True)
-class Attached:
-    """Engine to gateway: the answer. If they were held, what the reader lacks follows as updates
-    for the new handles; if not, nothing was done and they must be submitted."""
+class AttachResult:
+    """Engine to gateway: the answer to `Attach`. If the request was held, the missing updates
+    follow, for the new handles; if not, nothing was done and the gateway must submit."""
 
     query: int
     is_held: bool
@@ -122,34 +120,34 @@ class Attached:
 
 @message("Refused")
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Engine to gateway: a sample will not run, nor those submitted with it that come after it."""
+class SubmitRefused:
+    """Engine to gateway: a sample is refused, and with it the later ones of its `Submit`."""
 
     handle: int
     message: str
-    is_capacity: bool  # it may fit later or elsewhere, rather than being wrong
+    is_capacity: bool  # for lack of capacity: it may fit later or elsewhere
 
 
 @message("Updates")
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """Engine to gateway: what one step meant for this gateway's samples, in order. Without any,
-    only the load has changed, which is told now and then."""
+    """Engine to gateway: a step's updates of this gateway's samples, in order. Without any, a
+    periodic report of the load."""
 
     updates: tuple[RequestUpdate, ...]
-    load: int = 0  # samples that run or wait in the engine, of all gateways
+    load: int = 0  # samples running or waiting in the engine, of all gateways
 
 
 @message("StatusQuery")
 @dataclass(frozen=True, slots=True)
 class StatusQuery:
-    """Gateway to engine: how are things."""
+    """Gateway to engine: asks for an `EngineStatus`."""
 
     query: int
 
 
 class ProcessState(StrEnum):
-    """How a process of a server fares."""
+    """The state of a process of a server."""
 
     STARTING = "starting"
     READY = "ready"
@@ -158,7 +156,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One process of a group as the engine sees it."""
+    """One rank as the engine sees it."""
 
     role: str
     rank: int
@@ -180,8 +178,8 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProposerCounters:
-    """How often one proposer was right: of the text as it came to be, the tokens it had guessed or
-    was asked for behind it, up to the first wrong one of a round; and those that were right."""
+    """A proposer's accuracy on committed text: the draft tokens compared, up to the first wrong one
+    of each round, and those that agreed."""
 
     name: str
     checked_tokens: int
@@ -190,33 +188,33 @@ class ProposerCounters:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """What an engine has counted since its start, but for what `EngineStatus` has had for longer.
+    """An engine's counters since its start, besides those of `EngineStatus`.
 
-    Tuples are by a number of tokens, 0 first: how many rounds had so many.
+    Tuples are histograms: the number of rounds by a number of tokens, from 0.
     """
 
-    prompt_tokens: int = 0  # looked for in the cache
-    cached_tokens: int = 0  # of these: found there
+    prompt_tokens: int = 0  # looked up in the prefix cache
+    cached_tokens: int = 0  # of these, found there
     verified_tokens: int = 0
     rounds_by_drafted: tuple[int, ...] = ()
     rounds_by_verified: tuple[int, ...] = ()
     rounds_by_accepted: tuple[int, ...] = ()
     draft_s: float = 0.0
     verify_s: float = 0.0
-    transfer_s: float = 0.0  # that the target waited for drafts on their way to it
-    wait_s: float = 0.0  # that the engine waited for verdicts
+    transfer_s: float = 0.0  # the target waited for draft tokens in transfer
+    wait_s: float = 0.0  # the engine waited for verdicts
     proposers: tuple[ProposerCounters, ...] = ()
-    displaced: int = added(0)  # samples refused for those of another tenant
-    fairness_preemptions: int = added(0)  # rows that went to a tenant without one
-    step_tokens: int = added(0)  # of prompts computed and of texts
-    # Steps by these, as `outrider.scheduler.types.STEP_TOKENS` bounds them; the last had more.
-    steps_by_tokens: tuple[int, ...] = added(())
+    displaced: int = added_field(0)  # waiting samples displaced by another tenant's
+    fairness_preemptions: int = added_field(0)  # rows preempted for a tenant without one
+    step_tokens: int = added_field(0)  # prompt tokens computed and output tokens
+    # Histogram of steps by these, with the bounds `outrider.scheduler.types.STEP_TOKENS`.
+    steps_by_tokens: tuple[int, ...] = added_field(())
 
 
 @message("EngineStatus")
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Engine to gateway: the answer. Counters are since the engine's start."""
+    """Engine to gateway: the answer to `StatusQuery`. Counters are since the engine's start."""
 
     query: int
     ranks: tuple[RankStatus, ...]  # none where the engine's own process holds the models
@@ -240,7 +238,7 @@ class EngineStatus:
 @message("SetSpeculation")
 @dataclass(frozen=True, slots=True)
 class SetSpeculation:
-    """Gateway to engine: change how speculation is controlled, from the next step on."""
+    """Gateway to engine: change the speculation policy or bound, from the next step on."""
 
     query: int
     change: SpeculationChange
@@ -248,8 +246,8 @@ class SetSpeculation:
 
 @message("SpeculationSet")
 @dataclass(frozen=True, slots=True)
-class SpeculationSet:
-    """Engine to gateway: the answer. With an `error` nothing was changed."""
+class SetSpeculationResult:
+    """Engine to gateway: the answer to `SetSpeculation`. With an `error` nothing was changed."""
 
     query: int
     change: SpeculationChange
@@ -260,7 +258,7 @@ class SpeculationSet:
 @message("ExplainSpeculation")
 @dataclass(frozen=True, slots=True)
 class ExplainSpeculation:
-    """Gateway to engine: what was weighed in a step, or in the last ones."""
+    """Gateway to engine: explain a step, or the last ones."""
 
     query: int
     step: int | None  # None: the last ones
@@ -269,11 +267,11 @@ class ExplainSpeculation:
 
 @message("SpeculationExplained")
 @dataclass(frozen=True, slots=True)
-class SpeculationExplained:
-    """Engine to gateway: the answer, the oldest step first."""
+class ExplainSpeculationResult:
+    """Engine to gateway: the answer to `ExplainSpeculation`, oldest step first."""
 
     query: int
     steps: tuple[StepAccount, ...]
-    num_remembered: int  # steps of which it could be told
-    calibration: tuple[float, ...]  # mean error of predictions over parts of these, oldest first
+    num_remembered: int  # recorded steps
+    calibration: tuple[float, ...]  # mean prediction error over parts of these, oldest first
     error: str = ""

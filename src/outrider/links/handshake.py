@@ -1,4 +1,4 @@
-"""Who may join a link: both sides prove that they know the secret, then one says who it is.
+"""The handshake of a link: both sides prove that they know the secret; the dialler sends a `Hello`.
 
     dialling                                   listening
     magic, version, nonce               -->
@@ -6,13 +6,13 @@
     proof over all of it, and a Hello   -->
                                         <--    accepted, and a proof over all of it; or refused
 
-A proof is an HMAC-SHA256 over a label of its direction, both openings and the Hello. Both nonces
-are fresh, so nothing recorded can be replayed, and the labels keep a proof from being sent back.
-The listener proves nothing before the dialler has, and a refusal has no reason in it. The opening
-keeps its form in every version, so that versions can always be compared.
+A proof is an HMAC-SHA256 over a label of its direction, both openings and the Hello. Fresh nonces
+prevent replay, and the labels prevent reflection. The listener proves nothing before the dialler
+has, and a refusal carries no reason. The opening has the same form in every version, so that
+versions can always be compared.
 
-The secret keeps strangers out; it does not hide or seal the traffic, which belongs on a network
-that is trusted or encrypted.
+The secret authenticates; it neither encrypts nor signs the traffic, which belongs on a trusted or
+encrypted network.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HELLO_CODEC = Codec(Hello)
 
 
 class Turn(NamedTuple):
-    """What a side does next: send these bytes, then read exactly so many."""
+    """A side's next action: send `send`, then read exactly `read` bytes."""
 
     send: bytes
     read: int
@@ -64,13 +64,13 @@ Script: TypeAlias = Generator[Turn, bytes, T]
 
 
 def greet(sock: socket.socket, secret: str, hello: Hello, timeout_s: float) -> None:
-    """The dialling side. Returns once the listener has accepted and proved itself."""
+    """The dialling side. Returns once the listener has accepted and authenticated itself."""
     _play(sock, dialler_script(secret, hello), timeout_s)
 
 
 def dial_in(address: str, secret: str, hello: Hello, timeout_s: float) -> socket.socket:
-    """A socket to a listener that has accepted this process. Tries until the time is up while
-    nobody listens, or the listener hangs up because too many others are at its door."""
+    """An authenticated socket. Retries until the timeout while there is no listener, or while the
+    listener closes the connection because too many handshakes are in progress."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         sock = dial(address, max(deadline_s - time.monotonic(), 0.0))
@@ -90,9 +90,10 @@ def dial_in(address: str, secret: str, hello: Hello, timeout_s: float) -> socket
 def receive_greeting(
     sock: socket.socket, secret: str, timeout_s: float, on_proof: Callable[[], None] | None = None
 ) -> Hello:
-    """The listening side: who has dialled in. Raises for whoever was refused; close the socket.
+    """The listening side: returns the dialler's `Hello`. Raises if it is refused; the caller then
+    closes the socket.
 
-    `on_proof` is called when the dialler has proved itself and does not know it yet; it may raise.
+    `on_proof` is called once the dialler is authenticated, before it is accepted; it may raise.
     """
     return _play(sock, listener_script(secret, on_proof), timeout_s)
 
@@ -131,7 +132,7 @@ def listener_script(secret: str, on_proof: Callable[[], None] | None = None) -> 
     theirs = yield Turn(b"", _OPENING.size)
     magic, version, _ = _OPENING.unpack(theirs)
     if magic == MAGIC and version != PROTOCOL_VERSION:
-        yield Turn(ours, 0)  # the opening tells the dialler which version runs here
+        yield Turn(ours, 0)  # so that the dialler sees our version
     _check_opening(theirs)
     introduction = yield Turn(ours, _INTRODUCTION.size)
     proof, who_bytes = _INTRODUCTION.unpack(introduction)
@@ -141,7 +142,7 @@ def listener_script(secret: str, on_proof: Callable[[], None] | None = None) -> 
     shared = theirs + ours + who
     if not hmac.compare_digest(proof, _proof(key, _DIALLER, shared)):
         yield Turn(_REFUSAL, 0)
-        raise LinkError("a process dialled in with another secret and was refused.")
+        raise LinkError("a process connected with another secret and was refused.")
     try:
         hello: Hello = _HELLO_CODEC.decode(who)
     except LinkError:
@@ -207,7 +208,7 @@ def _play(sock: socket.socket, script: Script[T], timeout_s: float) -> T:
 
 
 def _read_exactly(sock: socket.socket, num_bytes: int, deadline: float) -> bytes:
-    """Never a byte more: what follows the handshake belongs to the channel."""
+    """Reads no byte more: what follows the handshake belongs to the channel."""
     data = b""
     while len(data) < num_bytes:
         _set_time_left(sock, deadline)
@@ -234,5 +235,5 @@ def timed_out(timeout_s: float) -> LinkTimeoutError:
 
 def hung_up() -> LinkClosedError:
     return LinkClosedError(
-        "the peer hung up during the handshake; its log says why, if it is one of ours."
+        "the peer closed the connection during the handshake; an Outrider peer logs why."
     )

@@ -1,10 +1,10 @@
-"""What the engine and the ranks of a group say to each other, in the order they say it.
+"""Messages between the engine and the ranks of a group, in their order.
 
-The engine listens and a rank dials in. A group starts in four exchanges, each of which can fail
-with a sentence: `Setup`/`Described`, `Load`/`Loaded`, `Allocate`/`Ready`, and for a draft `Join`/
-`Joined`. Then come steps. The engine owns plans; the target owns the committed text, so only its
-`Judged` makes a token true; a draft announces what it has, and nobody waits for what was not
-announced. A rank whose link to the engine ends has nothing left to do and ends too.
+The engine listens and a rank connects. A group starts in four exchanges, each of which can fail
+with a `RankFailed`: `Setup`/`RankDescription`, `LoadWeights`/`WeightsLoaded`, `Allocate`/`Ready`,
+and for a draft `Join`/`DraftGroupJoined`. Then steps follow. The engine owns plans. The target owns
+the committed text: only its `VerifyResult` commits a token. The draft announces its rounds, and the
+target waits for announced ones only. A rank ends when its link to the engine ends.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from outrider.added_fields import added
+from outrider.compat_fields import added_field
 from outrider.links.tags import message
 from outrider.scheduler.costs import CostTable
 from outrider.scheduler.types import Agreement, RowInit, StepPlan, Verdict
 
 
 class Role(StrEnum):
-    """Who dials in to an engine."""
+    """The kind of process that connects."""
 
     TARGET = "target"
     DRAFT = "draft"
     GATEWAY = "gateway"
-    STORE = "store"  # a rank again, for what its group agrees on
-    NODE = "node"  # a host that is about to end, at a controller
+    STORE = "store"  # a rank's second link, to the rendezvous store
+    NODE = "node"  # a host that is about to end, to a controller
 
 
 def proposal_meeting(number: int) -> str:
-    """The name under which the first ranks of both groups meet in a proposal group."""
+    """The rendezvous prefix of a proposal group: the first ranks of both groups."""
     return f"proposals/{number}"
 
 
 @message("Hello")
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who dials in: a rank of a group of `size`, or a gateway."""
+    """The dialling process: a rank of a group of `size`, or a gateway."""
 
     role: Role
     rank: int
@@ -51,7 +51,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """The part of the configuration a rank needs, for its role; names are those of the settings."""
+    """The part of the configuration that a rank needs; names are those of the settings."""
 
     model: str
     revision: str | None
@@ -69,20 +69,20 @@ class RankSettings:
     has_fixed_kv: bool  # kv_cache_gb is set
     log_level: str
     log_format: str
-    transfer_timeout_s: float  # for proposals that were announced
-    head_model: str | None = None  # beside a target
+    transfer_timeout_s: float  # for announced draft tokens
+    head_model: str | None = None  # with a target
     head_revision: str | None = None
-    hears_stages: bool = added(False)  # the engine of a rank that comes up
+    hears_stages: bool = added_field(False)  # the engine accepts `Stage`
 
 
 @message("Setup")
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Engine to rank: the configuration, and under which name the group meets on the engine's
-    board (`outrider.links.store_messages`).
+    """Engine to rank: its configuration, and the group's prefix in the rendezvous store
+    (`outrider.links.store_messages`).
 
-    This rank is number `host_index` of the `host_share` ranks of the group that share its host's
-    cores.
+    This rank is number `host_index` of the `host_share` ranks of the group on its host, which share
+    the host's cores.
     """
 
     settings: RankSettings
@@ -93,30 +93,30 @@ class Setup:
 
 @message("Described")
 @dataclass(frozen=True, slots=True)
-class Described:
-    """Rank to engine: where it is and what the checkpoint is, before its weights are read."""
+class RankDescription:
+    """Rank to engine: its device and its checkpoint, before the weights are read."""
 
     device: str
     gpu_bytes: int | None  # all the memory of its GPU; None on a CPU
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_position: int
-    is_extendable: bool  # rotary positions may go beyond `max_position`
-    # What the checkpoint's generation_config.json sets, by the names of `SamplingParams`.
+    is_extendable: bool  # rotary positions may exceed `max_position`
+    # Of the checkpoint's generation_config.json, by the names of `SamplingParams`.
     sampling_defaults: dict[str, Any] = field(default_factory=dict)
 
 
 @message("Stage")
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rank to engine, any time before `Ready`: what takes long there."""
+    """Rank to engine, any time before `Ready`: a long stage of its start."""
 
     words: str
 
 
 @message("Load")
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadWeights:
     """Engine to rank: read your share of the weights."""
 
     max_position: int
@@ -124,12 +124,11 @@ class Load:
 
 @message("Loaded")
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """Rank to engine: the weights are in memory, and this is what KV costs here.
+class WeightsLoaded:
+    """Rank to engine: the weights are in memory; the size of KV on this rank.
 
-    `kv_bytes` is the memory the device has left for KV, None where nothing limits it but the
-    configuration. `head_depth` is the most that a head there can draft, None where it can draft for
-    ever or there is none.
+    `kv_bytes` is the device memory left for KV, None if only the configuration limits it.
+    `head_depth` is the maximum depth of the head there, None if unbounded or without a head.
     """
 
     bytes_per_block: int
@@ -142,7 +141,7 @@ class Loaded:
 @message("Allocate")
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Engine to rank: so many KV blocks and rows; `vocab_size` is the target's."""
+    """Engine to rank: the numbers of KV blocks and rows; `vocab_size` is the target's."""
 
     num_blocks: int
     num_rows: int  # max_num_seqs, settled
@@ -153,8 +152,8 @@ class Allocate:
 @message("Ready")
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Rank to engine: plans may come. The first rank of a group says what its passes take, as far
-    as its role has them; see `StepCosts`."""
+    """Rank to engine: ready for plans. The first rank of a group adds its measured pass times; see
+    `StepCosts`."""
 
     verify: CostTable | None = None
     first_draft: CostTable | None = None
@@ -165,10 +164,10 @@ class Ready:
 @message("Join")
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Engine to the first ranks of both groups: meet in proposal group `number`.
+    """Engine to the first ranks of both groups: form proposal group `number`.
 
-    A restarted draft meets the target in a group of a new number; the target's own group is not
-    touched.
+    With a restarted draft, target and draft form a group with a new number; the target's own group
+    is unchanged.
     """
 
     number: int
@@ -176,8 +175,8 @@ class Join:
 
 @message("Joined")
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """First draft rank to engine: the proposal group stands, on this backend."""
+class DraftGroupJoined:
+    """First draft rank to engine: the proposal group is connected, with this backend."""
 
     backend: str
 
@@ -188,15 +187,15 @@ class Joined:
 @message("Adopt")
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Engine to draft ranks: the rows as they are now; whatever was known before is void."""
+    """Engine to draft ranks: all rows; replaces all earlier state."""
 
     epoch: int
     rows: tuple[RowInit, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """Something the draft has not seen: a plan it had no part in, or the verdict of any plan."""
+class PastStep:
+    """A step the draft has not seen: a plan without its part, or the verdict of any plan."""
 
     plan: StepPlan | None
     verdict: Verdict | None
@@ -205,18 +204,18 @@ class Past:
 @message("Propose")
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """Engine to draft ranks: what happened since, in order, then draft for this plan (None: only
-    learn). A plan's verdict may come in a later message than the plan."""
+    """Engine to draft ranks: the steps since the last message, in order, then the plan to draft for
+    (None: none). A plan's verdict may come in a later message than the plan."""
 
-    past: tuple[Past, ...]
+    past: tuple[PastStep, ...]
     plan: StepPlan | None
-    round: int | None = None  # the number this round of drafts is known by, if it is one
+    round: int | None = None  # the number of the round, if the plan is one
 
 
 @message("Drafted")
 @dataclass(frozen=True, slots=True)
-class Drafted:
-    """First draft rank to engine: the round is finished and its transfer is posted.
+class DraftResult:
+    """First draft rank to engine: the round is drafted and its transfer is posted.
 
     `num_sends` counts the transfers of this proposal group so far.
     """
@@ -228,10 +227,9 @@ class Drafted:
 
 @message("CaughtUp")
 @dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """First draft rank to engine, after every plan that had rows catch up: how long that took,
-    beside the target's pass, and what it would have guessed of output among it. Nobody waits for
-    it."""
+class CatchUpReport:
+    """First draft rank to engine, after every plan with rows that catch up: the time it took during
+    the target's pass, and its agreement with the output among the tokens. Not awaited."""
 
     draft_s: float
     agreements: tuple[Agreement, ...]
@@ -240,8 +238,8 @@ class CaughtUp:
 @message("Verify")
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Engine to target ranks: run this plan. `round` is the announced round of drafts to receive
-    first, None for none."""
+    """Engine to target ranks: run this plan. `round` is the announced round of draft tokens to
+    receive first, None for none."""
 
     plan: StepPlan
     round: int | None
@@ -250,13 +248,13 @@ class Verify:
 
 @message("Judged")
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """First target rank to engine: what was committed. `lost_round`: the announced drafts did not
+class VerifyResult:
+    """First target rank to engine: the verdict. `lost_round`: the announced draft tokens did not
     arrive, and the pass ran without them."""
 
     verdict: Verdict
     lost_round: bool
-    transfer_s: float = 0.0  # it waited for announced drafts
+    transfer_s: float = 0.0  # time waited for announced draft tokens
 
 
 # -- ending -----------------------------------------------------------------------------------
@@ -264,13 +262,13 @@ class Judged:
 
 @message("Failed")
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """Rank to engine, its last words."""
+class RankFailed:
+    """Rank to engine, its last message: why it failed."""
 
     message: str
 
 
 @message("Stop")
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Engine to rank: end, nothing is wrong."""
+class StopRank:
+    """Engine to rank: end normally."""

@@ -1,4 +1,4 @@
-"""The secret every process of a server shares, as processes started by hand are given it."""
+"""The secret shared by all processes of a server, read from the environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECRET_VARIABLE = "OUTRIDER_SECRET"
 
 
 def secret_from_environment() -> str:
-    """Not an argument: those are there for every user of the machine to see."""
+    """Not a command-line argument: every user of the machine can see those."""
     secret = os.environ.get(SECRET_VARIABLE, "")
     if not secret:
         raise ConfigError(

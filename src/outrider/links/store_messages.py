@@ -1,7 +1,7 @@
-"""What ranks ask the engine's board: each question has one answer, which never waits.
+"""Requests of ranks to the engine's rendezvous store; each is answered at once.
 
-Ranks that make a process group write there where they can be reached, and read it of the others.
-The link is one of its own, so a rank may ask from any thread and in the middle of anything.
+Ranks that make a process group write their addresses there and read the others'. The store has its
+own link, so a rank may use it from any thread at any time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outrider.links.tags import message
 @message("Write")
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Rank to engine: keep this. Answered by `Written`."""
+    """Rank to engine: set a key. Answered by `WriteDone`."""
 
     key: str
     value: bytes
@@ -22,14 +22,14 @@ class Write:
 
 @message("Written")
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteDone:
     """Engine to rank."""
 
 
 @message("Read")
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Rank to engine: answered by `Values`, None for a key nobody has written."""
+    """Rank to engine: answered by `Values`, None for an absent key."""
 
     keys: tuple[str, ...]
 
@@ -45,7 +45,7 @@ class Values:
 @message("Add")
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Rank to engine: add to a number, written in decimal; absent is 0. Answered by `Count`."""
+    """Rank to engine: add to a decimal number; absent is 0. Answered by `StoreCount`."""
 
     key: str
     amount: int
@@ -54,14 +54,14 @@ class Add:
 @message("Erase")
 @dataclass(frozen=True, slots=True)
 class Erase:
-    """Rank to engine: answered by `Count`, of the keys that were there."""
+    """Rank to engine: answered by `StoreCount`, the number of keys erased."""
 
     key: str
 
 
 @message("Count")
 @dataclass(frozen=True, slots=True)
-class Count:
+class StoreCount:
     """Engine to rank."""
 
     count: int

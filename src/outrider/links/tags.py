@@ -1,5 +1,5 @@
-"""The tag of a message on a link. Processes of two releases meet during an upgrade, so a tag stays
-when its class is renamed."""
+"""Tags of messages on a link. Two releases talk to each other during an upgrade, so a tag stays the
+same when its class is renamed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TAG = "__link_tag__"
 
 
 def message(tag: str) -> Callable[[C], C]:
-    """Declares a dataclass to be a message with that tag."""
+    """Declares a dataclass as a message with that tag."""
 
     def declare(cls: C) -> C:
         setattr(cls, _TAG, tag)
@@ -26,6 +26,6 @@ def is_message(cls: type) -> bool:
 
 
 def tag_of(cls: type) -> str:
-    """What messages of the class begin with; its name if none was declared."""
+    """The tag of a message class; its name if none was declared."""
     tag: str = vars(cls).get(_TAG, cls.__name__)
     return tag

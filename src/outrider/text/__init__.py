@@ -1,1 +1,1 @@
-"""Between text and tokens: what comes in at the front door and what goes out."""
+"""Text processing: requests to token ids, and output tokens to text."""

@@ -1,4 +1,4 @@
-"""Turns the scheduler's updates of one sample into its growing output."""
+"""Builds a sample's output from the scheduler's updates."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from outrider.errors import RequestError
 from outrider.scheduler.types import FinishReason, RequestUpdate, TokenLogprobs
 from outrider.text.detokenize import Detokenizer, StopStrings
-from outrider.text.front_door import PreparedRequest
+from outrider.text.input_processor import PreparedRequest
 from outrider.text.outputs import (
     CompletionOutput,
     Logprob,
     OutputDelta,
     PositionLogprobs,
+    RequestMetrics,
     RequestOutput,
     Round,
     Speculation,
@@ -21,14 +22,31 @@ from outrider.text.tokenizer import Tokenizer, token_text
 
 
 @dataclass(frozen=True, slots=True)
-class HeldText:
-    """What the reader of a sample has of it, if it has anything, be it an echo of the prompt."""
+class ResumedText:
+    """What a client already has of a sample, for resumption."""
 
     index: int
     token_ids: tuple[int, ...]
     is_finished: bool = False
     cumulative_logprob: float = 0.0
     speculation: Speculation = field(default_factory=Speculation)
+
+
+def text_builders(
+    prepared: PreparedRequest, tokenizer: Tokenizer | None, arrival_s: float
+) -> tuple[RequestOutput, list[TextBuilder]]:
+    """The output of a request, still empty, and the builders of its samples."""
+    params = prepared.spec.params
+    output = RequestOutput(
+        prepared.request_id,
+        prepared.prompt,
+        list(prepared.spec.prompt_ids),
+        [],
+        RequestMetrics(arrival_s),
+        None if params.prompt_logprobs is None else [None],
+    )
+    builders = [TextBuilder(prepared, index, output, tokenizer) for index in range(params.n)]
+    return output, builders
 
 
 class TextBuilder:
@@ -57,7 +75,7 @@ class TextBuilder:
         request_output.outputs.append(self.output)
 
     def take(self, update: RequestUpdate, now_s: float) -> OutputDelta:
-        """Add what the update brings; the delta is what a streaming reader sees of it."""
+        """Apply an update; returns the delta for a streaming reader."""
         output, record = self.output, self.output.speculation
         self._take_prompt_logprobs(update)
         text, self._echo = self._echo, ""
@@ -99,9 +117,9 @@ class TextBuilder:
             self._request_output,
         )
 
-    def go_on_from(self, held: HeldText) -> OutputDelta:
-        """Begin where a reader has stopped; the delta is what it has. Which of its tokens were
-        drafted is not known any more, only how many."""
+    def resume_from(self, held: ResumedText) -> OutputDelta:
+        """Start from what a client has, which the delta repeats. Which of its tokens were drafted
+        is no longer known, only how many."""
         output, pieces = self.output, [self._echo]
         self._echo = ""
         for token in held.token_ids:
@@ -114,17 +132,17 @@ class TextBuilder:
                         f"{stop!r}; resume with what was received."
                     )
             output.token_ids.append(token)
-        told = "".join(pieces)
-        output.pieces[:] = [told]
+        text = "".join(pieces)
+        output.pieces[:] = [text]
         output.speculation = held.speculation
         if output.cumulative_logprob is not None:
             output.cumulative_logprob = held.cumulative_logprob
         if held.is_finished:
-            output.finish_reason = FinishReason.STOP  # or another; the reader knows
+            output.finish_reason = FinishReason.STOP  # the client has the real one
         return OutputDelta(
             self._request_output.request_id,
             output.index,
-            told,
+            text,
             held.token_ids,
             (Round(len(held.token_ids), 0, 0),),
             None,
@@ -132,7 +150,7 @@ class TextBuilder:
         )
 
     def _push(self, token: int, ends_text: bool) -> tuple[str, str | None]:
-        """Text that may be shown now, and the stop string it completed if any."""
+        """The text that can be released now, and the stop string it completed, if any."""
         hidden = ends_text and not self._params.include_stop_str_in_output
         if self._detokenizer is None or hidden:
             return "", None
@@ -142,7 +160,7 @@ class TextBuilder:
         return self._stops.push(piece)
 
     def _finish_text(self) -> tuple[str, str | None]:
-        """The rest of the text when tokens have ended, and a stop string if one is still in it."""
+        """The rest of the text after the last token, and a stop string if it completes one."""
         if self._detokenizer is None:
             return "", None
         piece, stop = self._stops.push(self._detokenizer.flush())
@@ -160,7 +178,7 @@ class TextBuilder:
             known += [self._by_token(found) for found in update.prompt_logprobs]
 
     def _by_token(self, found: TokenLogprobs) -> PositionLogprobs:
-        """The most likely tokens in order, and the chosen one whether among them or not."""
+        """The top tokens in order, and always the chosen one."""
         table = {
             token: Logprob(logprob, rank, self._text_of(token))
             for rank, (token, logprob) in enumerate(found.top, start=1)

@@ -1,4 +1,4 @@
-"""A conversation becomes the text that a chat template makes of it."""
+"""Renders conversations through a chat template."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from outrider.text.messages import checked_kwargs, template_messages
 from outrider.text.templates import TemplateProcesses
 from outrider.text.tokenizer import Tokenizer
 
-# What is larger takes a template longer than a moment, so it runs where it can be stopped.
+# Larger conversations take a template long, so they are rendered in a subprocess.
 MAX_INLINE_CHARS, MAX_INLINE_MESSAGES = 64 * 2**10, 256
 MAX_TEMPLATE_BYTES = 2**20
-MAX_REQUEST_TEMPLATE_CHARS = 128 * 2**10  # of one that comes with a request
-_MOST_SAID_CHARS = 300
+MAX_REQUEST_TEMPLATE_CHARS = 128 * 2**10  # of a template in a request
+_MAX_ERROR_CHARS = 300
 
 
 class ChatTemplate:
-    """The template of a model, or `own`, which takes its place. Threads may share one.
+    """The model's chat template, or `own` instead. Thread-safe.
 
-    With `processes`, templates that come with a request are a stranger's and run there, and so do
-    long conversations; without, templates are the user's own and run here.
+    With `processes`, templates in requests are untrusted and run there, as do long conversations;
+    without, templates are the user's own and run here.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises `RequestError` with the template's own words if it refuses."""
+        """Raises `RequestError` with the template's own message if it refuses."""
         chosen = self._default if template is None else template
         if self._tokenizer is None or chosen is None:
             raise RequestError("the model has no chat template; give one or use generate().")
@@ -69,21 +69,21 @@ class ChatTemplate:
                 return self._processes.render(
                     chosen, read, add_generation_prompt, {**special_tokens, **further}
                 )
-            from outrider.text.rendering import render  # Jinja, which only conversations need
+            from outrider.text.rendering import render  # imports Jinja, for conversations only
 
             return render(chosen, read, add_generation_prompt, {**special_tokens, **further})
         except OutriderError:
             raise
-        # A template is a program of its author, who may raise or trip over anything.
+        # A template is a program, and may raise anything.
         except Exception as error:
             raise RequestError(
-                f"the chat template refuses the conversation ({_said(error)}); "
+                f"the chat template refuses the conversation ({_one_line(error)}); "
                 "give messages as {'role': ..., 'content': ...} in an order it accepts."
             ) from error
 
 
 def read_template(path: str) -> str:
-    """The template in a file, which compiles; raises `ConfigError` otherwise."""
+    """Read and compile the template in a file; raises `ConfigError`."""
     try:
         data = Path(path).read_bytes()
         if len(data) > MAX_TEMPLATE_BYTES:
@@ -97,23 +97,23 @@ def read_template(path: str) -> str:
             f"server.chat_template is {path!r}, which cannot be read ({error.strerror}); name a "
             "Jinja file."
         ) from None
-    # Jinja raises classes of its own, which are no reason to load it before it is needed.
+    # Jinja's own exceptions: naming them would import Jinja before it is needed.
     except Exception as error:
         raise ConfigError(
-            f"server.chat_template is {path!r}, which is no chat template ({error}); mend it or "
+            f"server.chat_template is {path!r}, which is no chat template ({error}); correct it or "
             "leave it out."
         ) from None
     return text
 
 
-def _said(error: Exception) -> str:
-    """In one line of characters that can be shown: what a template says may be anything."""
-    text = str(error)[:_MOST_SAID_CHARS] or type(error).__name__
+def _one_line(error: Exception) -> str:
+    """The error in one printable line: a template's message may hold anything."""
+    text = str(error)[:_MAX_ERROR_CHARS] or type(error).__name__
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
 def _template_of(tokenizer: Tokenizer) -> str | None:
-    """The one for conversations without tools, where a model has several."""
+    """The template for conversations without tools, if the model has several."""
     try:
         found: str = tokenizer.get_chat_template()
     except ValueError:

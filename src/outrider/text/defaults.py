@@ -1,5 +1,4 @@
-"""Sampling parameters of requests that leave them out: one rule for HTTP, gRPC, the page, the
-commands and `LLM`."""
+"""Default sampling parameters: one rule for HTTP, gRPC, the page, the commands and `LLM`."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from outrider.scheduler.params import SamplingParams
 
 
 def sampling_defaults(facts: EngineFacts, generation_config: str) -> dict[str, Any]:
-    """The checkpoint's, by the names of `SamplingParams`, unless `server.generation_config` turns
-    them off."""
+    """The checkpoint's defaults, by the names of `SamplingParams`; none if
+    `server.generation_config` turns them off."""
     return dict(facts.sampling_defaults) if generation_config == "auto" else {}
 
 
 def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """What is given wins, then the checkpoint's defaults, then OpenAI's, which are those of
+    """`given` over the checkpoint's defaults over OpenAI's, which are those of
     `SamplingParams`."""
     return SamplingParams.from_mapping({**defaults, **given})

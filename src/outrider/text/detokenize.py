@@ -1,4 +1,4 @@
-"""Token ids to text, a token at a time, and where a stop string ends it."""
+"""Incremental detokenization and stop strings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from outrider.text.stop_automaton import StopAutomaton
 
 # Enough tokens of context for a tokenizer to decide on spaces and joined bytes.
 _CONTEXT = 6
-# No character has more bytes, and so none more tokens: what is further back is decided.
+# No character has more bytes, hence tokens: text further back is final.
 _CHARACTER = 4
 _MANY_UNFINISHED = 32
-_UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character yet
+_UNFINISHED = "\ufffd"  # a decoder's output for incomplete characters
 
 
 class Detokenizer:
-    """Incremental decoding: text is handed out as soon as no later token can change it."""
+    """Incremental decoding: releases text as soon as no later token can change it."""
 
     def __init__(
         self, tokenizer: Any, prompt_ids: Sequence[int], skip_special_tokens: bool = True
@@ -29,7 +29,7 @@ class Detokenizer:
         self._skip = skip_special_tokens
         self._ids = list(prompt_ids[-_CONTEXT:])
         self._context = 0  # tokens from here on are decoded together
-        self._read = len(self._ids)  # tokens before this one have been handed out
+        self._read = len(self._ids)  # the text of tokens before this one is released
 
     def push(self, token_id: int) -> str:
         """The text this token completes; empty while a character is unfinished."""
@@ -37,8 +37,8 @@ class Detokenizer:
         known = self._decode(self._ids[self._context : self._read])
         text = self._decode(self._ids[self._context :])
         if len(text) <= len(known) or text.endswith(_UNFINISHED):
-            # No run of these, or of broken bytes, may be decoded again with each that follows.
-            if self._is_left_out(token_id):
+            # Bounds the work: long runs of such tokens must not be decoded again for each token.
+            if self._is_skipped(token_id):
                 self._ids.pop()
             elif len(self._ids) - self._read > _MANY_UNFINISHED:
                 return self._decided(known, text)
@@ -47,7 +47,7 @@ class Detokenizer:
         return text[len(known) :]
 
     def _decided(self, known: str, text: str) -> str:
-        """Text of tokens so far back that no later one can make a character of them."""
+        """The text of tokens too far back to become part of a later character."""
         end = len(self._ids) - _CHARACTER
         decided = self._decode(self._ids[self._context : end])
         if len(decided) <= len(known) or not text.startswith(decided):
@@ -56,13 +56,13 @@ class Detokenizer:
         return decided[len(known) :]
 
     def flush(self) -> str:
-        """What is left when no token follows, unfinished characters included."""
+        """The rest of the text after the last token, incomplete characters included."""
         known = self._decode(self._ids[self._context : self._read])
         text = self._decode(self._ids[self._context :])
         self._context = self._read = len(self._ids)
         return text[len(known) :]
 
-    def _is_left_out(self, token_id: int) -> bool:
+    def _is_skipped(self, token_id: int) -> bool:
         if not self._skip or self._decode([token_id]):
             return False
         return bool(self._tokenizer.decode([token_id], skip_special_tokens=False))
@@ -73,13 +73,13 @@ class Detokenizer:
 
 @lru_cache(maxsize=16)
 def plain_decode(tokenizer: Any) -> Callable[..., str]:
-    """`tokenizer.decode` for a list of ids, without the time it takes to find out that it is one:
-    three quarters of the whole, twice for every token."""
+    """`tokenizer.decode` for a list of ids, without the argument checks, which take three quarters
+    of its time, twice per token."""
     if isinstance(tokenizer, PlainTokenizer):
         plain: Callable[..., str] = tokenizer.backend_tokenizer.decode
         return plain
     kind = type(tokenizer)
-    # Imported, if that is where the tokenizer comes from.
+    # Already imported if the tokenizer is from there.
     fast: Any = getattr(sys.modules.get("transformers"), "PreTrainedTokenizerFast", None)
     is_usual = fast is not None and issubclass(kind, fast) and kind._decode is fast._decode
     if is_usual and not tokenizer.clean_up_tokenization_spaces:
@@ -90,19 +90,19 @@ def plain_decode(tokenizer: Any) -> Callable[..., str]:
 
 
 class StopStrings:
-    """Finds the first stop string in a growing text, and holds back what may be part of one."""
+    """Finds the first stop string in a growing text, and holds back text that may begin one."""
 
     def __init__(self, stops: StopAutomaton, include: bool) -> None:
         self._stops = stops
         self._include = include
         self._state = 0
-        self._held = ""  # as many characters as the state stands for
+        self._held = ""  # held-back text, as long as the state's depth
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """Text that is safe to show, and the stop string if one is complete.
+        """The text that is safe to release, and the stop string if one is complete.
 
-        Of several that are, it is the one that begins first, then the shortest. Nothing behind a
-        stop string is ever returned, and nothing of it unless `include`.
+        Of several, the one that begins first, then the shortest. Text after a stop string is never
+        returned, the stop string itself only with `include`.
         """
         if self._stops.is_empty:
             return text, None
@@ -117,12 +117,12 @@ class StopStrings:
         return text[:shown], None
 
     def flush(self) -> str:
-        """What was held back, once it can no longer become a stop string."""
+        """The held-back text, once it can no longer become a stop string."""
         text, self._held, self._state = self._held, "", 0
         return text
 
     def _find(self, text: str) -> tuple[int, int] | None:
-        """Where in the held and the new text the first stop string is."""
+        """The position of the first stop string in held-back and new text."""
         stops, state = self._stops, self._state
         found: tuple[int, int] | None = None
         for end, letter in enumerate(text, start=len(self._held) + 1):
@@ -131,6 +131,6 @@ class StopStrings:
             if start < (found[0] if found else end):
                 found = start, end
             if found and end - stops.depth[state] >= found[0]:
-                break  # nothing that is still open began earlier
+                break  # no partial match began earlier
         self._state = state
         return found

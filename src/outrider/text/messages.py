@@ -1,5 +1,5 @@
-"""The messages of a conversation, as every protocol gives them: checked, and made what a chat
-template reads."""
+"""Checks the messages of a conversation, from any protocol, and normalizes them for chat
+templates."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MAX_MESSAGE_FIELDS = 64
 MAX_KWARGS_CHARS = 16 * 2**10
 KNOWN_ROLES = ("system", "developer", "user", "assistant")
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Parts that are text, and where each has it."""
-# What a template is given by whoever runs it; the names also mean something to that code.
+"""Types of text parts, and the field with the text."""
+# Names that `transformers` or we pass to templates, or that are its own parameters.
 RESERVED_KWARGS = frozenset(
     {
         *("messages", "conversation", "conversations", "tools", "documents", "chat_template"),
@@ -31,13 +31,13 @@ RESERVED_KWARGS = frozenset(
     }
 )
 _SHOWN_CHARS = 80
-# Ahead of each quote, as a text may have an apostrophe in it; words are short.
+# A lookahead at each quote, because texts may contain apostrophes; words are short.
 _NAMED = re.compile(r"""(?=['"]([^'"]{1,80})['"])|\.(\w{1,80})\b""")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt that is still to go through the chat template."""
+    """A prompt before the chat template is applied."""
 
     messages: Sequence[Message]
     template: str | None = None
@@ -46,10 +46,10 @@ class Conversation:
 
 
 def template_messages(messages: Any, template: str) -> list[dict[str, Any]]:
-    """The messages with each `content` as one text and each role one that the template may get.
+    """The messages with each `content` as one text and only roles that the template knows.
 
-    Beside the usual roles those are taken that the template names; one that does not know
-    `developer` gets `system`. Raises `RequestError`.
+    Besides the usual roles, those the template names are accepted; a template without `developer`
+    gets `system` instead. Raises `RequestError`.
     """
     check_conversation(messages)
     named = _named_in(template)
@@ -57,7 +57,7 @@ def template_messages(messages: Any, template: str) -> list[dict[str, Any]]:
 
 
 def check_conversation(messages: Any) -> None:
-    """That it is a list of messages, neither empty nor too long."""
+    """Check that it is a list of messages, neither empty nor too long."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages is {_shown(messages)}; it must be a list of "
@@ -73,7 +73,7 @@ def check_conversation(messages: Any) -> None:
 
 
 def check_fields(place: str, message: Message) -> None:
-    """That it has no more fields than any message could need: each is kept and looked at."""
+    """Bound the number of fields: each costs memory and time."""
     if len(message) > MAX_MESSAGE_FIELDS:
         raise RequestError(
             f"{place} has {len(message)} fields; it may have {MAX_MESSAGE_FIELDS}, so leave out "
@@ -82,7 +82,7 @@ def check_fields(place: str, message: Message) -> None:
 
 
 def content_text(place: str, content: Any, role: str) -> str:
-    """What was said, whichever way it is written; parts are joined by line ends, as in vLLM."""
+    """The content as one text; parts are joined by newlines, as in vLLM."""
     if isinstance(content, str):
         return content
     if content is None and role == "assistant":
@@ -101,7 +101,7 @@ def content_text(place: str, content: Any, role: str) -> str:
 
 
 def checked_kwargs(given: Any) -> dict[str, Any]:
-    """Further values for a template: a small JSON object that takes the place of nothing else."""
+    """Further template variables: a small JSON object without reserved names."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -128,7 +128,7 @@ def checked_kwargs(given: Any) -> dict[str, Any]:
 
 
 def kwargs_from_json(text: str) -> dict[str, Any]:
-    """Those of a protocol that has them as text; empty is none."""
+    """The kwargs of a protocol that sends them as JSON text; empty is none."""
     if not text:
         return {}
     if len(text) > MAX_KWARGS_CHARS:
@@ -197,8 +197,8 @@ def _part_text(place: str, part: Any) -> str:
 
 @lru_cache(maxsize=8)
 def _named_in(template: str) -> frozenset[str]:
-    """The words that a template has as a text or as an attribute, and so knows. Found once for all
-    that a conversation asks about: what clients choose is looked up, never searched for."""
+    """The words that a template has as a string or an attribute, and so knows. Collected once:
+    names from clients are then looked up, not searched for in the template."""
     return frozenset(text or attribute for text, attribute in _NAMED.findall(template))
 
 

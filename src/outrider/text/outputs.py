@@ -1,4 +1,4 @@
-"""What a caller gets back: text, tokens, log-probabilities, and what speculation did."""
+"""Outputs of requests: text, tokens, log-probabilities and speculation statistics."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ PositionLogprobs = Mapping[int, Logprob]
 
 
 class Round(NamedTuple):
-    """What one pass of the target added to a text: accepted drafts, then a token of its own.
+    """The tokens of one pass of the target: accepted draft tokens, then one of its own.
 
-    That one is the bonus if all drafts were accepted, and takes the place of the first that was
-    not otherwise. It is not there if the text ended before it.
+    That one is the bonus token if all were accepted, else the recovered token. It is missing if the
+    text ended before it.
     """
 
     num_tokens: int
-    num_accepted: int  # the first so many of them
-    num_verified: int  # drafts that were judged
+    num_accepted: int  # the first ones
+    num_verified: int  # draft tokens verified
 
 
 @dataclass(slots=True)
 class Speculation:
-    """How a text came about. Every round commits its accepted drafts and one token of the
-    target's own; `drafted_by_token[i]` tells which of the two token i is."""
+    """Speculation statistics of a text. Every round commits its accepted draft tokens and one token
+    of the target's own; `drafted_by_token[i]` says which token i is."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     drafted_by_token: list[bool] = field(default_factory=list)
-    # Of the first, second, ... draft of a round: how often one was judged, and accepted.
+    # By position in the round: how often a draft token was verified, and accepted.
     verified_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
 
     def take(self, num_drafted: int, done: Round) -> None:
-        """Add what one round has done."""
+        """Add one round."""
         self.rounds += 1
         self.drafted += num_drafted
         self.accepted += done.num_accepted
@@ -93,7 +93,7 @@ class CompletionOutput:
 
     @property
     def text(self) -> str:
-        """Put together when somebody asks: a long one is not copied for every token it gains."""
+        """Joined on access: a long text is not copied for every new token."""
         if len(self.pieces) > 1:
             self.pieces[:] = ["".join(self.pieces)]
         return self.pieces[0] if self.pieces else ""
@@ -111,7 +111,7 @@ class RequestMetrics:
     first_token_s: float | None = None
     finished_s: float | None = None
     num_cached_tokens: int = 0
-    queued_s: float = 0.0  # until the engine began it
+    queued_s: float = 0.0  # until its first step
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -124,7 +124,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request and its texts, complete or so far."""
+    """A request and its outputs, complete or partial."""
 
     request_id: str
     prompt: str | None
@@ -138,13 +138,18 @@ class RequestOutput:
     def finished(self) -> bool:
         return all(output.finished for output in self.outputs)
 
+    @property
+    def num_generated(self) -> int:
+        """Tokens so far, of all outputs."""
+        return sum(len(output.token_ids) for output in self.outputs)
+
     def raise_if_failed(self) -> None:
         if self.error is not None:
             raise self.error
 
 
 def no_token_error(model: str) -> ModelError:
-    """Of a request that ended with `FinishReason.ERROR`."""
+    """The error of a request that ended with `FinishReason.ERROR`."""
     return ModelError(
         f"the model {model!r} computed logits that are NaN or infinite, so no token can be chosen; "
         "check its weights, or give it another dtype if they are sound."
@@ -153,7 +158,7 @@ def no_token_error(model: str) -> ModelError:
 
 @dataclass(frozen=True, slots=True)
 class OutputDelta:
-    """What one step or several added to one text; the last one of a text has its finish reason."""
+    """What one or more steps added to one text; the last delta has the finish reason."""
 
     request_id: str
     index: int
@@ -165,7 +170,7 @@ class OutputDelta:
 
     @property
     def is_drafted(self) -> list[bool]:
-        """Of each of token_ids."""
+        """For each of `token_ids`."""
         return [
             position < each.num_accepted
             for each in self.rounds
@@ -174,7 +179,7 @@ class OutputDelta:
 
 
 def joined(deltas: Sequence[OutputDelta]) -> OutputDelta:
-    """Deltas of one text that follow each other, as one."""
+    """Consecutive deltas of one text, merged."""
     if len(deltas) == 1:
         return deltas[0]
     last = deltas[-1]

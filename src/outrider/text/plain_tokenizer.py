@@ -1,8 +1,7 @@
-"""A tokenizer that is all in its tokenizer.json, read without `transformers`.
+"""A self-contained tokenizer.json, loaded without `transformers`.
 
-Importing that package takes longer than everything else a gateway does before it serves. What it
-would make of a folder that asks for more than is read here is not guessed: `read_plain` leaves such
-a folder to it.
+Importing `transformers` takes longer than the rest of a gateway's start. `read_plain` returns None
+for folders that need more than is implemented here, and `transformers` loads those.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.workers.weights.files import read_json
+from outrider.checkpoints.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -20,7 +19,7 @@ GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 NAMED_TOKENS = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 )
-# Of tokenizer_config.json: what changes ids, text or what templates see in ways not read here.
+# Fields of tokenizer_config.json that change ids, text or templates in ways not implemented here.
 _LEFT_TO_TRANSFORMERS = (
     *("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", "init_inputs"),
     *("split_special_tokens", "fix_mistral_regex", "fast_tokenizer_files"),
@@ -31,9 +30,9 @@ _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class PlainTokenizer:
-    """What is used here of a `transformers.PreTrainedTokenizerFast`, with the same results.
+    """The subset of `transformers.PreTrainedTokenizerFast` used here, with the same results.
 
-    Threads may share one.
+    Thread-safe.
     """
 
     def __init__(
@@ -54,8 +53,8 @@ class PlainTokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, verbose: bool = True
     ) -> list[int]:
-        """`verbose` is for `transformers`; this one never says anything."""
-        # In a batch, which other threads need not wait for.
+        """`verbose` is for `transformers`; this one never logs."""
+        # As a batch, which releases the GIL.
         [found] = self.backend_tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = found.ids
         return ids
@@ -89,7 +88,7 @@ class PlainTokenizer:
 
 
 def is_self_contained(folder: Path) -> bool:
-    """Whether tokenizer.json is all there is to it, whatever reads it."""
+    """Whether tokenizer.json alone defines the tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         return False
     config = folder / "tokenizer_config.json"
@@ -97,7 +96,7 @@ def is_self_contained(folder: Path) -> bool:
 
 
 def read_plain(folder: Path) -> PlainTokenizer | None:
-    """None if `transformers` must read it, or say what is wrong with it."""
+    """None if `transformers` must load it, or report what is wrong with it."""
     if not is_self_contained(folder) or _has_further_files(folder):
         return None
     config_file = folder / "tokenizer_config.json"
@@ -113,7 +112,7 @@ def read_plain(folder: Path) -> PlainTokenizer | None:
 
     try:
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # the library's own errors are plain ones
+    except Exception:  # the library raises plain `Exception`
         return None
     named, further = _named_tokens(config), _further_tokens(config)
     if named is None or further is None or not _is_settled(backend, config, {*named.values()}):
@@ -135,8 +134,8 @@ def _template(folder: Path, config: Mapping[str, Any]) -> Any:
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str] | None:
-    """None if one is no text, or has a name that only this model knows, which templates would see
-    as well."""
+    """None if one is not text, or if there are model-specific ones, which templates would see
+    too."""
     found = {name: _text_of(config.get(name)) for name in NAMED_TOKENS if config.get(name)}
     own = (name for name in config if name.endswith("_token") and name not in NAMED_TOKENS)
     if None in found.values() or any(not isinstance(config[name], bool) for name in own):
@@ -158,7 +157,7 @@ def _text_of(token: Any) -> str | None:
 
 
 def _is_settled(backend: Tokenizer, config: Mapping[str, Any], named: set[str]) -> bool:
-    """Whether nothing would be added to what the file says, nor any text be mended behind it."""
+    """Whether the configuration adds nothing to tokenizer.json and changes no decoded text."""
     added = _added(backend)
     if backend.truncation is not None or backend.padding is not None:
         return False

@@ -1,16 +1,18 @@
-"""One prompt or several, with parameters for all or for each: how `LLM` and `Client` are called."""
+"""Arguments of `LLM` and `Client`: one prompt or several, parameters for all or for each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from outrider.errors import RequestError
 from outrider.scheduler.params import SamplingParams
 
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
-def is_one(prompts: Any) -> TypeGuard[str | Sequence[int] | Mapping[str, Any]]:
-    """Whether this is a prompt rather than several: text, a mapping or a list of token ids."""
+
+def is_one(prompts: Any) -> TypeGuard[Prompt]:
+    """Whether this is one prompt: text, a mapping or a list of token ids."""
     if isinstance(prompts, str | Mapping):
         return True
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
@@ -25,7 +27,7 @@ def is_one(prompts: Any) -> TypeGuard[str | Sequence[int] | Mapping[str, Any]]:
 def matched(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> list[SamplingParams | None]:
-    """The parameters of each of so many prompts; None where none were given."""
+    """The parameters of each of `count` prompts; None if none were given."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, str) or not isinstance(params, Sequence | Mapping):

@@ -1,8 +1,7 @@
-"""Chat templates rendered as `transformers` renders them, without it: importing that package takes
-longer than all templates of a day.
+"""Renders chat templates as `transformers` does, without its slow import.
 
-Templates are programs that came with a model or from a stranger. They run in Jinja's sandbox and
-see text and plain values only.
+Templates are untrusted programs, from a model or a client. They run in Jinja's sandbox and see text
+and plain values only.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-LEAST_JINJA = (3, 1, 6)  # the sandbox of those before has known ways out
-MAX_TEXT_CHARS = 16 * 2**20  # that a child process writes
-# What a message's reasoning is called, the name that most templates read first.
+MIN_JINJA = (3, 1, 6)  # earlier sandboxes have known escapes
+MAX_TEXT_CHARS = 16 * 2**20  # of a subprocess's answer
+# Names of a message's reasoning; the one that most templates read first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -33,7 +32,7 @@ def render(
     add_generation_prompt: bool,
     values: Mapping[str, Any],
 ) -> str:
-    """`values` are what the template sees besides. Raises whatever the template trips over."""
+    """`values` are further variables of the template. Raises whatever the template raises."""
     own = {
         "messages": [_with_reasoning(_plain(message)) for message in messages],
         "tools": None,
@@ -44,7 +43,7 @@ def render(
 
 
 def answer(question: Mapping[str, Any]) -> str:
-    """The same as the task of a child process."""
+    """The same as a subprocess's task."""
     text = render(**question)
     if len(text) > MAX_TEXT_CHARS:
         raise ValueError(f"it writes {len(text)} characters, above {MAX_TEXT_CHARS}")
@@ -53,16 +52,16 @@ def answer(question: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=32)
 def compiled(template: str) -> jinja2.Template:
-    """Raises `jinja2.TemplateError` if it is none."""
+    """Raises `jinja2.TemplateError` if it does not compile."""
     return _environment().from_string(template)
 
 
 @lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
     release = tuple(int(part) for part in jinja2.__version__.split(".")[:3] if part.isdecimal())
-    if release < LEAST_JINJA:
-        wanted = ".".join(map(str, LEAST_JINJA))
-        raise ImportError(f"chat templates need jinja2 {wanted}, this is {jinja2.__version__}")
+    if release < MIN_JINJA:
+        minimum = ".".join(map(str, MIN_JINJA))
+        raise ImportError(f"chat templates need jinja2 {minimum}, this is {jinja2.__version__}")
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -77,7 +76,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Kinds of text with methods of their own are none of a template's business."""
+    """Convert subclasses of str to str, so that templates cannot call their methods."""
     return {
         name: str.__str__(value) if isinstance(value, str) else value
         for name, value in message.items()
@@ -98,7 +97,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own would write `<` and `&` as HTML needs them."""
+    """Jinja's own filter would escape `<` and `&` for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -113,7 +112,7 @@ def _raise(message: str) -> NoReturn:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for whoever trains on it; here it is text."""
+    """`{% generation %}` marks the model's output for training; here it is plain text."""
 
     tags = {"generation"}
 
@@ -127,7 +126,7 @@ class _Generation(Extension):
 
 
 class _Dict:
-    """`dict` without the attributes of a class, by which a template might get out."""
+    """`dict` without class attributes, through which a template could escape the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -137,7 +136,7 @@ class _Dict:
 
 
 class _Attributes(Namespace):
-    """Jinja's `namespace`, but for names of Python's own."""
+    """Jinja's `namespace` without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 - `self` may be one of the names
         self, *given = args

@@ -1,4 +1,4 @@
-"""Who wrote which characters of a text."""
+"""Attributes the characters of a text to draft, target or prompt."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Label = TypeVar("_Label")
 
 
 class Span(NamedTuple):
-    """The next `num_chars` characters come from drafted tokens, or all from the target's own."""
+    """`num_chars` characters, all from accepted draft tokens or all from the target's own."""
 
     num_chars: int
     is_draft: bool
 
 
 class Origin(NamedTuple):
-    """Where a token is from: `name` is that of whoever drafted it, or "bonus" or "recovered" for
-    the target's own after drafts that were all accepted or were not, or "target" where there were
-    none; `round` counts those of the sample. Text that repeats the prompt is from "prompt"."""
+    """The origin of a token: `name` is the proposer of an accepted draft token, "bonus" or
+    "recovered" for the target's own token of a round, "target" without draft tokens, or "prompt"
+    for echoed text. `round` is the number of the round in the sample."""
 
     name: str
     round: int
@@ -38,12 +38,12 @@ class Piece(NamedTuple):
 
 
 class _Cuts(Generic[_Label]):
-    """Cuts the text of one sample's deltas by token, each with what is said of that token.
+    """Cuts the text of one sample's deltas by token, each with its label.
 
-    The text of a delta need not be that of its tokens: what may begin a stop string is held back,
-    and a character may take several tokens. So the tokens are decoded once more, only to know how
-    many characters each is worth. The first may be of no token: the prompt's, repeated. What the
-    text has beyond its tokens goes by `of_no_token`.
+    A delta's text need not match its tokens: text that may begin a stop string is held back, and a
+    character may take several tokens. So the tokens are decoded once more to count their
+    characters. The text may begin with the echoed prompt, which has no tokens here. Text beyond the
+    tokens gets the label `of_no_token`.
     """
 
     def __init__(self, detokenizer: Detokenizer, num_echoed: int, echoed: _Label) -> None:
@@ -63,7 +63,7 @@ class _Cuts(Generic[_Label]):
 
     def _cut(self, num_chars: int) -> Iterator[tuple[int, _Label]]:
         while num_chars:
-            # Bytes that never become a character are written when the text ends.
+            # Incomplete characters are released at the end of the text.
             size, label = self._untold.popleft() if self._untold else (num_chars, self.of_no_token)
             if size > num_chars:
                 self._untold.appendleft((size - num_chars, label))
@@ -73,7 +73,7 @@ class _Cuts(Generic[_Label]):
 
 
 class TextSpans:
-    """Cuts the text of one sample's deltas by who wrote it."""
+    """Cuts the text of one sample's deltas into drafted and own spans."""
 
     def __init__(self, detokenizer: Detokenizer, num_echoed: int = 0) -> None:
         self._cuts = _Cuts(detokenizer, num_echoed, echoed=False)
@@ -88,7 +88,7 @@ class TextSpans:
 
 
 class TextPieces:
-    """Cuts the text of one sample's deltas by token; accepted drafts are from `proposer`."""
+    """Cuts the text of one sample's deltas by token; accepted draft tokens are from `proposer`."""
 
     def __init__(self, detokenizer: Detokenizer, proposer: str, num_echoed: int = 0) -> None:
         self._cuts = _Cuts(detokenizer, num_echoed, Origin(PROMPT, -1))

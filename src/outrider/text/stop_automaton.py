@@ -1,8 +1,8 @@
-"""All stop strings at once: how much of one a text ends with, a character at a time.
+"""An Aho-Corasick automaton over all stop strings of a request.
 
-An Aho-Corasick automaton. A state is the longest end of the text that a stop string begins with.
-It is held in arrays, as every request may bring one: stop strings are mostly chains of states
-without a fork, whose next state is simply the next number.
+A state is the longest suffix of the text that is a prefix of a stop string. States are stored in
+arrays to be small, since every request may have its own automaton: most states have one child,
+which is the next number.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 
 class StopAutomaton:
-    """`depth[state]` is how many characters a state stands for, `matched[state]` the length of the
-    longest stop string that ends there, 0 if none does. The first state, 0, stands for nothing."""
+    """`depth[state]` is the length of a state's prefix, `matched[state]` the length of the longest
+    stop string that ends there, 0 if none does. State 0 is the empty prefix."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.is_empty = not stops
@@ -21,14 +21,14 @@ class StopAutomaton:
         self.matched = array("i", [0])
         self._letters = [""]
         self._parents = array("i", [-1])
-        self._forks: dict[tuple[int, str], int] = {}  # next states that are not the next number
+        self._forks: dict[tuple[int, str], int] = {}  # children that are not the next number
         for stop in stops:
             self._add(stop)
-        self._fallbacks = array("i", [0]) * len(self.depth)  # the next longest such end
+        self._fallbacks = array("i", [0]) * len(self.depth)  # the next longest such suffix
         self._link()
 
     def step(self, state: int, letter: str) -> int:
-        """The state behind one more character; over a whole text this takes linear time."""
+        """The state after one more character; linear time over a whole text."""
         while (found := self._child(state, letter)) is None:
             if state == 0:
                 return 0
@@ -58,7 +58,7 @@ class StopAutomaton:
         self.matched[state] = self.depth[state]
 
     def _link(self) -> None:
-        """Shorter ends first: a state's fallback is found from its parent's."""
+        """Shorter prefixes first: a state's fallback follows from its parent's."""
         for state in sorted(range(1, len(self.depth)), key=self.depth.__getitem__):
             parent = self._parents[state]
             if parent:

@@ -1,18 +1,18 @@
-"""Chat templates of strangers, and long conversations, rendered where that can be stopped."""
+"""Renders clients' chat templates and long conversations in subprocesses that can be killed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outrider.text.children import Children
+from outrider.text.subprocess_pool import SubprocessPool
 
 TIMEOUT_S = 2.0
 MEMORY_BYTES = 256 * 2**20
 
 
-class TemplateProcesses(Children):
-    """Renders in children."""
+class TemplateProcesses(SubprocessPool):
+    """Renders in subprocesses."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
         super().__init__("render", timeout_s, memory_bytes)
@@ -24,7 +24,7 @@ class TemplateProcesses(Children):
         add_generation_prompt: bool,
         values: Mapping[str, Any],
     ) -> str:
-        """The text, or `ChildError`. `values` are further ones that the template sees."""
+        """The text, or `SubprocessTaskError`. `values` are further variables of the template."""
         return str(
             self.ask(
                 {

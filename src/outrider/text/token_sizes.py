@@ -1,9 +1,8 @@
-"""How much text a token can stand for at most, so that what cannot fit is refused unread.
+"""An upper bound on the characters per token, so that over-long prompts are rejected untokenized.
 
-Tokenising a text takes time that grows with it, and a text is over-long exactly when it is large.
-A text of more characters than its tokens could ever cover needs no tokenising to be refused. The
-bound must hold for every text: where a tokenizer may drop or join characters without limit, there
-is none.
+Tokenizing takes time that grows with the text. A text with more characters than its tokens could
+ever cover can be rejected without it. The bound must hold for every text: a tokenizer that may drop
+or join characters without limit has none.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _KEEPING_SPLITTERS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")
 
 @dataclass(frozen=True, slots=True)
 class TokenSizes:
-    """`max_chars` is the most that one token covers, not counting the characters that are `free`:
-    the tokenizer may drop any number of those."""
+    """`max_chars` bounds the characters that one token covers, not counting `free` ones: the
+    tokenizer may drop any number of those."""
 
     max_chars: int
     free: frozenset[str]
 
-    def least_tokens(self, text: str) -> int:
-        """No tokenising gives the text fewer tokens than this."""
+    def min_tokens(self, text: str) -> int:
+        """A lower bound on the text's tokens."""
         if len(text) <= self.max_chars:
             return 0
         num_chars = len(text) - sum(map(text.count, self.free))
@@ -43,7 +42,7 @@ class TokenSizes:
 
 
 def token_sizes(tokenizer: Tokenizer) -> TokenSizes | None:
-    """None where no bound is known to hold."""
+    """None if no bound is known to hold."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -51,14 +50,14 @@ def token_sizes(tokenizer: Tokenizer) -> TokenSizes | None:
     shrinkage, dropped = _shrinkage(parts["normalizer"]), _dropped(parts)
     if shrinkage is None or dropped is None or not _keeps_all(parts["pre_tokenizer"]):
         return None
-    # Some special tokens swallow the blanks beside them.
+    # Some special tokens absorb the whitespace beside them.
     strips = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
     longest = max(map(len, tokenizer.get_vocab()))
     return TokenSizes(longest * shrinkage, dropped | _BLANKS if strips else dropped)
 
 
 def _shrinkage(normalizer: _Part | None) -> int | None:
-    """How many characters one normalised character may have been; None if without limit."""
+    """How many original characters one normalized character may have had; None if unbounded."""
     if normalizer is None:
         return 1
     match normalizer["type"]:
@@ -77,7 +76,7 @@ def _shrinkage(normalizer: _Part | None) -> int | None:
 
 
 def _keeps_all(splitter: _Part | None) -> bool:
-    """Whether splitting into words leaves no character out."""
+    """Whether the pre-tokenizer keeps every character."""
     if splitter is None:
         return True
     match splitter["type"]:
@@ -90,7 +89,8 @@ def _keeps_all(splitter: _Part | None) -> bool:
 
 
 def _dropped(parts: _Part) -> frozenset[str] | None:
-    """Characters that become no token; None if any may, or if a run of them may become one."""
+    """Characters without a token; None if any may be dropped, or a run of them may become one
+    token."""
     model = parts["model"]
     if model["type"] != "BPE":
         return None
@@ -103,15 +103,15 @@ def _dropped(parts: _Part) -> frozenset[str] | None:
         return None
     letters = _byte_letters()
     missing = {byte for byte, letter in letters.items() if letter not in vocabulary}
-    # A character of several bytes has one of these, so that one of ASCII alone can vanish.
+    # Every multi-byte character has one of these, so only ASCII characters can be dropped.
     if missing & set(range(0x80, 0xC0)):
         return None
     return frozenset(chr(byte) for byte in missing if byte < 0x80)
 
 
 def _byte_letters() -> dict[int, str]:
-    """The letter that byte-level vocabularies write each byte as: itself where it is printable,
-    and the next one from 256 on where it is not."""
+    """The character for each byte in byte-level vocabularies: itself if printable, else the next
+    one from 256 on."""
     plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in plain)
     shifted = {byte: chr(256 + place) for place, byte in enumerate(others)}

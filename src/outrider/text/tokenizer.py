@@ -1,4 +1,4 @@
-"""Tokenizers, and whether two models share one."""
+"""Loads tokenizers, and checks that two models share one."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from outrider.errors import ModelError
-from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
-from outrider.workers.weights.files import Files, check_size
-from outrider.workers.weights.gguf_header import read_gguf_header
-from outrider.workers.weights.resolve import (
+from outrider.checkpoints.files import Files, check_size
+from outrider.checkpoints.gguf_header import read_gguf_header
+from outrider.checkpoints.resolve import (
     BUNDLED_DRAFT,
     BUNDLED_TARGET,
     draft_assets,
     resolve_source,
 )
+from outrider.errors import ModelError
+from outrider.text.plain_tokenizer import PlainTokenizer, is_self_contained, read_plain
 
 logger = logging.getLogger(__name__)
 
 Tokenizer: TypeAlias = Any
-"""A `PlainTokenizer`, or a `transformers.PreTrainedTokenizerBase`, which can do all that the other
-can; that package is imported only when one is loaded."""
+"""A `PlainTokenizer`, or a `transformers.PreTrainedTokenizerBase`, which has the same methods and
+more; `transformers` is imported only to load one."""
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-# With what `transformers` looks for beside them.
+# And the files `transformers` reads beside them.
 _READ_WHOLE = (
     *(*TOKENIZER_FILES, "tokenizer_config.json", "merges.txt", "added_tokens.json"),
     *("special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
 )
-# Texts on which tokenizers with equal vocabularies are known to part: digits, blanks, joins.
+# Texts that tokenizers with equal vocabularies are known to split differently: digits, whitespace,
+# joins.
 PROBES = (
     "Hello world, it's 1234567 and  3.14 or ½!",
     "  def f(x):\n\treturn x**2  # done\n\n\n",
@@ -39,10 +40,10 @@ PROBES = (
 
 
 def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokenizer:
-    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, chat template included. No
-    weights are downloaded for it.
+    """The tokenizer of a bundled name, folder, `.gguf` file or hub id, with its chat template.
+    Downloads no weights.
 
-    Its `name_or_path` is what it was asked for by, wherever its files are.
+    Its `name_or_path` is `source`, wherever its files are.
     """
     path = _files_of(source, revision)
     folder = _folder_of(path)
@@ -57,7 +58,7 @@ def load_tokenizer(source: str | Path, *, revision: str | None = None) -> Tokeni
 
 
 def tokenizer_folder(source: str | Path, revision: str | None = None) -> Path:
-    """The folder that other tools can load the same tokenizer from."""
+    """A folder from which other tools can load the same tokenizer."""
     path = _files_of(source, revision)
     folder = _folder_of(path)
     if folder is None or not any((folder / name).is_file() for name in TOKENIZER_FILES):
@@ -69,8 +70,8 @@ def tokenizer_folder(source: str | Path, revision: str | None = None) -> Path:
 
 
 def base_name(source: str) -> str | None:
-    """The last part of a path that stands for a model; None for a bundled name or a hub id. The
-    path need not be on this host."""
+    """The last component of a model's path; None for a bundled name or a hub id. The path need not
+    exist on this host."""
     if source in (BUNDLED_DRAFT, BUNDLED_TARGET):
         return None
     path = Path(source).expanduser()
@@ -87,7 +88,7 @@ def _files_of(source: str | Path, revision: str | None) -> Path:
 
 
 def _folder_of(path: Path) -> Path | None:
-    """None where the tokenizer is in the file itself."""
+    """None if the tokenizer is in the file itself."""
     if path.is_dir():
         return path
     is_beside = any((path.parent / name).is_file() for name in TOKENIZER_FILES)
@@ -96,7 +97,7 @@ def _folder_of(path: Path) -> Path | None:
 
 @lru_cache(maxsize=4)
 def of_transformers(tokenizer: PlainTokenizer) -> Tokenizer:
-    """The same, for whoever asks for more than is used here."""
+    """The same tokenizer with the full interface of `transformers`."""
     full = _from_folder(tokenizer.folder)
     full.name_or_path = tokenizer.name_or_path
     return full
@@ -114,7 +115,7 @@ def _from_gguf(path: Path) -> Tokenizer:
 
 @lru_cache(maxsize=2**16)
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """One token by itself. The same few are asked for again and again, by the dozen a step."""
+    """The text of one token. Cached: log-probabilities need the same few tokens in every step."""
     text: str = tokenizer.decode([token_id], skip_special_tokens=False)
     return text
 
@@ -196,7 +197,7 @@ def _pretrained(folder: Path, **options: Any) -> Tokenizer:
     kind: Any = getattr(transformers, "PreTrainedTokenizerFast" if is_generic else "AutoTokenizer")
     try:
         return kind.from_pretrained(str(folder), local_files_only=True, **options)
-    # Damaged files surface as whatever the parser below happened to stumble over.
+    # Damaged files raise whatever the parser fails on.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(

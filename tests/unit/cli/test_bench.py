@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from outrider.bench.load.arrivals import Constant
-from outrider.bench.load.clients.shifts import Load
 from outrider.cli import app
 from outrider.cli.bench.running import _like, _without_secrets
 from outrider.errors import OutriderError
+from outrider.loadtest.arrivals import Constant
+from outrider.loadtest.clients.shifts import LoadSpec
 
 AT = ["--arm", "a=localhost:1"]
 
@@ -75,10 +75,10 @@ def test_a_kept_command_has_no_secrets() -> None:
 
 
 def test_a_search_keeps_the_shape_of_the_arrivals() -> None:
-    load = Load("rate 1", "rate", 1, arrivals=Constant(1), places=(2, 5), temperature=0.7)
+    load = LoadSpec("rate 1", "rate", 1, arrivals=Constant(1), prompt_range=(2, 5), temperature=0.7)
     like = _like(load, 2.3456)
-    assert (like.name, like.arrivals, like.places) == ("rate 2.35", Constant(2.35), (2, 5))
-    closed = _like(Load("clients 1", "clients", 1, clients=1, think_s=2), 8)
+    assert (like.name, like.arrivals, like.prompt_range) == ("rate 2.35", Constant(2.35), (2, 5))
+    closed = _like(LoadSpec("clients 1", "clients", 1, clients=1, think_s=2), 8)
     assert (closed.name, closed.clients, closed.think_s) == ("clients 8", 8, 2)
 
 

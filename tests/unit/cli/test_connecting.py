@@ -66,7 +66,7 @@ def test_two_servers_are_one_too_many(line: str, capsys: pytest.CaptureFixture[s
 def test_a_command_that_talks_to_none_takes_none(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"--server stands before {command}, but is for chat, status" in said(
+    assert f"--server does not apply to {command}, only to chat, status" in said(
         capsys, f"--server {FIRST} {command}"
     )
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from outrider.cli import deploy, main
-from outrider.gateway.keys_file import key_digest, read_keys
+from outrider.gateway.auth.keys_file import key_digest, read_keys
 
 
 def run(*words: str) -> int:
@@ -72,7 +72,7 @@ def test_a_file_that_was_not_edited_is_refused_in_a_sentence(
     ("server", "keeper", "expected"),
     [
         (None, None, "not running, outrider 1"),
-        (None, 5, "not running, being started anew, outrider 1"),
+        (None, 5, "not running, restarting, outrider 1"),
         ({"pid": 7, "state": "serving", "restarts": 0}, 5, "serving (pid 7), outrider 1"),
         (
             {"pid": 7, "state": "serving", "restarts": 2},

@@ -25,8 +25,8 @@ def refusal(*options: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["draft", "--unroll", "3"], "--unroll is nothing that a draft has; leave it out."),
-        (["medusa", "--width", "64"], "--width is nothing that a medusa has; leave it out."),
+        (["draft", "--unroll", "3"], "--unroll does not apply to draft; leave it out."),
+        (["medusa", "--width", "64"], "--width does not apply to medusa; leave it out."),
         (["draft", "--width", "100"], "--width is 100 and --heads 3; every head needs the same"),
         (["draft", "--steps", "0"], "--steps is 0; give at least 1."),
         (["draft", "--batch-tokens", "512"], "--batch-tokens is 512, below --context 2048;"),
@@ -62,10 +62,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
         (
             ["--context", "256", "--phase", "evaluate"],
-            "where nothing was trained to the end; let it be trained first",
+            "which has no finished training; finish it first",
         ),
         (["--context", "256", "--device", "cuda:0"], "but there is no CUDA device; give cpu."),
-        (["--context", "256", "--documents", "/nowhere"], "which is no folder; name one"),
+        (["--context", "256", "--documents", "/nowhere"], "which is not a folder; name one"),
     ],
 )
 def test_what_does_not_go_with_the_target_or_the_folders_is_refused_in_a_sentence(
@@ -85,7 +85,7 @@ def test_a_training_that_was_begun_is_not_begun_again_by_accident(
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "state.pt").write_bytes(b"")
     where = ["draft", "--target", target, "--out", str(tmp_path), "--context", "256"]
-    assert "where a training was begun; give --resume" in refusal(*where, capsys=capsys)
+    assert "where training has begun; give --resume" in refusal(*where, capsys=capsys)
     damaged = refusal(*where, "--resume", "--phase", "train", capsys=capsys)
     assert "let the data be made first" in damaged
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from outrider import cli
-from outrider.gateway.caller import CallerLimits, Scope
-from outrider.gateway.keys_file import key_digest, read_keys
+from outrider.gateway.auth.caller import CallerLimits, Scope
+from outrider.gateway.auth.keys_file import key_digest, read_keys
 
 
 def _run(*args: str) -> str | int | None:

@@ -9,7 +9,7 @@ from vllm_page import judge, lines, vllm_options
 
 from outrider.cli import main
 from outrider.cli.vllm_options import translate
-from outrider.cli.vllm_scan import KNOWN, OwnOptions, Scanned, is_flag, scan
+from outrider.cli.vllm_scan import KNOWN, OwnOptions, ScanResult, is_flag, scan
 from outrider.config.foreign_command import LISTS, OPTIONAL, SHORT
 
 
@@ -150,7 +150,7 @@ def test_words_behind_an_option_of_several_belong_to_it() -> None:
 def test_values_that_look_like_options_stay_with_our_own() -> None:
     own = OwnOptions({"--set": True, "-m": True})
     given = "--set target.max_model_len=1 -m --dtype -- --dtype"
-    assert scan(given.split(), own) == Scanned(args=given.split())
+    assert scan(given.split(), own) == ScanResult(args=given.split())
 
 
 def test_what_is_given_is_listed_in_one_line_and_secrets_are_not(
@@ -203,8 +203,8 @@ def test_all_that_is_refused_is_said_at_once(capsys: pytest.CaptureFixture[str])
         "or int8, which round whole weights when they are loaded.",
         "error: --dtype is 'int3'; it must be 'auto', 'float32', 'bfloat16' or 'float16'.",
         "error: --max-model-len is 'long'; it must be a whole number >= 1, or unset.",
-        "error: server.host is '0.0.0.0', which other hosts can reach, but nobody needs a key; set "
-        "one (--api-key, server.api_keys_file), listen on 127.0.0.1, or let anybody in with "
+        "error: server.host is '0.0.0.0', which other hosts can reach, but no API key is set; set "
+        "one (--api-key, server.api_keys_file), listen on 127.0.0.1, or allow everyone with "
         "--allow-anonymous.",
     ]
 
@@ -227,7 +227,7 @@ def test_a_refused_option_passes_when_it_asks_for_nothing(given: str) -> None:
         ("--dtype", "--dtype has no value; give one."),
         ("-tp 2 --dtype --port 1", "--dtype has no value; give one."),
         ("--api-key one two", "--api-key has 2 values, but server.api_key is one; give one."),
-        ("-sc {", "-sc { is no JSON: "),
+        ("-sc {", "-sc { is invalid JSON: "),
         ("-sc [1]", "speculative_config is [1]; it must be a dict such as "),
         (
             "-sc.methd ngram",

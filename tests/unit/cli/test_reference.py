@@ -19,7 +19,7 @@ def test_every_setting_is_on_the_page_with_its_variable_and_sentence() -> None:
     assert len(rows) == len(settings())
     for row, setting in zip(rows, settings().values(), strict=True):
         assert row.startswith(f"| `{setting.path}` | ")
-        assert setting.env_name in row and setting.doc in row and setting.rule.wanted in row
+        assert setting.env_name in row and setting.doc in row and setting.rule.expected in row
 
 
 def test_flags_are_found_by_the_setting_they_set() -> None:

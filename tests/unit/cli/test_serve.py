@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli import main
 from outrider.cli.terminal import commands_to_paste, depth_reason, page_url
-from outrider.cluster.watching import Addresses, listening_sentence
+from outrider.cluster.serve_callbacks import Addresses, listening_sentence
 from outrider.config import EngineConfig, ServerConfig
 
 
@@ -117,7 +117,7 @@ def test_a_server_that_others_can_reach_needs_keys_or_a_word(
         main(["serve", "/no/such/model", "--host", "0.0.0.0"])
     told = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "nobody needs a key; set one (--api-key" in told
+    assert "no API key is set; set one (--api-key" in told
     assert "model '/no/such/model'" not in told
 
 
@@ -126,3 +126,25 @@ def test_it_is_told_who_set_the_depth() -> None:
     assert depth_reason(default).startswith("the default of this device")
     given = EngineConfig.from_kwargs(model="big", draft_model="small", num_speculative_tokens=4)
     assert depth_reason(given) == "as speculation.num_speculative_tokens says"
+
+
+@pytest.mark.parametrize("command", ["serve", "controller"])
+def test_options_become_settings(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[EngineConfig, bool]] = []
+    monkeypatch.setattr(
+        f"outrider.cli.{command}.run_server",
+        lambda config, log_level, *, use_ray: started.append((config, use_ray)),
+    )
+    shared = ["big", "-m", "big", "--draft-model", "small", "--admin-port", "9000", "--no-ray"]
+    own = ["--served-model-name", "fast,good", "-k", "3", "--gateway-processes", "2"]
+    with pytest.raises(SystemExit) as ended:
+        main([command, *shared, "--replicas", "2", *(own if command == "serve" else [])])
+    assert ended.value.code == 0
+    [(config, use_ray)] = started
+    assert (config.target.model, config.draft.model) == ("big", "small")
+    assert (config.server.admin_port, config.cluster.replicas, use_ray) == (9000, 2, False)
+    if command == "serve":
+        assert config.server.model_names == ("fast", "good")
+        assert (config.speculation.num_speculative_tokens, config.server.processes) == (3, 2)
+    else:
+        assert config.server.processes == 0

@@ -7,8 +7,8 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from outrider.api_types.results import ReplicaStatus
 from outrider.cli.status_tables import processes_table, replicas_table
-from outrider.gateway.results import ReplicaStatus
 from outrider.links.cluster_view import ClusterView, ProcessView
 from outrider.links.gateway_messages import EngineStatus
 

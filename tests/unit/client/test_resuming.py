@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.api_types.errors import MARK, UnavailableError
 from outrider.client import CHANNEL_OPTIONS, prompt_request
-from outrider.client.resuming import LONGEST_PAUSE_S, Calls, Server
+from outrider.client.resuming import LONGEST_PAUSE_S, Calls, ServerEndpoint
 from outrider.errors import OutriderError
-from outrider.gateway.errors import MARK, UnavailableError
 from outrider.proto import generation_pb2
 
 Code = grpc.StatusCode
@@ -39,11 +39,11 @@ CUT = Lost(Code.UNAVAILABLE, "Socket closed", is_marked=False)
 def calls(
     *, has_begun: bool = True, resumes: bool = True, window_s: float = 100.0, **options: Any
 ) -> Calls:
-    generation = SimpleNamespace(
+    stub = SimpleNamespace(
         Generate=lambda request, timeout: ("Generate", request),
         ResumeStream=lambda request, timeout: ("ResumeStream", request),
     )
-    made = Calls(Server(generation, "here:1", resumes, window_s), prompt_request("a"), **options)
+    made = Calls(ServerEndpoint(stub, "here:1", resumes, window_s), prompt_request("a"), **options)
     if has_begun:
         made.take(first_message())
     return made

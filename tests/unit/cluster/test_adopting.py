@@ -12,23 +12,25 @@ from typing import Any
 import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
-from replica_tools import FakeRooms
+from replica_tools import FakeBackend
 
-from outrider.cluster import attach, controller, kept_replica, ray_launch, replica_set
-from outrider.cluster.attach import Attaching
-from outrider.cluster.controller import Controller
+from outrider.cluster import replica_set, supervised_replica
 from outrider.cluster.errors import DetachedError
 from outrider.cluster.events import Bookmark, Event
-from outrider.cluster.lease import Driver, Lease, LeaseLostError
-from outrider.cluster.ray_launch import RayLaunch
-from outrider.cluster.ray_session import RaySession
+from outrider.cluster.ray import attach, controller
+from outrider.cluster.ray import launch as ray_launch
+from outrider.cluster.ray.attach import ControllerAttachment
+from outrider.cluster.ray.controller import Controller
+from outrider.cluster.ray.launch import RayLaunch
+from outrider.cluster.ray.lease import DriverIdentity, Lease, LeaseLostError
+from outrider.cluster.ray.session import RaySession
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.links.fleet_messages import ReplicaState
 
 CONFIG = EngineConfig.from_settings({"target.model": "t", "draft.model": "d"})
 SESSION = RaySession("node", "connected", None)
-OLD, NEW = Driver("old, pid 1", "a"), Driver("new, pid 2", "b")
+OLD, NEW = DriverIdentity("old, pid 1", "a"), DriverIdentity("new, pid 2", "b")
 LIMIT_S = 60.0
 
 
@@ -73,7 +75,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = Clock()
-        self.rooms: FakeRooms
+        self.backend: FakeBackend
         self.actor: Actor | None = None
         self.said: list[str] = []
         monkeypatch.setattr(
@@ -81,10 +83,10 @@ class Scene:
             "get_runtime_context",
             lambda: SimpleNamespace(was_current_actor_reconstructed=False),
         )
-        monkeypatch.setattr(controller, "RayRooms", self._make_rooms)
+        monkeypatch.setattr(controller, "RayBackend", self._make_backend)
         monkeypatch.setattr(controller, "Lease", lambda: Lease(self.clock))
         monkeypatch.setattr(attach, "find_controller", lambda: self.actor)
-        monkeypatch.setattr(Attaching, "_make", lambda _, is_first: self.begin())
+        monkeypatch.setattr(ControllerAttachment, "_make", lambda _, is_first: self.begin())
         monkeypatch.setattr(ray, "kill", self._kill)
         monkeypatch.setattr(ray_launch, "_ANSWER_S", 0.05)
         monkeypatch.setattr(attach, "_CLAIM_S", 0.05)
@@ -92,13 +94,13 @@ class Scene:
         monkeypatch.setattr(attach, "_POLL_S", 0.005)
         monkeypatch.setattr(ray_launch, "SILENCE_S", 0.2)
         monkeypatch.setattr(attach, "START_S", 0.2)
-        for name in ("HEARD_S", "_IDLE_POLL_S"):
-            monkeypatch.setattr(kept_replica, name, 0.005)
+        for name in ("NOTICE_S", "_IDLE_POLL_S"):
+            monkeypatch.setattr(supervised_replica, name, 0.005)
         monkeypatch.setattr(replica_set, "QUICK_S", 0.01)
 
-    def _make_rooms(self, *_: object, **__: object) -> FakeRooms:
-        self.rooms = FakeRooms()
-        return self.rooms
+    def _make_backend(self, *_: object, **__: object) -> FakeBackend:
+        self.backend = FakeBackend()
+        return self.backend
 
     def begin(self) -> Actor:
         self.actor = Actor(Controller(CONFIG, "secret", "node", {}, can_grow=True))
@@ -110,12 +112,14 @@ class Scene:
             self.actor = None
 
     async def attach(
-        self, driver: Driver, config: EngineConfig = CONFIG, secret: str = "secret"
+        self, driver: DriverIdentity, config: EngineConfig = CONFIG, secret: str = "secret"
     ) -> RayLaunch:
         def say(event: Event) -> None:
             self.said.append(event.text)
 
-        return await Attaching(config, SESSION, secret, driver, say).attach(is_first=True)
+        return await ControllerAttachment(config, SESSION, secret, driver, say).attach(
+            is_first=True
+        )
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def _ignore(event: Event) -> None: ...
 
 
 async def _served(launch: RayLaunch) -> asyncio.Task[None]:
-    keeping = asyncio.create_task(launch.keep(_ignore))
+    keeping = asyncio.create_task(launch.run(_ignore))
     while not launch.places or launch.places[0].state is not ReplicaState.SERVING:
         assert not keeping.done(), keeping.result()
         await asyncio.sleep(0.005)
@@ -166,10 +170,10 @@ def test_the_next_driver_adopts_the_same_lives_and_the_first_one_ends(scene: Sce
         await first.stop()
         assert scene.actor is actor and not actor.is_killed
         await _served(second)
-        assert scene.actor is actor and len(scene.rooms.lives) == 1
+        assert scene.actor is actor and len(scene.backend.handles) == 1
         assert scene.said[-1] == "adopted the running replicas of old, pid 1"
         await second.stop()
-        assert actor.is_killed and not scene.rooms.running
+        assert actor.is_killed and not scene.backend.running
 
     _run(test)
 
@@ -178,9 +182,9 @@ def test_changed_settings_are_rolled_out_after_the_order_that_was_under_way(scen
     async def test() -> None:
         first = await scene.attach(OLD)
         keeping = await _served(first)
-        scene.rooms.may_start.clear()
+        scene.backend.may_start.clear()
         order = asyncio.create_task(first.scale(2))
-        while len(scene.rooms.lives) < 2:
+        while len(scene.backend.handles) < 2:
             await asyncio.sleep(0.005)
         await _crash(keeping)
         scene.clock.now_s += 3.0
@@ -190,8 +194,8 @@ def test_changed_settings_are_rolled_out_after_the_order_that_was_under_way(scen
         assert view is not None and view.order is not None
         assert (view.order.what, view.order.state) == ("scale to 2", "under way")
         await _served(second)
-        scene.rooms.may_start.set()
-        while [each.config.draft.model for each in scene.rooms.running] != ["other"] * 2:
+        scene.backend.may_start.set()
+        while [each.config.draft.model for each in scene.backend.running] != ["other"] * 2:
             await asyncio.sleep(0.005)
         order.cancel()
         await second.stop()
@@ -208,7 +212,7 @@ def test_orders_of_before_count_where_the_settings_are_those_it_began_with(scene
         scene.clock.now_s += 3.0
         second = await scene.attach(NEW)
         await _served(second)
-        assert [each.config.draft.model for each in scene.rooms.running] == ["ordered"]
+        assert [each.config.draft.model for each in scene.backend.running] == ["ordered"]
         assert second.config.draft.model == "ordered"
         await second.stop()
 
@@ -232,7 +236,7 @@ def test_replicas_that_cannot_be_adopted_are_started_anew(
         scene.clock.now_s += 3.0
         second = await scene.attach(NEW, wanted, secret)
         assert old is not None and old.is_killed and scene.actor is not old
-        assert scene.said[-1].startswith("replicas run already and are started anew: ")
+        assert scene.said[-1].startswith("replicas already run and are restarted: ")
         assert reason in scene.said[-1]
         await _served(second)
         await second.stop()
@@ -260,15 +264,15 @@ def test_a_silent_controller_is_given_up(scene: Scene, is_silent: bool) -> None:
         launch = await scene.attach(OLD)
         keeping = await _served(launch)
         assert scene.actor is not None
-        scene.rooms.may_start.clear()
+        scene.backend.may_start.clear()
         order = asyncio.create_task(launch.scale(2))
-        while len(scene.rooms.lives) < 2:
+        while len(scene.backend.handles) < 2:
             await asyncio.sleep(0.005)
         scene.actor.is_silent = is_silent
         scene.actor.failure = ActorUnavailableError("Socket closed", None)
         with pytest.raises(DetachedError, match="the controller is silent for"):
             await keeping
-        with pytest.raises(Exception, match="order it again once the server serves"):
+        with pytest.raises(Exception, match="try again once the server serves"):
             await order
         assert launch.has_served and await launch.view() is None
 
@@ -312,7 +316,7 @@ def test_a_ray_of_the_server_s_own_whose_services_ended_is_given_up_at_once(
         launch = RayLaunch(CONFIG, own, OLD, Actor(), Bookmark())
         launch._controller.is_silent = True
         with pytest.raises(DetachedError, match="Ray's gcs_server on this machine ended"):
-            await launch.keep(_ignore)
+            await launch.run(_ignore)
 
-    monkeypatch.setattr("outrider.cluster.ray_session.dead_services", lambda: ["gcs_server"])
+    monkeypatch.setattr("outrider.cluster.ray.session.dead_services", lambda: ["gcs_server"])
     _run(test)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from outrider.cluster.deploy_file import ClusterFile, ray_schema, read_cluster_file
+from outrider.cluster.deploy.cluster_file import ClusterFile, ray_schema, read_cluster_file
 from outrider.config.sources import resolve
 from outrider.errors import ConfigError
 
@@ -125,9 +125,9 @@ def test_an_edited_file_is_read_with_what_it_names(tmp_path: Path) -> None:
         ({"provider": {"type": "local", "head_ip": "a"}}, "provider.worker_ips is missing; name"),
         (
             {"provider": {"type": "local", "head_ip": "a", "worker_ips": ["a"]}},
-            "provider.worker_ips names the head, a; a host is either.",
+            "provider.worker_ips names the head, a; a host cannot be both.",
         ),
-        ({"auth": {}}, "auth.ssh_user is missing; name whom"),
+        ({"auth": {}}, "auth.ssh_user is missing; name the SSH user"),
         ({"file_mounts": {}}, "file_mounts has no ~/outrider/conf; it carries"),
         (
             {"file_mounts": {"~/outrider/conf": "nowhere"}},
@@ -153,9 +153,9 @@ def test_what_is_wrong_with_a_file_is_one_sentence(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("a: [1", r":\d+: this is no YAML: "),
-        ("- a", ": it is no mapping; 'outrider deploy init'"),
-        ("\x00", ": this is no YAML: "),
+        ("a: [1", r":\d+: invalid YAML: "),
+        ("- a", ": not a mapping; 'outrider deploy init'"),
+        ("\x00", ": invalid YAML: "),
     ],
 )
 def test_a_file_that_is_no_cluster_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_hosts_get_exactly_one_wheel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "sentence"),
     [
-        ("{port: 1}", "server.admin_port must be a port of its own"),
-        ("{admin_port: 1, port: 0}", "server.port and server.grpc_port must be given"),
-        ("{admin_port: 1, host: 0.0.0.0}", "nobody needs a key"),
+        ("{port: 1}", "server.admin_port must be set"),
+        ("{admin_port: 1, port: 0}", "server.port and server.grpc_port must be set"),
+        ("{admin_port: 1, host: 0.0.0.0}", "no API key is set"),
         ("{admin_prt: 1}", "admin_prt"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cluster.engine_folder import make_engine_folder
+from outrider.cluster.ray.engine_folder import make_engine_folder
 
 
 def ended_pid() -> int:

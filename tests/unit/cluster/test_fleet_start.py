@@ -34,11 +34,11 @@ def test_a_ctrl_c_that_meets_a_gateway_before_it_runs_is_not_its_failure(
     answers: Any = None  # nobody asks
     fleet = Fleet(1, {}, "secret", answers, said.append)
 
-    async def keep() -> None:
-        await fleet.keep()
+    async def run() -> None:
+        await fleet.run()
 
     with pytest.raises(ClusterError, match="the gateway cannot serve: .* exit code 3"):
-        asyncio.run(keep())
+        asyncio.run(run())
     fleet.close()
     assert (tmp_path / "gateway.begun").exists()
     assert said == []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cluster.head_monitor import renew_monitor
+from outrider.cluster.deploy.head_monitor import renew_monitor
 
 # Notes who it is, whenever it starts.
 MONITOR = """

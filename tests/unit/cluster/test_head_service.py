@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
-from outrider.cluster import head_keeper, head_service
+from outrider.cluster.deploy import head_keeper, head_service
+from outrider.cluster.deploy.head_record import HeadRecord
+from outrider.cluster.deploy.head_service import HeadService
+from outrider.cluster.deploy.head_systemd import Systemd
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.head_record import Record
-from outrider.cluster.head_service import HeadService
-from outrider.cluster.head_systemd import Systemd
 
 # Answers as the admin port does, as long as it is not told to end.
 SERVER = """
@@ -90,7 +90,7 @@ def test_settings_that_changed_start_it_anew(service: Service, tmp_path: Path) -
     settings.write_text(settings.read_text() + "seed: 3\n")
     said: list[str] = []
     service.start(said.append, 20)
-    assert "has changed: the server is started anew" in said[0]
+    assert "has changed: the server is restarted" in said[0]
     assert pid_of(service) not in (before, None)
 
 
@@ -116,7 +116,9 @@ def test_one_that_does_not_end_is_killed(service: Service, monkeypatch: pytest.M
 
 def test_one_that_ends_at_once_says_its_last_words(service: Service) -> None:
     service.program = "print('error: no such model')"
-    with pytest.raises(ClusterError, match="the server has ended; .* closes with: error: no such"):
+    with pytest.raises(
+        ClusterError, match="the server has ended; last lines of .*: error: no such"
+    ):
         service.start(lambda text: None, 20)
 
 
@@ -146,8 +148,8 @@ def test_a_server_that_was_killed_is_started_anew(service: Service) -> None:
     assert first is not None
     os.kill(first, signal.SIGKILL)
     until(lambda: pid_of(service) not in (None, first))
-    assert Record.read(service.record.parent).restarts == 1
-    assert "the server has ended (signal 9); it is started anew in 0 s" in log_of(service)
+    assert HeadRecord.read(service.record.parent).restarts == 1
+    assert "the server has ended (signal 9); restarting in 0 s" in log_of(service)
     until(lambda: log_of(service).count("weights loaded") == 2)
     said: list[str] = []
     service.start(said.append, 20)  # as a second `up` does
@@ -178,7 +180,7 @@ def test_a_server_that_ends_again_and_again_is_stopped_between_two_starts(
     pid, keeper = pid_of(service), service.keeper()
     assert pid is not None and keeper is not None
     os.kill(pid, signal.SIGKILL)
-    until(lambda: "exit code 3); it is started anew in 1 s" in log_of(service))
+    until(lambda: "exit code 3); restarting in 1 s" in log_of(service))
     service.stop(lambda text: None)
     assert not keeper.is_running and pid_of(service) is None
 
@@ -193,7 +195,7 @@ def test_a_keeper_that_was_killed_is_replaced_and_the_server_goes_on(service: Se
     service.start(said.append, 20)
     assert said[:2] == [
         f"the server runs already, as pid {pid}",
-        "its keeper was gone and is started anew",
+        "its keeper was gone and is restarted",
     ]
     assert service.keeper() not in (None, keeper) and pid_of(service) == pid
     os.kill(pid, signal.SIGKILL)  # which is not a child of the new one
@@ -209,17 +211,17 @@ def test_one_that_never_served_is_not_tried_for_ever(service: Service) -> None:
 
 def test_there_is_one_keeper_at_a_time(service: Service, tmp_path: Path) -> None:
     service.start(lambda text: None, 20)
-    command = [sys.executable, "-m", "outrider.cluster.head_keeper", str(tmp_path)]
+    command = [sys.executable, "-m", "outrider.cluster.deploy.head_keeper", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and "another keeper is at work" in done.stderr
+    assert done.returncode == 1 and "another keeper already runs" in done.stderr
 
 
 def test_the_log_is_bounded_while_the_server_goes_on_writing_to_it(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "server.log"
-    monkeypatch.setattr(head_keeper, "MOST_LOG_BYTES", 1000)
-    keeper = head_keeper.Keeper(tmp_path, head_keeper.Order("d", ["true"], {}))
+    monkeypatch.setattr(head_keeper, "MAX_LOG_BYTES", 1000)
+    keeper = head_keeper.Keeper(tmp_path, head_keeper.KeeperSpec("d", ["true"], {}))
     with log.open("ab") as server:
         server.write(b"x" * 1001)
         server.flush()
@@ -277,6 +279,6 @@ def test_a_unit_keeps_the_keeper_where_that_is_asked_for(service: Service, calls
 
 def test_a_systemd_that_refuses_is_told_with_what_to_do(service: Service, calls: Path) -> None:
     (calls.parent / "systemctl").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
-    with pytest.raises(ClusterError, match="daemon-reload` failed: no bus; leave metadata.superv"):
+    with pytest.raises(ClusterError, match="daemon-reload` failed: no bus; remove metadata.superv"):
         service.start(lambda text: None, 20, use_systemd=True)
     assert service.keeper() is None and pid_of(service) is None

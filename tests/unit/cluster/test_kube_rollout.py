@@ -16,10 +16,16 @@ import yaml
 from kube_api import KubeApi, running_api
 
 from outrider.cli import main
-from outrider.cluster import kube_rollout
+from outrider.cluster.deploy import kube_rollout
+from outrider.cluster.deploy.kube import RAY_CLUSTERS, Kube, KubeError
+from outrider.cluster.deploy.kube_rollout import (
+    DesiredReplica,
+    RolloutPlan,
+    index_of,
+    observe,
+    roll_out,
+)
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.kube import RAY_CLUSTERS, Kube, KubeError
-from outrider.cluster.kube_rollout import Desired, Plan, index_of, observe, roll_out
 from outrider.errors import ConfigError
 
 LABELS = {"app.kubernetes.io/instance": "demo"}
@@ -29,7 +35,7 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.timeout(120)
 
 
-def desired(index: int, version: str) -> Desired:
+def desired(index: int, version: str) -> DesiredReplica:
     name = f"demo-{index}-{version}"
 
     def group() -> dict[str, Any]:
@@ -43,13 +49,15 @@ def desired(index: int, version: str) -> Desired:
         "workerGroupSpecs": [{"groupName": "target", **group()}],
     }
     cluster = {"kind": "RayCluster", "metadata": metadata, "spec": spec}
-    return Desired(index, cluster, {"kind": "ConfigMap", "metadata": dict(metadata), "data": {}})
+    return DesiredReplica(
+        index, cluster, {"kind": "ConfigMap", "metadata": dict(metadata), "data": {}}
+    )
 
 
-def plan(version: str, num_replicas: int = 2, **fields: Any) -> Plan:
+def plan(version: str, num_replicas: int = 2, **fields: Any) -> RolloutPlan:
     replicas = tuple(desired(index, version) for index in range(num_replicas))
     times = {"settle_s": 0.0, "start_s": 20.0, "stop_s": 20.0}
-    return Plan(
+    return RolloutPlan(
         "demo", "llm", "demo", LABELS, **({"max_surge": 1} | times | fields), replicas=replicas
     )
 
@@ -65,7 +73,7 @@ class Cluster:
         api.serving.clear()
         api.bad_images.add(f"engine:{BAD}")
 
-    def roll(self, wanted: Plan) -> None:
+    def roll(self, wanted: RolloutPlan) -> None:
         async def run() -> None:
             async with asyncio.timeout(LIMIT_S):
                 await roll_out(self.kube, wanted, lambda event: self.said.append(event.text))
@@ -272,7 +280,7 @@ def test_other_names_are_no_replicas(name: str) -> None:
 
 def test_a_file_that_is_no_plan_is_refused() -> None:
     with pytest.raises(ConfigError, match="the rollout's file cannot be read"):
-        Plan.of({"base": "demo"}, [])
+        RolloutPlan.of({"base": "demo"}, [])
 
 
 def test_outside_of_a_cluster_there_is_no_api(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +318,8 @@ def test_the_command_reads_what_the_chart_renders(
 def test_the_image_of_gateways_can_run_it() -> None:
     """It has neither torch nor Ray."""
     code = (
-        "import sys, outrider.cli.rollout, outrider.cluster.kube_rollout, outrider.cluster.leaving;"
+        "import sys, outrider.cli.rollout, outrider.cluster.deploy.kube_rollout;"
+        "import outrider.cluster.deploy.leaving;"
         "print({'torch', 'ray'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from outrider.cluster import late_launch
 from outrider.cluster.errors import ClusterError, DetachedError
-from outrider.cluster.events import Event, Kind, Say
-from outrider.cluster.late_launch import REATTACH_S, LateLaunch
+from outrider.cluster.events import Event, EventKind, Say
+from outrider.cluster.ray import late_launch
+from outrider.cluster.ray.late_launch import REATTACH_S, LateLaunch
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.links.cluster_view import ClusterView
@@ -39,7 +39,7 @@ class Noting:
     async def view(self) -> ClusterView | None:
         return VIEW
 
-    async def keep(self, say: Say) -> None:
+    async def run(self, say: Say) -> None:
         self.places = (PLACE,)
         for hear in self.on_change:
             hear()
@@ -69,7 +69,7 @@ class Noting:
 
 
 def _ignore(event: Event) -> None:
-    assert event.kind is Kind.STAGE
+    assert event.kind is EventKind.STAGE
 
 
 def test_it_is_nothing_until_what_it_needs_is_there_and_then_what_was_made() -> None:
@@ -88,11 +88,11 @@ def test_it_is_nothing_until_what_it_needs_is_there_and_then_what_was_made() -> 
         changed = asyncio.Event()
         launch = LateLaunch(wait, make)
         launch.on_change.append(changed.set)
-        keeping = asyncio.create_task(launch.keep(_ignore))
+        keeping = asyncio.create_task(launch.run(_ignore))
         await asyncio.sleep(0.01)
         assert not launch.places and await launch.view() is None and not made
         for order in (launch.scale(2), launch.roll_out(EngineConfig(), is_draft_only=True)):
-            with pytest.raises(ClusterError, match="starting; order it again once it serves"):
+            with pytest.raises(ClusterError, match="starting; try again once it serves"):
                 await order
         launch.abort()  # there is nothing to end
         is_there.set()
@@ -116,7 +116,7 @@ def test_who_is_stopped_before_has_made_nothing() -> None:
 
     async def run() -> None:
         launch = LateLaunch(lambda _: is_there.wait(LIMIT_S), make)
-        keeping = asyncio.create_task(launch.keep(_ignore))
+        keeping = asyncio.create_task(launch.run(_ignore))
         await asyncio.sleep(0.01)
         await launch.stop()
         keeping.cancel()
@@ -135,7 +135,7 @@ def test_what_never_comes_is_told() -> None:
         raise AssertionError("there is no session")
 
     async def run() -> None:
-        await LateLaunch(wait, make).keep(_ignore)
+        await LateLaunch(wait, make).run(_ignore)
 
     with pytest.raises(ConfigError, match="no Ray cluster can be used there"):
         asyncio.run(run())
@@ -160,7 +160,7 @@ def test_a_session_that_is_lost_is_opened_again_and_its_places_are_withdrawn_mea
         changed = asyncio.Event()
         launch = LateLaunch(wait, make, first_wait_s=7.0)
         launch.on_change.append(changed.set)
-        keeping = asyncio.create_task(launch.keep(lambda event: said.append(event.text)))
+        keeping = asyncio.create_task(launch.run(lambda event: said.append(event.text)))
         await asyncio.wait_for(changed.wait(), LIMIT_S)
         assert launch.places == (PLACE,)
         changed.clear()
@@ -169,7 +169,7 @@ def test_a_session_that_is_lost_is_opened_again_and_its_places_are_withdrawn_mea
             await asyncio.sleep(0.005)
         assert not launch.places and await launch.view() is None
         assert not changed.is_set()  # gateways go on with what they know
-        with pytest.raises(ClusterError, match="order it again once it serves"):
+        with pytest.raises(ClusterError, match="try again once it serves"):
             await launch.scale(2)
         may_return.set()
         await asyncio.wait_for(changed.wait(), LIMIT_S)
@@ -181,7 +181,7 @@ def test_a_session_that_is_lost_is_opened_again_and_its_places_are_withdrawn_mea
     assert waits == [7.0, REATTACH_S]
     assert [each.asked[0] for each in made] == ["session 1", "session 2"]
     assert said == [
-        "the controller has not answered for 10 s (alive); attaching to Ray anew, requests wait"
+        "the controller has not answered for 10 s (alive); reattaching to Ray, requests wait"
     ]
 
 
@@ -197,7 +197,7 @@ def test_a_session_that_does_not_come_back_ends_the_server() -> None:
         return made
 
     async def run() -> None:
-        await LateLaunch(wait, make).keep(lambda event: None)
+        await LateLaunch(wait, make).run(lambda event: None)
 
     with pytest.raises(ConfigError, match="no Ray cluster can be used there"):
         asyncio.run(run())
@@ -208,7 +208,7 @@ def test_a_session_that_was_lost_before_anything_ran_ends_the_server() -> None:
         raise DetachedError("Ray has not answered for 20 s")
 
     async def run() -> None:
-        await LateLaunch(lambda _: "a session", make).keep(_ignore)
+        await LateLaunch(lambda _: "a session", make).run(_ignore)
 
     with pytest.raises(DetachedError, match="has not answered for 20 s"):
         asyncio.run(run())
@@ -222,8 +222,8 @@ def test_a_session_that_hangs_ends_the_server(monkeypatch: pytest.MonkeyPatch) -
         raise AssertionError("there is no session")
 
     async def run() -> None:
-        await LateLaunch(lambda _: is_there.wait(LIMIT_S), make).keep(_ignore)
+        await LateLaunch(lambda _: is_there.wait(LIMIT_S), make).run(_ignore)
 
-    with pytest.raises(ClusterError, match="Ray has not let this server in within 0.01 s"):
+    with pytest.raises(ClusterError, match="Ray did not accept this server within 0.01 s"):
         asyncio.run(run())
     is_there.set()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.cluster.adoption import changes_between
-from outrider.cluster.lease import LEASE_S, Driver, Lease, LeaseLostError
+from outrider.cluster.ray.adoption import changes_between
+from outrider.cluster.ray.lease import LEASE_S, DriverIdentity, Lease, LeaseLostError
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 
-OLD, NEW = Driver("old, pid 1", "a"), Driver("new, pid 2", "b")
+OLD, NEW = DriverIdentity("old, pid 1", "a"), DriverIdentity("new, pid 2", "b")
 GIVEN = EngineConfig.from_settings({"target.model": "t", "draft.model": "d"})
 
 

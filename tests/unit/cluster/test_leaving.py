@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from outrider.cli import main
-from outrider.cluster import leaving
+from outrider.cluster.deploy import leaving
+from outrider.cluster.deploy.leaving import leave, own_addresses
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.fleet_desk import Answers, Desk
-from outrider.cluster.leaving import leave, own_addresses
+from outrider.cluster.fleet_registry import FleetHandlers, FleetRegistry
 from outrider.links.address import bound_address, listen
 
 SECRET = "a secret of the tests"
@@ -30,10 +30,12 @@ class Controller:
         self.error = ""
         self.is_empty = asyncio.Event()  # no replica is on the host any more
         self.asked = asyncio.Event()
-        self.desk = Desk({}, SECRET, Answers(self._view, _refuse, _refuse, self._leave))
+        self.registry = FleetRegistry(
+            {}, SECRET, FleetHandlers(self._view, _refuse, _refuse, self._leave)
+        )
         self._listener = listen("tcp:127.0.0.1:0")
         self.address = bound_address(self._listener)
-        self._task = asyncio.create_task(self.desk.run(self._listener))
+        self._task = asyncio.create_task(self.registry.run(self._listener))
 
     async def end(self) -> None:
         self._task.cancel()
@@ -73,10 +75,10 @@ def test_it_waits_for_the_last_replica_and_no_longer() -> None:
         await controller.asked.wait()
         assert controller.limit_s == 50.0
         assert controller.hosts == {*own_addresses(), "127.0.0.1"}  # as it was reached from
-        assert not controller.desk.everybody  # it is no gateway, and shares no limits
+        assert not controller.registry.all_members  # it is no gateway, and shares no limits
         assert not task.done()
         controller.is_empty.set()
-        assert await task == "no replica is here any more"
+        assert await task == "no replica is left on this host"
 
     run(test)
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from outrider.cluster.actors import Endpoint
+from outrider.checkpoints.environment import model_environment
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.events import Bookmark, Event, Journal, Kind
-from outrider.cluster.postmortem import End, root_cause
-from outrider.cluster.sweeper import Sweeper
+from outrider.cluster.events import Bookmark, Event, EventKind, Journal
+from outrider.cluster.ray.actors import Endpoint
+from outrider.cluster.ray.postmortem import End, root_cause
+from outrider.cluster.ray.sweeper import Sweeper
 from outrider.cluster.tasks import first_of, in_own_thread
-from outrider.engine.launch.restarts import LONGEST_PAUSE_S, Restarts
-from outrider.workers.weights.environment import model_environment
+from outrider.restarts import LONGEST_PAUSE_S, Restarts
 
 # -- pauses -----------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ def test_only_what_has_never_run_may_fail_for_good() -> None:
 
 
 def _line(text: str) -> Event:
-    return Event(Kind.STAGE, text)
+    return Event(EventKind.STAGE, text)
 
 
 def test_a_reader_gets_what_it_has_not_read_in_order() -> None:
@@ -163,7 +163,7 @@ def test_whoever_is_not_first_is_cancelled_and_failures_are_raised() -> None:
 SERVER = """
 import subprocess, sys, time
 from pathlib import Path
-from outrider.cluster.sweeper import Sweeper
+from outrider.cluster.ray.sweeper import Sweeper
 folder = Path(sys.argv[1])
 sweeper = Sweeper(folder)
 child = subprocess.Popen(["sleep", "60"], stdout=(folder / "log").open("w"), start_new_session=True)
@@ -223,7 +223,7 @@ def test_whoever_reads_a_log_or_has_it_in_an_editor_is_spared(tmp_path: Path) ->
 REDIRECTED = """
 import sys
 from pathlib import Path
-from outrider.cluster import postmortem
+from outrider.cluster.ray import postmortem
 postmortem.logs_folder = lambda: Path(sys.argv[1])
 postmortem.redirect_output("target-0")
 print("its words", flush=True)
@@ -257,7 +257,8 @@ def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
 ACTOR = """
 import sys
 from pathlib import Path
-from outrider.cluster import actors, postmortem
+from outrider.cluster.ray import actors
+from outrider.cluster.ray import postmortem
 assert not {"huggingface_hub", "transformers", "torch"} & sys.modules.keys()  # which read it
 postmortem.logs_folder = lambda: Path(sys.argv[1])
 actors.RankActor("target", 0, 1, {"HF_HOME": "/elsewhere", "HF_HUB_OFFLINE": "1"})
@@ -293,7 +294,7 @@ def test_an_engine_is_reached_over_its_socket_from_its_own_node_only() -> None:
     assert both.address_from({"here", "there"}) == "tcp:10.0.0.1:7000"
     alone = Endpoint("unix:/e", None, "here", "secret")
     assert alone.address_from({"here"}) == "unix:/e"
-    with pytest.raises(ClusterError, match="start the server anew to use the nodes"):
+    with pytest.raises(ClusterError, match="restart the server to use the nodes"):
         alone.address_from({"there"})
 
 
@@ -301,7 +302,7 @@ def test_an_engine_is_reached_over_its_socket_from_its_own_node_only() -> None:
 
 CONNECT = """
 import sys
-from outrider.cluster.ray_session import ray_session
+from outrider.cluster.ray.session import ray_session
 from outrider.errors import ConfigError
 try:
     with ray_session(sys.argv[1], 1):
@@ -319,7 +320,7 @@ def test_who_has_no_token_is_told_which_variables_to_set(tmp_path: Path) -> None
         command = [sys.executable, "-c", CONNECT, address]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == (
-        f"cluster.address is '{address}' but that Ray cluster does not let us in: Token "
+        f"cluster.address is '{address}' but that Ray cluster refuses authentication: Token "
         "authentication is enabled but no authentication token was found; set RAY_AUTH_MODE as on "
         "its nodes, and if that is token RAY_AUTH_TOKEN too.\n"
     )
@@ -327,7 +328,7 @@ def test_who_has_no_token_is_told_which_variables_to_set(tmp_path: Path) -> None
 
 WAIT = """
 import sys, threading
-from outrider.cluster import ray_session
+from outrider.cluster.ray import session
 from outrider.errors import ConfigError
 class Ray:
     def __init__(self): self.attempts = 0
@@ -338,13 +339,13 @@ class Ray:
         print("connected after", self.attempts)
         raise SystemExit(0)
     def shutdown(self): pass
-ray_session.ray, ray_session._RETRY_S = Ray(), 0.01
-ray_session.bootstrap_address = str  # whatever other Ray this host has
+session.ray, session._RETRY_S = Ray(), 0.01
+session.bootstrap_address = str  # whatever other Ray this host has
 given_up = threading.Event()
 if sys.argv[2] == "given up":
     given_up.set()
 try:
-    with ray_session.ray_session("auto", 1, float(sys.argv[1]), given_up):
+    with session.ray_session("auto", 1, float(sys.argv[1]), given_up):
         pass
 except ConfigError as error:
     print(error)

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from outrider.cluster import placement
 from outrider.cluster.errors import PlacementError
-from outrider.cluster.no_room import no_room, too_small
-from outrider.cluster.placement import Placed, needs_of, settle_devices
-from outrider.cluster.ray_facts import Node
-from outrider.cluster.rooms import Need, find_rooms
+from outrider.cluster.ray import placement
+from outrider.cluster.ray.facts import Node
+from outrider.cluster.ray.node_assignment import Need, assign_nodes
+from outrider.cluster.ray.placement import RolePlacement, needs_of, settle_devices
+from outrider.cluster.ray.placement_errors import gpus_too_small, insufficient_resources
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 
@@ -91,8 +91,8 @@ def _busy(node: Node, **free: float) -> Node:
 
 
 def _where(needs: list[Need], *nodes: Node) -> list[tuple[str, ...]] | None:
-    rooms = find_rooms(needs, nodes)
-    return None if rooms is None else [room.node_ids for room in rooms]
+    assignments = assign_nodes(needs, nodes)
+    return None if assignments is None else [assignment.node_ids for assignment in assignments]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def _where(needs: list[Need], *nodes: Node) -> list[tuple[str, ...]] | None:
         ([_node("a", 3)], [("a", "a"), ("a",)]),
         ([_node("a", 2), _node("b", 3)], [("b", "b"), ("b",)]),  # the draft beside its target
         ([_node("a", 2), _node("b", 1)], [("a", "a"), ("b",)]),  # or elsewhere
-        ([_node("a", 8), _node("b", 4)], [("b", "b"), ("b",)]),  # large rooms stay whole
+        ([_node("a", 8), _node("b", 4)], [("b", "b"), ("b",)]),  # large nodes stay whole
         ([_node("a", 1), _node("b", 1), _node("c", 1)], [("a", "b"), ("c",)]),
         ([_node("a", 1), _node("b", 2, cpus=1.0)], None),
         ([_node("a", 1), _node("b", 1)], None),
@@ -133,8 +133,8 @@ def test_a_target_leaves_the_only_node_that_its_draft_may_have() -> None:
 def test_a_draft_that_is_placed_anew_is_near_its_target_if_it_can_be() -> None:
     draft = Need("draft", 1, GPU)
     nodes = [_node("a", 1), _node("b", 8)]
-    [near] = find_rooms([draft], nodes, near=["b"]) or []
-    [elsewhere] = find_rooms([draft], [nodes[0], _busy(nodes[1], GPU=0.0)], near=["b"]) or []
+    [near] = assign_nodes([draft], nodes, near=["b"]) or []
+    [elsewhere] = assign_nodes([draft], [nodes[0], _busy(nodes[1], GPU=0.0)], near=["b"]) or []
     assert (near.node_ids, elsewhere.node_ids) == (("b",), ("a",))
 
 
@@ -164,7 +164,7 @@ def test_labels_of_the_configuration_are_those_of_the_needs() -> None:
 
 def test_the_sentence_names_need_supply_and_remedy() -> None:
     node = _busy(_node("1", 4, 16.0), CPU=12.0, GPU=0.0)
-    assert no_room(Need("target", 8, GPU), [node], 60.0) == (
+    assert insufficient_resources(Need("target", 8, GPU), [node], 60.0) == (
         "target: 8 ranks need 1 GPU and 1 CPU each, 8 GPUs and 8 CPUs in all, but the cluster has "
         "4 GPUs (0 free) and 16 CPUs (12 free) after 60 s; lower target.tensor_parallel, set "
         "target.device to cpu or use a larger cluster."
@@ -173,7 +173,7 @@ def test_the_sentence_names_need_supply_and_remedy() -> None:
 
 def test_of_several_nodes_it_says_what_each_has() -> None:
     nodes = [_busy(_node("1", cpus=2.0), CPU=0.0), _node("2", cpus=1.0)]
-    assert no_room(Need("target", 4, CPU), nodes) == (
+    assert insufficient_resources(Need("target", 4, CPU), nodes) == (
         "target: 4 ranks need 1 CPU each, 4 CPUs in all, but the cluster has 3 CPUs (1 free): "
         "10.0.0.1 2 CPUs (0 free), 10.0.0.2 1 CPU (1 free); lower target.tensor_parallel or use a "
         "larger cluster."
@@ -183,16 +183,16 @@ def test_of_several_nodes_it_says_what_each_has() -> None:
 def test_with_labels_only_the_nodes_that_have_them_count() -> None:
     draft = Need("draft", 1, CPU, {"zone": "b"})
     nodes = [_node("1", zone="a"), _busy(_node("2", cpus=1.0, zone="b"), CPU=0.0)]
-    assert no_room(draft, nodes) == (
+    assert insufficient_resources(draft, nodes) == (
         "draft: 1 rank needs 1 CPU on nodes labelled zone=b, but they have 1 CPU (0 free): "
         "10.0.0.2 1 CPU (0 free); change cluster.draft_labels or use a larger cluster."
     )
-    assert "but no node has these labels; change" in no_room(draft, nodes[:1])
+    assert "but no node has these labels; change" in insufficient_resources(draft, nodes[:1])
 
 
 def test_who_is_placed_before_it_is_counted() -> None:
     target, draft = Need("target", 2, GPU), Need("draft", 1, GPU)
-    assert no_room(draft, [_node("1", 2)], beside=[target]) == (
+    assert insufficient_resources(draft, [_node("1", 2)], beside=[target]) == (
         "draft: 1 rank needs 1 GPU and 1 CPU beside the target's 2 GPUs and 2 CPUs, but the "
         "cluster has 2 GPUs (2 free) and 8 CPUs (8 free); set draft.device to cpu or use a larger "
         "cluster."
@@ -200,14 +200,14 @@ def test_who_is_placed_before_it_is_counted() -> None:
 
 
 def test_one_rank_cannot_be_split_further() -> None:
-    sentence = no_room(Need("draft", 1, CPU), [_busy(_node("1", cpus=1.0), CPU=0.0)])
+    sentence = insufficient_resources(Need("draft", 1, CPU), [_busy(_node("1", cpus=1.0), CPU=0.0)])
     assert sentence == (
         "draft: 1 rank needs 1 CPU, but the cluster has 1 CPU (0 free); use a larger cluster."
     )
 
 
 def test_an_engine_without_room_for_its_models_is_told_which_device_to_change() -> None:
-    sentence = no_room(Need("engine", 1, GPU | {"CPU": 2.0}), [_node("1")])
+    sentence = insufficient_resources(Need("engine", 1, GPU | {"CPU": 2.0}), [_node("1")])
     assert sentence == (
         "engine: its process with the models needs 1 GPU and 2 CPUs, but the cluster has 0 GPUs "
         "(0 free) and 8 CPUs (8 free); set target.device to cpu or use a larger cluster."
@@ -251,14 +251,14 @@ def test_models_that_fit_no_gpu_there_are_refused_with_what_to_change(eight_bill
     config = settle_devices(EngineConfig.from_kwargs(model=eight_billion), has_gpus=True)
     [need] = needs_of(config)
     small = _node("1", 4, kind="T4")
-    assert too_small(need, [small]) == (
+    assert gpus_too_small(need, [small]) == (
         f"target: {eight_billion} needs at least 18.7 GB of memory on each GPU, but the largest "
         "there is has 16 GB; raise target.tensor_parallel, set target.quantization or lower "
         "kv_cache_gb."
     )
-    assert too_small(need, [small, _node("2", 1)]) is None  # a kind nobody knows
-    assert too_small(need, [small, _node("2", 1, kind="H100")]) is None
-    assert too_small(need, [_node("1")]) is None  # no GPU at all is another matter
+    assert gpus_too_small(need, [small, _node("2", 1)]) is None  # a kind nobody knows
+    assert gpus_too_small(need, [small, _node("2", 1, kind="H100")]) is None
+    assert gpus_too_small(need, [_node("1")]) is None  # no GPU at all is another matter
 
 
 def test_a_checkpoint_that_is_not_at_hand_is_not_judged() -> None:
@@ -270,9 +270,9 @@ def test_nothing_is_placed_on_a_node_that_is_about_to_end(monkeypatch: pytest.Mo
     nodes = [Node(each, "10.0.0.1", {}, {"CPU": 4.0}, {"CPU": 4.0}) for each in ("ends", "stays")]
     asked: list[set[str]] = []
 
-    async def reserve(wanted: Sequence[Any], deadline_s: float) -> dict[str, Placed]:
+    async def reserve(wanted: Sequence[Any], deadline_s: float) -> dict[str, RolePlacement]:
         asked.append({value for each in wanted for one in each.selectors for value in one.values()})
-        return {each.need.role: Placed(each.need, None, ()) for each in wanted}
+        return {each.need.role: RolePlacement(each.need, None, ()) for each in wanted}
 
     monkeypatch.setattr(placement, "live_nodes", lambda: nodes)
     monkeypatch.setattr(placement, "_reserve_all", reserve)

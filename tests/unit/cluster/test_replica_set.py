@@ -8,21 +8,21 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from replica_tools import FakeRooms, RunningSet, running_set
+from replica_tools import FakeBackend, RunningSet, running_set
 
-from outrider.cluster import kept_replica, replica_set
+from outrider import restarts
+from outrider.cluster import replica_set, supervised_replica
 from outrider.cluster.errors import ClusterError, PlacementError
-from outrider.cluster.events import Event, Kind
+from outrider.cluster.events import Event, EventKind
 from outrider.config import EngineConfig
-from outrider.engine.launch import restarts
 
 SERVING = "serving"
 
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kept_replica, "HEARD_S", 0.02)
-    monkeypatch.setattr(kept_replica, "_IDLE_POLL_S", 0.005)
+    monkeypatch.setattr(supervised_replica, "NOTICE_S", 0.02)
+    monkeypatch.setattr(supervised_replica, "_IDLE_POLL_S", 0.005)
     monkeypatch.setattr(replica_set, "QUICK_S", 0.01)
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
     yield
@@ -40,11 +40,11 @@ NEW = _config({"draft.model": "new"})
 def _run(
     test: Callable[[RunningSet], Awaitable[None]],
     num_replicas: int = 2,
-    rooms: FakeRooms | None = None,
+    backend: FakeBackend | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     async def run() -> None:
-        found = FakeRooms() if rooms is None else rooms
+        found = FakeBackend() if backend is None else backend
         async with running_set(_config(settings, num_replicas), found) as running:
             await running.until({str(n): SERVING for n in range(num_replicas)})
             await test(running)
@@ -61,15 +61,15 @@ def _addresses(running: RunningSet) -> list[tuple[str, ...]]:
 
 def test_one_that_is_lost_is_started_anew_while_the_other_serves() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.may_start.clear()
-        running.rooms.lives[1].lose("target rank 0 was lost")
+        running.backend.may_start.clear()
+        running.backend.handles[1].lose("target rank 0 was lost")
         await running.until({"0": SERVING, "1": "starting"})
         assert _addresses(running) == [("unix:/0",), ()]
-        running.rooms.may_start.set()
+        running.backend.may_start.set()
         await running.until({"0": SERVING, "1": SERVING})
         assert _addresses(running) == [("unix:/0",), ("unix:/2",)]
         assert [each.restarts for each in running.replicas.view()] == [0, 1]
-        assert not running.rooms.lives[0].is_over
+        assert not running.backend.handles[0].is_over
         [lost] = [each for each in running.said if "was lost" in each]
         assert lost == (
             "replica 1: target rank 0 was lost; engine and models are started anew in 0 s, its "
@@ -82,10 +82,10 @@ def test_one_that_is_lost_is_started_anew_while_the_other_serves() -> None:
 
 def test_how_one_starts_again_is_no_news_but_what_it_tells_once_it_serves_is() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[0].lose()
-        while len(running.rooms.lives) < 2 or running.state["0"] != SERVING:
+        running.backend.handles[0].lose()
+        while len(running.backend.handles) < 2 or running.state["0"] != SERVING:
             await asyncio.sleep(0.005)
-        running.rooms.lives[1].say(Event(Kind.STAGE, "draft lost"))
+        running.backend.handles[1].say(Event(EventKind.STAGE, "draft lost"))
         assert [each for each in running.said if each.startswith(("life", "draft"))] == [
             "life 0 starts",
             "draft lost",
@@ -96,8 +96,8 @@ def test_how_one_starts_again_is_no_news_but_what_it_tells_once_it_serves_is() -
 
 def test_a_lone_replica_says_that_its_requests_wait() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[0].lose("the engine was lost")
-        while len(running.rooms.lives) < 2:
+        running.backend.handles[0].lose("the engine was lost")
+        while len(running.backend.handles) < 2:
             await asyncio.sleep(0.005)
         [lost] = [each for each in running.said if "was lost" in each]
         assert lost.startswith("the engine was lost; ") and lost.endswith("running requests wait")
@@ -107,8 +107,8 @@ def test_a_lone_replica_says_that_its_requests_wait() -> None:
 
 def test_one_that_keeps_failing_waits_longer_each_time_and_is_reported_each_time() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.refused["old"] = "there is no memory"
-        running.rooms.lives[0].lose()
+        running.backend.refused["old"] = "there is no memory"
+        running.backend.handles[0].lose()
         while sum("there is no memory" in each for each in running.said) < 3:
             await asyncio.sleep(0.005)
         pauses = [
@@ -118,17 +118,17 @@ def test_one_that_keeps_failing_waits_longer_each_time_and_is_reported_each_time
         ]
         assert pauses[:4] == ["0", "0.01", "0.02", "0.04"]
         assert running.state["1"] == SERVING
-        running.rooms.refused.clear()
+        running.backend.refused.clear()
         await running.until({"0": SERVING, "1": SERVING})
 
     _run(test)
 
 
 def _exhaust(monkeypatch: pytest.MonkeyPatch) -> None:
-    def life(*_: object) -> Any:
+    def create(*_: object) -> Any:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(FakeRooms, "life", life)
+    monkeypatch.setattr(FakeBackend, "create", create)
 
 
 def test_a_host_that_has_no_more_to_give_keeps_its_replicas_and_is_asked_again(
@@ -137,7 +137,7 @@ def test_a_host_that_has_no_more_to_give_keeps_its_replicas_and_is_asked_again(
     async def test(running: RunningSet) -> None:
         with monkeypatch.context() as exhausted:
             _exhaust(exhausted)
-            running.rooms.lives[1].lose()
+            running.backend.handles[1].lose()
             while not any("Too many open files" in each for each in running.said):
                 await asyncio.sleep(0.005)
             assert running.state["0"] == SERVING and not running.running.done()
@@ -161,8 +161,8 @@ def test_more_replicas_than_a_host_can_bear_leave_the_others_alone(
 
 def test_the_server_fails_if_one_of_the_first_never_comes_to_run() -> None:
     async def run() -> None:
-        rooms = FakeRooms(refused={"old": "the weights are damaged"})
-        async with running_set(OLD, rooms) as running:
+        backend = FakeBackend(refused={"old": "the weights are damaged"})
+        async with running_set(OLD, backend) as running:
             await asyncio.wait({running.running})
             with pytest.raises(ClusterError, match="the weights are damaged"):
                 running.running.result()
@@ -172,24 +172,24 @@ def test_the_server_fails_if_one_of_the_first_never_comes_to_run() -> None:
 
 def test_the_server_fails_if_there_is_no_room_for_one_of_the_first() -> None:
     async def run() -> None:
-        rooms = FakeRooms(num_free=1)
-        async with running_set(OLD, rooms) as running:
+        backend = FakeBackend(num_free=1)
+        async with running_set(OLD, backend) as running:
             await asyncio.wait({running.running})
             with pytest.raises(PlacementError, match="1 rank needs 1 CPU"):
                 running.running.result()
-        assert rooms.num_free == 1
+        assert backend.num_free == 1
 
     asyncio.run(run())
 
 
 def test_a_successor_tries_for_ever_to_have_what_has_run_before() -> None:
     async def run() -> None:
-        rooms = FakeRooms(num_free=1, refused={"old": "there is no memory"})
-        async with running_set(OLD, rooms, is_first=False) as running:
-            while len(rooms.lives) < 2 or "1 rank needs" not in " ".join(running.said):
+        backend = FakeBackend(num_free=1, refused={"old": "there is no memory"})
+        async with running_set(OLD, backend, is_first=False) as running:
+            while len(backend.handles) < 2 or "1 rank needs" not in " ".join(running.said):
                 await asyncio.sleep(0.005)
-            rooms.refused.clear()
-            rooms.num_free += 1
+            backend.refused.clear()
+            backend.num_free += 1
             await running.until({"0": SERVING, "1": SERVING})
 
     asyncio.run(run())
@@ -211,50 +211,50 @@ def test_scaling_up_publishes_the_new_ones_once_they_serve() -> None:
 
 def test_scaling_down_waits_until_the_highest_has_nothing_in_hand() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[1].load = 3
+        running.backend.handles[1].load = 3
         scaling = asyncio.create_task(running.replicas.scale(1))
         await running.until({"0": SERVING, "1": "draining"})
         await asyncio.sleep(0.1)
         assert not scaling.done() and running.replicas.places[1].addresses == ("unix:/1",)
-        running.rooms.lives[1].load = 0
+        running.backend.handles[1].load = 0
         await running.until({"0": SERVING})
-        assert not running.rooms.lives[1].is_over  # until gateways have let go of it
+        assert not running.backend.handles[1].is_over  # until gateways have let go of it
         await scaling
-        assert running.rooms.lives[1].is_over and running.rooms.num_free == 7
+        assert running.backend.handles[1].is_over and running.backend.num_free == 7
 
     _run(test)
 
 
 def test_a_retired_replica_has_no_longer_than_requests_get_to_finish() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[1].load = 3
+        running.backend.handles[1].load = 3
         await running.replicas.scale(1)
-        assert running.rooms.lives[1].is_over and running.rooms.lives[1].load == 3
+        assert running.backend.handles[1].is_over and running.backend.handles[1].load == 3
 
     _run(test, settings={"server.drain_s": 0.1})
 
 
 def test_one_that_is_lost_while_it_drains_is_not_started_anew() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[1].load = 3
+        running.backend.handles[1].load = 3
         scaling = asyncio.create_task(running.replicas.scale(1))
         await running.until({"0": SERVING, "1": "draining"})
-        running.rooms.lives[1].lose()
+        running.backend.handles[1].lose()
         await scaling
-        assert len(running.rooms.lives) == 2
+        assert len(running.backend.handles) == 2
 
     _run(test)
 
 
 def test_one_that_still_starts_may_be_taken_away() -> None:
     async def run() -> None:
-        rooms = FakeRooms()
-        rooms.may_start.clear()
-        async with running_set(OLD, rooms) as running:
-            while len(rooms.lives) < 2:
+        backend = FakeBackend()
+        backend.may_start.clear()
+        async with running_set(OLD, backend) as running:
+            while len(backend.handles) < 2:
                 await asyncio.sleep(0.005)
             await running.replicas.scale(1)
-            rooms.may_start.set()
+            backend.may_start.set()
             await running.until({"0": SERVING})
             assert not running.running.done()
 
@@ -271,7 +271,7 @@ def test_one_without_room_is_given_up_and_the_others_go_on() -> None:
         assert given_up.endswith("the cluster has none free; the others go on")
         assert not running.running.done()
 
-    _run(test, rooms=FakeRooms(num_free=3))
+    _run(test, backend=FakeBackend(num_free=3))
 
 
 # -- hosts that end ---------------------------------------------------------------------------
@@ -281,61 +281,61 @@ def test_with_room_elsewhere_a_replica_serves_there_before_it_drains() -> None:
     async def test(running: RunningSet) -> None:
         began = len(running.states)
         await running.replicas.leave({"host-0"}, 60.0)
-        assert running.rooms.avoided == {"host-0"}
-        assert [each.host for each in running.rooms.running] == ["host-1", "host-2"]
+        assert running.backend.avoided == {"host-0"}
+        assert [each.host for each in running.backend.running] == ["host-1", "host-2"]
         serving = [sum(s == SERVING for s in each.values()) for each in running.states[began:]]
         assert min(serving) == 2
 
-    _run(test, rooms=FakeRooms(num_free=3))
+    _run(test, backend=FakeBackend(num_free=3))
 
 
 def test_without_room_it_drains_while_the_other_serves_and_comes_back_with_room() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[0].load = 3
+        running.backend.handles[0].load = 3
         began = len(running.states)
         leaving = asyncio.create_task(running.replicas.leave({"host-0"}, 60.0))
         await running.until({"0": "draining", "1": SERVING})
         assert not leaving.done()  # it has requests in hand
-        running.rooms.num_free -= 1  # its own room goes with the host
-        running.rooms.lives[0].load = 0
+        running.backend.num_free -= 1  # its own room goes with the host
+        running.backend.handles[0].load = 0
         await leaving
-        assert running.rooms.lives[0].is_over
+        assert running.backend.handles[0].is_over
         assert running.state == {"0": "starting", "1": SERVING}
-        running.rooms.num_free += 1  # a host is added
+        running.backend.num_free += 1  # a host is added
         await running.until({"0": SERVING, "1": SERVING})
         assert all(SERVING in each.values() for each in running.states[began:])
 
-    _run(test, rooms=FakeRooms(num_free=2))
+    _run(test, backend=FakeBackend(num_free=2))
 
 
 def test_one_that_does_not_start_elsewhere_in_time_drains() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.may_start.clear()
+        running.backend.may_start.clear()
         leaving = asyncio.create_task(running.replicas.leave({"host-0"}, 5.2))
         await leaving
-        assert running.rooms.lives[0].is_over
+        assert running.backend.handles[0].is_over
         assert "replica 0 was not moved in time and drains" in running.said
-        running.rooms.may_start.set()
+        running.backend.may_start.set()
         await running.until({"0": SERVING, "1": SERVING})
-        assert running.rooms.num_free == 1
+        assert running.backend.num_free == 1
 
-    _run(test, rooms=FakeRooms(num_free=3))
+    _run(test, backend=FakeBackend(num_free=3))
 
 
 def test_hosts_that_end_together_move_a_replica_once() -> None:
     async def test(running: RunningSet) -> None:
         hosts = [{"host-0"}, {"host-0", "draft-host-0"}]
         await asyncio.gather(*(running.replicas.leave(each, 60.0) for each in hosts))
-        assert len(running.rooms.lives) == 3 and len(running.state) == 2
+        assert len(running.backend.handles) == 3 and len(running.state) == 2
 
-    _run(test, rooms=FakeRooms(num_free=4))
+    _run(test, backend=FakeBackend(num_free=4))
 
 
 def test_the_host_of_a_draft_alone_moves_nothing() -> None:
     async def test(running: RunningSet) -> None:
         began = len(running.states)
         await running.replicas.leave({"draft-host-0"}, 60.0)
-        assert len(running.states) == began and len(running.rooms.lives) == 2
+        assert len(running.states) == began and len(running.backend.handles) == 2
 
     _run(test)
 
@@ -346,13 +346,13 @@ def test_the_host_of_a_draft_alone_moves_nothing() -> None:
 def test_with_room_the_new_one_serves_before_the_old_one_drains() -> None:
     async def test(running: RunningSet) -> None:
         await running.replicas.roll_out(NEW, is_draft_only=True)
-        assert [each.config.draft.model for each in running.rooms.running] == ["new", "new"]
+        assert [each.config.draft.model for each in running.backend.running] == ["new", "new"]
         assert all(sum(s == SERVING for s in each.values()) >= 2 for each in _since(running, "2"))
-        assert running.rooms.most_at_once == 3
+        assert running.backend.most_at_once == 3
         assert set(running.state.values()) == {SERVING} and len(running.state) == 2
         assert running.replicas.config.draft.model == "new"
 
-    _run(test, rooms=FakeRooms(num_free=3))
+    _run(test, backend=FakeBackend(num_free=3))
 
 
 def _since(running: RunningSet, name: str) -> list[dict[str, str]]:
@@ -364,127 +364,127 @@ def test_without_room_the_old_one_ends_first_and_the_other_serves_meanwhile() ->
     async def test(running: RunningSet) -> None:
         began = len(running.states)
         await running.replicas.roll_out(NEW, is_draft_only=True)
-        assert [each.config.draft.model for each in running.rooms.running] == ["new", "new"]
-        assert running.rooms.most_at_once == 2
+        assert [each.config.draft.model for each in running.backend.running] == ["new", "new"]
+        assert running.backend.most_at_once == 2
         assert all(SERVING in each.values() for each in running.states[began:])
         assert any("draining" in each.values() for each in running.states[began:])
         assert running.state == {"0": SERVING, "1": SERVING}
 
-    _run(test, rooms=FakeRooms(num_free=2))
+    _run(test, backend=FakeBackend(num_free=2))
 
 
 def test_a_lone_replica_without_room_is_replaced_at_once_and_stays_listed() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.lives[0].load = 3  # which nobody else could take
+        running.backend.handles[0].load = 3  # which nobody else could take
         began = len(running.states)
         await running.replicas.roll_out(_config({"draft.model": "new"}, 1), is_draft_only=True)
         assert all(set(each) == {"0"} for each in running.states[began:])
         assert running.state == {"0": SERVING}
-        assert running.rooms.running[0].config.draft.model == "new"
+        assert running.backend.running[0].config.draft.model == "new"
 
-    _run(test, num_replicas=1, rooms=FakeRooms(num_free=1))
+    _run(test, num_replicas=1, backend=FakeBackend(num_free=1))
 
 
-@pytest.mark.parametrize("num_rooms", [2, 3])
-def test_settings_that_do_not_start_leave_the_old_ones_serving(num_rooms: int) -> None:
+@pytest.mark.parametrize("num_free", [2, 3])
+def test_settings_that_do_not_start_leave_the_old_ones_serving(num_free: int) -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.refused["new"] = "the draft has another vocabulary"
+        running.backend.refused["new"] = "the draft has another vocabulary"
         with pytest.raises(ClusterError, match="replica 0 stays as it was: the draft has another"):
             await running.replicas.roll_out(NEW, is_draft_only=True)
         await running.until({"0": SERVING, "1": SERVING})
-        assert [each.config.draft.model for each in running.rooms.running] == ["old", "old"]
+        assert [each.config.draft.model for each in running.backend.running] == ["old", "old"]
         assert running.replicas.config.draft.model == "old"
-        running.rooms.running[0].lose()
-        while len(running.rooms.running) < 2 or running.state != {"0": SERVING, "1": SERVING}:
+        running.backend.running[0].lose()
+        while len(running.backend.running) < 2 or running.state != {"0": SERVING, "1": SERVING}:
             await asyncio.sleep(0.005)
-        assert [each.config.draft.model for each in running.rooms.running] == ["old", "old"]
+        assert [each.config.draft.model for each in running.backend.running] == ["old", "old"]
 
-    _run(test, rooms=FakeRooms(num_free=num_rooms))
+    _run(test, backend=FakeBackend(num_free=num_free))
 
 
-@pytest.mark.parametrize("num_rooms", [2, 3])
-def test_one_that_answers_no_probe_replaces_none(num_rooms: int) -> None:
+@pytest.mark.parametrize("num_free", [2, 3])
+def test_one_that_answers_no_probe_replaces_none(num_free: int) -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.mute["new"] = "the engine does not answer"
+        running.backend.mute["new"] = "the engine does not answer"
         began = len(running.states)
         with pytest.raises(ClusterError, match="replica 0 stays as it was: the engine does not"):
             await running.replicas.roll_out(NEW, is_draft_only=True)
-        assert [each.config.draft.model for each in running.rooms.running] == ["old", "old"]
+        assert [each.config.draft.model for each in running.backend.running] == ["old", "old"]
         assert all(SERVING in each.values() for each in running.states[began:])
         assert running.state == {"0": SERVING, "1": SERVING}
 
-    _run(test, rooms=FakeRooms(num_free=num_rooms))
+    _run(test, backend=FakeBackend(num_free=num_free))
 
 
-@pytest.mark.parametrize("num_rooms", [3, 4])
-def test_a_failure_rolls_back_what_was_replaced_before(num_rooms: int) -> None:
+@pytest.mark.parametrize("num_free", [3, 4])
+def test_a_failure_rolls_back_what_was_replaced_before(num_free: int) -> None:
     async def test(running: RunningSet) -> None:
         began = len(running.states)
         replaced = asyncio.create_task(running.replicas.roll_out(NEW, is_draft_only=False))
         while sum("serves with the new" in each for each in running.said) < 1:
             await asyncio.sleep(0.001)
-        running.rooms.refused["new"] = "the memory is full"
+        running.backend.refused["new"] = "the memory is full"
         with pytest.raises(ClusterError, match="replica . stays as it was: the memory is full"):
             await replaced
-        assert [each.config.draft.model for each in running.rooms.running] == ["old"] * 3
+        assert [each.config.draft.model for each in running.backend.running] == ["old"] * 3
         assert any(" is rolled back" in each for each in running.said)
         assert set(running.state.values()) == {SERVING} and len(running.state) == 3
         serving = [sum(s == SERVING for s in each.values()) for each in running.states[began:]]
         assert min(serving) >= 2
         assert running.replicas.config.draft.model == "old"
 
-    _run(test, 3, rooms=FakeRooms(num_free=num_rooms))
+    _run(test, 3, backend=FakeBackend(num_free=num_free))
 
 
 def test_a_draft_that_was_changed_in_place_is_changed_back() -> None:
     async def test(running: RunningSet) -> None:
-        lives = running.rooms.lives
-        refuse = FakeRooms.refuse
+        handles = running.backend.handles
+        refuse = FakeBackend.refuse
 
-        def once(self: FakeRooms, config: EngineConfig) -> str:
-            return "no memory" if config.draft.model == "new" and lives[0].drafts else ""
+        def once(self: FakeBackend, config: EngineConfig) -> str:
+            return "no memory" if config.draft.model == "new" and handles[0].drafts else ""
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(FakeRooms, "refuse", once)
+            patched.setattr(FakeBackend, "refuse", once)
             with pytest.raises(ClusterError, match="replica 1 stays as it was: no memory"):
                 await running.replicas.roll_out(NEW, is_draft_only=True)
-        assert FakeRooms.refuse is refuse
-        assert [each.drafts for each in lives] == [["new", "old"], []]
+        assert FakeBackend.refuse is refuse
+        assert [each.drafts for each in handles] == [["new", "old"], []]
 
-    _run(test, rooms=FakeRooms(can_change_drafts=True))
+    _run(test, backend=FakeBackend(can_change_drafts=True))
 
 
 def test_another_draft_is_given_to_replicas_that_can_take_it_and_outlasts_a_restart() -> None:
     async def test(running: RunningSet) -> None:
         await running.replicas.roll_out(NEW, is_draft_only=True)
-        assert [each.drafts for each in running.rooms.lives] == [["new"], ["new"]]
-        running.rooms.lives[0].lose()
-        while len(running.rooms.lives) < 3:
+        assert [each.drafts for each in running.backend.handles] == [["new"], ["new"]]
+        running.backend.handles[0].lose()
+        while len(running.backend.handles) < 3:
             await asyncio.sleep(0.005)
-        assert running.rooms.lives[2].config.draft.model == "new"
+        assert running.backend.handles[2].config.draft.model == "new"
 
-    _run(test, rooms=FakeRooms(can_change_drafts=True))
+    _run(test, backend=FakeBackend(can_change_drafts=True))
 
 
 def test_other_settings_than_the_drafts_replace_replicas_that_could_take_another_draft() -> None:
     async def test(running: RunningSet) -> None:
         config = _config({"scheduler.max_num_seqs": 7})
         await running.replicas.roll_out(config, is_draft_only=False)
-        assert [each.config.scheduler.max_num_seqs for each in running.rooms.running] == [7, 7]
+        assert [each.config.scheduler.max_num_seqs for each in running.backend.running] == [7, 7]
 
-    _run(test, rooms=FakeRooms(can_change_drafts=True))
+    _run(test, backend=FakeBackend(can_change_drafts=True))
 
 
 def test_the_end_of_the_server_ends_what_an_order_has_begun() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.may_start.clear()
+        running.backend.may_start.clear()
         rolling = asyncio.create_task(running.replicas.roll_out(NEW, is_draft_only=False))
-        while len(running.rooms.lives) < 3:
+        while len(running.backend.handles) < 3:
             await asyncio.sleep(0.005)
         running.running.cancel()
         with pytest.raises(ClusterError, match="it was ended while it started"):
             await rolling
-        assert not running.rooms.running and running.rooms.num_free == 8
+        assert not running.backend.running and running.backend.num_free == 8
 
     _run(test)
 
@@ -494,18 +494,18 @@ def test_the_end_of_the_server_ends_what_an_order_has_begun() -> None:
 
 def test_how_many_there_should_be_is_known_while_they_start_and_after_a_failure() -> None:
     async def test(running: RunningSet) -> None:
-        running.rooms.may_start.clear()
+        running.backend.may_start.clear()
         scaling = asyncio.create_task(running.replicas.scale(3))
         await running.until({"0": SERVING, "1": SERVING, "2": "starting"})
         assert running.replicas.num_configured == 3
-        running.rooms.may_start.set()
+        running.backend.may_start.set()
         await scaling
         assert running.replicas.num_configured == 3
-        running.rooms.may_start.clear()
-        running.rooms.lives[0].lose("it was lost")
+        running.backend.may_start.clear()
+        running.backend.handles[0].lose("it was lost")
         await running.until({"0": "starting", "1": SERVING, "2": SERVING})
         assert running.replicas.num_configured == 3
-        running.rooms.may_start.set()
+        running.backend.may_start.set()
 
     _run(test)
 
@@ -522,7 +522,7 @@ def test_placement_and_start_of_each_replica_are_timed() -> None:
 def test_replicas_are_numbered_from_the_one_that_is_set() -> None:
     async def run() -> None:
         config = _config({"cluster.first_replica": 4})
-        async with running_set(config, FakeRooms()) as running:
+        async with running_set(config, FakeBackend()) as running:
             await running.until({"4": SERVING, "5": SERVING})
             await running.replicas.scale(1)
             await running.until({"4": SERVING})

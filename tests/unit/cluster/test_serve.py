@@ -11,8 +11,8 @@ import pytest
 
 from outrider.cluster.events import Event
 from outrider.cluster.serve import serve
-from outrider.cluster.signals import take_back_signals
-from outrider.cluster.watching import Addresses, Watchers
+from outrider.cluster.serve_callbacks import Addresses, ServeCallbacks
+from outrider.cluster.signals import restore_signals
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.links.speculation import SpeculationStatus
@@ -43,7 +43,7 @@ def test_a_server_that_nobody_could_reach_or_trust_is_refused(
     monkeypatch.setenv("OUTRIDER_SECRET", secret)
     values = {"target.model": "t", "server.port": 0, "server.grpc_port": 0, **settings}
     with pytest.raises(ConfigError, match=sentence):
-        serve(EngineConfig.from_settings(values), Watchers(_say, _show), use_ray=False)
+        serve(EngineConfig.from_settings(values), ServeCallbacks(_say, _show), use_ray=False)
 
 
 def test_a_signal_that_a_library_has_taken_is_heard_again() -> None:
@@ -54,7 +54,7 @@ def test_a_signal_that_a_library_has_taken_is_heard_again() -> None:
         ctypes.CDLL(None).signal(signal.SIGTERM, int(signal.SIG_IGN))
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == []
-        take_back_signals()
+        restore_signals()
         os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [signal.SIGTERM]
     finally:

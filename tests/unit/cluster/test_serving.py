@@ -14,8 +14,8 @@ from fake_engine import MODEL, SECRET, FakeEngine, fake_facts
 
 from outrider.cluster.deadline import Deadline
 from outrider.cluster.events import Event, Say
-from outrider.cluster.serving import Doors, Serving
-from outrider.cluster.watching import Addresses, OnReady, Watchers, kv_sentence
+from outrider.cluster.serve_callbacks import Addresses, OnReady, ServeCallbacks, kv_sentence
+from outrider.cluster.serving import ServerSockets, Serving
 from outrider.config import EngineConfig
 from outrider.gateway.ports import ReservedPorts
 from outrider.links.cluster_view import ClusterView
@@ -42,7 +42,7 @@ class RunningEngine:
     async def view(self) -> ClusterView | None:
         return None
 
-    async def keep(self, say: Say) -> None:
+    async def run(self, say: Say) -> None:
         self.places = (ReplicaPlace("0", (self._address,), ReplicaState.SERVING),)
         for hear in self.on_change:
             hear()
@@ -92,9 +92,9 @@ def test_a_failure_in_the_loop_of_the_gateway_ends_the_engine_and_is_raised(
         with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
             config = dataclasses.replace(CONFIG, server=ports.config)
             with pytest.raises(RuntimeError, match="it cannot be told"):
-                doors = Doors(ports, SECRET)
+                doors = ServerSockets(ports, SECRET)
                 await Serving(
-                    config, launch, Watchers(say, on_ready), deadline, doors, "warning"
+                    config, launch, ServeCallbacks(say, on_ready), deadline, doors, "warning"
                 ).run()
         return launch
 
@@ -109,15 +109,20 @@ def test_how_gateways_log_is_no_setting_of_the_engine(tmp_path: Path) -> None:
     """Else a draft that is rolled out would not be all that changes."""
     engine = FakeEngine(f"unix:{tmp_path}/e.sock").start()
 
-    async def orders() -> EngineConfig:
+    async def settings() -> EngineConfig:
         with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
             config = dataclasses.replace(CONFIG, server=ports.config, log_level="info")
-            launch, watchers = RunningEngine(engine.address), Watchers(_say_nothing, _show_nothing)
-            serving = Serving(config, launch, watchers, deadline, Doors(ports, SECRET), "warning")
-            return serving._orders.config
+            launch, callbacks = (
+                RunningEngine(engine.address),
+                ServeCallbacks(_say_nothing, _show_nothing),
+            )
+            serving = Serving(
+                config, launch, callbacks, deadline, ServerSockets(ports, SECRET), "warning"
+            )
+            return serving._operations.config
 
     try:
-        assert asyncio.run(orders()).log_level == "info"
+        assert asyncio.run(settings()).log_level == "info"
     finally:
         engine.stop()
 
@@ -132,8 +137,10 @@ def test_readiness_is_what_was_heard_lately_and_found_and_links_outlive_a_silent
         with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
             server = dataclasses.replace(ports.config, processes=0)
             config = dataclasses.replace(CONFIG, server=server)
-            watchers = Watchers(_say_nothing, _show_nothing)
-            serving = Serving(config, launch, watchers, deadline, Doors(ports, SECRET), "error")
+            callbacks = ServeCallbacks(_say_nothing, _show_nothing)
+            serving = Serving(
+                config, launch, callbacks, deadline, ServerSockets(ports, SECRET), "error"
+            )
             running = asyncio.create_task(serving.run())
 
             async def until(state: str) -> None:
@@ -167,8 +174,13 @@ def test_a_node_that_ends_with_the_server_waits_for_its_drain(tmp_path: Path) ->
     async def run() -> None:
         with ReservedPorts(CONFIG.server) as ports, Deadline() as deadline:
             config = dataclasses.replace(CONFIG, server=ports.config)
-            launch, watchers = RunningEngine("unix:/e"), Watchers(_say_nothing, _show_nothing)
-            serving = Serving(config, launch, watchers, deadline, Doors(ports, SECRET), "warning")
+            launch, callbacks = (
+                RunningEngine("unix:/e"),
+                ServeCallbacks(_say_nothing, _show_nothing),
+            )
+            serving = Serving(
+                config, launch, callbacks, deadline, ServerSockets(ports, SECRET), "warning"
+            )
             await serving._leave({"10.0.0.1"}, 60.0)
             assert launch.left == [{"10.0.0.1"}]
             serving._signalled.set()

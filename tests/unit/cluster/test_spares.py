@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from outrider.cluster import spares as spares_module
 from outrider.cluster.errors import ClusterError
-from outrider.cluster.gpu_turn import await_gone, see_gpus
-from outrider.cluster.spare_actors import raise_if_full
-from outrider.cluster.spares import Post, Spares
+from outrider.cluster.ray import spares as spares_module
+from outrider.cluster.ray.gpu_handover import await_gone, set_visible_gpus
+from outrider.cluster.ray.spare_actors import check_spare_memory
+from outrider.cluster.ray.spares import ProcessSlot, Spares
 from outrider.cluster.tasks import all_of
 
 _GB = 2**30
@@ -22,10 +22,10 @@ SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 def test_a_node_has_room_for_one_that_waits_unless_its_memory_is_nearly_all_used() -> None:
-    raise_if_full(20 * _GB, 24 * _GB)
+    check_spare_memory(20 * _GB, 24 * _GB)
     for used, total in ((22 * _GB, 24 * _GB), (_GB // 2, _GB)):
-        with pytest.raises(ClusterError, match="too much for a process that only waits"):
-            raise_if_full(used, total)
+        with pytest.raises(ClusterError, match="too much for a standby process"):
+            check_spare_memory(used, total)
 
 
 def test_a_process_sees_the_gpus_it_takes_over_whatever_ray_hides(
@@ -33,7 +33,7 @@ def test_a_process_sees_the_gpus_it_takes_over_whatever_ray_hides(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    see_gpus(("3", "5"))
+    set_visible_gpus(("3", "5"))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
     assert os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
 
@@ -52,21 +52,21 @@ def test_whoever_follows_waits_until_the_one_before_is_gone_but_not_for_ever() -
     await_gone(before.pid, 0.0)
 
 
-@pytest.mark.parametrize("are_wanted", [True, False])
-def test_somebody_waits_only_where_that_is_wanted_and_not_at_once(are_wanted: bool) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_somebody_waits_only_where_that_is_wanted_and_not_at_once(enabled: bool) -> None:
     begun: list[str] = []
-    post = Post("draft", 0, object(), lambda: None, lambda: begun.append("one that waits"))
+    post = ProcessSlot("draft", 0, object(), lambda: None, lambda: begun.append("one that waits"))
 
     async def run() -> int:
-        spares = Spares(are_wanted=are_wanted)
+        spares = Spares(enabled=enabled)
         spares.prepare([post])
         await asyncio.sleep(0.05)
-        num_waiting = len(spares._waiting)
+        num_waiting = len(spares._standbys)
         spares.close()
-        assert not spares._waiting
+        assert not spares._standbys
         return num_waiting
 
-    assert asyncio.run(run()) == int(are_wanted)
+    assert asyncio.run(run()) == int(enabled)
     assert begun == []
 
 
@@ -78,21 +78,21 @@ def test_whatever_keeps_a_spare_from_beginning_breaks_nothing(
     def fail() -> None:
         raise ValueError("a long way\nthe placement group is gone")
 
-    post = Post("draft", 0, object(), lambda: "a new actor", fail)
+    post = ProcessSlot("draft", 0, object(), lambda: "a new actor", fail)
 
     async def run() -> None:
-        spares = Spares(are_wanted=True)
+        spares = Spares(enabled=True)
         for _ in range(2):
             spares.prepare([post])
             await asyncio.sleep(0.05)
         assert spares._take(post) is None
-        assert not spares._waiting
+        assert not spares._standbys
         spares.prepare([post])
         await asyncio.sleep(0.05)
         spares.close()
 
     asyncio.run(run())
-    told = "nobody waits for draft rank 0: the placement group is gone"
+    told = "no spare for draft rank 0: the placement group is gone"
     assert [each.message for each in caplog.records] == [told] * 3
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 from outrider.config import EngineConfig, settings
 from outrider.config.kwargs import PATHS
 from outrider.errors import ConfigError
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 
 def test_nothing_given_is_the_default_configuration() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from outrider.config import SECTIONS, EngineConfig, settings
 from outrider.config.sources import (
-    Given,
+    SourcedValue,
     example_text,
     merge_given,
     read_assignments,
@@ -56,7 +56,9 @@ def test_flags_go_before_environment_before_file_before_default(write: Write, hi
 
 def test_sources_are_merged_setting_by_setting(write: Write) -> None:
     file = write("target:\n  model: big\n  dtype: float16\nseed: 1\n")
-    resolved = resolve(file, {"OUTRIDER_TARGET_DTYPE": "float32"}, {"seed": Given(2, "--seed")})
+    resolved = resolve(
+        file, {"OUTRIDER_TARGET_DTYPE": "float32"}, {"seed": SourcedValue(2, "--seed")}
+    )
     assert resolved.config.target.model == "big"
     assert resolved.config.target.dtype == "float32"
     assert resolved.config.seed == 2
@@ -118,7 +120,7 @@ def test_flags_that_contradict_each_other_are_named_as_flags() -> None:
 def test_names_of_llm_as_flags_carry_the_flag_as_origin() -> None:
     given = read_kwargs({"num_speculative_tokens": 3, "model": None}, as_flags=True)
     assert given == {
-        "speculation.num_speculative_tokens": Given(3, "--num-speculative-tokens"),
+        "speculation.num_speculative_tokens": SourcedValue(3, "--num-speculative-tokens"),
     }
 
 
@@ -275,7 +277,7 @@ def test_a_wrong_flag_is_named() -> None:
 
 
 def test_a_flag_of_an_unknown_path_is_refused() -> None:
-    assert message_of(flags={"zzz": Given(1, "--zzz")}) == "--zzz: zzz is no setting."
+    assert message_of(flags={"zzz": SourcedValue(1, "--zzz")}) == "--zzz: zzz is no setting."
 
 
 @pytest.mark.parametrize(
@@ -346,15 +348,15 @@ def test_no_error_quotes_a_secret(wrong: Any) -> None:
         EngineConfig.from_settings({"server.api_key": wrong})
     assert "nobody" not in str(caught.value) and "12345" not in str(caught.value)
     with pytest.raises(ConfigError) as caught:
-        resolve(flags={"server.api_key": Given(wrong, "--api-key")})
+        resolve(flags={"server.api_key": SourcedValue(wrong, "--api-key")})
     assert "nobody" not in str(caught.value) and "12345" not in str(caught.value)
 
 
 def test_two_flags_that_differ_do_not_quote_a_secret() -> None:
     with pytest.raises(ConfigError, match="give only one") as caught:
         merge_given(
-            {"server.api_key": Given(KEY, "--api-key")},
-            {"server.api_key": Given(KEY + "2", "--set")},
+            {"server.api_key": SourcedValue(KEY, "--api-key")},
+            {"server.api_key": SourcedValue(KEY + "2", "--set")},
         )
     assert KEY not in str(caught.value)
 

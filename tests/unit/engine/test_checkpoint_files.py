@@ -10,10 +10,10 @@ import pytest
 from checkpoints import save_checkpoint
 
 from outrider import LLM
+from outrider.checkpoints.resolve import draft_assets
 from outrider.config import EngineConfig
 from outrider.engine.preflight import check_models
 from outrider.errors import ModelError
-from outrider.workers.weights.resolve import draft_assets
 
 
 @pytest.mark.model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from scheduler_tools import Simulation, make_request
 
-from outrider.engine.counters import counters_of
+from outrider.catalog.proposers import DRAFT
+from outrider.engine.build import counters_of
 from outrider.links.gateway_messages import ProposerCounters
 from outrider.scheduler.types import STEP_TOKENS, Agreement
-from outrider.workers.proposers.base import DRAFT
 
 
 def test_rounds_are_counted_by_what_was_drafted_verified_and_accepted() -> None:

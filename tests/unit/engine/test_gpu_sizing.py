@@ -11,6 +11,7 @@ import torch
 from checkpoints import random_model
 from head_checkpoints import save_head
 
+from outrider.catalog.heads import HeadKind
 from outrider.config import EngineConfig
 from outrider.engine import inline
 from outrider.engine.sizing import BlockBytes, PoolSizes, settle_for_device, size_pools
@@ -30,7 +31,6 @@ from outrider.workers.gpu.memory import (
     measure,
     run_step,
 )
-from outrider.workers.heads.spec import HeadKind
 from outrider.workers.weights.checkpoint import load_spec
 
 GB = 2**30
@@ -176,7 +176,7 @@ class FakeWorkers:
         self._per_token = per_token
         self._self = self  # like recorded passes they go only when they are collected
 
-    def record_largest(self) -> int:
+    def capture_largest(self) -> int:
         return 0  # nothing is recorded
 
     def propose(self, plan: StepPlan) -> Ticket:

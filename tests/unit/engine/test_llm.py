@@ -12,10 +12,10 @@ import pytest
 
 import outrider
 from outrider import LLM, SamplingParams
+from outrider.checkpoints.resolve import draft_assets
 from outrider.engine.llm import interrupts_between_steps
 from outrider.errors import EngineDeadError, ModelError, RequestError
-from outrider.progress import Lines
-from outrider.workers.weights.resolve import draft_assets
+from outrider.progress import ProgressLines
 
 SMALL = "smollm2-135m-draft"
 
@@ -119,7 +119,7 @@ def test_a_tokenizer_that_was_asked_for_and_is_not_there_is_an_error(tmp_path: P
 def test_a_batch_is_told_of_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.engine.llm.Lines", partial(Lines, every_s=0.0))
+    monkeypatch.setattr("outrider.engine.llm.ProgressLines", partial(ProgressLines, every_s=0.0))
     llm = LLM(SMALL, kv_cache_gb=0.05)
     llm.generate(["The sky is", "The sea is"], SamplingParams(max_tokens=2, ignore_eos=True))
     assert re.search(r"generating: 2 of 2 done, 4 tokens, \d+ s so far", capsys.readouterr().err)

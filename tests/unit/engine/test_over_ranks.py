@@ -14,25 +14,25 @@ import pytest
 
 from outrider.config import EngineConfig
 from outrider.engine.build import BuiltEngine, build_served
-from outrider.engine.doorway import Doorway
-from outrider.engine.launch.ranks import AwaitedRanks
+from outrider.engine.launch.ranks import ExternalRanks
 from outrider.engine.over_ranks import group_sizes
 from outrider.engine.rank_group import RankGroup, rank_settings
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.handshake import dial_in
+from outrider.links.listener import Listener
 from outrider.links.rank_messages import (
     Allocate,
-    Described,
+    DraftGroupJoined,
     Hello,
     Join,
-    Joined,
-    Load,
-    Loaded,
+    LoadWeights,
+    RankDescription,
     Ready,
     Role,
     Setup,
+    WeightsLoaded,
 )
 from outrider.scheduler.costs import CostTable, StepCosts
 
@@ -80,8 +80,8 @@ class ScriptedRank(threading.Thread):
         match message:
             case Setup():
                 return described(self._gpu_bytes)
-            case Load():
-                return Loaded(1000, None, "none", 0.0)
+            case LoadWeights():
+                return WeightsLoaded(1000, None, "none", 0.0)
             case Allocate() if self._role == "draft":
                 self.allocated = message
                 return Ready(None, FIRST_DRAFT, NEXT_DRAFT, self._prefill_s)
@@ -89,12 +89,12 @@ class ScriptedRank(threading.Thread):
                 self.allocated = message
                 return Ready(VERIFY)
             case Join() if self._role == "draft":
-                return Joined("gloo")
+                return DraftGroupJoined("gloo")
         return None
 
 
-def described(gpu_bytes: int | None = None) -> Described:
-    return Described(
+def described(gpu_bytes: int | None = None) -> RankDescription:
+    return RankDescription(
         device="cpu" if gpu_bytes is None else "cuda:0",
         gpu_bytes=gpu_bytes,
         vocab_size=100,
@@ -104,7 +104,7 @@ def described(gpu_bytes: int | None = None) -> Described:
     )
 
 
-class NotedRanks(AwaitedRanks):
+class NotedRanks(ExternalRanks):
     """Keeps why a draft was given up."""
 
     def __init__(self, lost: list[str]) -> None:
@@ -120,11 +120,11 @@ def running(
 ) -> Iterator[tuple[BuiltEngine, str, list[ScriptedRank]]]:
     config = EngineConfig.from_kwargs(model=MODEL, draft_model=MODEL, **options)
     address = f"unix:{tmp_path}/engine.sock"
-    doorway = Doorway([address], SECRET, group_sizes(config))
+    listener = Listener([address], SECRET, group_sizes(config))
     ranks = [ScriptedRank(address, role) for role in group_sizes(config)]
     for rank in ranks:
         rank.start()
-    engine = build_served(config, doorway, NotedRanks(lost), print)
+    engine = build_served(config, listener, NotedRanks(lost), print)
     try:
         yield engine, address, ranks
     finally:
@@ -159,7 +159,7 @@ def test_a_draft_that_ends_between_ready_and_join_is_not_the_last(
         dying.start()
         deadline_s = time.monotonic() + 60
         while len(lost) < 2:
-            assert time.monotonic() < deadline_s, "nobody was told to start it anew"
+            assert time.monotonic() < deadline_s, "no restart was requested"
             time.sleep(0.01)
         assert "draft rank 0" in lost[1]
         ScriptedRank(address, "draft").start()
@@ -169,14 +169,14 @@ def test_a_draft_that_ends_between_ready_and_join_is_not_the_last(
 def test_the_smallest_gpu_of_the_target_decides_on_seats(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/engine.sock"
     config = EngineConfig.from_kwargs(model=MODEL, tensor_parallel_size=2)
-    doorway = Doorway([address], SECRET, group_sizes(config))
+    listener = Listener([address], SECRET, group_sizes(config))
     ranks = [
         ScriptedRank(address, "target", rank=rank, size=2, gpu_bytes=gb * 2**30)
         for rank, gb in enumerate((80, 40))
     ]
     for rank in ranks:
         rank.start()
-    engine = build_served(config, doorway, NotedRanks([]), print)
+    engine = build_served(config, listener, NotedRanks([]), print)
     try:
         assert [rank.allocated and rank.allocated.num_rows for rank in ranks] == [128, 128]
         assert engine.facts.settings["scheduler.max_num_seqs"] == 128

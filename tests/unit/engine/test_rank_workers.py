@@ -11,24 +11,25 @@ from dataclasses import dataclass
 
 import pytest
 
-from outrider.engine.doorway import Arrival
+from outrider.catalog.proposers import DRAFT
 from outrider.engine.rank_group import RankError, RankGroup
-from outrider.engine.rank_workers import Patience, RemoteDraft, RemoteTarget
+from outrider.engine.rank_workers import RemoteDraft, RemoteTarget, StepTimeout
 from outrider.errors import EngineDeadError
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
+from outrider.links.listener import Arrival
 from outrider.links.rank_messages import (
     Adopt,
-    CaughtUp,
-    Drafted,
-    Failed,
+    CatchUpReport,
+    DraftResult,
     Hello,
-    Judged,
-    Loaded,
     Propose,
+    RankFailed,
     Role,
     Stage,
     Verify,
+    VerifyResult,
+    WeightsLoaded,
 )
 from outrider.scheduler.types import (
     Agreement,
@@ -40,7 +41,6 @@ from outrider.scheduler.types import (
     TokenLogprobs,
     Verdict,
 )
-from outrider.workers.proposers.base import DRAFT
 
 STALL_S = 0.3
 ROW = RowPlan(0, 1, 1, 3, 3, True, DRAFT, 0, (), 0, (), 1)
@@ -80,8 +80,8 @@ def test_what_takes_a_rank_long_is_reported_while_it_does(
         first, second = ranks.ends
         for words in ("compiling CPU kernels (1 of 21)", "reading weights (layer 9 of 30)"):
             first.send(Stage(words))
-        first.send(Loaded(1, None, "c", 0.5))
-        second.send(Loaded(1, None, "c", 0.5))
+        first.send(WeightsLoaded(1, None, "c", 0.5))
+        second.send(WeightsLoaded(1, None, "c", 0.5))
         ranks.group.load(None)
         assert capsys.readouterr().out.splitlines() == [
             "target rank 0: weights loaded in 0.5 s",
@@ -92,7 +92,7 @@ def test_what_takes_a_rank_long_is_reported_while_it_does(
         first.send(Stage("reading weights (layer 10 of 30)"))
         time.sleep(STALL_S / 3)
         for end in ranks.ends:
-            end.send(Loaded(1, None, "c", 0.5))
+            end.send(WeightsLoaded(1, None, "c", 0.5))
         reading.join(60)
         line, *_ = capsys.readouterr().out.splitlines()
         assert line == "target rank 0: reading weights (layer 10 of 30)"
@@ -108,7 +108,7 @@ def joined_draft(ranks: Ranks, lost: list[str]) -> RemoteDraft:
 
 
 def draft_one_round(draft: RemoteDraft, ranks: Ranks) -> None:
-    ranks.ends[0].send(Drafted(1, 0.0, 1))
+    ranks.ends[0].send(DraftResult(1, 0.0, 1))
     assert draft.propose(PLAN).round == 1
 
 
@@ -124,7 +124,7 @@ def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [Drafted(4, 0.0, 1), Failed("out of memory"), Judged(VERDICT, False)]
+    "answer", [DraftResult(4, 0.0, 1), RankFailed("out of memory"), VerifyResult(VERDICT, False)]
 )
 def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: object) -> None:
     lost: list[str] = []
@@ -139,7 +139,7 @@ def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: ob
 def test_a_target_that_hangs_but_sends_heartbeats_ends_the_engine(size: int) -> None:
     with linked("target", size) as ranks:
         target = RemoteTarget(ranks.group, lambda: None, STALL_S)
-        ranks.ends[0].send(Judged(VERDICT, False))
+        ranks.ends[0].send(VerifyResult(VERDICT, False))
         assert target.verify(PLAN, Ticket(PLAN.step)).wait() == VERDICT
         assert isinstance(ranks.ends[0].receive(5), Verify)
         with pytest.raises(EngineDeadError, match="target rank 0 has not answered for 0.3 s"):
@@ -155,7 +155,7 @@ def test_plans_go_to_the_target_ahead_of_its_verdicts() -> None:
         assert isinstance(ranks.ends[0].receive(5), Verify)
         later = Verdict(1, 6, ())
         for verdict in (VERDICT, later):
-            ranks.ends[0].send(Judged(verdict, False))
+            ranks.ends[0].send(VerifyResult(verdict, False))
         assert (first.wait(), second.wait()) == (VERDICT, later)
 
 
@@ -173,19 +173,19 @@ def test_a_rank_that_hangs_while_it_starts_is_an_error() -> None:
 
 
 def test_a_step_may_take_several_times_what_comparable_ones_took() -> None:
-    patience = Patience(1.0)
+    patience = StepTimeout(1.0)
     patience.learn(10, 20.0)
     assert patience.limit_s(11) > 100
 
 
 def test_the_first_step_of_a_size_may_take_longer() -> None:
-    patience = Patience(1.0)
+    patience = StepTimeout(1.0)
     patience.learn(1, 0.1)
     assert patience.limit_s(500) > 10 * patience.limit_s(1)
 
 
 def test_one_slow_step_is_forgotten_after_many_fast_ones() -> None:
-    patience = Patience(1.0)
+    patience = StepTimeout(1.0)
     for seconds in [60.0, *[0.1] * 100]:
         patience.learn(1, seconds)
     assert patience.limit_s(1) == 2.0
@@ -220,12 +220,12 @@ def test_what_a_draft_caught_up_on_comes_with_a_later_verdict_and_is_not_waited_
     with linked("draft") as ranks, linked("target") as target_ranks:
         draft = joined_draft(ranks, [])
         assert draft.propose(CATCHING_UP) == Ticket(6)
-        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
         ticket = caught_up_ticket(ranks, draft)
         assert ticket == Ticket(7, draft_s=0.5, agreements=FOUND)
         assert draft.propose(PLAIN) == Ticket(7), "it is told once"
         target = RemoteTarget(target_ranks.group, lambda: None, STALL_S)
-        target_ranks.ends[0].send(Judged(VERDICT, False))
+        target_ranks.ends[0].send(VerifyResult(VERDICT, False))
         assert target.verify(PLAN, ticket).wait().agreements == FOUND
 
 
@@ -233,8 +233,8 @@ def test_a_round_is_found_behind_what_was_caught_up_on_before() -> None:
     with linked("draft") as ranks:
         draft = joined_draft(ranks, [])
         draft.propose(CATCHING_UP)
-        ranks.ends[0].send(CaughtUp(0.5, FOUND))
-        ranks.ends[0].send(Drafted(1, 0.25, 1))
+        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
+        ranks.ends[0].send(DraftResult(1, 0.25, 1))
         ticket = draft.propose(PLAN)
         assert (ticket.round, ticket.draft_s, ticket.agreements) == (1, 0.75, FOUND)
 
@@ -242,7 +242,7 @@ def test_a_round_is_found_behind_what_was_caught_up_on_before() -> None:
 def test_a_round_costs_what_is_waited_for_it() -> None:
     with linked("draft") as ranks:
         draft = joined_draft(ranks, [])
-        later = threading.Timer(0.03, ranks.ends[0].send, (Drafted(1, 0.001, 1),))
+        later = threading.Timer(0.03, ranks.ends[0].send, (DraftResult(1, 0.001, 1),))
         later.start()
         ticket = draft.propose(PLAN)
         later.join()
@@ -253,7 +253,7 @@ def test_catching_up_that_nobody_asked_for_is_an_error_of_the_draft() -> None:
     lost: list[str] = []
     with linked("draft") as ranks:
         draft = joined_draft(ranks, lost)
-        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
         assert draft.propose(PLAN).round is None
         assert draft.group is None and len(lost) == 1
 
@@ -263,7 +263,7 @@ def test_a_draft_that_ends_after_it_has_caught_up_is_noticed_while_nothing_is_pl
     with linked("draft") as ranks:
         draft = joined_draft(ranks, lost)
         draft.propose(CATCHING_UP)
-        ranks.ends[0].send(CaughtUp(0.5, FOUND))
+        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
         ranks.ends[0].close()
         deadline_s = time.monotonic() + 60
         while draft.group is not None:
@@ -276,6 +276,6 @@ def test_the_time_that_drafts_were_on_their_way_adds_up() -> None:
     with linked("target") as ranks:
         target = RemoteTarget(ranks.group, lambda: None, STALL_S)
         for transfer_s in (0.25, 0.5):
-            ranks.ends[0].send(Judged(VERDICT, False, transfer_s))
+            ranks.ends[0].send(VerifyResult(VERDICT, False, transfer_s))
             target.verify(PLAN, Ticket(PLAN.step)).wait()
         assert target.transfer_s == 0.75

@@ -17,7 +17,7 @@ from outrider.engine.service import EngineService
 from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
-from outrider.links.gateway_messages import Cancel, EngineFacts, Refused, StatusQuery, Updates
+from outrider.links.gateway_messages import Cancel, EngineFacts, StatusQuery, SubmitRefused, Updates
 from outrider.scheduler.control import SpeculationControl
 from outrider.scheduler.outcomes import SchedulerStats
 from outrider.scheduler.types import SampleId
@@ -49,17 +49,17 @@ class Served:
         engine: Any = SimpleNamespace(
             loop=loop,
             facts=FACTS,
-            status=lambda query, speculation: Refused(query, "x" * 50_000, False),
+            status=lambda query, speculation: SubmitRefused(query, "x" * 50_000, False),
             check=lambda: None,
         )
-        doorway: Any = SimpleNamespace(on_gateway=None)
-        self.engine, self._doorway = engine, doorway
-        self.service = EngineService(engine, doorway)
+        listener: Any = SimpleNamespace(on_gateway=None)
+        self.engine, self._listener = engine, listener
+        self.service = EngineService(engine, listener)
         self.near, self.far = (
             Channel(sock, GATEWAY_CODEC, heartbeat_s=0.05, silence_s=silence_s)
             for sock in socket.socketpair()
         )
-        self._doorway.on_gateway(self.near)
+        self._listener.on_gateway(self.near)
         self.thread = threading.Thread(target=self.service.run)
 
 
@@ -101,7 +101,7 @@ def test_a_gateway_that_reads_nothing_but_sends_heartbeats_is_hung_up_on() -> No
 def test_a_gateway_is_hung_up_on_when_too_much_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_module, "_MOST_UNSENT", 20)
+    monkeypatch.setattr(service_module, "_MAX_UNSENT", 20)
     with served() as both:
         ask_until_hung_up_on(both)
         wait_until(lambda: not both.service._gateways)
@@ -116,39 +116,39 @@ def test_a_gateway_without_requests_hears_of_the_load_when_it_changes_and_not_el
         both.scheduler.num_running = both.scheduler.num_waiting = 0
         assert both.far.receive(60) == Updates((), 0)
         both.far.send(StatusQuery(1))
-        assert isinstance(both.far.receive(60), Refused)  # as the status here is
+        assert isinstance(both.far.receive(60), SubmitRefused)  # as the status here is
 
 
 def test_the_arrival_rate_falls_while_the_engine_rests() -> None:
     with served() as both:
         now_s = time.monotonic()
         for age_s in (100.0, 99.0):
-            both.scheduler.control.arrive(now_s - age_s)
-        both.engine.status = lambda query, speculation: Refused(
+            both.scheduler.control.observe_arrival(now_s - age_s)
+        both.engine.status = lambda query, speculation: SubmitRefused(
             query, str(speculation.arrivals_per_s), False
         )
         both.thread.start()
         assert both.far.receive(60) == FACTS
         both.far.send(StatusQuery(1))
         answer = both.far.receive(60)
-        assert isinstance(answer, Refused) and 0 < float(answer.message) <= 0.02
+        assert isinstance(answer, SubmitRefused) and 0 < float(answer.message) <= 0.02
 
 
 def test_the_load_is_told_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "LOAD_TOLD_S", 3600.0)
+    monkeypatch.setattr(service_module, "LOAD_REPORT_S", 3600.0)
     with served() as both:
-        both.service._load_told_s = time.monotonic()
+        both.service._load_reported_s = time.monotonic()
         both.scheduler.num_running = 3
         both.thread.start()
         assert both.far.receive(60) == FACTS
         both.far.send(Cancel(1))
         wait_until(lambda: bool(both.scheduler.cancelled))
         both.far.send(StatusQuery(1))
-        assert isinstance(both.far.receive(60), Refused)
+        assert isinstance(both.far.receive(60), SubmitRefused)
 
 
 def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -> None:
-    count = 3 * service_module._MOST_UNHANDLED
+    count = 3 * service_module._MAX_UNHANDLED
     with served() as both:
 
         def ask() -> None:
@@ -157,9 +157,9 @@ def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_until(lambda: both.service._commands.qsize() >= service_module._MOST_UNHANDLED)
+        wait_until(lambda: both.service._commands.qsize() >= service_module._MAX_UNHANDLED)
         time.sleep(0.3)
-        assert both.service._commands.qsize() == service_module._MOST_UNHANDLED
+        assert both.service._commands.qsize() == service_module._MAX_UNHANDLED
         both.thread.start()
         wait_until(lambda: len(both.scheduler.cancelled) == count)
         asking.join(60)
@@ -169,7 +169,7 @@ def test_what_a_gateway_asks_for_waits_with_the_gateway_while_a_step_is_long() -
 def test_an_engine_steps_although_it_is_asked_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service_module, "_MOST_COMMANDS", 4)
+    monkeypatch.setattr(service_module, "_MAX_COMMANDS", 4)
     with served() as both:
         num_asked = 0
 

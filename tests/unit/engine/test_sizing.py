@@ -8,15 +8,15 @@ from outrider.config import EngineConfig
 from outrider.engine.sizing import (
     BlockBytes,
     PoolSizes,
-    depth_of,
+    default_max_depth,
     make_scheduler,
     settle_for_device,
-    size_another_draft,
     size_pools,
     size_pools_of_ranks,
+    size_replacement_draft,
 )
 from outrider.errors import CapacityError
-from outrider.links.rank_messages import Loaded
+from outrider.links.rank_messages import WeightsLoaded
 
 KIB, GIB = 2**10, 2**30
 BLOCK = 16
@@ -27,8 +27,8 @@ def configured(**options: int | float | None) -> EngineConfig:
     return EngineConfig.from_kwargs(model="m", **usual | options)
 
 
-def rank(block_bytes: int, kv_bytes: int | None) -> Loaded:
-    return Loaded(block_bytes, kv_bytes, "none", 0.0)
+def rank(block_bytes: int, kv_bytes: int | None) -> WeightsLoaded:
+    return WeightsLoaded(block_bytes, kv_bytes, "none", 0.0)
 
 
 # -- what the device decides ----------------------------------------------------------------------
@@ -103,9 +103,9 @@ def test_depth_is_a_maximum_or_exact_as_the_policy_has_it(
     policy: str, on_cpu: int, on_gpu: int
 ) -> None:
     config = EngineConfig.from_kwargs(model="m", speculation_policy=policy)
-    assert (depth_of(config, "cpu"), depth_of(config, "cuda")) == (on_cpu, on_gpu)
+    assert (default_max_depth(config, "cpu"), default_max_depth(config, "cuda")) == (on_cpu, on_gpu)
     given = EngineConfig.from_kwargs(model="m", speculation_policy=policy, num_speculative_tokens=3)
-    assert (depth_of(given, "cpu"), depth_of(given, "cuda")) == (3, 3)
+    assert (default_max_depth(given, "cpu"), default_max_depth(given, "cuda")) == (3, 3)
 
 
 # -- one memory for both --------------------------------------------------------------------------
@@ -191,14 +191,14 @@ def test_another_draft_has_what_the_target_leaves_and_it_needs(
     config = configured(kv_cache_gb=72_000 / 2**30, max_num_seqs=1)
     pools = PoolSizes(target=64, draft=32, max_model_len=1024)
     target = [rank(1_000, None)]
-    assert size_another_draft(config, pools, target, [rank(block_bytes, None)]) == expected
+    assert size_replacement_draft(config, pools, target, [rank(block_bytes, None)]) == expected
 
 
 def test_another_draft_without_memory_is_refused() -> None:
     config = configured(kv_cache_gb=64_000 / 2**30, max_num_seqs=1)
     pools = PoolSizes(target=64, draft=32, max_model_len=1024)
     with pytest.raises(CapacityError, match="no memory left for the KV of this draft"):
-        size_another_draft(config, pools, [rank(1_000, None)], [rank(100, None)])
+        size_replacement_draft(config, pools, [rank(1_000, None)], [rank(100, None)])
 
 
 def test_a_scheduler_has_the_pools_it_is_given() -> None:

@@ -5,32 +5,33 @@ from __future__ import annotations
 import pytest
 from speculation_tools import CHEAP, DEAR, DRAFT_S, VERIFY_S, add_requests, run, speculating_loop
 
-from outrider.engine.explain import calibration
-from outrider.engine.speculation import SpeculationDesk
+from outrider.engine.speculation import SpeculationService, calibration
 from outrider.engine.step import StepLoop
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.gateway_messages import (
     ExplainSpeculation,
+    ExplainSpeculationResult,
     SetSpeculation,
-    SpeculationExplained,
-    SpeculationSet,
+    SetSpeculationResult,
 )
 from outrider.links.speculation import SpeculationChange
 from outrider.scheduler.control import StepRecord
-from outrider.scheduler.depths import Candidate, Choice
+from outrider.scheduler.depths import Candidate, DepthChoice
 
 DEPTH = 3
 
 
-def desk_of(loop: StepLoop) -> SpeculationDesk:
-    return SpeculationDesk(loop.scheduler, DEPTH)
+def desk_of(loop: StepLoop) -> SpeculationService:
+    return SpeculationService(loop.scheduler, DEPTH)
 
 
-def change(desk: SpeculationDesk, *fields: object) -> SpeculationSet:
+def change(desk: SpeculationService, *fields: object) -> SetSpeculationResult:
     return desk.set(SetSpeculation(7, SpeculationChange(*fields)))  # type: ignore[arg-type]
 
 
-def explain(desk: SpeculationDesk, step: int | None = None, last: int = 1) -> SpeculationExplained:
+def explain(
+    desk: SpeculationService, step: int | None = None, last: int = 1
+) -> ExplainSpeculationResult:
     return desk.explain(ExplainSpeculation(7, step, last))
 
 
@@ -235,7 +236,7 @@ def test_predictions_that_add_up_are_right_though_single_steps_are_off_by_luck()
     promised = Candidate(1, 1, 1, tokens=1.5, draft_s=0.0, verify_s=1.0)
     records = []
     for number, committed in enumerate([1, 2] * 8 + [2] * 16):
-        record = StepRecord(number, 1, 0, 0, Choice([1], None, promised), 1, 2, 0, 0)
+        record = StepRecord(number, 1, 0, 0, DepthChoice([1], None, promised), 1, 2, 0, 0)
         record.committed, record.verify_s = committed, 1.0
         records.append(record)
     assert calibration(records, 2) == pytest.approx((0.0, 0.25))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from outrider.api_types.errors import ForbiddenError, UnauthenticatedError
 from outrider.config import ServerConfig
 from outrider.errors import ConfigError
-from outrider.gateway.callers import LOCAL, REMOTE, Callers, Scope
-from outrider.gateway.errors import ForbiddenError, UnauthenticatedError
-from outrider.gateway.keys_file import key_digest
+from outrider.gateway.auth.callers import LOCAL, REMOTE, Callers, Scope
+from outrider.gateway.auth.keys_file import key_digest
 
 
 def _entry(name: str, key: str, rest: str = "") -> str:

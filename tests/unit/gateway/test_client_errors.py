@@ -7,15 +7,15 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.client import Client, DeadlineError, RequestCancelledError, UnavailableError
-from outrider.errors import CapacityError, ConfigError, OutriderError, RequestError
-from outrider.gateway.errors import (
+from outrider.api_types.errors import (
     MARK,
     RequestIdInUseError,
     UnknownModelError,
     error_of,
     status_of,
 )
+from outrider.client import Client, DeadlineError, RequestCancelledError, UnavailableError
+from outrider.errors import CapacityError, ConfigError, OutriderError, RequestError
 
 Code = grpc.StatusCode
 
@@ -79,7 +79,7 @@ def test_a_status_of_grpc_itself_is_explained(
 
 @pytest.fixture
 def client() -> Client:
-    return Client("127.0.0.1:9")  # nobody answers there; nothing below may try
+    return Client("127.0.0.1:9")  # nothing listens there; the tests must not connect
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from outrider.cluster.fleet_desk import Answers, Desk
+from outrider.cluster.fleet_registry import FleetHandlers, FleetRegistry
 from outrider.config import ServerConfig
-from outrider.gateway import controllers as controllers_module
-from outrider.gateway.controllers import Controllers
-from outrider.gateway.front import Front
+from outrider.gateway.frontend import Frontend
 from outrider.gateway.gateway import Gateway
+from outrider.gateway.routing import controllers as controllers_module
+from outrider.gateway.routing.controllers import Controllers
 from outrider.links.address import TcpAddress, bound_address, listen
 from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 
@@ -48,7 +48,7 @@ class Dns:
 
 
 class Pod:
-    """A controller with one replica that nobody can reach, and the address of its pod."""
+    """A controller with one replica that cannot be reached, and the address of its pod."""
 
     def __init__(self, name: str) -> None:
         async def view() -> None:
@@ -57,18 +57,18 @@ class Pod:
         def refuse(_: Any) -> None:
             raise AssertionError("no order is given here")
 
-        self.desk = Desk({}, SECRET, Answers(view, refuse, refuse))
-        self.desk.name = name
-        self.desk.publish((ReplicaPlace("0", (), ReplicaState.STARTING),))
+        self.registry = FleetRegistry({}, SECRET, FleetHandlers(view, refuse, refuse))
+        self.registry.name = name
+        self.registry.publish((ReplicaPlace("0", (), ReplicaState.STARTING),))
         self._listener = listen("tcp:127.0.0.1:0")
         self.address = bound_address(self._listener)
-        self._task = asyncio.create_task(self.desk.run(self._listener))
+        self._task = asyncio.create_task(self.registry.run(self._listener))
 
     async def end(self) -> None:
         self._listener.close()
         self._task.cancel()
         await asyncio.wait({self._task})
-        for member in self.desk.everybody:
+        for member in self.registry.all_members:
             member.channel.close()
 
 
@@ -77,7 +77,7 @@ async def gateway_of(dns: Dns, *names: str) -> AsyncIterator[tuple[Gateway, Cont
     gateway = Gateway(SECRET, ServerConfig())
     front = SimpleNamespace(gateway=gateway, http_address="h:1", grpc_address="g:1")
     controllers = Controllers([f"{name}:1" for name in names], SECRET, dns.resolve)
-    task = controllers.begin(cast(Front, front))
+    task = controllers.begin(cast(Frontend, front))
     try:
         yield gateway, controllers
     finally:
@@ -131,11 +131,11 @@ def test_a_name_that_fails_keeps_its_last_addresses(monkeypatch: pytest.MonkeyPa
             await until(lambda: len(names_of(gateway)) == 2)
             dns.names["x"] = GONE
             before = dns.num_lookups
-            for member in pod.desk.everybody:  # the connection is lost as well
+            for member in pod.registry.all_members:  # the connection is lost as well
                 member.channel.close()
-            await until(lambda: not pod.desk.everybody)
-            await until(lambda: dns.num_lookups > before + 6 and bool(pod.desk.everybody))
-            assert set(controllers._lines) == {pod.address, other.address}
+            await until(lambda: not pod.registry.all_members)
+            await until(lambda: dns.num_lookups > before + 6 and bool(pod.registry.all_members))
+            assert set(controllers._addresses) == {pod.address, other.address}
             await until(lambda: names_of(gateway) == ["a/0", "b/0"])
         await pod.end()
         await other.end()
@@ -155,10 +155,10 @@ def test_a_lost_connection_has_the_name_looked_up_at_once() -> None:
             await pod.end()
             before = dns.num_lookups
             await until(lambda: dns.num_lookups > before)
-            assert set(controllers._lines) == {pod.address}
+            assert set(controllers._addresses) == {pod.address}
             dns.names["x"] = {successor.address}
             await until(lambda: names_of(gateway) == ["b/0"])
-            await until(lambda: set(controllers._lines) == {successor.address})
+            await until(lambda: set(controllers._addresses) == {successor.address})
         await successor.end()
 
     monkey = pytest.MonkeyPatch()
@@ -181,7 +181,7 @@ def test_a_resolver_that_hangs_holds_up_no_other_name(monkeypatch: pytest.Monkey
             before = dns.num_lookups
             await asyncio.sleep(0.5)
             assert dns.num_lookups <= before + 1  # one at a time, however long it takes
-            assert set(controllers._lines) == {pod.address}
+            assert set(controllers._addresses) == {pod.address}
             dns.hanging.set()
             await until(lambda: dns.num_lookups > before + 2)
         await pod.end()

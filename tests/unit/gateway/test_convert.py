@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from outrider.errors import RequestError
-from outrider.gateway.convert import (
+from outrider.api_types.convert import (
     engine_from_proto,
     engine_to_proto,
     logprobs_from_proto,
@@ -16,20 +15,21 @@ from outrider.gateway.convert import (
     put_params,
     stats_to_proto,
 )
-from outrider.gateway.speculation import (
+from outrider.api_types.speculation import (
     account_from_proto,
     account_to_proto,
     change_from_proto,
     change_to_proto,
 )
+from outrider.errors import RequestError
 from outrider.links.gateway_messages import (
     EngineCounters,
     EngineStatus,
+    ExplainSpeculationResult,
     ModelStatus,
     ProcessState,
     ProposerCounters,
     RankStatus,
-    SpeculationExplained,
 )
 from outrider.links.speculation import (
     CandidateAccount,
@@ -152,7 +152,7 @@ def test_explained_steps_survive() -> None:
         8, "goodput", 2, 1, 16, 2, 6, 0, (plain, best), best, "It pays.", 0, 0.1, 0.2
     )
     waiting = StepAccount(9, "fixed", 2, 0, 0, 0, 0, 3, (), None, "", None, 0.0, 0.0)
-    found = SpeculationExplained(4, (weighed, waiting), 256, (0.25, 0.125))
+    found = ExplainSpeculationResult(4, (weighed, waiting), 256, (0.25, 0.125))
     account = account_from_proto(account_to_proto(found))
     assert account.steps == found.steps
     assert (account.num_remembered, account.calibration) == (256, (0.25, 0.125))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from outrider.errors import CapacityError
-from outrider.gateway.engine_link import MAX_EXPLAINING, EngineAddress, EngineLink
+from outrider.gateway.routing.engine_link import MAX_EXPLAINING, EngineAddress, EngineLink
 from outrider.links.gateway_messages import (
     EngineFacts,
     ExplainSpeculation,
-    SpeculationExplained,
+    ExplainSpeculationResult,
     Submit,
     SubmittedSample,
     Updates,
@@ -21,7 +21,7 @@ from outrider.scheduler.types import FinishReason, RequestUpdate, SampleId
 
 
 async def _locate() -> EngineAddress:
-    raise AssertionError("nobody connects here")
+    raise AssertionError("no connection is made here")
 
 
 async def _nothing(facts: EngineFacts | None = None) -> None:
@@ -56,7 +56,7 @@ def test_accounts_are_asked_for_one_at_a_time() -> None:
             assert len(channel.sent) == number + 1
             asked = channel.sent[-1]
             assert isinstance(asked, ExplainSpeculation)
-            link._settle(SpeculationExplained(asked.query, (), 0, ()))
+            link._settle(ExplainSpeculationResult(asked.query, (), 0, ()))
         await asyncio.gather(*asking)
 
     asyncio.run(ask_many())
@@ -67,13 +67,13 @@ def test_the_load_is_what_the_engine_told_and_what_was_submitted_or_ended_since(
         link = EngineLink(_locate, _nothing, _nothing)
         channel: Any = _Channel()
         link._channel = channel
-        told: asyncio.Queue[Any] = asyncio.Queue()
-        channel.receive = told.get
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+        channel.receive = messages.get
         receiving = asyncio.create_task(link._receive_all(channel))
 
         async def hear(message: Updates) -> int:
-            told.put_nowait(message)
-            while not told.empty():
+            messages.put_nowait(message)
+            while not messages.empty():
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
             return link.load

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.gateway.caller import Scope
-from outrider.gateway.grpc_access import scope_of
+from outrider.gateway.auth.caller import Scope
+from outrider.gateway.grpc.access import scope_of
 from outrider.proto import control_pb2, generation_pb2
 
 ADMIN = {"SetSpeculation", "Drain", "Abort", "Scale", "RollOut"}

@@ -11,17 +11,17 @@ import pytest
 from fastapi import FastAPI
 
 from outrider.config import ServerConfig
-from outrider.gateway.callers import Callers
+from outrider.gateway.auth.callers import Callers
 from outrider.gateway.http.access import AccessGuard, AdminOf, CallerOf
 from outrider.gateway.http.app import ROUTERS
 from outrider.gateway.http.errors import answer_errors
-from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.metrics.requests import GatewayMetrics
 
 HERE, ELSEWHERE = "127.0.0.1", "192.0.2.7"
 
 
 def _app(**options: Any) -> FastAPI:
-    """With a route for everybody, one for administrators, and one that somebody forgot about."""
+    """With an open route, an admin route, and one without any check."""
     app = FastAPI()
     config = ServerConfig(**options)
     app.state.gateway = SimpleNamespace(

@@ -23,7 +23,7 @@ from outrider.gateway.http.schemas import (
     GenerationRequest,
     conversation_of,
 )
-from outrider.text.bodies import parse
+from outrider.text.json_bodies import parse
 
 
 def chat(**more: Any) -> ChatRequest:
@@ -137,9 +137,9 @@ def test_many_wrong_entries_are_one_complaint() -> None:
 
 
 def test_a_sentence_that_is_too_long_keeps_its_beginning_and_its_remedy() -> None:
-    told = error_body(400, "stop is " + "x" * 5000 + "; shorten it.")["error"]["message"]
-    assert len(told) <= 300
-    assert told.startswith("stop is xxx") and told.endswith("; shorten it.")
+    message = error_body(400, "stop is " + "x" * 5000 + "; shorten it.")["error"]["message"]
+    assert len(message) <= 300
+    assert message.startswith("stop is xxx") and message.endswith("; shorten it.")
 
 
 @pytest.mark.parametrize("value", ["x" * 10**6, ["x" * 1000] * 1000, {"a": "b" * 10**6}, 10**4000])

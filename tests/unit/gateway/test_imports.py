@@ -13,7 +13,7 @@ import pytest
     [
         "outrider.client",
         "outrider.gateway.__main__",
-        "outrider.cli.gateway, outrider.gateway.running",
+        "outrider.cli.gateway, outrider.gateway.entrypoints",
         "outrider.cli.chat",
         "outrider.cluster.serve",  # whose cheap checks come before torch
     ],

@@ -1,4 +1,4 @@
-"""The file of keys: what it may hold and how a mistake is told."""
+"""The file of keys: what it may hold and how mistakes are reported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from outrider.errors import ConfigError
-from outrider.gateway.caller import CallerLimits, Scope
-from outrider.gateway.keys_file import key_digest, new_key, read_keys
+from outrider.gateway.auth.caller import CallerLimits, Scope
+from outrider.gateway.auth.keys_file import key_digest, new_key, read_keys
 
 DIGEST = key_digest("a key").hex()
 
@@ -94,9 +94,9 @@ def test_a_wrong_entry_is_told_by_its_number_and_never_shows_a_key(
     path = _write(tmp_path, entry)
     with pytest.raises(ConfigError) as caught:
         read_keys(path)
-    told = str(caught.value)
-    assert told.startswith(f"{path}: entry 1 of keys") and sentence in told
-    assert "or-the-key-itself" not in told
+    message = str(caught.value)
+    assert message.startswith(f"{path}: entry 1 of keys") and sentence in message
+    assert "or-the-key-itself" not in message
 
 
 def test_two_keys_may_share_neither_name_nor_digest(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from outrider.api_types.errors import RateLimitError
 from outrider.errors import CapacityError, RequestError
-from outrider.gateway.caller import LOCAL, Caller, CallerLimits, Scope
-from outrider.gateway.errors import RateLimitError
-from outrider.gateway.in_hand import InHand
+from outrider.gateway.active_requests import ActiveRequests
+from outrider.gateway.auth.caller import LOCAL, Caller, CallerLimits, Scope
 from outrider.gateway.limits import Limits
 
 
@@ -143,7 +143,7 @@ def test_as_many_are_left_running_as_may_run_at_once(clock: Clock) -> None:
 
     def leave(caller: Caller) -> bool:
         with limits.admitted(caller) as admission:
-            return admission.may_be_left()
+            return admission.may_detach()
 
     caller = _caller(max_concurrent=4)
     assert [leave(caller) for _ in range(3)] == [True, True, False]
@@ -197,14 +197,14 @@ def test_a_call_alone_may_have_more_than_the_share_of_its_process(limits: Limits
 
 
 def test_a_key_that_fills_the_gateway_does_not_lock_others_out() -> None:
-    in_hand = InHand()
+    active_requests = ActiveRequests()
     with contextlib.ExitStack() as stack:
         for _ in range(8):
-            stack.enter_context(in_hand.taken("greedy", "", 8, may_share=False))
-        with pytest.raises(CapacityError, match="8 requests are in hand already"):
-            in_hand.check_room("greedy", 8)
+            stack.enter_context(active_requests.claimed("greedy", "", 8, may_share=False))
+        with pytest.raises(CapacityError, match="8 requests are active already"):
+            active_requests.check_capacity("greedy", 8)
         for _ in range(4):
-            stack.enter_context(in_hand.taken("modest", "", 8, may_share=False))
+            stack.enter_context(active_requests.claimed("modest", "", 8, may_share=False))
         with pytest.raises(CapacityError):
-            in_hand.check_room("modest", 8)
-    in_hand.check_room("greedy", 8)
+            active_requests.check_capacity("modest", 8)
+    active_requests.check_capacity("greedy", 8)

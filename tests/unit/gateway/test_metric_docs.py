@@ -13,20 +13,20 @@ import pytest
 from fake_engine import fake_desk
 from metrics_tools import Page
 
-from outrider.gateway.engine_metrics import (
+from outrider.gateway.metrics.engines import (
     engine_families,
     number_families,
     numbers_of,
     replica_counts,
 )
-from outrider.gateway.metric_names import METRICS, Kind
-from outrider.gateway.metrics import (
+from outrider.gateway.metrics.names import METRICS, MetricKind
+from outrider.gateway.metrics.page import page_of
+from outrider.gateway.metrics.requests import (
     FINISH_REASONS,
     REFUSAL_REASONS,
     RESUME_REASONS,
     GatewayMetrics,
 )
-from outrider.gateway.metrics_page import page_of
 from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.gateway_messages import (
     EngineCounters,
@@ -170,7 +170,7 @@ def test_the_documentation_has_every_metric_as_it_is() -> None:
 
 def _vllm_names(each: Any) -> Iterator[str]:
     for name in each.vllm_names:
-        yield name + ("_total" if each.kind is Kind.COUNTER else "")
+        yield name + ("_total" if each.kind is MetricKind.COUNTER else "")
 
 
 def test_the_documentation_queries_what_there_is_and_lists_every_reason(page: Page) -> None:
@@ -206,5 +206,7 @@ def test_every_alarm_of_the_chart_is_explained() -> None:
     chart = ROOT / "helm/outrider/templates"
     rules = "".join(file.read_text() for file in chart.rglob("*.yaml")) if chart.is_dir() else ""
     rung = set(re.findall(r"- alert: (\w+)", rules))
-    told = set(re.findall(r"^## (Outrider\w+)$", (ROOT / "docs/operating.md").read_text(), re.M))
-    assert rung <= told
+    documented = set(
+        re.findall(r"^## (Outrider\w+)$", (ROOT / "docs/operating.md").read_text(), re.M)
+    )
+    assert rung <= documented

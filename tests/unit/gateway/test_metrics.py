@@ -12,28 +12,28 @@ from pathlib import Path
 import pytest
 from metrics_tools import Page
 
+from outrider.api_types.errors import DeadlineError, RateLimitError, UnknownModelError
 from outrider.errors import CapacityError, ConfigError, OutriderError, RequestError
-from outrider.gateway.errors import DeadlineError, RateLimitError, UnknownModelError
-from outrider.gateway.metric_names import BY_NAME, METRICS, Kind, Source
-from outrider.gateway.metrics import REFUSAL_REASONS, GatewayMetrics, refusal_of
-from outrider.gateway.metrics_page import (
+from outrider.gateway.metrics.names import BY_NAME, METRICS, MetricKind, MetricSource
+from outrider.gateway.metrics.page import (
     FOLDER_VARIABLE,
     forget_process,
     gateway_families,
     render_all,
 )
+from outrider.gateway.metrics.requests import REFUSAL_REASONS, GatewayMetrics, refusal_of
 from outrider.links.cluster_view import ClusterView, ReplicaView
 
 # A gateway process as far as it counts: it says when it has, and lives until its input ends.
 CHILD = """
 import sys
-from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.metrics.requests import GatewayMetrics
 metrics = GatewayMetrics()
 metrics.active.inc(2)
 metrics.of("m").finished["stop"].inc()
 for now_s in range(3):
     metrics.add_tokens("m", 4, 0.02, float(now_s))
-metrics.tell()
+metrics.flush()
 print("counted", flush=True)
 sys.stdin.read()
 """
@@ -60,9 +60,9 @@ def counting_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
 # The same with the page as the process itself shows it.
 FULL_CHILD = """
 import errno, os, sys
-from outrider.gateway import metric_files
-from outrider.gateway.metrics import GatewayMetrics
-from outrider.gateway.metrics_page import gateway_families, page_of
+from outrider.gateway.metrics import files
+from outrider.gateway.metrics.requests import GatewayMetrics
+from outrider.gateway.metrics.page import gateway_families, page_of
 from outrider.logs import setup_logging
 
 setup_logging()
@@ -80,7 +80,7 @@ for number in range(8):  # several times what a file holds at first
     metrics.of(f"m{number}").finished["stop"].inc()
 for now_s in range(3):
     metrics.add_tokens("m1", 4, 0.02, float(now_s))
-metrics.tell()
+metrics.flush()
 print(page_of(gateway_families(metrics.registry), False).decode())
 """
 FULL_DISK = """
@@ -186,7 +186,7 @@ def test_a_page_of_a_folder_has_vllms_names_too(tmp_path: Path) -> None:
 
 
 def test_restarts_are_told_by_whoever_starts_the_processes(tmp_path: Path) -> None:
-    cluster = ClusterView("somebody", "serving", 3, 5, ())
+    cluster = ClusterView("controller", "serving", 3, 5, ())
     page = Page(render_all(tmp_path, "m", {}, cluster).decode())
     assert page["outrider:engine_restarts_total"] == 3
     assert page["outrider:draft_restarts_total"] == 5
@@ -199,7 +199,7 @@ def test_a_controller_tells_how_many_replicas_there_should_be_and_how_long_they_
         ReplicaView("0", "serving", 0, 0, 1.5, 20.0),
         ReplicaView("1", "placing", 0, 0, placement_s=300.0),
     )
-    cluster = ClusterView("somebody", "serving", 0, 0, (), replicas, num_configured=3)
+    cluster = ClusterView("controller", "serving", 0, 0, (), replicas, num_configured=3)
     statuses = dict.fromkeys(("0", "1"))
     page = Page(render_all(tmp_path, "m", statuses, cluster).decode())
     assert page["outrider:replicas_configured"] == 3
@@ -216,7 +216,7 @@ def test_gaps_fall_where_observing_them_one_by_one_would_put_them() -> None:
         tallied.add_tokens("m", count, gap_s, now_s=0.0)
         for _ in range(count):
             histogram.observe(gap_s / count)
-    tallied.tell()
+    tallied.flush()
 
     def samples(metrics: GatewayMetrics) -> dict[tuple[str, str], float]:
         (family,) = (
@@ -254,4 +254,4 @@ def test_labels_are_few_and_none_is_a_clients() -> None:
     assert labels == {"model", "replica", "role", "reason", "position"}
     assert len(BY_NAME) == len(METRICS)
     for each in METRICS:
-        assert each.text.endswith(".") and each.source in Source and each.kind in Kind
+        assert each.text.endswith(".") and each.source in MetricSource and each.kind in MetricKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.gateway.server import is_from_this_host
+from outrider.gateway.grpc.server import is_from_this_host
 
 
 @pytest.mark.parametrize(

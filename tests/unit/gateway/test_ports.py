@@ -1,4 +1,4 @@
-"""Ports: refused while somebody else has them, shared by one server's processes only."""
+"""Ports: refused while another server has them, shared by one server's processes only."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_a_taken_port_is_refused_with_the_option_that_sets_it() -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         for option in ("--port", "--grpc-port"):
-            told = rf"{port}: Address already in use; choose another {option}\.$"
-            with pytest.raises(ConfigError, match=told):
+            message = rf"{port}: Address already in use; choose another {option}\.$"
+            with pytest.raises(ConfigError, match=message):
                 reserve(HOST, port, option)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2
 
-from outrider.gateway.results import ServedSettings, SpeculationStats
-from outrider.gateway.speculation import SpeculationAccount
+from outrider.api_types.results import ServedSettings, SpeculationStats
+from outrider.api_types.speculation import SpeculationAccount
 from outrider.links.gateway_messages import (
     EngineCounters,
     EngineStatus,

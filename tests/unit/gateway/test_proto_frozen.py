@@ -141,7 +141,7 @@ def _stop_streaming(files: FileDescriptorSet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "breaks_found"),
     [
         (_drop_field, "outrider.v1.GenerateRequest.model was removed"),
         (_renumber, "outrider.v1.Usage.cached_tokens has number 9, not 2"),
@@ -155,11 +155,11 @@ def _stop_streaming(files: FileDescriptorSet) -> None:
     ],
 )
 def test_a_change_that_breaks_clients_is_named(
-    change: Callable[[FileDescriptorSet], None], told: str
+    change: Callable[[FileDescriptorSet], None], breaks_found: str
 ) -> None:
     after = _frozen()
     change(after)
-    assert breaks(_frozen(), after) == [told]
+    assert breaks(_frozen(), after) == [breaks_found]
 
 
 def test_what_is_added_breaks_nobody() -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from outrider.errors import RequestError
-from outrider.gateway.proto_scan import MAX_FIELDS, check_counts
+from outrider.gateway.grpc.proto_scan import MAX_FIELDS, check_counts
 from outrider.proto import generation_pb2
 
 GENERATE = generation_pb2.GenerateRequest.DESCRIPTOR

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from outrider.api_types.errors import ForbiddenError
 from outrider.errors import RequestError
-from outrider.gateway.errors import ForbiddenError
 from outrider.gateway.resume import (
     MAX_HELD_TOKENS,
     ResumeTokens,
@@ -45,7 +45,7 @@ def test_a_token_names_the_request_to_every_gateway_of_the_secret() -> None:
 def test_a_token_is_good_for_its_own_server_key_request_and_seed_only(
     secret: str, caller: str, request_digest: bytes, seed: int
 ) -> None:
-    with pytest.raises(ForbiddenError, match="resume_token is not that of this request"):
+    with pytest.raises(ForbiddenError, match="resume_token is not valid for this request"):
         ResumeTokens(secret).read(TOKEN, caller, request_digest, seed)
 
 
@@ -89,7 +89,7 @@ SPEC = RequestSpec((1, 2, 3), SamplingParams(n=2, prompt_logprobs=1), seed=5, ma
     [
         ({"samples": [{"index": 2}]}, "samples holds sample 2; give each of the 2"),
         ({"samples": [{"index": 1}, {"index": 1}]}, "samples holds sample 1; give each"),
-        ({"samples": [{"token_ids": [1] * 8}]}, "sample 0 holds 8 tokens, but .* may write 7"),
+        ({"samples": [{"token_ids": [1] * 8}]}, "sample 0 holds 8 tokens, but .* may generate 7"),
         ({"samples": [{"token_ids": [5, 50]}]}, "sample 0 holds 50; .* from 0 to 49"),
         ({"prompt_logprobs": 4}, "prompt_logprobs is 4, but the request has 3"),
         ({"samples": [{}] * 129}, "samples has 129 entries"),

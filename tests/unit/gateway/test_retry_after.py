@@ -8,8 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from outrider.errors import CapacityError, OutriderError
-from outrider.gateway.errors import (
+from outrider.api_types.errors import (
     MARK,
     RETRY_KEY,
     RateLimitError,
@@ -17,6 +16,7 @@ from outrider.gateway.errors import (
     error_of,
     metadata_of,
 )
+from outrider.errors import CapacityError, OutriderError
 from outrider.gateway.http.errors import error_response
 
 
@@ -34,12 +34,14 @@ class _Status(grpc.RpcError):
         return self._trailing
 
 
-@pytest.mark.parametrize(("wait_s", "told"), [(0.01, "1"), (1.0, "1"), (12.3, "13"), (None, "1")])
-def test_http_tells_whole_seconds_and_always_some(wait_s: float | None, told: str) -> None:
+@pytest.mark.parametrize(
+    ("wait_s", "expected"), [(0.01, "1"), (1.0, "1"), (12.3, "13"), (None, "1")]
+)
+def test_http_tells_whole_seconds_and_always_some(wait_s: float | None, expected: str) -> None:
     for error in (RateLimitError("no", retry_after_s=wait_s), UnavailableError("no")):
         answer = error_response(error)
         assert answer.status_code in (429, 503)
-        assert answer.headers["retry-after"] == (told if error.retry_after_s else "1")
+        assert answer.headers["retry-after"] == (expected if error.retry_after_s else "1")
     assert "retry-after" not in error_response(OutriderError("no", retry_after_s=3)).headers
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.gateway.routing import BOUND, PrefixMemory, choose, order_of, path_of
+from outrider.gateway.routing.prefixes import BOUND, PrefixMemory, choose, order_of, path_of
 
 BLOCK = 16
 NAMES = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=12, unique=True)
@@ -117,7 +117,7 @@ def test_prompts_shorter_than_a_block_are_told_apart_by_all_of_them() -> None:
 
 
 def test_a_share_that_goes_up_and_down_a_little_does_not_change_keys() -> None:
-    memory, document = PrefixMemory(most_requests=100), ids(1, 160)
+    memory, document = PrefixMemory(max_requests=100), ids(1, 160)
     keys = []
     for turn in range(2000):
         is_about_it = turn < 30 or turn % 5 == 0  # a fifth, where a quarter makes it hot
@@ -129,7 +129,7 @@ def test_a_share_that_goes_up_and_down_a_little_does_not_change_keys() -> None:
 
 
 def test_only_the_last_requests_are_remembered() -> None:
-    memory = PrefixMemory(most_requests=50)
+    memory = PrefixMemory(max_requests=50)
     for number in range(500):
         route(memory, ids(number, 600))
     assert len(memory._recent) == 50

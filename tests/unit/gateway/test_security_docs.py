@@ -11,19 +11,18 @@ from outrider.config import settings
 from outrider.config.rules import Setting
 from outrider.config.schema import MAX_WAITING_OF_SERVERS
 from outrider.gateway import (
-    bodies,
+    body_parser,
     bounds,
-    gateway,
-    grpc_connections,
-    proto_scan,
-    reading,
-    seats,
-    server,
+    connection_slots,
+    preparation,
     session,
+    upload_budget,
 )
+from outrider.gateway.auth.keys_file import read_keys
+from outrider.gateway.grpc import connections as grpc_connections
+from outrider.gateway.grpc import proto_scan, server
 from outrider.gateway.http import connections
 from outrider.gateway.http.body import MAX_INLINE_BYTES
-from outrider.gateway.keys_file import read_keys
 from outrider.scheduler import params
 from outrider.text.messages import MAX_MESSAGE_FIELDS, MAX_MESSAGES
 
@@ -60,15 +59,15 @@ def test_the_table_has_every_limit_of_the_server() -> None:
         ("headers of a request", [connections.MAX_HEADER_BYTES, connections.MAX_HEADERS]),
         ("metadata of a call", [server.MAX_METADATA_BYTES]),
         ("slowest body", [connections.MIN_BODY_BYTES_PER_S]),
-        ("until they are prepared", [reading.MAX_READING_BYTES, reading.SMALL_BYTES]),
-        ("large JSON", [MAX_INLINE_BYTES, int(bodies.TIMEOUT_S), bodies.NUM_CHILDREN]),
+        ("until they are prepared", [upload_budget.MAX_UPLOAD_BYTES, upload_budget.SMALL_BYTES]),
+        ("large JSON", [MAX_INLINE_BYTES, int(body_parser.TIMEOUT_S), body_parser.NUM_CHILDREN]),
         ("fields of a gRPC", [proto_scan.MAX_FIELDS]),
         ("fields of a message", [MAX_MESSAGES, MAX_MESSAGE_FIELDS]),
         ("reads nothing", [int(connections.WRITE_TIMEOUT_S)]),
         ("idle connection |", [connections.KEEP_ALIVE_S, server.MAX_IDLE_MS // 1000]),
         (
             "idle connection without a valid key",
-            [seats.UNKNOWN_IDLE_S, int(grpc_connections.UNKNOWN_IDLE_S)],
+            [connection_slots.UNKNOWN_IDLE_S, int(grpc_connections.UNKNOWN_IDLE_S)],
         ),
         ("log-probabilities of a request", [bounds.MAX_LOGPROBS_OF_REQUEST]),
         ("wait for a slow reader", [session.MAX_UNREAD]),
@@ -76,7 +75,7 @@ def test_the_table_has_every_limit_of_the_server() -> None:
             "stop strings",
             [params.MAX_STOPS, params.MAX_LOGIT_BIASES, params.MAX_STOP_TOKEN_IDS],
         ),
-        ("being prepared", [gateway.MAX_PREPARING, gateway.MAX_TEMPLATES]),
+        ("being prepared", [preparation.MAX_PREPARING, preparation.MAX_TEMPLATES]),
         ("max_waiting` lets", [MAX_WAITING_OF_SERVERS]),
     ],
 )

@@ -9,9 +9,9 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from outrider.gateway.connection_slots import ConnectionSlots
 from outrider.gateway.http.connections import BoundedProtocol, ConnectionBounds
 from outrider.gateway.http.pieces import SendInPieces
-from outrider.gateway.seats import Seats
 
 PIECE = b"x" * 2**16
 
@@ -28,11 +28,11 @@ def test_is_cut_off_after_a_while_and_others_are_not() -> None:
     config = uvicorn.Config(endless, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
-    seats = Seats(8)
+    slots = ConnectionSlots(8)
 
     def protocol() -> BoundedProtocol:
-        seat = seats.take("127.0.0.1", lambda: None)
-        return BoundedProtocol(config, state, bounds=bounds, seat=seat)
+        slot = slots.take("127.0.0.1", lambda: None)
+        return BoundedProtocol(config, state, bounds=bounds, slot=slot)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -71,11 +71,11 @@ def test_one_that_reads_slowly_but_steadily_gets_all_of_it() -> None:
     config = uvicorn.Config(SendInPieces(whole), ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
-    seats = Seats(8)
+    slots = ConnectionSlots(8)
 
     def protocol() -> BoundedProtocol:
-        seat = seats.take("127.0.0.1", lambda: None)
-        return BoundedProtocol(config, state, bounds=bounds, seat=seat)
+        slot = slots.take("127.0.0.1", lambda: None)
+        return BoundedProtocol(config, state, bounds=bounds, slot=slot)
 
     async def run() -> int:
         loop = asyncio.get_running_loop()

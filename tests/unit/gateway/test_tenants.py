@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from outrider.errors import RequestError
-from outrider.gateway.caller import LOCAL, Caller, Scope
-from outrider.gateway.routing import path_of
-from outrider.gateway.tenants import MAX_SALT_CHARS, Tenants
+from outrider.gateway.auth.caller import LOCAL, Caller, Scope
+from outrider.gateway.auth.tenants import MAX_SALT_CHARS, TenantIds
+from outrider.gateway.routing.prefixes import path_of
 
-TENANTS = Tenants("a secret")
+TENANTS = TenantIds("a secret")
 
 
 def key(name: str, group: str = "") -> Caller:
@@ -49,15 +49,15 @@ def test_sharing_by_all_leaves_only_the_clients_salt() -> None:
 
 def test_all_gateways_of_a_server_agree_and_another_servers_do_not() -> None:
     alice = key("alice")
-    assert Tenants("a secret").cache_salt(alice, "", "group") == salt(alice)
-    assert Tenants("another").cache_salt(alice, "", "group") != salt(alice)
+    assert TenantIds("a secret").cache_salt(alice, "", "group") == salt(alice)
+    assert TenantIds("another").cache_salt(alice, "", "group") != salt(alice)
     assert "alice" not in salt(alice)
 
 
 def test_a_tenant_is_a_key_and_nothing_tells_which() -> None:
     alice, bob = TENANTS.tenant(key("alice", "team")), TENANTS.tenant(key("bob", "team"))
     assert alice != bob and "alice" not in alice
-    assert Tenants("a secret").tenant(key("alice")) == alice != salt(key("alice"))
+    assert TenantIds("a secret").tenant(key("alice")) == alice != salt(key("alice"))
     assert TENANTS.tenant(LOCAL) == ""
 
 

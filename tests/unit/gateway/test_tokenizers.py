@@ -8,8 +8,8 @@ import pytest
 
 from outrider.config import EngineConfig
 from outrider.errors import ModelError
-from outrider.gateway import served
-from outrider.gateway.served import Tokenizers
+from outrider.gateway import served_model
+from outrider.gateway.served_model import Tokenizers
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sources.append(source)
         return f"{source} {len(sources)}"
 
-    monkeypatch.setattr(served, "load_tokenizer", load)
+    monkeypatch.setattr(served_model, "load_tokenizer", load)
     return sources
 
 

@@ -11,7 +11,7 @@ from c_kernels import make_ops
 from stored_weights import stored_weight
 from torch import Tensor
 
-from outrider.kernels.cpu.native import CStoredLayer, check
+from outrider.kernels.cpu.native import CQuantLayer, check
 from outrider.kernels.cpu.ops import CpuOps
 from outrider.kernels.cpu.stored import CpuTable
 from outrider.kernels.stored import KINDS, StoredWeight
@@ -36,8 +36,8 @@ def table_of(ops: CpuOps, weight: StoredWeight) -> CpuTable:
 
 def best_of(ops: CpuOps, table: CpuTable, x: Tensor, vocab_size: int | None = None) -> list[int]:
     out_features, in_features = table.packed.shape
-    layer = CStoredLayer.from_address(table.address)
-    head = CStoredLayer(
+    layer = CQuantLayer.from_address(table.address)
+    head = CQuantLayer(
         layer.packed, None, layer.kind, vocab_size or out_features, in_features, out_features
     )
     norms, best = table.norms(), (c_int64 * len(x))()
@@ -45,7 +45,7 @@ def best_of(ops: CpuOps, table: CpuTable, x: Tensor, vocab_size: int | None = No
     address = None if norms is None else norms.data_ptr()
     x = x.contiguous()
     check(
-        ops.library.stored_best(
+        ops.library.quant_best(
             addressof(head), address, x.data_ptr(), len(x), scores.data_ptr(), best
         )
     )
@@ -124,9 +124,7 @@ def test_inputs_of_any_size_and_none_that_is_not_finite(ops: CpuOps, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q6_K"])
-def test_a_weight_that_is_no_number_is_nobodys_best_but_the_end_of_it(
-    ops: CpuOps, kind: str
-) -> None:
+def test_a_nan_weight_is_never_the_best_token_but_ends_the_row(ops: CpuOps, kind: str) -> None:
     weight, _ = stored_weight(kind, (5000, WIDTH))
     scale = {"Q8_0": 0, "Q6_K": 208}[kind]  # where a block has it
     for bits in (0x7E00, 0x7C00, 0xFC00):  # NaN, and infinite

@@ -44,7 +44,7 @@ def test_other_dtypes_run_in_torch() -> None:
     assert select_ops(CPU, torch.bfloat16).name == "torch"
 
 
-def test_torch_can_be_asked_for() -> None:
+def test_the_torch_backend_can_be_selected() -> None:
     ops = select_ops(CPU, torch.float32, deterministic=True, backend="torch")
     assert (ops.name, ops.deterministic) == ("torch", True)
 
@@ -118,10 +118,10 @@ def test_processes_that_start_together_compile_once_and_leave_no_debris(
     assert all(lines[-2:] == [str(path), str(path)] for lines in said)
     num_files = len(list(build._SOURCE_DIR.glob("*.c")))
     steps = [f"compiling CPU kernels ({n} of {num_files})" for n in range(num_files + 1)]
-    told = sorted(lines[:-2] for lines in said)
-    assert steps in told, "one process compiles, file by file"
+    steps_seen = sorted(lines[:-2] for lines in said)
+    assert steps in steps_seen, "one process compiles, file by file"
     waiting = "waiting for another process to compile the CPU kernels"
-    assert all(set(lines) <= {waiting} for lines in told if lines != steps), "the others wait"
+    assert all(set(lines) <= {waiting} for lines in steps_seen if lines != steps), "the others wait"
 
 
 def slow_compiler(folder: Path, pids: Path) -> str:
@@ -171,7 +171,7 @@ def test_only_paths_that_the_machine_has_are_compiled(
 ) -> None:
     """As a CPU without AVX-512 compiles them, seen from one that may have it."""
     flags = [flag.replace("-march=native", "-march=haswell") for flag in FLAGS]
-    for name, is_there in (("stored_avx512", False), ("stored_wide512", False), ("stored_avx2", 1)):
+    for name, is_there in (("quant_avx512", False), ("quant_wide512", False), ("quant_avx2", 1)):
         made = tmp_path / f"{name}.o"
         source = str(build._SOURCE_DIR / f"{name}.c")
         subprocess.run(["cc", *flags, "-c", source, "-o", str(made)], check=True)

@@ -8,7 +8,7 @@ from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import OutcomeColumn, TextTable, accept_drafts, outcome_width
-from outrider.scheduler.proposers import own_guesses_kept
+from outrider.scheduler.proposers import autoregressive_kv_rule
 
 pytestmark = GPU_MARKS
 
@@ -64,7 +64,7 @@ def accept_by_hand(
                 text.tokens[row, length + i] = token
         text.lengths[row] = length + len(new)
         if num_drafted > 0:
-            text.draft_computed[row] = length + own_guesses_kept(num_drafted, num_accepted)
+            text.draft_computed[row] = length + autoregressive_kv_rule(num_drafted, num_accepted)
         out[index] = -1
         out[index, : OutcomeColumn.TOKENS] = torch.tensor([length, depth, num_accepted])
         for i, token in enumerate(new):
@@ -75,7 +75,7 @@ def a_pass(
     max_depth: int, depths: list[int], generator: torch.Generator, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Choices, and for each sampled row its first logit row, depth, what was drafted for it (some
-    is not verified, some by nobody with KV) and its row of the text."""
+    is not verified, some by a proposer without KV) and its row of the text."""
     num_logits, first_logit = 2, []  # those of other rows come first
     for depth in depths:
         first_logit.append(num_logits if depth >= 0 else -1)

@@ -20,7 +20,7 @@ from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.sampling import chain
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.rows import RowSampler, Span, last_rows, logit_rows
+from outrider.workers.sampling.rows import LogitSpan, RowSampler, last_rows, logit_rows
 
 pytestmark = GPU_MARKS
 
@@ -56,7 +56,7 @@ class Requests(NamedTuple):
 
     device: DeviceRows
     rows: list[int]
-    spans: list[Span]
+    spans: list[LogitSpan]
 
 
 def a_generator(seed: int = 0) -> torch.Generator:
@@ -95,7 +95,7 @@ def some_requests(vocab: int, kinds: Sequence[dict[str, Any]], seed: int = 0) ->
         sampler = make_sampler(vocab, prompt_len=PROMPT_LEN, **kind)
         begin(device, row, sampler, tokens)
         device.text.drafts[row, :depth] = torch.tensor(drafts, dtype=torch.int32)
-        spans.append(Span(sampler, tokens, drafts))
+        spans.append(LogitSpan(sampler, tokens, drafts))
     return Requests(device, rows, spans)
 
 
@@ -155,11 +155,11 @@ def test_positions_of_an_earlier_pass_lead_nowhere_beyond_the_drafts() -> None:
     device, [row], [span] = some_requests(70, [{"frequency_penalty": 1.0}])
     logits = torch.randn(2, 70, generator=a_generator())
     found = adjusted(logits, device, [row, row], [span.base_len - 5, span.base_len + 1000])
-    undrafted = chain.adjust(logits[:1], last_rows([Span(span.sampler, span.tokens)]))
+    undrafted = chain.adjust(logits[:1], last_rows([LogitSpan(span.sampler, span.tokens)]))
     assert_same_bits(found[:1], undrafted)
     # As many as the table holds, whatever they are.
     drafts = device.text.drafts[row].tolist()
-    drafted = chain.adjust(logits[1:], last_rows([Span(span.sampler, span.tokens, drafts)]))
+    drafted = chain.adjust(logits[1:], last_rows([LogitSpan(span.sampler, span.tokens, drafts)]))
     assert_same_bits(found[1:], drafted)
 
 
@@ -168,7 +168,7 @@ def test_a_draft_may_lack_ids_of_the_target() -> None:
     device, rows, spans = some_requests(2501, KINDS)
     logits = torch.randn(len(rows), 100, generator=a_generator())
     fewer = [
-        Span(make_sampler(100, prompt_len=PROMPT_LEN, **kind), span.tokens, span.drafts)
+        LogitSpan(make_sampler(100, prompt_len=PROMPT_LEN, **kind), span.tokens, span.drafts)
         for kind, span in zip(KINDS, spans, strict=True)
     ]
     of_logits = last_rows(fewer)
@@ -210,7 +210,7 @@ def test_counts_follow_the_texts() -> None:
         if span.sampler.changes_logits:
             assert torch.equal(marks, RowAdjustment.of(span.sampler, texts[row]).marks)
         else:
-            assert not marks.any(), "nobody reads the counts of a row that asks for nothing"
+            assert not marks.any(), "the counts of a row without adjustments are not read"
 
 
 def test_a_row_keeps_nothing_of_who_had_it_before() -> None:
@@ -221,7 +221,7 @@ def test_a_row_keeps_nothing_of_who_had_it_before() -> None:
         sampler = make_sampler(vocab, prompt_len=2, **kind)
         tokens = some_ids(6, vocab, a_generator(len(kind)))
         begin(device, row, sampler, tokens)
-        expected = chain.adjust(logits, last_rows([Span(sampler, tokens)]))
+        expected = chain.adjust(logits, last_rows([LogitSpan(sampler, tokens)]))
         assert_same_bits(adjusted(logits, device, [row], [len(tokens)]), expected)
 
 
@@ -248,17 +248,20 @@ def test_whole_parts_of_the_vocabulary_may_be_barred(filters: dict[str, Any]) ->
         adjust_logits(own, device.adjustments, place, position, text.lengths, text.drafts)
         choose_tokens(own, device.settings, place, position, chosen, by_row=is_draft)
         if allowed is None:
-            assert chosen.tolist() == sample(logits, [Span(sampler, [0])], ReferenceOps()).tolist()
+            assert (
+                chosen.tolist()
+                == sample(logits, [LogitSpan(sampler, [0])], ReferenceOps()).tolist()
+            )
         else:
             assert int(chosen[row]) in allowed
 
 
 def test_as_many_biases_as_fit() -> None:
-    vocab = Mark.MOST_BIASES + 10
-    bias = {token: float(token % 13 - 6) for token in range(5, 5 + Mark.MOST_BIASES)}
+    vocab = Mark.MAX_BIASES + 10
+    bias = {token: float(token % 13 - 6) for token in range(5, 5 + Mark.MAX_BIASES)}
     sampler = make_sampler(vocab, prompt_len=1, logit_bias=bias)
     device = device_rows(vocab)
     begin(device, 0, sampler, [0])
     logits = torch.randn(1, vocab, generator=a_generator())
-    expected = chain.adjust(logits, last_rows([Span(sampler, [0])]))
+    expected = chain.adjust(logits, last_rows([LogitSpan(sampler, [0])]))
     assert_same_bits(adjusted(logits, device, [0], [1]), expected)

@@ -197,7 +197,7 @@ def test_rows_of_no_tile_are_left_alone(num_splits: int) -> None:
 
 
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_tiles_of_nobody_may_stand_before_others(num_splits: int) -> None:
+def test_empty_tiles_may_come_before_others(num_splits: int) -> None:
     case = Case(((3, 300), (6, 40)), group=4, num_kv_heads=2, num_splits=num_splits, empty_tiles=2)
     inputs = make_inputs(case)
     tiles = inputs.batch.tiles

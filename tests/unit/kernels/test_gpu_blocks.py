@@ -9,14 +9,14 @@ from torch import Tensor
 
 from outrider.kernels.gpu import tuning
 from outrider.kernels.gpu.linear import GpuLinear
-from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
+from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
 from outrider.kernels.gpu.tuning import (
     LibraryConfig,
     LinearConfig,
-    Way,
+    ProductConfig,
     forced,
     linear_config,
-    product_way,
+    product_config,
 )
 
 pytestmark = GPU_MARKS
@@ -27,8 +27,8 @@ OWN = [
     LinearConfig(16, 32, 4, 2, splits=2, rows=64, rest=32),
 ]
 LIBRARY = LibraryConfig()
-TURNED = LibraryConfig(turned=True)
-WAYS = [LIBRARY, LibraryConfig(rows=128, biased=True), TURNED, *reversed(OWN)]
+TRANSPOSED = LibraryConfig(transposed=True)
+WAYS = [LIBRARY, LibraryConfig(rows=128, biased=True), TRANSPOSED, *reversed(OWN)]
 DTYPES = (torch.float32, torch.float16)
 
 
@@ -67,14 +67,14 @@ PAIRS = [
         for first in WAYS[:-1]
         for second in WAYS[:-1]
     ),
-    *((OWN[1], second, torch.float16, False) for second in (LIBRARY, TURNED, OWN[1])),
-    *((OWN[0], second, torch.float32, True) for second in (LIBRARY, TURNED, OWN[1])),
+    *((OWN[1], second, torch.float16, False) for second in (LIBRARY, TRANSPOSED, OWN[1])),
+    *((OWN[0], second, torch.float32, True) for second in (LIBRARY, TRANSPOSED, OWN[1])),
 ]
 
 
 @pytest.mark.parametrize(("first", "second", "dtype", "has_bias"), PAIRS)
 def test_products_of_either_kind_follow_each_other(
-    first: Way, second: Way, has_bias: bool, dtype: torch.dtype
+    first: ProductConfig, second: ProductConfig, has_bias: bool, dtype: torch.dtype
 ) -> None:
     """A stream from one kind of product, gated by the other kind."""
     rows, hidden, half = 96, 64, 40
@@ -84,7 +84,7 @@ def test_products_of_either_kind_follow_each_other(
     out = _random(hidden, 48, dtype=dtype) / 7
     gate_up = _random(2 * half, hidden, dtype=dtype) / 8
     bias = _random(2 * half, dtype=dtype) if has_bias else None
-    before = Stream(residual, residual, None)  # only its total is read
+    before = ResidualStream(residual, residual, None)  # only its total is read
     with forced(first):
         stream = GpuLinear(out, None).add(x, before, norm, EPS)
     with forced(second):
@@ -107,7 +107,7 @@ def _normed(x: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("has_bias", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("config", WAYS)
-def test_queries_keys_and_values(config: Way, has_bias: bool) -> None:
+def test_queries_keys_and_values(config: ProductConfig, has_bias: bool) -> None:
     """As few rows do it, which other tests compare with float64."""
     heads, kv_heads, head_dim, hidden, num_blocks = 4, 2, 64, 48, 24
     batch = ragged_batch(
@@ -142,7 +142,7 @@ def test_queries_keys_and_values(config: Way, has_bias: bool) -> None:
     assert torch.equal(caches == -7.0, expected_caches == -7.0)
 
 
-def test_the_table_says_which_products_are_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_decides_which_products_the_library_does(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"features": 64, "depth": 64, "warps": 8, "stages": 4, "rows": 128, "rest": 64}
     small = {"features": 16, "depth": 32, "warps": 4, "stages": 2}
     table = {
@@ -153,18 +153,18 @@ def test_the_table_says_which_products_are_the_librarys(monkeypatch: pytest.Monk
         "linear/64x32/128/8bit": small,
     }
     monkeypatch.setattr(tuning, "_table", lambda: table)
-    caches = (tuning._known_way, tuning._known_config)
+    caches = (tuning._known_product, tuning._known_config)
     for cached in caches:
         cached.cache_clear()
     try:
-        assert product_way("linear", 64, 32, 7) == LinearConfig(**small)
-        assert product_way("linear", 64, 32, 17) == LibraryConfig(biased=True)
-        assert product_way("linear", 64, 32, 65) == LinearConfig(**own)
-        assert product_way("linear", 64, 32, 192) == LinearConfig(**own)
-        assert product_way("linear", 64, 32, 193) == LibraryConfig(rows=512)
-        assert product_way("linear", 64, 32, 4096) == LibraryConfig()
-        assert product_way("gate_up", 64, 32, 192) == LibraryConfig()
-        assert isinstance(product_way("gate_up", 64, 32, 64), LinearConfig)
+        assert product_config("linear", 64, 32, 7) == LinearConfig(**small)
+        assert product_config("linear", 64, 32, 17) == LibraryConfig(biased=True)
+        assert product_config("linear", 64, 32, 65) == LinearConfig(**own)
+        assert product_config("linear", 64, 32, 192) == LinearConfig(**own)
+        assert product_config("linear", 64, 32, 193) == LibraryConfig(rows=512)
+        assert product_config("linear", 64, 32, 4096) == LibraryConfig()
+        assert product_config("gate_up", 64, 32, 192) == LibraryConfig()
+        assert isinstance(product_config("gate_up", 64, 32, 64), LinearConfig)
         # Fixed products and 8-bit weights know our kernels for few rows alone.
         assert linear_config("linear", 64, 32, 16) == LinearConfig(**small)
         assert linear_config("linear", 64, 32, 64).rows == 0

@@ -7,7 +7,7 @@ import torch
 from gpu_tools import DEVICE, GPU_MARKS
 from torch import Tensor
 
-from outrider.kernels.gpu.distillation import log_sums, slopes_in_place
+from outrider.kernels.gpu.distillation import kl_gradient_in_place, log_sums
 
 pytestmark = GPU_MARKS
 
@@ -32,7 +32,7 @@ def test_slopes_and_divergences_are_those_of_tensor_operations(
 
     sums = log_sums(taught)
     torch.testing.assert_close(sums, torch.logsumexp(taught.float(), -1), atol=1e-4, rtol=1e-5)
-    found = slopes_in_place(taught[:, ids].contiguous(), sums, mass, guessed)
+    found = kl_gradient_in_place(taught[:, ids].contiguous(), sums, mass, guessed)
 
     torch.testing.assert_close(found, divergences, atol=1e-3, rtol=1e-4)
     exactness = 1e-5 if dtype == torch.float32 else 1e-2
@@ -44,7 +44,7 @@ def test_rows_that_are_parts_of_wider_ones_and_none_at_all() -> None:
     torch.testing.assert_close(log_sums(wide[:, 16:80]), torch.logsumexp(wide[:, 16:80], -1))
     kept, ones = wide.clone(), torch.ones(4, device=DEVICE)
     part = wide[:, 16:80]
-    slopes_in_place(part, log_sums(part), ones, part)  # of the teacher from itself: none
+    kl_gradient_in_place(part, log_sums(part), ones, part)  # of the teacher from itself: none
     torch.testing.assert_close(part, torch.zeros_like(part), atol=1e-6, rtol=0)
     assert torch.equal(wide[:, :16], kept[:, :16]) and torch.equal(wide[:, 80:], kept[:, 80:])
     assert log_sums(wide[:0]).shape == (0,)

@@ -113,7 +113,7 @@ def test_a_long_prompt_beside_decoding_has_tiles_of_its_own_size() -> None:
     ]
 
 
-@pytest.mark.parametrize("is_on_device", [False, True], ids=["told", "read"])
+@pytest.mark.parametrize("is_on_device", [False, True], ids=["constant", "read"])
 @pytest.mark.parametrize(("seed", "committed", "tile_tokens"), [(0, 2, 4), (1, 2, 1), (2, 8, 3)])
 def test_drafting_rounds(seed: int, committed: int, tile_tokens: int, is_on_device: bool) -> None:
     """The level of a pass is the host's to say, or, from the second on, in the device's memory."""
@@ -214,7 +214,7 @@ NEAR_THE_END = (MAX_LEN - 2, MAX_LEN - 1, MAX_LEN, MAX_LEN + 2)
 
 
 def _near_the_end() -> tuple[State, torch.Tensor, torch.Tensor]:
-    """Rows there, as the draft and the target are told of them."""
+    """Rows there, as in the plans of the draft and the target."""
     state = _state(random.Random(5))
     num_rows = len(NEAR_THE_END)
     columns = (getattr(state.text, name)[:num_rows] for name in TextTable.__slots__)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.linear_kernels import linear_kernel
-from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
+from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
 from outrider.kernels.gpu.tuning import LinearConfig, forced
 
 pytestmark = GPU_MARKS
@@ -73,7 +73,7 @@ def test_stream_behind_a_product(
     weight = _random(generator, features, depth, dtype=dtype) / depth**0.5
     residual = _random(generator, rows, features, dtype=dtype)
     norm = 1 + 0.1 * _random(generator, features, dtype=dtype)
-    before = Stream(residual, residual, residual)  # only its total is read
+    before = ResidualStream(residual, residual, residual)  # only its total is read
     stream = GpuLinear(weight, None).add(x, before, norm, 1e-5)
     expected = x.double() @ weight.double().T + residual.double()
     assert relative_error(stream.total, expected) < TOLERANCE[dtype]
@@ -87,7 +87,7 @@ def test_stream_behind_a_product(
 
 def _stream(
     generator: torch.Generator, rows: int, depth: int, dtype: torch.dtype
-) -> tuple[Stream, Tensor]:
+) -> tuple[ResidualStream, Tensor]:
     """A stream made of an embedding table, and what its norm gives."""
     table = 5 * _random(generator, 2 * rows, depth, dtype=dtype)
     norm = 1 + 0.1 * _random(generator, depth, dtype=dtype)

@@ -13,7 +13,7 @@ from outrider.kernels.gpu.logprobs import (
     LogprobColumn,
     keep_logits,
     logprob_width,
-    tell_logprobs,
+    report_logprobs,
 )
 from outrider.scheduler.types import TokenLogprobs
 from outrider.workers.sampling.logprobs import token_logprobs
@@ -33,13 +33,13 @@ def random_logits(num_rows: int, vocab: int, seed: int = 0) -> Tensor:
     return (torch.randn(num_rows, vocab, generator=generator) * 4).to(DEVICE)
 
 
-def told(
+def report(
     logits: Tensor, tokens: Sequence[int], rows: Sequence[int], num_top: Sequence[int]
 ) -> Tensor:
     kept = torch.full((len(rows), logits.shape[1]), torch.nan, device=DEVICE)
     out = int32([UNTOUCHED]).repeat(len(rows), logprob_width(MOST_TOP))
     keep_logits(logits, int32(rows), int32(num_top), kept)
-    tell_logprobs(kept, int32(tokens), int32(rows), int32(num_top), out)
+    report_logprobs(kept, int32(tokens), int32(rows), int32(num_top), out)
     return out.cpu()
 
 
@@ -68,10 +68,10 @@ def test_values_ranks_and_best_tokens_are_those_of_the_host(vocab: int) -> None:
     rows = [2, 0, 1, 3, 2]
     logits = random_logits(len(rows), vocab)
     tokens = [vocab - 1, 0, vocab // 2, int(logits[3].argmax()), 1]
-    out = told(logits, tokens, rows, num_top)
-    wanted = [num_top[row] for row in rows]
-    expected = token_logprobs(logits, tokens, wanted)
-    for own, token, top, each in zip(out, tokens, wanted, expected, strict=True):
+    out = report(logits, tokens, rows, num_top)
+    counts = [num_top[row] for row in rows]
+    expected = token_logprobs(logits, tokens, counts)
+    for own, token, top, each in zip(out, tokens, counts, expected, strict=True):
         assert_close(as_host_tells(own, token, top, vocab), each)
 
 
@@ -81,7 +81,7 @@ def test_equals_go_by_id_also_across_parts_and_signs_of_zero() -> None:
     logits[1, [7, 2049, 4099]] = 2.5
     logits[2] = -3.0
     tokens = [4099, 4099, 2048]
-    out = told(logits, tokens, [0, 0, 0], [6])
+    out = report(logits, tokens, [0, 0, 0], [6])
     for own, token, each in zip(out, tokens, token_logprobs(logits, tokens, 6), strict=True):
         assert_close(as_host_tells(own, token, 6, 4100), each)
 
@@ -89,7 +89,7 @@ def test_equals_go_by_id_also_across_parts_and_signs_of_zero() -> None:
 def test_tokens_that_cannot_be_have_no_mass_and_come_last() -> None:
     logits = random_logits(1, 4200)
     logits[0, 2000:] = -torch.inf  # a whole part of them
-    out = told(logits, [5], [0], [4])
+    out = report(logits, [5], [0], [4])
     assert_close(as_host_tells(out[0], 5, 4, 4200), token_logprobs(logits, [5], 4)[0])
 
 
@@ -101,7 +101,7 @@ def test_rows_that_want_nothing_and_padding_are_left_alone() -> None:
     assert torch.equal(kept[[0, 3]], logits[[0, 3]])
     assert bool(kept[[1, 2]].isnan().all())
     out = int32([UNTOUCHED]).repeat(4, logprob_width(MOST_TOP))
-    tell_logprobs(kept, int32([1, -1, 1, 1]), rows, num_top, out)
+    report_logprobs(kept, int32([1, -1, 1, 1]), rows, num_top, out)
     assert bool((out[[1, 2]] == UNTOUCHED).all())
     assert bool((out[[0, 3], LogprobColumn.TOP + 4 :] == UNTOUCHED).all())
     assert bool((out[[0, 3], : LogprobColumn.TOP + 4] != UNTOUCHED).all())

@@ -9,6 +9,7 @@ import torch
 from gpu_tools import DEVICE, GPU_MARKS
 from torch import Tensor
 
+from outrider.catalog.proposers import NGRAM
 from outrider.kernels.gpu.accept import TextTable
 from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.kernels.gpu.ngram import TrustTable, look_up
@@ -22,7 +23,6 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
-from outrider.workers.proposers.base import NGRAM
 from outrider.workers.proposers.ngram import NgramIndex, NgramProposer
 from outrider.workers.rows import RowTable
 
@@ -158,7 +158,7 @@ def test_long_texts_are_looked_through_to_their_beginning(length: int) -> None:
         assert device.offer(row)[0] == index.lookup(tokens, MAX_DEPTH)[0]
 
 
-def test_what_is_not_offered_is_a_token_nobody_is_sure_of() -> None:
+def test_what_is_not_offered_is_a_token_with_confidence_zero() -> None:
     """The pass computes it all the same, so it has to be one that the models know."""
     device = Device(2, 50)
     device.write(0, [1, 2, 3, 4])
@@ -181,7 +181,7 @@ def test_a_row_keeps_nothing_of_who_had_it_before() -> None:
             tokens += [*own, 1 + len(tokens + own) % 2]
 
 
-def test_padding_is_nobodys() -> None:
+def test_padding_changes_no_row() -> None:
     device = Device(2, 50)
     before = _all_of(device)
     device.look_up({}, 1, 2, room=3)

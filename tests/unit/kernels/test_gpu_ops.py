@@ -129,7 +129,7 @@ def test_samples_are_those_of_the_reference() -> None:
 
 
 def test_a_pass_is_repeated_as_it_is() -> None:
-    assert GPU_OPS.repeatable(run := lambda hidden, batch: hidden) is run
+    assert GPU_OPS.captured(run := lambda hidden, batch: hidden) is run
 
 
 def test_float64_is_refused_everywhere() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from outrider.kernels.gpu import linear, tuning
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.packed import pack, unpack
-from outrider.kernels.gpu.stream import Stream, close_stream, open_stream
+from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
 from outrider.kernels.gpu.tuning import LinearConfig, forced, linear_config, table_key
 from outrider.kernels.quantized import QuantizedWeight, quantize
 
@@ -133,7 +133,7 @@ def test_stream_behind_a_product(
     x = _random(generator, rows, 96, dtype=dtype)
     residual = _random(generator, rows, 72, dtype=dtype)
     norm = 1 + 0.1 * _random(generator, 72, dtype=dtype)
-    before = Stream(residual, residual, residual)  # only its total is read
+    before = ResidualStream(residual, residual, residual)  # only its total is read
     with forced(LinearConfig(32, 32, 4, 2, splits=2)):
         stream = GpuLinear(weight, None).add(x, before, norm, 1e-5)
     expected = x.double() @ exact.T + residual.double()
@@ -149,7 +149,7 @@ def _normed(x: Tensor, weight: Tensor) -> Tensor:
 
 def _stream(
     generator: torch.Generator, rows: int, depth: int, dtype: torch.dtype
-) -> tuple[Stream, Tensor]:
+) -> tuple[ResidualStream, Tensor]:
     """A stream of embedded tokens, and what its norm gives."""
     table = 5 * _random(generator, rows, depth, dtype=dtype)
     norm = 1 + 0.1 * _random(generator, depth, dtype=dtype)

@@ -26,10 +26,10 @@ from outrider.kernels.gpu.sampling import (
     probability_of,
 )
 from outrider.kernels.mass import UNIT_BITS, mass_in_units
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 
 pytestmark = GPU_MARKS
 
@@ -173,7 +173,7 @@ class Case(NamedTuple):
 
     def on_host(self) -> list[int]:
         spans = [
-            Span(sampler, [0] * position)
+            LogitSpan(sampler, [0] * position)
             for sampler, position in zip(self.samplers, self.positions, strict=True)
         ]
         chosen: list[int] = sample(self.logits, spans, ReferenceOps()).tolist()
@@ -204,7 +204,7 @@ class Case(NamedTuple):
         sampler, vocab = self.samplers[row], self.logits.shape[1]
         scores = self.logits[row].double() / sampler.temperature
         seed, stream, position = (
-            torch.tensor([k]) for k in (sampler.seed, Stream.SHARED, self.positions[row])
+            torch.tensor([k]) for k in (sampler.seed, NoiseStream.SHARED, self.positions[row])
         )
         noisy = scores + noise.gumbel(seed, stream, position, vocab)[0].double()
         if abs(float(noisy[one] - noisy[other])) < DECISION_MARGIN:
@@ -219,7 +219,7 @@ class Case(NamedTuple):
         return min(gaps) < DECISION_MARGIN
 
     def assert_same(self, most_close_calls: int = 0) -> None:
-        """Device and host agree, but for so many rows that rounding may decide."""
+        """Device and host agree, except in a few rows that rounding may decide."""
         self.assert_chosen(self.on_device()[0], most_close_calls)
 
     def assert_chosen(self, tokens: list[int], most_close_calls: int = 0) -> None:
@@ -385,7 +385,7 @@ def test_a_list_that_is_one_token_short_is_not_used() -> None:
     logits[0, last] = 0.0
 
     def wins(seed: int) -> bool:
-        own, stream, position = (torch.tensor([key]) for key in (seed, Stream.SHARED, 1))
+        own, stream, position = (torch.tensor([key]) for key in (seed, NoiseStream.SHARED, 1))
         noisy = logits + noise.gumbel(own, stream, position, last + 1)
         return int(noisy.argmax()) == last
 
@@ -447,7 +447,7 @@ def test_confidence_is_the_margin_over_the_second_best(temperature: float) -> No
     noisy = logits.double() / (temperature or 1.0)
     if temperature:
         seeds = torch.tensor([sampler.seed for sampler in case.samplers])
-        streams = torch.full((num_rows,), int(Stream.SHARED))
+        streams = torch.full((num_rows,), int(NoiseStream.SHARED))
         noisy += noise.gumbel(seeds, streams, torch.tensor(case.positions), vocab).double()
     best, ids = noisy.topk(2)
     is_best = ids[:, 0] == torch.tensor(tokens)
@@ -464,7 +464,7 @@ def test_the_only_token_there_is_is_certain() -> None:
     assert confidence.tolist() == [1.0, 1.0]
 
 
-def test_padding_rows_are_told_by_their_token_alone() -> None:
+def test_padding_rows_are_marked_by_their_token_alone() -> None:
     logits = torch.randn(3, 500, generator=a_generator(6)).to(DEVICE)
     table = SamplingTable.create(4, DEVICE)
     table.set_row(2, 1.0, 5, top_k=4)

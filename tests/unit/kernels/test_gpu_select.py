@@ -1,4 +1,4 @@
-"""Selection on the device: so many drafts are verified, the likeliest, and the pass follows."""
+"""Selection on the device: the likeliest drafts are verified, and the pass is laid out again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def a_plan(
     rng = rng or random.Random(0)
     room = len(depths) + 3
     entries = torch.full((EntryColumn.SIZE, room), UNTOUCHED, dtype=torch.int32)
-    table = torch.full((room, len(confidences[0])), 0.99)  # that of nobody is no less
+    table = torch.full((room, len(confidences[0])), 0.99)  # padding is no less
     rows = rng.sample(range(room), len(depths))
     first = tile = logit = 0
     for entry, (depth, row) in enumerate(zip(depths, rows, strict=True)):
@@ -109,11 +109,11 @@ def test_the_pass_is_that_of_the_rule(num_rows: int, max_depth: int, tile_tokens
         depths = [rng.randrange(PROMPT, max_depth + 1) for _ in range(num_rows)]
         depths[0] = max_depth
         available = sum(depth for depth in depths if depth > 0)
-        wanted = [0, 1, available // 2, available - 1][attempt]
+        num_selected = [0, 1, available // 2, available - 1][attempt]
         chances = random_chances(rng, num_rows, max_depth)
-        plan = a_plan(depths, chances, wanted, tile_tokens, rng)
+        plan = a_plan(depths, chances, num_selected, tile_tokens, rng)
         assert_as_by_hand(plan)
-        assert sum(depth for depth in plan.depths if depth > 0) == wanted
+        assert sum(depth for depth in plan.depths if depth > 0) == num_selected
 
 
 @pytest.mark.parametrize("num_selected", [6, 7, 1000])
@@ -147,7 +147,7 @@ def test_equals_are_taken_from_the_first_entries_on() -> None:
 
 
 def test_what_is_no_chance_is_none() -> None:
-    """Still so many are verified as the pass has room for."""
+    """Still as many are verified as the pass has room for."""
     inf, nan = float("inf"), float("nan")
     plan = a_plan([2, 2, 2, 2], [[nan, 0.9], [-inf, 0.9], [inf, 0.9], [0.5, nan]], 4)
     assert_as_by_hand(plan)
@@ -168,11 +168,11 @@ def test_any_chances_leave_the_best_and_exactly_so_many(num_rows: int, max_depth
     rng = random.Random(2)
     depths = [rng.randrange(max_depth + 1) for _ in range(num_rows)]
     chances = [[rng.random() ** 0.25 for _ in range(max_depth)] for _ in range(num_rows)]
-    wanted = sum(depths) // 3
-    plan = a_plan(depths, chances, wanted)
+    num_selected = sum(depths) // 3
+    plan = a_plan(depths, chances, num_selected)
     select_drafts(*plan)
     kept = plan.depths
-    assert sum(kept) == wanted
+    assert sum(kept) == num_selected
     assert all(0 <= own <= planned for own, planned in zip(kept, depths, strict=True))
     survivals = torch.tensor(chances).double().cumprod(-1)
     place = torch.arange(max_depth)
@@ -189,12 +189,12 @@ def test_a_recorded_selection_follows_plan_and_confidences() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         select_drafts(*plan)
-    for wanted in (0, 3, 100, -1, 199):
+    for num_selected in (0, 3, 100, -1, 199):
         depths = [rng.randrange(PROMPT, 6) for _ in range(40)]
-        fresh = a_plan(depths, random_chances(rng, 40, 5), wanted, rng=rng)
+        fresh = a_plan(depths, random_chances(rng, 40, 5), num_selected, rng=rng)
         for place, values in zip(plan, fresh, strict=True):
             place.copy_(values)
-        if wanted >= 0:
+        if num_selected >= 0:
             select_by_hand(fresh)
         graph.replay()
         assert all(map(torch.equal, plan, fresh))

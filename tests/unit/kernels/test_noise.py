@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.kernels import noise
 from outrider.kernels import seeds as seeds_of
 from outrider.kernels.cpu.build import library_path
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.kernels.ops import Ops
 from outrider.kernels.reference import ReferenceOps
 
@@ -44,7 +44,9 @@ def c_gumbel(bits: Tensor) -> Tensor:
 
 def test_golden_values_never_change() -> None:
     seeds = torch.tensor([0, 1, seeds_of.signed64(0xFEDCBA9876543210), -1])
-    streams = torch.tensor([Stream.SHARED, Stream.DRAFT, Stream.ACCEPT, Stream.RESIDUAL])
+    streams = torch.tensor(
+        [NoiseStream.SHARED, NoiseStream.DRAFT, NoiseStream.ACCEPT, NoiseStream.RESIDUAL]
+    )
     positions = torch.tensor([0, 1, 4095, 1 << 40])
     assert bits_of(seeds, streams, positions, 4).tolist() == GOLDEN_BITS
 
@@ -223,7 +225,7 @@ def test_the_best_score_is_that_of_its_column_with_the_noise_of_its_token(backen
 @pytest.mark.parametrize("backend", ["c", "torch"])
 @pytest.mark.parametrize("vocab", [3, 1003, 49_152])
 def test_nan_is_the_best_of_all_wherever_it_is(backend: str, vocab: int) -> None:
-    """Otherwise nobody would know of it, and a broken model's tokens would be served."""
+    """Otherwise a broken model's tokens would be served unnoticed."""
     ops, seeds = make_ops(backend), torch.arange(1)
     for column in {0, vocab // 2, vocab - 1}:
         scores = torch.zeros(1, vocab)

@@ -1,5 +1,5 @@
 """Stored weights: their values, their products, and for a row the same bits whatever stands beside
-it, whoever computes it and by which instructions."""
+it, on any thread and with any instructions."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_what_is_not_finite_stays_not_finite_in_its_own_row_alone(
     assert torch.equal(got[[0, 2]], expected[[0, 2]])
 
 
-def test_a_recorded_pass_takes_stored_weights(ops: CpuOps) -> None:
+def test_a_captured_pass_takes_stored_weights(ops: CpuOps) -> None:
     weight, _ = stored_weight("Q4_1", (256, 256))
     linear = ops.stored.linear([ops.stored.packed(weight)], None)
     norm = torch.ones(256)
@@ -201,11 +201,11 @@ def test_a_recorded_pass_takes_stored_weights(ops: CpuOps) -> None:
     def run(x: Tensor, _: object) -> Tensor:
         return ops.rms_norm(linear(x), norm, 1e-5)
 
-    recorded = ops.repeatable(run)
+    replayed = ops.captured(run)
     batch = _empty_batch()
     for seed in range(3):
         x = activations(3, 256, seed)
-        assert torch.equal(recorded(x, batch), run(x, batch))
+        assert torch.equal(replayed(x, batch), run(x, batch))
 
 
 def _empty_batch() -> RaggedBatch:

@@ -16,7 +16,7 @@ from outrider.kernels import ops
 from outrider.kernels.cpu import build
 from outrider.kernels.errors import KernelUnavailableError
 
-SOMEBODY = 12345
+OTHER_USER = 12345
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 
 
@@ -28,7 +28,7 @@ class Cache:
         self.compiled: list[Path] = []
         self._good = good
 
-    def compile(self, compiler: object, path: Path, tell: object) -> None:
+    def compile(self, compiler: object, path: Path, on_progress: object) -> None:
         self.compiled.append(path)
         scratch = path.with_suffix(".new")
         shutil.copy(self._good, scratch)
@@ -81,7 +81,7 @@ def _seal_garbage(path: Path) -> None:
         lambda path: path.chmod(0o777),
         lambda path: path.chmod(0o775),
         lambda path: (path.rename(path.with_suffix(".far")), path.symlink_to(path.stem + ".far")),
-        pytest.param(lambda path: os.chown(path, SOMEBODY, SOMEBODY), marks=needs_root),
+        pytest.param(lambda path: os.chown(path, OTHER_USER, OTHER_USER), marks=needs_root),
     ],
 )
 def test_a_library_that_is_damaged_or_not_ours_is_compiled_anew(
@@ -104,7 +104,7 @@ def test_a_library_that_is_damaged_or_not_ours_is_compiled_anew(
 def test_one_that_does_not_load_when_it_is_new_is_given_up(
     cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compile_garbage(compiler: object, path: Path, tell: object) -> None:
+    def compile_garbage(compiler: object, path: Path, on_progress: object) -> None:
         cache.compiled.append(path)
         _seal_garbage(path)
 
@@ -122,12 +122,12 @@ def _open_root(cache: Cache) -> None:
 
 def _folder_of_another(cache: Cache) -> None:
     (cache.root / "kernels").mkdir(parents=True)
-    os.chown(cache.root / "kernels", SOMEBODY, SOMEBODY)
+    os.chown(cache.root / "kernels", OTHER_USER, OTHER_USER)
 
 
 def _root_of_another(cache: Cache) -> None:
     (cache.root / "kernels").mkdir(parents=True)
-    os.chown(cache.root, SOMEBODY, SOMEBODY)
+    os.chown(cache.root, OTHER_USER, OTHER_USER)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_private_folder_that_another_user_has_made_is_not_used(
     _open_root(cache)
     squatted = tmp_path / "tmp" / f"outrider-kernels-{os.geteuid()}"
     squatted.mkdir()
-    os.chown(squatted, SOMEBODY, SOMEBODY)
+    os.chown(squatted, OTHER_USER, OTHER_USER)
     folder = build.library_path().parent
     assert folder != squatted and folder.parent == squatted.parent
     assert (folder.stat().st_uid, folder.stat().st_mode & 0o7777) == (os.geteuid(), 0o700)

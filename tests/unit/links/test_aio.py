@@ -19,11 +19,11 @@ from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkClosedError, LinkError, LinkTimeoutError
 from outrider.links.handshake import receive_greeting
-from outrider.links.rank_messages import Failed, Hello, Load, Role
+from outrider.links.rank_messages import Hello, LoadWeights, RankFailed, Role
 
 HELLO = Hello(Role.GATEWAY, 0, 1, 4711, "here")
 SECRET = "of this test"
-LOAD = Load(4096)
+LOAD = LoadWeights(4096)
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -75,7 +75,7 @@ def test_messages_go_both_ways() -> None:
                 channel.send(LOAD)
                 assert await asyncio.to_thread(engine.receive, 5) == LOAD
                 for number in range(5):
-                    engine.send(Load(number))
+                    engine.send(LoadWeights(number))
                 got = [(await channel.receive()).max_position for _ in range(5)]
                 assert got == list(range(5))
 
@@ -99,10 +99,11 @@ def test_a_large_message_gets_through_in_both_directions() -> None:
     async def scenario() -> None:
         async with linked() as (channel, sock):
             with Channel(sock, RANK_CODEC) as engine:
-                channel.send(Failed(text))
-                assert await asyncio.to_thread(engine.receive, 5) == Failed(text)
+                channel.send(RankFailed(text))
+                assert await asyncio.to_thread(engine.receive, 5) == RankFailed(text)
                 await asyncio.gather(
-                    asyncio.to_thread(engine.send, Failed(text)), _expect(channel, Failed(text))
+                    asyncio.to_thread(engine.send, RankFailed(text)),
+                    _expect(channel, RankFailed(text)),
                 )
 
     run(scenario)
@@ -119,8 +120,8 @@ def test_heartbeats_keep_an_idle_link_alive_in_both_directions() -> None:
                 waiting = asyncio.create_task(asyncio.to_thread(engine.receive))
                 threading.Timer(2.0, engine.send, [LOAD]).start()
                 assert await channel.receive() == LOAD
-                channel.send(Load(1))
-                assert await waiting == Load(1)
+                channel.send(LoadWeights(1))
+                assert await waiting == LoadWeights(1)
 
     run(scenario)
 
@@ -152,10 +153,10 @@ def test_last_words_are_heard_before_the_end() -> None:
     async def scenario() -> None:
         async with linked() as (channel, sock):
             with Channel(sock, RANK_CODEC) as engine:
-                engine.send(Failed("out of memory"))
+                engine.send(RankFailed("out of memory"))
             while not channel.is_closed:
                 await asyncio.sleep(0.01)
-            assert await channel.receive() == Failed("out of memory")
+            assert await channel.receive() == RankFailed("out of memory")
             for _ in range(2):
                 with pytest.raises(LinkClosedError, match="has closed the link"):
                     await channel.receive()
@@ -191,7 +192,7 @@ def test_closing_wakes_the_receiver_and_may_be_repeated() -> None:
 def test_what_was_sent_before_closing_still_arrives() -> None:
     async def scenario() -> None:
         async with linked() as (channel, sock):
-            channel.send(Failed("x" * 2_000_000))
+            channel.send(RankFailed("x" * 2_000_000))
             channel.close()
             with Channel(sock, RANK_CODEC) as engine:
                 found = await asyncio.to_thread(engine.receive, 5)
@@ -237,7 +238,7 @@ def test_a_listener_that_never_answers_is_given_up() -> None:
 
 def test_an_engine_that_is_not_there_is_waited_for_and_then_given_up() -> None:
     async def scenario() -> None:
-        with pytest.raises(LinkTimeoutError, match="nobody answers at unix:/nowhere/to.sock"):
+        with pytest.raises(LinkTimeoutError, match="no answer at unix:/nowhere/to.sock"):
             await open_channel("unix:/nowhere/to.sock", SECRET, HELLO, RANK_CODEC, 0.2)
 
     run(scenario)
@@ -260,7 +261,7 @@ def test_an_engine_that_starts_later_is_found() -> None:
 
 def test_what_is_not_received_waits_with_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a peer that cannot be heard for that reason is not taken for a silent one."""
-    monkeypatch.setattr(aio, "MOST_UNRECEIVED_BYTES", 100_000)
+    monkeypatch.setattr(aio, "MAX_UNRECEIVED_BYTES", 100_000)
     count, silence_s = 2000, 1.0
 
     async def scenario() -> None:
@@ -270,14 +271,14 @@ def test_what_is_not_received_waits_with_the_peer(monkeypatch: pytest.MonkeyPatc
 
             def send_all() -> None:
                 for _ in range(count):
-                    peer.send(Failed(text))
+                    peer.send(RankFailed(text))
 
             sending = asyncio.create_task(asyncio.to_thread(send_all))
             await asyncio.sleep(1.5 * silence_s)
             assert not sending.done()
             assert sum(map(len, channel._payloads)) < 1_000_000
             for _ in range(count):
-                assert await channel.receive() == Failed(text)
+                assert await channel.receive() == RankFailed(text)
             await sending
             peer.close()
 

@@ -28,9 +28,9 @@ from outrider.links.frames import (
     pack,
 )
 from outrider.links.handshake import receive_greeting
-from outrider.links.rank_messages import Failed, Hello, Load, Ready, Role, Stop
+from outrider.links.rank_messages import Hello, LoadWeights, RankFailed, Ready, Role, StopRank
 
-LOAD = Load(4096)
+LOAD = LoadWeights(4096)
 SECRET = "of this test"
 
 # A rank that answers every message with the same one until it is told to stop.
@@ -40,12 +40,12 @@ from outrider.links.address import dial
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
 from outrider.links.handshake import greet
-from outrider.links.rank_messages import Hello, Stop
+from outrider.links.rank_messages import Hello, StopRank
 
 sock = dial(sys.argv[1], 20)
 greet(sock, sys.argv[2], Hello("target", 0, 1, os.getpid(), "here"), 20)
 with Channel(sock, RANK_CODEC, heartbeat_s=0.05, silence_s=20) as channel:
-    while not isinstance(message := channel.receive(), Stop):
+    while not isinstance(message := channel.receive(), StopRank):
         channel.send(message)
 """
 
@@ -99,7 +99,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
 def test_messages_come_in_the_order_they_were_sent() -> None:
     with channels() as (near, far):
         for number in range(20):
-            near.send(Load(number))
+            near.send(LoadWeights(number))
         assert [far.receive(60).max_position for _ in range(20)] == list(range(20))
 
 
@@ -114,15 +114,15 @@ def test_one_encoded_message_may_be_sent_to_many() -> None:
 def test_a_message_larger_than_the_socket_buffer_gets_through() -> None:
     text = "x" * 5_000_000
     with channels() as (near, far):
-        sender = in_thread(lambda: near.send(Failed(text)))
-        assert far.receive(60) == Failed(text)
+        sender = in_thread(lambda: near.send(RankFailed(text)))
+        assert far.receive(60) == RankFailed(text)
         sender.join()
 
 
 def test_messages_of_many_threads_do_not_mix() -> None:
     texts = {str(number) * 30_000 for number in range(8)}
     with channels() as (near, far):
-        senders = [in_thread(lambda text=text: near.send(Failed(text))) for text in texts]  # type: ignore[misc]
+        senders = [in_thread(lambda text=text: near.send(RankFailed(text))) for text in texts]  # type: ignore[misc]
         assert {far.receive(60).message for _ in texts} == texts
         for sender in senders:
             sender.join()
@@ -130,12 +130,12 @@ def test_messages_of_many_threads_do_not_mix() -> None:
 
 def test_a_message_already_read_is_known_to_be_there() -> None:
     with channels() as (near, far):
-        near.send(Load(1))
-        near.send(Load(2))
+        near.send(LoadWeights(1))
+        near.send(LoadWeights(2))
         assert not far.has_buffered
         assert wait_any([far], 5) == [far]
         assert far.has_buffered
-        assert far.receive() == Load(1)
+        assert far.receive() == LoadWeights(1)
 
 
 def test_nothing_in_time_from_a_living_peer_is_a_timeout_and_no_more() -> None:
@@ -201,16 +201,16 @@ def test_an_owner_that_was_busy_for_long_does_not_blame_the_peer() -> None:
 def test_a_peer_that_takes_nothing_is_given_up() -> None:
     with channel_to_socket(silence_s=0.2) as (channel, _):
         with pytest.raises(LinkTimeoutError, match="has taken nothing for 0.2 s"):
-            channel.send(Failed("x" * 5_000_000))
+            channel.send(RankFailed("x" * 5_000_000))
         with pytest.raises(LinkTimeoutError, match="has taken nothing"):
             channel.send(LOAD)  # half a frame is out, so nothing may follow it
 
 
 def test_last_words_are_heard_before_the_end() -> None:
     with channels() as (near, far):
-        near.send(Failed("out of memory"))
+        near.send(RankFailed("out of memory"))
         near.close()
-        assert far.receive(60) == Failed("out of memory")
+        assert far.receive(60) == RankFailed("out of memory")
         for _ in range(2):
             with pytest.raises(LinkClosedError, match="the peer has closed the link"):
                 far.receive(60)
@@ -218,11 +218,11 @@ def test_last_words_are_heard_before_the_end() -> None:
 
 def test_last_words_are_heard_even_after_a_send_has_failed() -> None:
     with channels() as (near, far):
-        near.send(Failed("out of memory"))
+        near.send(RankFailed("out of memory"))
         near.close()
         with pytest.raises(LinkClosedError):
             far.send(LOAD)
-        assert far.receive(60) == Failed("out of memory")
+        assert far.receive(60) == RankFailed("out of memory")
 
 
 def test_a_stream_that_is_not_ours_ends_the_link() -> None:
@@ -263,7 +263,7 @@ def test_closing_wakes_a_sender_in_another_thread() -> None:
 
     def send() -> None:
         try:
-            channel.send(Failed("x" * 5_000_000))
+            channel.send(RankFailed("x" * 5_000_000))
         except LinkClosedError as error:
             found.append(error)
 
@@ -308,8 +308,8 @@ def test_times_that_cannot_work_are_refused(heartbeat_s: float, silence_s: float
 
 def test_those_with_something_to_receive_are_found() -> None:
     with channels() as (a, end_of_a), channels() as (_, end_of_b), channels() as (c, end_of_c):
-        a.send(Load(1))
-        c.send(Load(3))
+        a.send(LoadWeights(1))
+        c.send(LoadWeights(3))
         assert wait_any([end_of_a, end_of_b, end_of_c], 5) == [end_of_a, end_of_c]
 
 
@@ -321,8 +321,8 @@ def test_waiting_for_several_ends_with_the_time() -> None:
 
 def test_a_dead_channel_is_found_beside_a_busy_one() -> None:
     with channels() as (busy, end_of_busy), channels() as (dead, end_of_dead):
-        busy.send(Load(1))
-        busy.send(Load(2))
+        busy.send(LoadWeights(1))
+        busy.send(LoadWeights(2))
         assert wait_any([end_of_busy, end_of_dead], 5) == [end_of_busy]
         dead.close()
         assert wait_any([end_of_busy, end_of_dead], 5) == [end_of_busy, end_of_dead]
@@ -354,7 +354,7 @@ def test_a_process_on_a_unix_socket_answers_and_leaves(
         for message in (LOAD, Ready(), Hello(Role.DRAFT, 0, 1, 1, "there")):
             channel.send(message)
             assert channel.receive(60) == message
-        channel.send(Stop())
+        channel.send(StopRank())
         with pytest.raises(LinkClosedError):
             channel.receive(60)
         assert process.wait(60) == 0

@@ -249,5 +249,5 @@ def test_one_who_talks_slowly_does_not_get_more_time(
 def test_a_peer_that_hangs_up_is_a_sentence(pair: tuple[socket.socket, socket.socket]) -> None:
     near, far = pair
     far.close()
-    with pytest.raises(LinkClosedError, match="hung up during the handshake"):
+    with pytest.raises(LinkClosedError, match="closed the connection during the handshake"):
         greet(near, SECRET, HELLO, timeout_s=60)

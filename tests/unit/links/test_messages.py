@@ -15,15 +15,22 @@ from typing import Any
 import msgpack
 import pytest
 
-from outrider.added_fields import added, added_defaults, without_added
+from outrider.compat_fields import added_field, added_field_defaults, without_added_fields
 from outrider.links import fleet_messages, gateway_messages
 from outrider.links import rank_messages as messages
 from outrider.links.cluster_view import ClusterView, ReplicaView
 from outrider.links.codec import FLEET_CODEC, GATEWAY_CODEC, RANK_CODEC, STORE_CODEC, Codec
-from outrider.links.fleet_messages import ClusterViewed
+from outrider.links.fleet_messages import ViewClusterResult
 from outrider.links.frames import LinkError
 from outrider.links.gateway_messages import EngineCounters, EngineStatus
-from outrider.links.rank_messages import Failed, Joined, Judged, Load, Stop, Verify
+from outrider.links.rank_messages import (
+    DraftGroupJoined,
+    LoadWeights,
+    RankFailed,
+    StopRank,
+    Verify,
+    VerifyResult,
+)
 from outrider.links.tags import message
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
@@ -75,14 +82,14 @@ def test_a_plan_comes_back_with_its_rows_and_requests() -> None:
 
 def test_an_impossible_token_keeps_its_infinite_logprob() -> None:
     position = TokenLogprobs(4, -math.inf, 9, ((4, -math.inf), (5, -0.25)))
-    sent = Judged(Verdict(1, 2, (RowVerdict(0, 1, 5, 2, 2, 1, (4,), (position,)),)), False)
+    sent = VerifyResult(Verdict(1, 2, (RowVerdict(0, 1, 5, 2, 2, 1, (4,), (position,)),)), False)
     got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
     assert got == sent
     assert isinstance(got.verdict.rows[0].logprobs[0], TokenLogprobs)
 
 
 def test_a_message_without_fields_is_a_message() -> None:
-    assert RANK_CODEC.decode(RANK_CODEC.encode(Stop())) == Stop()
+    assert RANK_CODEC.decode(RANK_CODEC.encode(StopRank())) == StopRank()
 
 
 @message("Message")
@@ -99,8 +106,8 @@ class Since:
     """The same message with fields that were added."""
 
     number: int
-    text: str = added("")
-    numbers: tuple[int, ...] = added(())
+    text: str = added_field("")
+    numbers: tuple[int, ...] = added_field(())
 
 
 def test_releases_with_and_without_added_fields_understand_each_other() -> None:
@@ -119,7 +126,7 @@ NUM_ADDED = {gateway_messages: {1: 4, 2: 6}, fleet_messages: {1: 1}}
 @pytest.mark.parametrize("module", NUM_ADDED)
 def test_added_fields_have_a_revision_of_their_own(module: Any) -> None:
     kinds = [each for each in vars(module).values() if isinstance(each, type)]
-    found = [added_defaults(each) for each in kinds if dataclasses.is_dataclass(each)]
+    found = [added_field_defaults(each) for each in kinds if dataclasses.is_dataclass(each)]
     assert sum(map(len, found)) == NUM_ADDED[module][module.REVISION]
 
 
@@ -135,7 +142,9 @@ def test_an_unknown_message_is_named() -> None:
 
 
 def test_a_newer_message_with_more_fields_is_refused() -> None:
-    assert refusal(["Load", 4096, True]).startswith("a Load came with 2 fields, this process knows")
+    assert refusal(["Load", 4096, True]).startswith(
+        "a LoadWeights came with 2 fields, this process knows"
+    )
 
 
 def test_a_nested_class_with_fewer_fields_is_refused() -> None:
@@ -150,7 +159,7 @@ def test_a_row_of_another_length_is_refused() -> None:
 
 
 def test_a_field_of_another_type_is_named() -> None:
-    assert refusal(["Load", "4096"]).startswith("Load.max_position came as '4096'")
+    assert refusal(["Load", "4096"]).startswith("LoadWeights.max_position came as '4096'")
 
 
 def test_an_unknown_word_of_an_enum_is_refused() -> None:
@@ -177,34 +186,36 @@ def test_what_is_no_message_is_refused(payload: object) -> None:
 
 def test_a_payload_that_is_cut_off_is_refused() -> None:
     with pytest.raises(LinkError, match="not msgpack"):
-        RANK_CODEC.decode(RANK_CODEC.encode(Failed("out of memory"))[:-3])
+        RANK_CODEC.decode(RANK_CODEC.encode(RankFailed("out of memory"))[:-3])
 
 
 def test_a_whole_number_may_stand_for_a_float() -> None:
-    drafted = RANK_CODEC.decode(RANK_CODEC.encode(messages.Drafted(1, draft_s=2, num_sends=1)))
+    drafted = RANK_CODEC.decode(RANK_CODEC.encode(messages.DraftResult(1, draft_s=2, num_sends=1)))
     assert drafted.draft_s == 2
 
 
 def test_a_message_of_another_link_cannot_be_sent() -> None:
-    with pytest.raises(LinkError, match="Joined is no message of this link; it carries Load"):
-        Codec(Load).encode(Joined("gloo"))
+    with pytest.raises(
+        LinkError, match="DraftGroupJoined is no message of this link; it carries Load"
+    ):
+        Codec(LoadWeights).encode(DraftGroupJoined("gloo"))
 
 
 def test_a_value_that_msgpack_does_not_know_is_told_by_name() -> None:
-    with pytest.raises(LinkError, match="a Failed cannot be encoded.*object"):
-        RANK_CODEC.encode(Failed(object()))  # type: ignore[arg-type]
+    with pytest.raises(LinkError, match="a RankFailed cannot be encoded.*object"):
+        RANK_CODEC.encode(RankFailed(object()))  # type: ignore[arg-type]
 
 
 def test_a_number_over_64_bits_is_told_when_it_is_sent() -> None:
-    with pytest.raises(LinkError, match="a Load cannot be encoded"):
-        RANK_CODEC.encode(Load(2**64))
+    with pytest.raises(LinkError, match="a LoadWeights cannot be encoded"):
+        RANK_CODEC.encode(LoadWeights(2**64))
 
 
 @dataclass(frozen=True)
 class Either:
     """Two classes that the wire could not tell apart."""
 
-    value: Load | Stop
+    value: LoadWeights | StopRank
 
 
 @dataclass(frozen=True)
@@ -222,7 +233,7 @@ def test_a_class_that_cannot_travel_is_refused_when_the_codec_is_built(
 
 def test_two_messages_of_one_tag_are_refused_when_the_codec_is_built() -> None:
     with pytest.raises(TypeError, match="two message classes have the tag Load"):
-        Codec(Load, message("Load")(dataclass(type("Other", (), {}))))
+        Codec(LoadWeights, message("Load")(dataclass(type("Other", (), {}))))
 
 
 @pytest.mark.parametrize("codec", ["rank", "gateway", "store", "fleet"])
@@ -252,20 +263,20 @@ def test_a_message_of_a_release_without_a_field_is_understood() -> None:
 
 def test_a_field_that_was_added_is_left_out_while_it_has_its_default() -> None:
     view = ClusterView("c", "serving", 1, 2, (), (ReplicaView("0", "serving", 1, 2),))
-    assert packed(ClusterViewed(1, view)) == ["ClusterViewed", 1, OLD_VIEW]
+    assert packed(ViewClusterResult(1, view)) == ["ClusterViewed", 1, OLD_VIEW]
 
 
 def test_a_field_that_was_added_arrives_and_can_be_taken_back() -> None:
     replica = ReplicaView("0", "serving", 1, 2, start_s=3.5)
-    sent = ClusterViewed(1, ClusterView("c", "serving", 1, 2, (), (replica,), num_configured=2))
+    sent = ViewClusterResult(1, ClusterView("c", "serving", 1, 2, (), (replica,), num_configured=2))
     assert FLEET_CODEC.decode(FLEET_CODEC.encode(sent)) == sent
-    assert packed(without_added(sent)) == ["ClusterViewed", 1, OLD_VIEW]
+    assert packed(without_added_fields(sent)) == ["ClusterViewed", 1, OLD_VIEW]
 
 
 def test_a_field_after_those_that_were_added_is_a_mistake() -> None:
     @dataclass
     class Grown:
-        first: int = added(0)
+        first: int = added_field(0)
         second: int = 0
 
     with pytest.raises(TypeError, match="Grown has fields after those that were added"):
@@ -275,6 +286,9 @@ def test_a_field_after_those_that_were_added_is_a_mistake() -> None:
 def test_a_status_reaches_a_gateway_that_has_no_added_counters() -> None:
     counters = EngineCounters(displaced=3)
     status = EngineStatus(1, (), "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, counters=counters)
-    sent, expected = without_added(status), dataclasses.replace(status, counters=EngineCounters())
+    sent, expected = (
+        without_added_fields(status),
+        dataclasses.replace(status, counters=EngineCounters()),
+    )
     assert GATEWAY_CODEC.decode(GATEWAY_CODEC.encode(status)) == status
     assert GATEWAY_CODEC.encode(sent) == GATEWAY_CODEC.encode(expected)

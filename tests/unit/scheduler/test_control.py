@@ -8,15 +8,14 @@ import random
 import pytest
 from scheduler_tools import Simulation, make_request
 
+from outrider.catalog.proposers import DRAFT, traits
 from outrider.errors import ConfigError
-from outrider.scheduler.control import Candidates, SpeculationControl, StepRecord
+from outrider.scheduler.control import DecodeRows, SpeculationControl, StepRecord
 from outrider.scheduler.costs import CostTable, LiveCosts, StepCosts
-from outrider.scheduler.depths import Candidate, Choice, DepthSnapshot
+from outrider.scheduler.depths import Candidate, DepthChoice, DepthSnapshot
 from outrider.scheduler.policies import POLICIES
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import Agreement, Verdict
-from outrider.workers.proposers.base import DRAFT
-from outrider.workers.proposers.registry import traits
 
 COSTS = StepCosts(
     CostTable((1, 16, 64, 512), (4e-3, 4.1e-3, 5e-3, 12e-3), True),
@@ -30,7 +29,7 @@ TABLE = {False: dataclasses.replace(COSTS.verify, is_padded=False), True: COSTS.
 
 def control(**fields: float) -> SpeculationControl:
     made = SpeculationControl("goodput", COSTS, seats=64, **fields)  # type: ignore[arg-type]
-    made.know(traits(has_draft_model=True))
+    made.add_proposers(traits(has_draft_model=True))
     return made
 
 
@@ -50,7 +49,7 @@ def test_a_padded_pass_costs_what_the_next_size_does() -> None:
 def test_costs_follow_what_steps_take() -> None:
     costs, rng = LiveCosts(COSTS), random.Random(3)
     for _ in range(200):
-        costs.see_verify(60, 0.0, 10e-3 * rng.uniform(0.95, 1.05))
+        costs.observe_verify(60, 0.0, 10e-3 * rng.uniform(0.95, 1.05))
     assert costs.now.verify.at(60) == pytest.approx(10e-3, rel=0.05)
     assert costs.now.verify.at(16) > 6e-3, "and sizes not seen follow the others"
 
@@ -58,27 +57,27 @@ def test_costs_follow_what_steps_take() -> None:
 def test_a_step_that_something_else_held_up_changes_nothing() -> None:
     costs = LiveCosts(COSTS)
     for number in range(100):
-        costs.see_verify(60, 0.0, 1.0 if number % 10 == 5 else 5e-3)
+        costs.observe_verify(60, 0.0, 1.0 if number % 10 == 5 else 5e-3)
     assert costs.now.verify.at(60) == pytest.approx(5e-3, rel=0.02)
 
 
 def test_larger_passes_never_look_cheaper_than_smaller_ones() -> None:
     costs = LiveCosts(COSTS)
     for _ in range(100):
-        costs.see_verify(16, 0.0, 8e-3)
-        costs.see_verify(60, 0.0, 5e-3)
+        costs.observe_verify(16, 0.0, 8e-3)
+        costs.observe_verify(60, 0.0, 5e-3)
     assert costs.now.verify.at(60) >= costs.now.verify.at(16)
 
 
 def test_what_was_dear_while_the_machine_was_slow_is_forgotten_once_it_is_not() -> None:
     costs = LiveCosts(COSTS)
     for _ in range(50):
-        costs.see_verify(1, 0.0, 8e-3)
-        costs.see_verify(60, 0.0, 10e-3)
-        costs.see_draft(costs.now.first_draft.at(16), 2e-4)
+        costs.observe_verify(1, 0.0, 8e-3)
+        costs.observe_verify(60, 0.0, 10e-3)
+        costs.observe_draft(costs.now.first_draft.at(16), 2e-4)
     assert costs.now.verify.at(60) > 9e-3 and costs.now.first_draft.at(16) > 1.8e-4
     for _ in range(2000):
-        costs.see_verify(1, 0.0, 4e-3)
+        costs.observe_verify(1, 0.0, 4e-3)
     assert costs.now.verify.at(60) < 5.5e-3 and costs.now.first_draft.at(16) < 1.1e-4
 
 
@@ -89,17 +88,17 @@ def test_prompts_get_what_the_time_limit_of_a_step_leaves() -> None:
     limited = control(step_limit_s=8e-3)
     found = limited.prompt_room(8, 500)
     assert COSTS.verify.at(8 + found) <= 8e-3 or found == 16
-    assert limited.prompt_room(0, 500) == 500, "where nobody waits for his next token"
+    assert limited.prompt_room(0, 500) == 500, "without rows that decode"
     assert control().prompt_room(8, 500) == 500
 
 
 # -- load -----------------------------------------------------------------------------------------
 
 
-def test_the_arrival_rate_falls_while_nobody_comes() -> None:
+def test_the_arrival_rate_falls_while_no_request_comes() -> None:
     made = control()
     for number in range(20):
-        made.arrive(number * 0.1)
+        made.observe_arrival(number * 0.1)
     made.tick(2.0)
     assert made.arrivals_per_s == pytest.approx(10.0, rel=0.1)
     made.tick(20.0)
@@ -149,12 +148,12 @@ def test_a_policy_changed_in_between_holds_from_the_next_step() -> None:
     simulation.drain()
 
 
-def test_while_nothing_is_drafted_a_draft_is_asked_now_and_then_what_it_would_guess() -> None:
+def test_while_nothing_is_drafted_a_draft_is_probed_now_and_then() -> None:
     made = control()
     request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
-    rows = Candidates([request], [DRAFT], [4], [30], 40)
+    rows = DecodeRows([request], [DRAFT], [4], [30], 40)
     made.set_policy("goodput")
-    made._previous_level = 0
+    made._previous_batch_depth = 0
     assert not made.probes(rows), "no time was saved up for it"
     made._probe_budget_s = 1.0
     assert list(made.probes(rows)) == [0]
@@ -169,11 +168,11 @@ def test_time_to_ask_the_draft_is_saved_by_rows_whose_depth_is_the_policys_only(
         request = make_request(
             name, [1, 2, 3], 100, proposer=DRAFT, depth=depth, is_depth_fixed=is_fixed
         )
-        rows = Candidates([request], [DRAFT], [depth], [30], 40)
+        rows = DecodeRows([request], [DRAFT], [depth], [30], 40)
         choice = made.choose(1, 8, 0, 0, rows)
         before_s = made._probe_budget_s
         record = StepRecord(1, 1, 0, 0, choice, 0, 1, 0, 40)
-        made.see_step(record, Verdict(1, 1, (), 0.0, 4e-3), 1, 0, 0)
+        made.observe_step(record, Verdict(1, 1, (), 0.0, 4e-3), 1, 0, 0)
         return made._probe_budget_s - before_s
 
     assert saved("off", 0) == saved("its own", 4, is_fixed=True) == 0
@@ -186,13 +185,13 @@ def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(
 ) -> None:
     weighed = []
 
-    def refuse(snapshot: DepthSnapshot) -> Choice:
+    def refuse(snapshot: DepthSnapshot) -> DepthChoice:
         weighed.append(snapshot.step)
-        return Choice([0] * len(snapshot.wanted))
+        return DepthChoice([0] * len(snapshot.max_depths))
 
     monkeypatch.setitem(POLICIES, "goodput", refuse)
     made = SpeculationControl("goodput", COSTS, seats=64)
-    made.know(traits(has_draft_model=True))
+    made.add_proposers(traits(has_draft_model=True))
 
     def request_named(name: str, *, is_fixed: bool = False) -> Request:
         return make_request(name, [1, 2, 3], 100, proposer=DRAFT, depth=4, is_depth_fixed=is_fixed)
@@ -204,17 +203,17 @@ def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(
         weighed.clear()
         count = len(requests)
         for step in steps:
-            rows = Candidates(list(requests), [DRAFT] * count, [4] * count, [30] * count, 40)
+            rows = DecodeRows(list(requests), [DRAFT] * count, [4] * count, [30] * count, 40)
             assert made.choose(step, 8, prompt_tokens, 0, rows).depths == [0] * count
         return list(weighed)
 
     assert choose(*range(1, 13)) == [1, 9], "now and then in any case"
     assert made.steps_without == 12
-    made.see_agreement(request, Agreement(0, 0, (True, False)))
+    made.observe_agreement(request, Agreement(0, 0, (True, False)))
     assert choose(13, 14) == [13]
-    made.see_row(request, 2, 1)
+    made.observe_round(request, 2, 1)
     assert choose(15, 16) == [15]
-    made.know_costs(COSTS)
+    made.set_costs(COSTS)
     assert choose(17, 18) == [17]
     requests[-1] = request_named("another")
     assert choose(19, 20) == [19]
@@ -235,10 +234,10 @@ def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(
 
 def test_threshold_tries_again_now_and_then_where_hardly_any_draft_was_right() -> None:
     made = SpeculationControl("threshold", COSTS, seats=64)
-    made.know(traits(has_draft_model=True))
+    made.add_proposers(traits(has_draft_model=True))
     made.acceptance = 0.39
     request = make_request("r", [1, 2, 3], 1000, proposer=DRAFT, depth=4)
-    rows = Candidates([request], [DRAFT], [4], [0], 40)
+    rows = DecodeRows([request], [DRAFT], [4], [0], 40)
     drafted = [max(made.choose(step, 8, 0, 0, rows).depths) for step in range(1, 513)]
     assert 0 < sum(map(bool, drafted)) < 0.1 * len(drafted)
     assert max(drafted) == 1
@@ -263,11 +262,11 @@ def test_rows_that_accept_nothing_stop_drafting_and_the_others_go_on() -> None:
 
 def test_costs_that_are_known_late_let_the_policy_weigh() -> None:
     late = SpeculationControl("goodput", seats=8)
-    late.know(traits(has_draft_model=True))
+    late.add_proposers(traits(has_draft_model=True))
     request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
-    rows = Candidates([request], [DRAFT], [4], [1], 30)
+    rows = DecodeRows([request], [DRAFT], [4], [1], 30)
     assert late.choose(1, 64, 0, 0, rows).chosen is None, "nothing was weighed"
-    late.know_costs(COSTS)
+    late.set_costs(COSTS)
     assert late.choose(2, 64, 0, 0, rows).chosen is not None
 
 
@@ -280,12 +279,16 @@ def test_a_row_by_itself_stops_drafting_when_it_is_unsure_but_not_where_chances_
     drafting = CostTable((1,), (1e-4,))
     unpadded = StepCosts(CostTable((1, 8), (4e-3, 5e-3)), drafting, drafting)
     made = SpeculationControl("goodput", unpadded, can_select=True)
-    made.know(traits(has_draft_model=True))
-    rows = Candidates()
+    made.add_proposers(traits(has_draft_model=True))
+    rows = DecodeRows()
     for number in range(num_rows):
         rows.requests.append(make_request(f"r{number}", [1, 2], 40, proposer=DRAFT, depth=4))
         rows.requests[-1].is_depth_fixed = fixed
-    rows.proposers, rows.wanted, rows.behind = [DRAFT] * num_rows, [4] * num_rows, [1] * num_rows
+    rows.proposers, rows.max_depths, rows.behind = (
+        [DRAFT] * num_rows,
+        [4] * num_rows,
+        [1] * num_rows,
+    )
     choices = [made.choose(step, 100, 0, 0, rows) for step in range(1, 9)]
     assert [choice.least_survival > 0 for choice in choices] == [can_stop] * 7 + [False]
     assert all(max(choice.depths) > 0 for choice in choices)
@@ -295,25 +298,25 @@ def test_a_step_that_may_stop_teaches_what_it_verified_and_drafted() -> None:
     made = control()
     seen: list[int] = []
     drafted: list[float] = []
-    made.costs.see_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
-    made.costs.see_draft = lambda *seconds: drafted.extend(seconds)  # type: ignore[method-assign]
+    made.costs.observe_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
+    made.costs.observe_draft = lambda *seconds: drafted.extend(seconds)  # type: ignore[method-assign]
     record = StepRecord(
-        1, 1, 0, 0, Choice([4], None, Candidate(2, 4, 4, 2.0, 1e-4, 4e-3), least_survival=0.2),
+        1, 1, 0, 0, DepthChoice([4], None, Candidate(2, 4, 4, 2.0, 1e-4, 4e-3), least_survival=0.2),
         4, 5, 0, 20,
     )  # fmt: skip
-    made.see_step(record, Verdict(1, 1, (), 1e-4, 4e-3), 2, 1, 1)
+    made.observe_step(record, Verdict(1, 1, (), 1e-4, 4e-3), 2, 1, 1)
     assert seen == [2]
     assert drafted == [made.costs.now.drafting_s(1), 1e-4]
-    made.see_step(record, Verdict(1, 1, (), 2e-4, 4e-3), 3, 2, 2)
+    made.observe_step(record, Verdict(1, 1, (), 2e-4, 4e-3), 3, 2, 2)
     assert seen[1:] == [3]
     assert drafted[2:] == [made.costs.now.drafting_s(2), 2e-4]
 
 
 def test_a_step_teaches_what_was_verified_where_less_was_offered_than_planned() -> None:
     seen: list[int] = []
-    record = StepRecord(1, 2, 3, 0, Choice([4, 4]), 8, 13, 0, 20)
+    record = StepRecord(1, 2, 3, 0, DepthChoice([4, 4]), 8, 13, 0, 20)
     for is_padded, expected in ((False, 2 + 3 + 1), (True, 13)):
         made = SpeculationControl("goodput", dataclasses.replace(COSTS, verify=TABLE[is_padded]))
-        made.costs.see_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
-        made.see_step(record, Verdict(1, 1, (), 0.0, 4e-3), 3, 1, 1)
+        made.costs.observe_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
+        made.observe_step(record, Verdict(1, 1, (), 0.0, 4e-3), 3, 1, 1)
         assert seen.pop() == expected, "a padded pass is as large as planned"

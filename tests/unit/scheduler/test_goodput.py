@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.catalog.proposers import DRAFT
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.depths import DepthSnapshot
 from outrider.scheduler.goodput import goodput
-from outrider.workers.proposers.base import DRAFT
 
 GPU = StepCosts(
     CostTable((1, 8, 16, 64, 128, 256, 512), (3.9, 4.0, 4.1, 4.8, 5.2, 6.9, 12.0), True),
@@ -28,8 +28,8 @@ CPU = StepCosts(
 )
 
 
-def survivals(hazard: float, depth: int) -> tuple[float, ...]:
-    return tuple(hazard ** (level + 1) for level in range(depth))
+def survivals(rate: float, depth: int) -> tuple[float, ...]:
+    return tuple(rate**position for position in range(1, depth + 1))
 
 
 def snapshot(
@@ -42,7 +42,7 @@ def snapshot(
         num_prompt_tokens=fields.pop("num_prompt_tokens", 0),
         num_waiting=0,
         proposers=[DRAFT] * count,
-        wanted=[len(kind) for kind in kinds],
+        max_depths=[len(kind) for kind in kinds],
         behind=[1] * count,
         survivals=kinds,
         costs=costs,
@@ -65,16 +65,16 @@ def rate(depths: Sequence[int], given_: DepthSnapshot) -> float:
 @pytest.mark.parametrize("costs", [GPU, CPU])
 @settings(max_examples=60, deadline=None)
 @given(
-    hazards=st.lists(st.sampled_from([0.05, 0.3, 0.5, 0.8, 0.95]), min_size=1, max_size=4),
+    rates=st.lists(st.sampled_from([0.05, 0.3, 0.5, 0.8, 0.95]), min_size=1, max_size=4),
     depth=st.integers(1, 3),
 )
 def test_no_other_depths_promise_clearly_more(
-    costs: StepCosts, hazards: list[float], depth: int
+    costs: StepCosts, rates: list[float], depth: int
 ) -> None:
-    given_ = snapshot([survivals(each, depth) for each in hazards], costs)
+    given_ = snapshot([survivals(each, depth) for each in rates], costs)
     found = rate(goodput(given_).depths, given_)
     best = max(
-        rate(depths, given_) for depths in itertools.product(range(depth + 1), repeat=len(hazards))
+        rate(depths, given_) for depths in itertools.product(range(depth + 1), repeat=len(rates))
     )
     assert found >= best / 1.031, "but for what keeps it from changing its mind all the time"
 
@@ -153,10 +153,10 @@ def test_with_selection_more_is_drafted_than_verified_where_verifying_is_dear() 
 def test_a_row_that_may_stop_goes_as_far_as_its_drafts_promise_more_than_they_cost() -> None:
     kinds = [survivals(0.6, 5)]
     usual, stopping = goodput(snapshot(kinds, CPU)), goodput(snapshot(kinds, CPU, can_stop=True))
-    assert usual.chosen is not None and 0 < usual.chosen.level < 5
+    assert usual.chosen is not None and 0 < usual.chosen.batch_depth < 5
     assert not usual.least_survival
     assert list(stopping.depths) == [5]
-    assert (stopping.chosen, stopping.level) == (usual.chosen, usual.level)
+    assert (stopping.chosen, stopping.batch_depth) == (usual.chosen, usual.batch_depth)
     another_s = CPU.next_draft.at(1) + (CPU.verify.at(6) - CPU.verify.at(1)) / 5
     assert stopping.least_survival == pytest.approx(usual.chosen.tokens_per_s * another_s)
 
@@ -184,5 +184,5 @@ def test_a_row_that_may_stop_drafts_where_averages_promise_nothing() -> None:
 def test_a_row_that_has_to_catch_up_first_does_not_stop() -> None:
     behind = replace(snapshot([survivals(0.9, 5)], CPU, can_stop=True), behind=[100])
     choice = goodput(behind)
-    assert choice.level
+    assert choice.batch_depth
     assert not choice.least_survival

@@ -1,15 +1,15 @@
-"""The policy that maximises tokens per second, and what it is told of chances."""
+"""The policy that maximizes tokens per second, and the estimates it gets."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
+from outrider.catalog.proposers import DRAFT
+from outrider.scheduler.acceptance import AcceptanceBias, AcceptanceEstimator
 from outrider.scheduler.costs import CostTable, LiveCosts, StepCosts
 from outrider.scheduler.depths import DepthSnapshot
 from outrider.scheduler.goodput import goodput
-from outrider.scheduler.hazards import Hazards, RowLuck
-from outrider.workers.proposers.base import DRAFT
 
 _COSTS = StepCosts(
     CostTable((1, 64, 128, 256), (4.0, 5.0, 5.5, 6.5)),
@@ -27,7 +27,7 @@ def snapshot(
     overhead_s: float = 0.0,
     step: int = 0,
     costs: StepCosts = _COSTS,
-    previous_level: int = 1,
+    previous_batch_depth: int = 1,
 ) -> DepthSnapshot:
     count = len(survivals)
     return DepthSnapshot(
@@ -41,7 +41,7 @@ def snapshot(
         survivals=survivals,
         costs=costs,
         overhead_s=overhead_s,
-        previous_level=previous_level,
+        previous_batch_depth=previous_batch_depth,
     )
 
 
@@ -55,16 +55,16 @@ def test_what_is_promised_counts_only_rows_that_can_draft_now() -> None:
 
 
 def test_rows_that_are_far_behind_are_left_alone_where_little_is_to_be_gained() -> None:
-    # It would pay by some percent, once everybody has caught up: not while they live.
+    # It would pay by some percent, once all rows have caught up: not before they end.
     little = [(0.2,)] * 16
-    assert any(goodput(snapshot(little, previous_level=0)).depths)
-    assert not any(goodput(snapshot(little, behind=[300] * 16, previous_level=0)).depths)
+    assert any(goodput(snapshot(little, previous_batch_depth=0)).depths)
+    assert not any(goodput(snapshot(little, behind=[300] * 16, previous_batch_depth=0)).depths)
     assert any(goodput(snapshot(little, behind=[300] * 16)).depths), "what is begun goes on"
 
 
 def test_a_step_with_prompts_does_not_end_drafting() -> None:
     choice = goodput(snapshot([(0.6,)] * 64, prompt_tokens=500, overhead_s=0.3))
-    assert choice.level == 1
+    assert choice.batch_depth == 1
     assert any(choice.depths), "who skips a step loses the next one too"
 
 
@@ -82,48 +82,48 @@ def test_of_rows_alike_the_same_ones_draft_for_a_while() -> None:
 
 
 def test_new_rows_are_worth_what_new_rows_were_not_what_those_are_that_stay() -> None:
-    hazards, rng = Hazards(), random.Random(0)
+    estimator, rng = AcceptanceEstimator(), random.Random(0)
     for _ in range(60):
-        row, is_good = RowLuck(), rng.random() < 0.5
+        row, is_good = AcceptanceBias(), rng.random() < 0.5
         # Rows whose drafts fail take six times as many rounds.
         for _ in range(5 if is_good else 30):
-            hazards.see_round(row, 5, 5 if is_good else 0)
-        hazards.refresh()
-    assert hazards.at(1) < 0.25
-    first = hazards.survivals(RowLuck(), 1)[0]
-    assert 1.3 * hazards.at(1) < first < 0.7
+            estimator.observe_round(row, 5, 5 if is_good else 0)
+        estimator.refresh()
+    assert estimator.at(1) < 0.25
+    first = estimator.survivals(AcceptanceBias(), 1)[0]
+    assert 1.3 * estimator.at(1) < first < 0.7
 
 
 def test_a_token_caught_up_on_tells_of_drafts_that_could_have_begun_anywhere() -> None:
-    hazards = Hazards()
+    estimator = AcceptanceEstimator()
     for _ in range(40):
-        hazards.see_agreement(RowLuck(), [True] * 16 + [False] * 16)
-    hazards.refresh()
-    assert 0.4 < hazards.at(1) < 0.6
-    assert hazards.at(2) > 0.8
+        estimator.observe_agreement(AcceptanceBias(), [True] * 16 + [False] * 16)
+    estimator.refresh()
+    assert 0.4 < estimator.at(1) < 0.6
+    assert estimator.at(2) > 0.8
 
 
 def test_a_row_whose_text_changes_is_known_anew_within_some_rounds() -> None:
-    hazards = Hazards()
-    others = RowLuck()
+    estimator = AcceptanceEstimator()
+    others = AcceptanceBias()
     for index in range(100):
-        hazards.see_round(others, 1, index % 2)
-    row = RowLuck()
+        estimator.observe_round(others, 1, index % 2)
+    row = AcceptanceBias()
     for _ in range(30):
-        hazards.see_round(row, 5, 5)
-    assert hazards.survivals(row, 1)[0] > 0.85
+        estimator.observe_round(row, 5, 5)
+    assert estimator.survivals(row, 1)[0] > 0.85
     for _ in range(12):
-        hazards.see_round(row, 5, 0)
-    hazards.refresh()
-    assert hazards.survivals(row, 1)[0] < 0.35
+        estimator.observe_round(row, 5, 0)
+    estimator.refresh()
+    assert estimator.survivals(row, 1)[0] < 0.35
 
 
 def test_a_size_never_tried_is_hoped_to_cost_less_than_measured() -> None:
     table = CostTable((1, 2), (1.0, 2.0))
     costs = LiveCosts(StepCosts(table, CostTable((1,), (0.1,)), CostTable((1,), (0.1,))))
     for _ in range(16):
-        costs.see_verify(1, 0, 1.0)
+        costs.observe_verify(1, 0, 1.0)
     assert costs.now.verify.at(2) < 2.0
     for _ in range(16):
-        costs.see_verify(2, 0, 2.0)
+        costs.observe_verify(2, 0, 2.0)
     assert abs(costs.now.verify.at(2) - 2.0) < 0.01

@@ -1,4 +1,4 @@
-"""A busy scheduler: nobody is starved by drafts, by neighbours or by requests that are gone."""
+"""A busy scheduler: no request is starved by drafts, by others or by ended requests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from scheduler_tools import Simulation, make_request, name_of
 
+from outrider.catalog.proposers import DRAFT
 from outrider.errors import CapacityError
-from outrider.scheduler.depths import Choice, DepthSnapshot
+from outrider.scheduler.depths import DepthChoice, DepthSnapshot
 from outrider.scheduler.pool import BlockPool, Node
 from outrider.scheduler.types import StepPlan
-from outrider.workers.proposers.base import DRAFT
 
 
 def crowd(num_rows: int, depth: int, *, lag: int, budget: int, **fields: int) -> Simulation:
@@ -57,11 +57,11 @@ def test_a_row_that_fell_behind_catches_up_in_a_plain_step_beside_drafting_neigh
 ) -> None:
     wants = {"r1": False}
 
-    def policy(snapshot: DepthSnapshot) -> Choice:
-        depths = list(snapshot.wanted)
+    def policy(snapshot: DepthSnapshot) -> DepthChoice:
+        depths = list(snapshot.max_depths)
         if not wants["r1"]:
             depths[1] = 0
-        return Choice(depths)
+        return DepthChoice(depths)
 
     simulation = Simulation(num_blocks=512, draft_blocks=512, lag=lag, choose_depths=policy)
     for index in range(3):
@@ -69,7 +69,7 @@ def test_a_row_that_fell_behind_catches_up_in_a_plain_step_beside_drafting_neigh
     for _ in range(12):
         plan = stepped(simulation)
     assert [row.depth for row in plan.rows] == [2, 0, 2]
-    assert plan.rows[1].draft_tokens == 0, "nobody drafts for it, so nothing is computed for it"
+    assert plan.rows[1].draft_tokens == 0, "it has no drafts, so the draft computes nothing"
     wants["r1"] = True
     plan = stepped(simulation)
     assert [row.depth for row in plan.rows] == [2, 0, 2]

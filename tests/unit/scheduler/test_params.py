@@ -216,7 +216,7 @@ def test_one_bad_prompt_among_good_ones_runs_none_of_them(intact: LLM) -> None:
 
 
 @pytest.mark.model
-def test_as_many_parameters_as_prompts_are_wanted(intact: LLM) -> None:
+def test_as_many_parameters_as_prompts_are_required(intact: LLM) -> None:
     with pytest.raises(RequestError, match="there are 2 prompts and 3 sampling parameters"):
         intact.generate(["a", "b"], [SamplingParams()] * 3)
 

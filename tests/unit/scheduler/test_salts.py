@@ -7,8 +7,8 @@ import random
 import pytest
 from scheduler_tools import Record, Simulation, make_request
 
+from outrider.catalog.proposers import DRAFT
 from outrider.scheduler.pool import ROOT, BlockPool
-from outrider.workers.proposers.base import DRAFT
 
 PROMPT = list(range(13))
 
@@ -65,7 +65,7 @@ def test_a_request_that_gave_up_its_draft_publishes_under_its_salt() -> None:
     )
     for _ in range(3):
         simulation.step()
-    simulation.scheduler._residents.give_up_draft(first.request)
+    simulation.scheduler._running_requests.give_up_draft(first.request)
     assert first.request.draft.node == "a"
     simulation.drain()
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from scheduler_tools import Simulation, make_request, sample_id
 
+from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
-from outrider.scheduler.request import State
-from outrider.scheduler.types import NOBODY, FinishReason, StepPlan, Ticket, Verdict
-from outrider.workers.proposers.base import DRAFT, NGRAM
+from outrider.scheduler.request import RequestState
+from outrider.scheduler.types import NO_PROPOSER, FinishReason, StepPlan, Ticket, Verdict
 
 
 def planned(simulation: Simulation) -> StepPlan:
@@ -72,7 +72,7 @@ def test_a_row_without_depth_gets_no_draft_work() -> None:
     simulation.add(make_request("a", [1, 2, 3], 6, proposer=DRAFT, depth=0))
     while simulation.scheduler.has_work:
         row = planned(simulation).rows[0]
-        assert (row.proposer, row.depth, row.draft_tokens) == (NOBODY, 0, 0)
+        assert (row.proposer, row.depth, row.draft_tokens) == (NO_PROPOSER, 0, 0)
     assert simulation.draft_pool.num_free == simulation.draft_pool.num_blocks
 
 
@@ -236,14 +236,14 @@ def test_a_request_preempted_in_flight_that_ends_there_gives_everything_back() -
     assert plan is not None and young.request.in_flight
     young.request.max_len = len(young.request.tokens) + 1
     young.expected = young.expected[: len(young.tokens) + 1]
-    scheduler._residents.preempt(young.request)
-    assert young.request.state is State.PREEMPTED
+    scheduler._running_requests.preempt(young.request)
+    assert young.request.state is RequestState.PREEMPTED
     simulation.loop._unapplied.append(outcome(simulation, plan))
     simulation.drain()
     assert young.finish_reason == FinishReason.LENGTH
 
 
-def test_nobody_else_is_preempted_while_blocks_are_on_their_way_back() -> None:
+def test_no_other_request_is_preempted_while_a_verdict_will_free_blocks() -> None:
     simulation = Simulation(num_blocks=9, block_size=2, max_num_seqs=3, lag=1)
     for index, name in enumerate(("first", "second", "third")):
         prompt = [10 * index + offset for offset in range(3)]
@@ -251,7 +251,7 @@ def test_nobody_else_is_preempted_while_blocks_are_on_their_way_back() -> None:
     step_until_preemption(simulation)
     second = simulation.records["second"].request
     assert simulation.scheduler.num_preemptions == 1
-    assert second.state is State.RUNNING
+    assert second.state is RequestState.RUNNING
     simulation.drain()
 
 
@@ -306,7 +306,7 @@ def test_a_verdict_out_of_order_is_refused_and_changes_nothing() -> None:
     assert scheduler.stats.committed_tokens == 2
 
 
-def test_a_verdict_nobody_waits_for_is_refused() -> None:
+def test_a_verdict_of_no_plan_is_refused() -> None:
     simulation = Simulation()
     with pytest.raises(OutriderError, match="where none was expected"):
         simulation.scheduler.apply(Verdict(0, 1, ()))
@@ -398,7 +398,7 @@ def test_a_second_request_finds_the_first_ones_prompt_in_both_caches() -> None:
     assert len(plan.rows[0].target_blocks) == 4
 
 
-def test_what_a_request_computed_that_broke_is_found_by_nobody() -> None:
+def test_blocks_of_a_request_with_nan_logits_are_never_cache_hits() -> None:
     simulation = Simulation(budget=8, block_size=4)
     scheduler, prompt = simulation.scheduler, list(range(13))
     simulation.add(make_request("first", prompt, 4))

@@ -9,7 +9,7 @@ import pytest
 from scheduler_tools import Record, Simulation, make_request, name_of
 
 from outrider.errors import CapacityError
-from outrider.scheduler.request import Request, State
+from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.tenants import Tenant, Tenants
 from outrider.scheduler.waiting import WaitingQueue
 
@@ -78,7 +78,7 @@ def test_cached_prompts_are_free_and_every_sample_counts() -> None:
     assert run("third", "a", 3) == 3 * (1 + 4)
 
 
-def test_a_tenant_that_asked_for_nothing_has_saved_up_nothing() -> None:
+def test_an_idle_tenant_saves_up_no_service() -> None:
     simulation = Simulation(max_num_seqs=1)
     for index in range(8):
         ask(simulation, f"a{index}", "a", 12)
@@ -258,7 +258,7 @@ def test_memory_is_taken_from_the_tenant_that_was_served_most() -> None:
 
 
 def test_tenants_are_forgotten_in_the_order_they_left() -> None:
-    tenants = Tenants(most_idle=2)
+    tenants = Tenants(max_idle=2)
     known = [tenants.enter(name) for name in "abcd"]
     for tenant in known:
         tenants.leave(tenant)
@@ -310,7 +310,7 @@ def test_requests_of_one_tenant_come_by_their_keys_whatever_it_was_served(seed: 
             waiting.append(request)
         elif event < 0.6:
             gone = waiting.pop(rng.randrange(len(waiting)))
-            gone.state = State.FINISHED
+            gone.state = RequestState.FINISHED
             queue.forget(gone)
         elif event < 0.8:
             tenant.service += rng.randint(0, 100)
@@ -342,7 +342,7 @@ def test_the_first_of_several_tenants_is_that_of_the_least_rank(seed: int) -> No
             waiting.append(request)
         elif event < 0.55:
             gone = waiting.pop(rng.randrange(len(waiting)))
-            gone.state = State.FINISHED
+            gone.state = RequestState.FINISHED
             queue.forget(gone)
         elif event < 0.8:
             rng.choice(tenants).service += rng.randint(0, 100)

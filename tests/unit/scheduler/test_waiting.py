@@ -8,7 +8,7 @@ import pytest
 from scheduler_tools import Simulation, make_request, name_of
 
 from outrider.errors import CapacityError, OutriderError
-from outrider.scheduler.request import Request, State
+from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.types import FinishReason
 from outrider.scheduler.waiting import Deadlines, WaitingQueue
 
@@ -43,7 +43,7 @@ def test_equal_keys_come_in_the_order_of_arrival() -> None:
 
 def test_a_request_that_ended_while_waiting_is_never_the_head() -> None:
     queue, (first, second) = queued((1.0, 1), (2.0, 2))
-    first.state = State.FINISHED
+    first.state = RequestState.FINISHED
     queue.forget(first)
     assert queue.peek() is second
     assert len(queue) == 1
@@ -119,7 +119,7 @@ def test_followers_wait_for_their_siblings_prompt_and_find_it_cached() -> None:
     states = [follower.request.state]
     simulation.step()
     states.append(follower.request.state)
-    assert states == [State.PARKED, State.WAITING]
+    assert states == [RequestState.PARKED, RequestState.WAITING]
     simulation.drain()
     assert follower.num_cached_tokens == 12
 
@@ -153,7 +153,7 @@ def test_without_a_prefix_cache_there_is_nothing_to_wait_for() -> None:
     simulation = Simulation(prefix_caching=False)
     simulation.add(make_request("first", [1, 2, 3]))
     sibling = simulation.add(make_request("second", [1, 2, 3]), after="first")
-    assert sibling.request.state is State.WAITING
+    assert sibling.request.state is RequestState.WAITING
 
 
 @pytest.mark.parametrize("lag", [0, 1])

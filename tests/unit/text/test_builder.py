@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 from outrider.links.gateway_messages import EngineFacts
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import RequestUpdate, SampleId, TokenLogprobs
-from outrider.text.builder import TextBuilder
-from outrider.text.front_door import FrontDoor
-from outrider.text.outputs import RequestMetrics, RequestOutput
+from outrider.text.builder import TextBuilder, text_builders
+from outrider.text.input_processor import InputProcessor
 from outrider.text.tokenizer import load_tokenizer
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 FACTS = EngineFacts({"target.model": BUNDLED_DRAFT}, 49152, (2,), 512, 2, False, "", 8)
 PROMPT = [504, 1000, 20000, 504]
@@ -41,9 +40,8 @@ def tokenizer() -> Noting:
 
 
 def _builders(tokenizer: Noting, **params: Any) -> list[TextBuilder]:
-    prepared = FrontDoor(FACTS, tokenizer).prepare("r", PROMPT, SamplingParams(**params))
-    output = RequestOutput("r", None, PROMPT, [], RequestMetrics(0.0))
-    return [TextBuilder(prepared, i, output, tokenizer) for i in range(prepared.spec.params.n)]
+    prepared = InputProcessor(FACTS, tokenizer).prepare("r", PROMPT, SamplingParams(**params))
+    return text_builders(prepared, tokenizer, 0.0)[1]
 
 
 def test_the_prompt_is_decoded_once_for_the_echo_of_all_samples(tokenizer: Noting) -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 from outrider.text.detokenize import Detokenizer, StopStrings
 from outrider.text.stop_automaton import StopAutomaton
 from outrider.text.tokenizer import load_tokenizer
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 TEXTS = [
     "Plain words, a comma and 1234 digits.",

@@ -17,10 +17,10 @@ from distill_tools import save_toy_tokenizer
 from letters import letter_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 from outrider.text.detokenize import Detokenizer
 from outrider.text.plain_tokenizer import PlainTokenizer, read_plain
 from outrider.text.tokenizer import load_tokenizer, of_transformers
-from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 
 TEXTS = (
     "",

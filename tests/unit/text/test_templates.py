@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.text.children import ChildError
+from outrider.text.subprocess_pool import SubprocessTaskError
 from outrider.text.templates import TemplateProcesses
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -45,7 +45,7 @@ def test_a_template_sees_messages_and_special_tokens(templates: TemplateProcesse
 def test_what_a_template_does_wrong_is_told(
     templates: TemplateProcesses, template: str, reason: str
 ) -> None:
-    with pytest.raises(ChildError, match=reason):
+    with pytest.raises(SubprocessTaskError, match=reason):
         templates.render(template, MESSAGES, True, {})
     assert templates.render("{{ 1 + 1 }}", MESSAGES, True, {}) == "2"
 
@@ -59,7 +59,7 @@ def test_what_a_template_does_wrong_is_told(
 )
 def test_a_template_without_an_end_is_killed(template: str) -> None:
     before = _children()
-    with pytest.raises(ChildError, match=r"it ran for more than 0\.3 s"):
+    with pytest.raises(SubprocessTaskError, match=r"it ran for more than 0\.3 s"):
         TemplateProcesses(timeout_s=0.3).render(template, MESSAGES, True, {})
     assert _children() == before
 

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 from outrider.errors import RequestError
 from outrider.links.gateway_messages import EngineFacts
-from outrider.text.front_door import FrontDoor
+from outrider.text.input_processor import InputProcessor
+from outrider.text.messages import Conversation
 from outrider.text.token_sizes import TokenSizes, token_sizes
 from outrider.text.tokenizer import load_tokenizer, of_transformers
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -79,7 +80,7 @@ TEXTS = st.one_of(
 def test_no_text_has_fewer_tokens_than_the_least(name: str, text: str) -> None:
     tokenizer, sizes = _bounded(name)
     assert sizes is not None
-    assert sizes.least_tokens(text) <= len(tokenizer.encode(text))
+    assert sizes.min_tokens(text) <= len(tokenizer.encode(text))
 
 
 @pytest.mark.parametrize(
@@ -118,14 +119,14 @@ class _Unread:
 
 def test_a_prompt_that_cannot_fit_is_refused_without_being_tokenised() -> None:
     tokenizer, _ = _bounded("the bundled one, which lacks some bytes")
-    door = FrontDoor(_facts(64), _Unread(tokenizer))
+    door = InputProcessor(_facts(64), _Unread(tokenizer))
     messages = [{"role": "user", "content": "a b " * 5000}]
     with pytest.raises(
         RequestError, match=r"20000 characters, which are at least 247 tokens; .*63"
     ):
         door.prepare("r", "a b " * 5000, params=None)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"characters, which are at least 24\d tokens"):
-        door.chat_prompt(messages)
+        door.tokenize(Conversation(messages))
 
 
 def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_and_not_to_the_log(
@@ -135,7 +136,8 @@ def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_and_not_to_the_log(
     tokenizer = of_transformers(_bounded("the bundled one, which lacks some bytes")[0])
     text = "a b " * (tokenizer.model_max_length // 2 + 1)
     with pytest.raises(RequestError, match=r"your prompt contains 8\d\d\d input tokens"):
-        FrontDoor(_facts(tokenizer.model_max_length), tokenizer).prepare("r", text, params=None)  # type: ignore[arg-type]
+        processor = InputProcessor(_facts(tokenizer.model_max_length), tokenizer)
+        processor.prepare("r", text, params=None)  # type: ignore[arg-type]
     told = capfd.readouterr()
     assert "sequence length" not in told.out + told.err
     assert not tokenizer.deprecation_warnings
@@ -143,7 +145,7 @@ def test_a_prompt_that_is_too_long_is_told_to_whoever_asked_and_not_to_the_log(
 
 def test_a_prompt_that_is_far_too_long_is_refused_by_its_beginning() -> None:
     tokenizer, _ = _bounded("the bundled one, which lacks some bytes")
-    door = FrontDoor(_facts(64), _Unread(tokenizer))
+    door = InputProcessor(_facts(64), _Unread(tokenizer))
     with pytest.raises(RequestError, match="1200 characters, the first 252 of which are 25[0-9]"):
         door.tokenize("2026" * 300)
     fits = "internationalization " * 15  # more than four letters a token

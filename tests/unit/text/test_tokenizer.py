@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 from outrider.errors import ModelError
 from outrider.text.chat import ChatTemplate
 from outrider.text.tokenizer import (
@@ -19,7 +20,6 @@ from outrider.text.tokenizer import (
     check_same_tokenizer,
     load_tokenizer,
 )
-from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET, draft_assets
 
 
 @pytest.fixture(scope="module")

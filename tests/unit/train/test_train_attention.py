@@ -9,15 +9,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from outrider.train import attention
-from outrider.train.attention import attend_plainly, flash_error
-from outrider.train.packing import Documents, batch_of
-from outrider.train.shards import Record
+from outrider.train.attention import attend_eager, flash_error
+from outrider.train.packing import Documents, make_batch
+from outrider.train.shards import TrainingRecord
 
 SIZES = (5, 9, 2)
 
 
 def packed() -> Documents:
-    return batch_of([[Record(np.arange(n), 0, 0) for n in SIZES]], sum(SIZES), 0.0).documents
+    return make_batch(
+        [[TrainingRecord(np.arange(n), 0, 0) for n in SIZES]], sum(SIZES), 0.0
+    ).documents
 
 
 def random(heads: int, seed: int) -> Tensor:
@@ -34,7 +36,7 @@ def alone(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def test_packed_documents_attend_as_each_would_alone() -> None:
     query, key, value = random(4, 0), random(2, 1), random(2, 2)
-    found = attend_plainly(query, key, value, packed(), scale=8**-0.5)[0]
+    found = attend_eager(query, key, value, packed(), scale=8**-0.5)[0]
     for part in (range(0, 5), range(5, 14), range(14, 16)):
         cut = slice(part.start, part.stop)
         torch.testing.assert_close(found[cut], alone(query[0, cut], key[0, cut], value[0, cut]))
@@ -42,11 +44,13 @@ def test_packed_documents_attend_as_each_would_alone() -> None:
 
 def test_own_keys_are_seen_by_their_place_alone() -> None:
     query, key, value = random(4, 0), random(2, 1), random(2, 2)
-    own = [(random(2, 3), random(2, 4)), (random(2, 5), random(2, 6))]
-    found = attend_plainly(query, key, value, packed(), scale=8**-0.5, own=own)[0]
+    drafted = [(random(2, 3), random(2, 4)), (random(2, 5), random(2, 6))]
+    found = attend_eager(query, key, value, packed(), scale=8**-0.5, drafted=drafted)[0]
     for at, first in ((3, 0), (9, 5), (15, 14)):
-        keys = torch.cat([key[0, first : at + 1], *(pair[0][0, at : at + 1] for pair in own)])
-        values = torch.cat([value[0, first : at + 1], *(pair[1][0, at : at + 1] for pair in own)])
+        keys = torch.cat([key[0, first : at + 1], *(pair[0][0, at : at + 1] for pair in drafted)])
+        values = torch.cat(
+            [value[0, first : at + 1], *(pair[1][0, at : at + 1] for pair in drafted)]
+        )
         keys, values = keys.repeat_interleave(2, 1), values.repeat_interleave(2, 1)
         shares = torch.softmax(torch.einsum("hd,thd->ht", query[0, at], keys) * 8**-0.5, -1)
         torch.testing.assert_close(found[at], torch.einsum("ht,thd->hd", shares, values))
@@ -87,7 +91,7 @@ def kernel_grads(
 
 
 def masked_scores(q: Tensor, k: Tensor, documents: Documents, scale: float) -> Tensor:
-    numbers, positions = documents.numbers.flatten(), documents.positions.flatten()
+    numbers, positions = documents.document_ids.flatten(), documents.positions.flatten()
     sees = (numbers[:, None] == numbers) & (positions[:, None] >= positions)
     return (torch.einsum("qhd,khd->hqk", q, k) * scale).masked_fill(~sees, -torch.inf)
 
@@ -96,8 +100,8 @@ def test_one_softmax_over_both_parts_has_the_gradients_of_its_meaning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever computes the first part: here it is torch in the kernel's place."""
-    monkeypatch.setattr(attention, "_kernel", kernel)
-    monkeypatch.setattr(attention, "_kernel_grads", kernel_grads)
+    monkeypatch.setattr(attention, "_flash_forward", kernel)
+    monkeypatch.setattr(attention, "_flash_backward", kernel_grads)
     assert flash_error(torch.device("cpu"), torch.float64, 8) < 1e-5
 
 

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outrider.train.loss import Guesses, distillation_loss
-from outrider.train.packing import Batch, batch_of
-from outrider.train.shards import Record
+from outrider.train.loss import DraftOutputs, distillation_loss
+from outrider.train.packing import PackedBatch, make_batch
+from outrider.train.shards import TrainingRecord
 
 VOCAB, WIDTH, LENGTH = 23, 6, 24
 HEAD = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(9))
 
 
-def batch() -> Batch:
+def batch() -> PackedBatch:
     rows = [
-        [Record(np.arange(9), 3, 0), Record(np.arange(12), 5, 0)],
-        [Record(np.arange(20), 2, 0)],
+        [TrainingRecord(np.arange(9), 3, 0), TrainingRecord(np.arange(12), 5, 0)],
+        [TrainingRecord(np.arange(20), 2, 0)],
     ]
-    return batch_of(rows, LENGTH, prompt_weight=0.25)
+    return make_batch(rows, LENGTH, prompt_weight=0.25)
 
 
 def tensors() -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -42,8 +42,10 @@ def plain_loss(
     ids = torch.arange(VOCAB) if vocabulary is None else vocabulary
     for level, (behind, count) in enumerate(((1, 1.0), (2, 0.5))):
         summed, weights = torch.zeros(()), 0.0
-        for row, weight, inside in zip(packed.rows, packed.weights, packed.inside, strict=True):
-            if inside < behind:
+        for row, weight, loss_positions in zip(
+            packed.loss_indices, packed.loss_weights, packed.loss_positions, strict=True
+        ):
+            if loss_positions < behind:
                 continue
             taught = functional.log_softmax(HEAD @ hidden[row], -1)[ids]
             table = tables[level] if vocabulary is None else tables[level][: len(ids)]
@@ -68,14 +70,14 @@ def test_loss_and_gradients_in_chunks_are_those_of_all_rows_at_once(
             loss = plain_loss(hidden, states, tables, vocabulary)
         else:
             used = [table if part is None else table[:part] for table in tables]
-            guesses = Guesses(states, used, [0, 1], [1, 2], [1.0, 0.5], vocabulary)
+            draft_outputs = DraftOutputs(states, used, [0, 1], [1, 2], [1.0, 0.5], vocabulary)
             loss, _ = distillation_loss(
                 lambda rows: rows @ HEAD.T,
                 hidden,
                 batch(),
-                guesses,
+                draft_outputs,
                 chunk_rows=chunk_rows,
-                measures=False,
+                with_metrics=False,
             )
         loss.backward()
         results += [each.grad for each in (*states, *tables)]
@@ -87,10 +89,10 @@ def test_loss_and_gradients_in_chunks_are_those_of_all_rows_at_once(
 def test_a_student_that_is_the_teacher_agrees_with_it_wholly() -> None:
     hidden, _, _ = tensors()
     shifted = hidden.roll(-1, 0)  # a level that looks from one token further back
-    guesses = Guesses([shifted], [HEAD], [0], [1], [1.0])
+    draft_outputs = DraftOutputs([shifted], [HEAD], [0], [1], [1.0])
     with torch.no_grad():
         loss, measured = distillation_loss(
-            lambda rows: rows @ HEAD.T, hidden, batch(), guesses, chunk_rows=7
+            lambda rows: rows @ HEAD.T, hidden, batch(), draft_outputs, chunk_rows=7
         )
     means = measured.means()
     assert float(loss) == pytest.approx(0.0, abs=1e-5)

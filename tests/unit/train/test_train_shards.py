@@ -9,12 +9,12 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.train.files import write_whole
-from outrider.train.shards import Dataset, Manifest, Record, read_shard, write_shard
+from outrider.train.shards import Dataset, Manifest, TrainingRecord, read_shard, write_shard
 
 RECORDS = [
-    Record(np.array([5, 6, 7, 8]), 2, 1),
-    Record(np.array([1]), 0, 0),
-    Record(np.array([9, 5, 5]), 1, 0),
+    TrainingRecord(np.array([5, 6, 7, 8]), 2, 1),
+    TrainingRecord(np.array([1]), 0, 0),
+    TrainingRecord(np.array([9, 5, 5]), 1, 0),
 ]
 
 

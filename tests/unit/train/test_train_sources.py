@@ -10,7 +10,7 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.train.sources import read_documents, read_prompts
 
-BENCH = Path(__file__).resolve().parents[3] / "bench" / "data"
+BENCH = Path(__file__).resolve().parents[3] / "loadtest" / "data"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.errors import ConfigError
-from outrider.train.packing import batch_of
+from outrider.train.packing import make_batch
+from outrider.train.progress import ProgressReporter
 from outrider.train.settings import (
     DraftSizes,
     Eagle3Sizes,
@@ -28,7 +29,7 @@ from outrider.train.settings import (
     MlpSizes,
     TrainSettings,
 )
-from outrider.train.shards import Record
+from outrider.train.shards import TrainingRecord
 from outrider.train.students.base import Student
 from outrider.train.students.draft import DraftStudent, principal_components
 from outrider.train.students.eagle3 import (
@@ -41,7 +42,6 @@ from outrider.train.students.make import check_fits, make_student
 from outrider.train.students.medusa import MedusaStudent
 from outrider.train.students.mlp import MlpStudent
 from outrider.train.teacher import Teacher
-from outrider.train.telling import Teller
 from outrider.train.trainer import Trainer
 from outrider.workers.weights.checkpoint import load_spec
 
@@ -128,13 +128,13 @@ def test_a_checkpoint_has_exactly_the_public_names(name: str, target: Path, tmp_
 
 def guessed(student: Student, teacher: Teacher, ids: list[int], place: int) -> Tensor:
     """Logits of every level at a place of a text, by the target's ids."""
-    batch = batch_of([[Record(np.array(ids), 1, 0)]], CONTEXT, 1.0)
+    batch = make_batch([[TrainingRecord(np.array(ids), 1, 0)]], CONTEXT, 1.0)
     with torch.no_grad():
-        found = student.guesses(batch, teacher.see(batch))
+        found = student.draft_outputs(batch, teacher.states(batch))
     logits = torch.stack(
         [
-            state[place] @ found.tables[which].T
-            for state, which in zip(found.states, found.table_of, strict=True)
+            state[place] @ found.lm_heads[which].T
+            for state, which in zip(found.states, found.lm_head_of, strict=True)
         ]
     )
     if found.vocabulary is None:
@@ -153,8 +153,8 @@ def test_a_head_guesses_in_training_what_it_proposes_when_it_is_served(
     student, teacher = make(name, target)
     student.save(tmp_path)
     head = load(tmp_path, teacher.spec, target, "torch")
-    batch = batch_of([[Record(np.array(PROMPT), 1, 0)]], CONTEXT, 1.0)
-    seen = teacher.see(batch)
+    batch = make_batch([[TrainingRecord(np.array(PROMPT), 1, 0)]], CONTEXT, 1.0)
+    seen = teacher.states(batch)
     features = seen.features if head.spec.layers else seen.hidden
     assert features is not None
     slots = len(PROMPT) - 1
@@ -205,9 +205,9 @@ def test_a_draft_of_all_layers_of_its_target_guesses_what_the_target_says(
     teacher = Teacher(str(tied_target), CPU)
     sizes = DraftSizes(target_layers=(0, 1, 2))
     student = make_student(sizes, teacher, cast("Any", None), TrainSettings(context=CONTEXT), "toy")
-    batch = batch_of([[Record(np.array(PROMPT), 1, 0)]], CONTEXT, 1.0)
-    hidden = student.guesses(batch, teacher.see(batch)).states[0]
-    torch.testing.assert_close(hidden, teacher.see(batch).hidden, atol=1e-5, rtol=1e-5)
+    batch = make_batch([[TrainingRecord(np.array(PROMPT), 1, 0)]], CONTEXT, 1.0)
+    hidden = student.draft_outputs(batch, teacher.states(batch)).states[0]
+    torch.testing.assert_close(hidden, teacher.states(batch).hidden, atol=1e-5, rtol=1e-5)
     student.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     spec = teacher.spec
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_other_sizes_is_nothing_to_begin_from(target: Path, tmp_
     given, teacher = make("eagle3", target)
     given.save(tmp_path)
     other = Eagle3Student(Eagle3Sizes(draft_vocab=24), teacher, CONTEXT, COUNTS)
-    with pytest.raises(ConfigError, match="is not what this student has; give the sizes"):
+    with pytest.raises(ConfigError, match="does not match this student's; give the sizes"):
         other.begin_from(tmp_path)
     with pytest.raises(ConfigError, match=r"model.safetensors cannot be read"):
         other.begin_from(tmp_path / "nowhere")
@@ -300,7 +300,7 @@ def test_a_head_that_goes_on_with_other_texts_keeps_its_tokens(
     damaged["d2t"] += VOCAB_SIZE
     save_file(damaged, tmp_path / "model.safetensors")
     fresh = Eagle3Student(Eagle3Sizes(draft_vocab=25), teacher, CONTEXT, COUNTS)
-    with pytest.raises(ConfigError, match="whose d2t is not what this student has"):
+    with pytest.raises(ConfigError, match="whose d2t does not match this student"):
         fresh.begin_from(tmp_path)
 
 
@@ -314,7 +314,7 @@ def test_a_wider_mlp_begins_as_what_the_narrower_one_computes(target: Path, tmp_
     x = torch.randn(3, given.midlayer.mlp.gate_proj.weight.shape[1])
     torch.testing.assert_close(wider.midlayer.mlp(x), given.midlayer.mlp(x))
     wider.save(tmp_path)
-    with pytest.raises(ConfigError, match=r"mlp.* is not what this student has"):
+    with pytest.raises(ConfigError, match=r"mlp.* does not match this student"):
         given.begin_from(tmp_path)
 
 
@@ -334,12 +334,12 @@ def test_a_colder_teacher_is_learned_more_sharply(target: Path, tmp_path: Path) 
         settings = TrainSettings(
             steps=30, batch_tokens=32, context=32, teacher_temperature=temperature, warmup=0
         )
-        records = [Record(np.array(PROMPT * 4), 1, 0)]
+        records = [TrainingRecord(np.array(PROMPT * 4), 1, 0)]
         Trainer(student, teacher, records, settings, tmp_path / str(temperature), {}).run(
-            Teller(quiet=True)
+            ProgressReporter(quiet=True)
         )
-        batch = batch_of([records], 32, 1.0)
-        [state] = student.guesses(batch, teacher.see(batch)).states
+        batch = make_batch([records], 32, 1.0)
+        [state] = student.draft_outputs(batch, teacher.states(batch)).states
         table = student.tensors()["model.embed_tokens.weight"]
         return float((state @ table.T).softmax(-1).amax(-1)[:20].mean().detach())
 

@@ -14,8 +14,8 @@ from outrider.scheduler.params import SamplingParams
 from outrider.text.tokenizer import load_tokenizer
 from outrider.train.dialogues import Template
 from outrider.train.settings import DataSettings
-from outrider.train.sources import Pool
-from outrider.train.writing import ASKED, CONTINUED, OWN, Writer
+from outrider.train.sources import SourceTexts
+from outrider.train.writing import CONTINUATION_KIND, CONVERSATION_KIND, QUESTION_KIND, Writer
 
 PAD, BEGIN, END, USER, BOT = range(5)
 SETTINGS = DataSettings(context=64, user_tokens=6, answer_tokens=10, document_share=0.4)
@@ -28,7 +28,7 @@ class Babbler:
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], SamplingParams]] = []
 
-    def speak(
+    def complete(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
     ) -> list[list[int]]:
         self.asked += [(list(ids), own) for ids, own in zip(prompts, params, strict=True)]
@@ -48,10 +48,10 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_tokenizer(folder)
 
 
-def writer(tokenizer: Any, speaker: Babbler, **pools: Pool) -> Writer:
+def writer(tokenizer: Any, completer: Babbler, **pools: SourceTexts) -> Writer:
     template = Template.of(tokenizer, (END,))
-    prompts, documents = pools.get("prompts", Pool()), pools.get("documents", Pool())
-    return Writer(speaker, tokenizer, template, SETTINGS, (END,), prompts, documents)
+    prompts, documents = pools.get("prompts", SourceTexts()), pools.get("documents", SourceTexts())
+    return Writer(completer, tokenizer, template, SETTINGS, (END,), prompts, documents)
 
 
 def test_a_template_is_cut_where_users_and_model_speak(tokenizer: Any) -> None:
@@ -71,10 +71,10 @@ def test_conversations_are_of_turns_and_stay_within_the_context(tokenizer: Any) 
 
 
 def test_users_speak_at_temperature_1_and_answers_are_mixed(tokenizer: Any) -> None:
-    speaker = Babbler()
-    writer(tokenizer, speaker).write(0, 60, held_out=False)
-    users = {own.temperature for ids, own in speaker.asked if ids[-1] == USER}
-    answers = {own.temperature for ids, own in speaker.asked if ids[-1] == BOT}
+    completer = Babbler()
+    writer(tokenizer, completer).write(0, 60, held_out=False)
+    users = {own.temperature for ids, own in completer.asked if ids[-1] == USER}
+    answers = {own.temperature for ids, own in completer.asked if ids[-1] == BOT}
     assert users == {1.0} and {0.0, 1.0} < answers
 
 
@@ -88,19 +88,19 @@ def test_a_shard_is_the_same_whenever_it_is_written_and_unlike_the_next(tokenize
 
 
 def test_documents_are_continued_and_asked_about_at_many_lengths(tokenizer: Any) -> None:
-    pool = Pool([("document", TEXT)])
+    pool = SourceTexts([("document", TEXT)])
     made = writer(tokenizer, Babbler(), documents=pool)
     records = made.write(0, 200, held_out=False)
     kinds = [made.kinds[record.kind] for record in records]
-    assert {OWN, CONTINUED, ASKED} == set(kinds)
-    lengths = {r.begin for r, kind in zip(records, kinds, strict=True) if kind == CONTINUED}
+    assert {CONVERSATION_KIND, CONTINUATION_KIND, QUESTION_KIND} == set(kinds)
+    lengths = {r.begin for r, kind in zip(records, kinds, strict=True) if kind == CONTINUATION_KIND}
     assert len(lengths) > 8 and max(lengths) <= SETTINGS.context - 1
-    asked = [r for r, kind in zip(records, kinds, strict=True) if kind == ASKED]
+    asked = [r for r, kind in zip(records, kinds, strict=True) if kind == QUESTION_KIND]
     assert all(r.ids.tolist()[:2] == [BEGIN, USER] for r in asked)
 
 
 def test_given_prompts_are_answered_under_their_own_kind(tokenizer: Any) -> None:
-    made = writer(tokenizer, Babbler(), prompts=Pool([("maths", "w1 w2 w3")]))
+    made = writer(tokenizer, Babbler(), prompts=SourceTexts([("maths", "w1 w2 w3")]))
     records = made.write(0, 60, held_out=False)
     given = [r for r in records if made.kinds[r.kind] == "maths"]
     first = tokenizer.encode("w1 w2 w3", add_special_tokens=False)
@@ -110,16 +110,16 @@ def test_given_prompts_are_answered_under_their_own_kind(tokenizer: Any) -> None
 
 
 def test_without_a_template_texts_begin_as_texts_do(tokenizer: Any, tmp_path: Path) -> None:
-    made = Writer(Babbler(), tokenizer, None, SETTINGS, (END,), Pool(), Pool())
+    made = Writer(Babbler(), tokenizer, None, SETTINGS, (END,), SourceTexts(), SourceTexts())
     records = made.write(0, 10, held_out=False)
     assert records and all(r.begin == 1 and r.ids[0] == BEGIN for r in records)
 
 
 def test_some_answers_go_on_behind_their_end(tokenizer: Any) -> None:
-    speaker = Babbler()
-    writer(tokenizer, speaker).write(0, 60, held_out=False)
-    answers = [own for ids, own in speaker.asked if ids[-1] == BOT]
+    completer = Babbler()
+    writer(tokenizer, completer).write(0, 60, held_out=False)
+    answers = [own for ids, own in completer.asked if ids[-1] == BOT]
     past = [own for own in answers if own.ignore_eos]
     assert 0 < len(past) < len(answers) / 2
     assert not any(own.stop_token_ids for own in past)
-    assert not any(own.ignore_eos for ids, own in speaker.asked if ids[-1] == USER)
+    assert not any(own.ignore_eos for ids, own in completer.asked if ids[-1] == USER)

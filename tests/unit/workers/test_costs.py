@@ -12,15 +12,15 @@ from rank_threads import ThreadGroup, run_ranks, same_on_all
 
 from outrider.kernels.ops import select_ops
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import NOBODY, RowInit, RowPlan, SampleId, StepPlan, Ticket
+from outrider.scheduler.types import NO_PROPOSER, RowInit, RowPlan, SampleId, StepPlan, Ticket
 from outrider.workers import costs
 from outrider.workers.costs import DRAFT_ROWS, measure_draft, measure_step, measure_target
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
-from outrider.workers.target import TargetWorker
+from outrider.workers.target import LocalTarget
 from outrider.workers.weights.loader import load_model
 
 pytestmark = pytest.mark.model
@@ -44,7 +44,7 @@ def make_runner(
         shard = Shard(group.rank, group.size, group.all_reduce)
     decoder = load_model(folder, dtype=torch.float32, device=CPU, ops=OPS, shard=shard)
     kv = KVCache(decoder.spec, 32, 4, torch.float32, CPU, shard)
-    return Runner(decoder, kv, num_rows, max_model_len, VOCAB_SIZE, group or Alone())
+    return Runner(decoder, kv, num_rows, max_model_len, VOCAB_SIZE, group or SingleRankGroup())
 
 
 def is_a_table(sizes: Sequence[int], seconds: Sequence[float]) -> bool:
@@ -109,10 +109,10 @@ def test_measuring_leaves_nothing_behind(folder: Path) -> None:
         runner = make_runner(folder)
         if is_measured:
             measure_step(runner, None, OPS)
-        worker = TargetWorker(RowTable(32), runner, OPS, "shared")
+        worker = LocalTarget(RowTable(32), runner, OPS, "shared")
         prompt = tuple(range(20))
         told = RowInit(0, 1, SampleId(0, 0), prompt, 20, SamplingParams(), seed=5)
-        row = RowPlan(0, 1, 20, 0, 0, True, NOBODY, 0, tuple(range(6)), 0, (), 0)
+        row = RowPlan(0, 1, 20, 0, 0, True, NO_PROPOSER, 0, tuple(range(6)), 0, (), 0)
         text = [worker.verify(StepPlan(1, 1, (row,), (told,)), Ticket(1)).rows[0].tokens]
         for step in (2, 3, 4):
             plan = StepPlan(1, step, (row._replace(num_tokens=1, target_blocks=()),))

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from boards import OpenBoard
 from checkpoints import VOCAB_SIZE, save_checkpoint
 from rank_threads import RANK_SETTINGS, ThreadGroup, run_ranks, same_on_all
+from rendezvous import OpenRendezvous
 from torch import Tensor
 
+from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import CaughtUp, Drafted, Join, Joined, Propose
+from outrider.links.rank_messages import CatchUpReport, DraftGroupJoined, DraftResult, Join, Propose
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
-    NOBODY,
+    NO_PROPOSER,
     Agreement,
     Proposal,
     RowInit,
@@ -32,17 +33,17 @@ from outrider.scheduler.types import (
     Ticket,
     Verdict,
 )
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.proposers.base import DRAFT, MOST_GUESSED, Proposers
+from outrider.workers.proposers.base import MAX_REPLAYED_TOKENS, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.draft import DraftRank
 from outrider.workers.ranks.proposal_link import ProposalLink
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.verify import VerificationMode
-from outrider.workers.target import TargetWorker
+from outrider.workers.target import LocalTarget
 from outrider.workers.weights.loader import load_model
 
 pytestmark = pytest.mark.model
@@ -57,11 +58,11 @@ PROMPT = (5, 9, 17, 3, 44, 8)
 class WatchedRunner(Runner):
     """Keeps the chunks of every pass."""
 
-    passes: list[list[Chunk]]
+    passes: list[list[RowChunk]]
 
-    def forward(self, chunks: Sequence[Chunk], *, is_read: bool = True) -> Tensor:
+    def forward(self, chunks: Sequence[RowChunk], *, keep_features: bool = True) -> Tensor:
         self.passes.append(list(chunks))
-        return super().forward(chunks, is_read=is_read)
+        return super().forward(chunks, keep_features=keep_features)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def behind(row: int, count: int, blocks: Sequence[int] = (), **fields: Any) -> R
     """A row that only catches up."""
     start = fields.pop("draft_start", 0)
     generation = fields.pop("generation", 1)
-    return RowPlan(row, generation, 1, 0, 0, True, NOBODY, 0, (), start, tuple(blocks), count)
+    return RowPlan(row, generation, 1, 0, 0, True, NO_PROPOSER, 0, (), start, tuple(blocks), count)
 
 
 def drafting(row: int, depth: int, count: int, blocks: Sequence[int] = ()) -> RowPlan:
@@ -133,7 +134,7 @@ def test_a_prompt_is_computed_once_the_outcome_of_its_plan_is_told(folder: Path)
     draft.observe(committed(1, 0, 6, 30))
     assert runner.passes == []
     found = run(draft, StepPlan(1, 2, (drafting(0, 3, 1, [0, 1, 2]),)))
-    assert runner.passes[0] == [Chunk(0, 0, list(PROMPT))]
+    assert runner.passes[0] == [RowChunk(0, 0, list(PROMPT))]
     assert found[0].tokens == drafts_after(folder, (*PROMPT, 30), 3)
 
 
@@ -186,7 +187,7 @@ def test_its_seconds_count_in_the_step_in_which_they_are_spent(
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     forward = draft.runner.forward
 
-    def slowly(chunks: Sequence[Chunk]) -> Tensor:
+    def slowly(chunks: Sequence[RowChunk]) -> Tensor:
         clock[0] += 2.0
         return forward(chunks)
 
@@ -205,9 +206,9 @@ OUTPUT = 12
 
 def spoken(folder: Path, params: SamplingParams) -> list[int]:
     """Prompt and output of the draft model itself, but for some tokens it would not have said."""
-    worker = TargetWorker(RowTable(4), make_runner(folder), OPS, "shared")
+    worker = LocalTarget(RowTable(4), make_runner(folder), OPS, "shared")
     text = list(PROMPT)
-    row = RowPlan(0, 1, len(text), 0, 0, True, NOBODY, 0, tuple(range(8)), 0, (), 0)
+    row = RowPlan(0, 1, len(text), 0, 0, True, NO_PROPOSER, 0, tuple(range(8)), 0, (), 0)
     for step in range(1, OUTPUT + 1):
         told = init(0, text, params=params, generation=step)
         row = row._replace(num_tokens=len(text), generation=step)
@@ -302,15 +303,15 @@ def test_in_rejection_mode_only_greedy_rows_say_something(folder: Path) -> None:
 
 def test_a_pass_guesses_no_more_than_the_last_tokens_of_a_row(folder: Path) -> None:
     text = spoken(folder, GREEDY)
-    text += [7] * MOST_GUESSED
+    text += [7] * MAX_REPLAYED_TOKENS
     [found] = agreements(folder, text, [len(text)])
-    assert len(found.hits) == MOST_GUESSED
+    assert len(found.hits) == MAX_REPLAYED_TOKENS
 
 
 def test_a_verdict_carries_what_was_found(folder: Path) -> None:
     found = (Agreement(2, 5, (True, False)),)
-    worker = TargetWorker(RowTable(4), make_runner(folder), OPS, "shared")
-    row = RowPlan(0, 1, 6, 0, 0, True, NOBODY, 0, (0, 1), 0, (), 0)
+    worker = LocalTarget(RowTable(4), make_runner(folder), OPS, "shared")
+    row = RowPlan(0, 1, 6, 0, 0, True, NO_PROPOSER, 0, (0, 1), 0, (), 0)
     plan = StepPlan(1, 1, (row,), (init(0, PROMPT),))
     assert worker.verify(plan, Ticket(1, agreements=found)).agreements == found
 
@@ -322,11 +323,11 @@ def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> 
     runner = make_runner(folder)
     near, far = socket.socketpair()
     with (
-        OpenBoard() as board,
+        OpenRendezvous() as board,
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
-        rank: Any = DraftRank(channel, Alone(), board.store(), runner, OPS, RANK_SETTINGS)
+        rank: Any = DraftRank(channel, SingleRankGroup(), board.store(), runner, OPS, RANK_SETTINGS)
         links: list[ProposalLink] = []
 
         def meet() -> None:
@@ -337,7 +338,7 @@ def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> 
         met.start()
         rank.handle(Join(1))
         met.join(30)
-        assert isinstance(engine.receive(10), Joined)
+        assert isinstance(engine.receive(10), DraftGroupJoined)
         passes_told: list[int] = []
         send = channel.send
 
@@ -351,8 +352,8 @@ def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> 
         rows = (drafting(0, 2, 6, [0, 1]), behind(1, len(text), range(3, 8)))
         rank.handle(Propose((), StepPlan(1, 1, rows, admitted), 1))
         drafted, caught_up = engine.receive(10), engine.receive(10)
-    assert isinstance(drafted, Drafted) and drafted.round == 1
-    assert isinstance(caught_up, CaughtUp) and caught_up.draft_s > 0
+    assert isinstance(drafted, DraftResult) and drafted.round == 1
+    assert isinstance(caught_up, CatchUpReport) and caught_up.draft_s > 0
     assert caught_up.agreements == (Agreement(1, 1, HITS),)
     assert passes_told == [2, 3], "two passes of the round, then what was put off"
 
@@ -365,7 +366,7 @@ def test_the_target_verifies_the_likeliest_drafts_and_says_how_many_there_were(
 ) -> None:
     text = spoken(folder, GREEDY)
     right = text[6:9]  # the model's own first three tokens
-    worker = TargetWorker(RowTable(4), make_runner(folder), OPS, "shared")
+    worker = LocalTarget(RowTable(4), make_runner(folder), OPS, "shared")
     rows = tuple(
         RowPlan(row, 1, 6, 3, 3, True, DRAFT, 0, blocks, 0, (), 1)
         for row, blocks in enumerate([(0, 1, 2), (3, 4, 5)])

@@ -12,8 +12,9 @@ import pytest
 import torch
 from checkpoints import random_model, random_prompt
 
+from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import select_ops
-from outrider.kernels.types import Guesses
+from outrider.kernels.types import DraftTokens
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     Proposal,
@@ -26,12 +27,11 @@ from outrider.scheduler.types import (
 )
 from outrider.workers import costs
 from outrider.workers.models.kv import KVCache
-from outrider.workers.proposers.base import DRAFT
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.drafting import guess_at_once, ids_to_guess, likely_ids
+from outrider.workers.proposers.drafting import draft_in_one_call, ids_to_score, likely_ids
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import Chunk, Runner
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.runner import RowChunk, Runner
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.weights.loader import load_model
 
@@ -57,7 +57,7 @@ def make_draft(
     folder: Path, mode: VerificationMode = "shared", *, at_once: bool = True
 ) -> DraftProposer:
     decoder = load_model(
-        folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True, narrow=True
+        folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_stored_format=True, narrow=True
     )
     kv = KVCache(decoder.spec, 32, BLOCK, torch.float32, CPU)
     runner = Runner(decoder, kv, 4, 64, VOCAB)
@@ -113,10 +113,10 @@ def test_drafts_are_those_of_a_round_step_by_step_and_so_is_the_kv(
     at_once, by_steps = make_draft(folder), make_draft(folder, at_once=False)
     depths = (1, 2, 1, 3, 4, 2, 1, 4)
     expected = rounds(by_steps, params, depths)
-    passes: list[Sequence[Chunk]] = []
+    passes: list[Sequence[RowChunk]] = []
     original = Runner.forward
 
-    def forward(self: Runner, chunks: Sequence[Chunk], **options: Any) -> torch.Tensor:
+    def forward(self: Runner, chunks: Sequence[RowChunk], **options: Any) -> torch.Tensor:
         passes.append(chunks)
         return original(self, chunks, **options)
 
@@ -175,14 +175,14 @@ def test_a_row_without_a_block_for_what_it_drafts_is_refused(folder: Path) -> No
     runner = make_draft(folder).runner
     runner.extend_table(0, 0, blocks(0))
     for tokens in ((1,), (1, 2)):
-        runner.forward([Chunk(0, 0, tokens)])
-    guessed = runner.guess(Chunk(0, 0, (1, 2)), 3, VOCAB)
+        runner.forward([RowChunk(0, 0, tokens)])
+    guessed = runner.guess(RowChunk(0, 0, (1, 2)), 3, VOCAB)
     assert guessed is not None
     assert len(guessed.tokens) == len(guessed.confidences) == 3
     with pytest.raises(IndexError, match="block"):
-        runner.guess(Chunk(0, 62, (1, 2)), 2, VOCAB)
+        runner.guess(RowChunk(0, 62, (1, 2)), 2, VOCAB)
     with pytest.raises(IndexError, match="row"):
-        runner.guess(Chunk(0, 0, (VOCAB,)), 1, VOCAB)
+        runner.guess(RowChunk(0, 0, (VOCAB,)), 1, VOCAB)
 
 
 @needs_kernels
@@ -193,13 +193,13 @@ def test_drafts_are_guessed_among_the_first_ids_alone(
 ) -> None:
     runner = make_draft(folder).runner
     runner.extend_table(0, 0, blocks(0))
-    runner.forward([Chunk(0, 0, (5,))])
-    found = runner.guess(Chunk(0, 0, (5,)), 6, num_ids, 0.0, temperature, 3)
+    runner.forward([RowChunk(0, 0, (5,))])
+    found = runner.guess(RowChunk(0, 0, (5,)), 6, num_ids, 0.0, temperature, 3)
     assert found is not None and len(found.tokens) == 6
     assert max(found.tokens) < num_ids
     text = [5]
     for token, confidence in zip(found.tokens, found.confidences, strict=True):
-        hidden = runner.forward([Chunk(0, len(text) - 1, (text[-1],))])
+        hidden = runner.forward([RowChunk(0, len(text) - 1, (text[-1],))])
         scores = runner.logits(hidden, [0])[0, :num_ids] / (temperature or 1.0)
         assert confidence == pytest.approx(float(scores.softmax(-1)[token]), rel=1e-4)
         assert temperature or token == int(scores.argmax())
@@ -242,8 +242,8 @@ def test_rows_are_guessed_for_among_the_likely_ids_of_all(
 ) -> None:
     usual = RowSampler(GREEDY, 0, 3, (), (), 49_152, CPU)
     own = RowSampler(params, 0, 3, (), (), 49_152, CPU)
-    spans = [Span(usual, [3] * 40), Span(own, ENGLISH)]
-    assert ids_to_guess(spans, 49_152, mode) == expected
+    spans = [LogitSpan(usual, [3] * 40), LogitSpan(own, ENGLISH)]
+    assert ids_to_score(spans, 49_152, mode) == expected
 
 
 WIDE_VOCAB, LIKELY = 9000, 4096
@@ -257,7 +257,9 @@ def test_drafts_of_rows_with_likely_ids_are_the_best_of_these(
 ) -> None:
     model = random_model("llama-tied", vocab_size=WIDE_VOCAB)
     model.to(dtype).save_pretrained(tmp_path)
-    decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
+    decoder = load_model(
+        tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_stored_format=True
+    )
     runners = [
         Runner(decoder, KVCache(decoder.spec, 64, BLOCK, torch.float32, CPU), 4, 64, WIDE_VOCAB)
         for _ in range(2)
@@ -281,7 +283,7 @@ def test_drafts_of_rows_with_likely_ids_are_the_best_of_these(
     for row, prompt in enumerate(prompts):
         runners[1].extend_table(row, 0, table)
         first, second = proposals[row].tokens
-        hidden = runners[1].forward([Chunk(row, 0, [*prompt, first])])
+        hidden = runners[1].forward([RowChunk(row, 0, [*prompt, first])])
         scores = runners[1].logits(hidden, [len(prompt) - 1, len(prompt)])
         among = scores[:, :LIKELY] if is_stored else scores
         assert [first, second] == among.argmax(-1).tolist()
@@ -296,7 +298,9 @@ def test_a_model_whose_head_is_another_weight_or_that_does_more_has_no_such_call
     variant: str, tmp_path: Path
 ) -> None:
     random_model(variant).bfloat16().save_pretrained(tmp_path)
-    decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
+    decoder = load_model(
+        tmp_path, dtype=torch.float32, device=CPU, ops=OPS, keeps_stored_format=True
+    )
     assert decoder.whole_passes(KVCache(decoder.spec, 4, BLOCK, torch.float32, CPU)) is None
 
 
@@ -306,12 +310,12 @@ def test_rounds_in_one_call_are_what_is_timed_of_drafting_for_one_row(
 ) -> None:
     found: dict[int, list[bool]] = {1: [], 2: []}  # by tokens of the first pass
 
-    def guess(runner: Runner, chunk: Chunk, *rest: Any) -> Guesses | None:
-        guesses = guess_at_once(runner, chunk, *rest)
+    def guess(runner: Runner, chunk: RowChunk, *rest: Any) -> DraftTokens | None:
+        guesses = draft_in_one_call(runner, chunk, *rest)
         found[len(chunk.tokens)].append(guesses is not None)
         return guesses
 
-    monkeypatch.setattr(costs, "guess_at_once", guess)
+    monkeypatch.setattr(costs, "draft_in_one_call", guess)
     costs.measure_draft(make_draft(folder).runner, OPS)
     for tried in found.values():
         assert len(tried) > 2 and all(tried[1:])  # but for the first, which records

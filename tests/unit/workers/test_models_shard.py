@@ -134,7 +134,7 @@ def test_a_block_takes_memory_only_when_it_is_used() -> None:
     """Pages may be large: those of one block have to lie together."""
     spec = dataclasses.replace(spec_with(8, 8), num_layers=24, windows=(0,) * 24)
     block = bytes_per_block(spec, 16, torch.float32)
-    cache = KVCache(spec, (400 << 20) // block, 16, torch.float32, "cpu", is_apart=True)
+    cache = KVCache(spec, (400 << 20) // block, 16, torch.float32, "cpu", is_interleaved=True)
     before = resident_bytes()
     for tensor in (*cache.keys, *cache.values):
         tensor[7] = 1.0
@@ -146,7 +146,7 @@ def test_memory_that_is_not_there_is_named_with_what_to_lower(gigabytes: int) ->
     spec = spec_with(8, 8)
     num_blocks = gigabytes * 2**30 // bytes_per_block(spec, 16, torch.float32)
     with pytest.raises(CapacityError, match=r"e\+\d+ GB for keys and values.*lower kv_cache_gb"):
-        KVCache(spec, num_blocks, 16, torch.float32, "cpu", is_apart=True)
+        KVCache(spec, num_blocks, 16, torch.float32, "cpu", is_interleaved=True)
 
 
 def resident_bytes() -> int:

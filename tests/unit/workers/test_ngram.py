@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     IN_PROCESS,
@@ -17,7 +18,7 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
-from outrider.workers.proposers.base import DRAFT, NGRAM, ForeseeingProposer
+from outrider.workers.proposers.base import ReplayingProposer
 from outrider.workers.proposers.ngram import NgramIndex, NgramProposer
 from outrider.workers.rows import RowTable
 
@@ -53,7 +54,7 @@ class Decoding:
 
 
 def test_it_can_be_asked_what_it_would_have_guessed() -> None:
-    assert isinstance(NgramProposer(RowTable(1), 1, 4), ForeseeingProposer)
+    assert isinstance(NgramProposer(RowTable(1), 1, 4), ReplayingProposer)
 
 
 def test_a_text_that_begins_to_repeat_is_told_after_two_tokens() -> None:

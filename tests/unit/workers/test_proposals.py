@@ -9,12 +9,12 @@ import threading
 
 import pytest
 import torch
-from boards import SECRET, OpenBoard
 from rank_threads import run_ranks, same_on_all
+from rendezvous import SECRET, OpenRendezvous
 
+from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.scheduler.types import Proposal, RowPlan, StepPlan
-from outrider.workers.groups.collective import Alone
-from outrider.workers.proposers.base import DRAFT, NGRAM
+from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.ranks.proposal_link import (
     ProposalInbox,
     ProposalLink,
@@ -76,7 +76,7 @@ def test_an_empty_message_is_a_lost_round() -> None:
 def linked_pair() -> tuple[ProposalLink, ProposalLink]:
     """Both ends of a proposal group, met through a board."""
     made: dict[bool, ProposalLink] = {}
-    with OpenBoard() as board:
+    with OpenRendezvous() as board:
 
         def make(is_target: bool) -> None:
             made[is_target] = ProposalLink(board.store(), 1, CPU, 10.0, is_target=is_target)
@@ -98,7 +98,7 @@ def test_a_round_travels_with_the_distributions_it_was_sampled_from() -> None:
     q = torch.rand(3, 11)
     proposals = {0: ROUND[0]._replace(q=q), 4: ROUND[4]}
     draft.send(PLAN, NUMBER, proposals)
-    inbox = ProposalInbox(Alone(), CPU)
+    inbox = ProposalInbox(SingleRankGroup(), CPU)
     inbox.connect(target)
     received = inbox.take(PLAN, NUMBER)
     assert received is not None and received[0].q is not None
@@ -143,13 +143,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.model
 def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -> None:
-    with OpenBoard() as board:
+    with OpenRendezvous() as board:
         command = [sys.executable, "-c", DYING_DRAFT, board.address, SECRET]
         process = subprocess.Popen(command, env=dict(os.environ))
         try:
             link = ProposalLink(board.store(), 1, CPU, 10.0, is_target=True)
             link.await_greeting()
-            inbox = ProposalInbox(Alone(), CPU)
+            inbox = ProposalInbox(SingleRankGroup(), CPU)
             inbox.connect(link)
             assert inbox.take(PLAN, NUMBER) is None
             assert inbox.take(PLAN, NUMBER) is None, "a lost link stays lost"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outrider.catalog.proposers import DRAFT
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import Proposal, RowInit, RowPlan, SampleId, StepPlan, Verdict
-from outrider.workers.proposers.base import DRAFT, Proposers
+from outrider.workers.proposers.base import Proposers
 
 
 class Recorder:

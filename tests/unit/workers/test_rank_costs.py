@@ -15,7 +15,7 @@ from outrider.kernels.ops import select_ops
 from outrider.links.rank_messages import RankSettings, Ready, Role
 from outrider.scheduler.costs import CostTable
 from outrider.workers.costs import DraftCosts, are_alike
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.ranks import costs
 from outrider.workers.ranks.costs import RankCosts
 
@@ -73,7 +73,7 @@ def _start(
     runner: Any = SimpleNamespace(
         device=CPU, num_rows=num_rows, max_model_len=64, decoder=SimpleNamespace(spec=spec)
     )
-    return RankCosts(role, group or Alone(), runner, OPS, None).tell(secret, SETTINGS)
+    return RankCosts(role, group or SingleRankGroup(), runner, OPS, None).measure(secret, SETTINGS)
 
 
 def _target(passes: Passes) -> Ready:

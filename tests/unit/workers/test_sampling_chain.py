@@ -15,7 +15,7 @@ from sampling_tools import make_sampler
 
 from outrider.workers.sampling import filters
 from outrider.workers.sampling.chain import process
-from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.rows import LogitSpan
 
 VOCAB = 40
 PROMPT = [3, 9, 9, 17, 4]
@@ -99,7 +99,7 @@ def random_logits(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def a_span(drafts: Sequence[int] = (), vocab_size: int = VOCAB, **params: Any) -> Span:
+def a_span(drafts: Sequence[int] = (), vocab_size: int = VOCAB, **params: Any) -> LogitSpan:
     sampler = make_sampler(
         vocab_size,
         prompt_len=len(PROMPT),
@@ -107,7 +107,7 @@ def a_span(drafts: Sequence[int] = (), vocab_size: int = VOCAB, **params: Any) -
         bad_word_ids=BAD_WORDS,
         **params,
     )
-    return Span(sampler, [*PROMPT, *OUTPUT], drafts)
+    return LogitSpan(sampler, [*PROMPT, *OUTPUT], drafts)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -171,7 +171,7 @@ def test_logits_are_never_modified() -> None:
 
 def test_a_row_without_parameters_keeps_its_logits_bit_for_bit() -> None:
     logits = random_logits(1, VOCAB)
-    span = Span(make_sampler(VOCAB), [1, 2])
+    span = LogitSpan(make_sampler(VOCAB), [1, 2])
     assert torch.equal(process(logits, [span]), logits)
 
 
@@ -200,7 +200,7 @@ def test_a_position_reached_by_drafts_has_the_scores_of_plain_decoding(name: str
     logits = random_logits(len(drafts) + 1, VOCAB)
     drafted = process(logits, [span])
     for j in range(len(drafts) + 1):
-        plain = Span(span.sampler, [*PROMPT, *OUTPUT, *drafts[:j]])
+        plain = LogitSpan(span.sampler, [*PROMPT, *OUTPUT, *drafts[:j]])
         assert torch.equal(process(logits[j : j + 1].clone(), [plain])[0], drafted[j])
 
 
@@ -212,16 +212,16 @@ def test_the_number_of_candidates_tried_first_changes_no_bit(
     monkeypatch: pytest.MonkeyPatch, flatness: float, params: dict[str, Any]
 ) -> None:
     logits = random_logits(3, 20_000) * flatness
-    spans = [Span(make_sampler(20_000, **params), [1]) for _ in range(3)]
+    spans = [LogitSpan(make_sampler(20_000, **params), [1]) for _ in range(3)]
     expected = process(logits, spans)
     assert bool((expected > -math.inf).any(-1).all())
     for least in (2, 700, 20_000):
-        monkeypatch.setattr(filters, "_LEAST_CANDIDATES", least)
+        monkeypatch.setattr(filters, "_MIN_CANDIDATES", least)
         assert torch.equal(process(logits, spans), expected)
 
 
 def kept_ids(logits: Sequence[float], **params: Any) -> list[int]:
-    scores = process(torch.tensor([logits]), [Span(make_sampler(len(logits), **params), [0])])
+    scores = process(torch.tensor([logits]), [LogitSpan(make_sampler(len(logits), **params), [0])])
     return (scores[0] > -math.inf).nonzero().flatten().tolist()
 
 
@@ -275,20 +275,20 @@ def test_filters_never_bring_back_a_banned_token() -> None:
 def test_bad_words_match_output_and_not_the_prompt() -> None:
     sampler = make_sampler(VOCAB, prompt_len=2, bad_word_ids=[(1, 2, 3)])
     logits = random_logits(1, VOCAB)
-    assert process(logits, [Span(sampler, [1, 2])])[0, 3] == logits[0, 3]
-    assert process(logits, [Span(sampler, [8, 1, 2])])[0, 3] == logits[0, 3]
-    assert process(logits, [Span(sampler, [8, 8, 1, 2])])[0, 3] == -math.inf
+    assert process(logits, [LogitSpan(sampler, [1, 2])])[0, 3] == logits[0, 3]
+    assert process(logits, [LogitSpan(sampler, [8, 1, 2])])[0, 3] == logits[0, 3]
+    assert process(logits, [LogitSpan(sampler, [8, 8, 1, 2])])[0, 3] == -math.inf
 
 
 def test_min_tokens_lifts_its_ban_in_the_middle_of_the_drafts() -> None:
     sampler = make_sampler(VOCAB, prompt_len=1, stop_ids=[7], min_tokens=2)
-    scores = process(random_logits(4, VOCAB), [Span(sampler, [5], [1, 2, 3])])
+    scores = process(random_logits(4, VOCAB), [LogitSpan(sampler, [5], [1, 2, 3])])
     assert (scores[:, 7] == -math.inf).tolist() == [True, True, False, False]
 
 
 def test_bans_that_would_leave_nothing_are_dropped() -> None:
     sampler = make_sampler(VOCAB, stop_ids=[7], min_tokens=5, allowed_token_ids=[7])
-    scores = process(random_logits(1, VOCAB), [Span(sampler, [1])])
+    scores = process(random_logits(1, VOCAB), [LogitSpan(sampler, [1])])
     assert (scores[0] > -math.inf).nonzero().flatten().tolist() == [7]
 
 
@@ -303,7 +303,7 @@ def test_ids_beyond_a_smaller_vocabulary_are_left_out() -> None:
         repetition_penalty=2.0,
     )
     logits = random_logits(2, 10).abs()
-    scores = process(logits, [Span(sampler, [3, 15], [15])])
+    scores = process(logits, [LogitSpan(sampler, [3, 15], [15])])
     assert torch.equal(scores[:, 3], (logits[:, 3] + 1.0) / 2.0)
 
 
@@ -316,7 +316,7 @@ def test_a_vocabulary_without_any_allowed_id_leaves_nothing_to_choose() -> None:
 def test_tokens_may_be_given_as_a_buffer() -> None:
     span = a_span([9], repetition_penalty=1.5, frequency_penalty=0.2)
     tokens, drafts = cast("list[Sequence[int]]", [np.array(span.tokens), np.array([9])])
-    buffered = Span(span.sampler, tokens, drafts)
+    buffered = LogitSpan(span.sampler, tokens, drafts)
     logits = random_logits(2, VOCAB)
     assert torch.equal(process(logits, [buffered]), process(logits, [span]))
 

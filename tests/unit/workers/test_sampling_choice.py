@@ -11,7 +11,7 @@ import torch
 from sampling_tools import CPU, make_sampler, rest_thorough, with_seed
 from scipy import stats
 
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.kernels.ops import select_ops
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.types import Ops
@@ -19,7 +19,7 @@ from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.draw import argmax
-from outrider.workers.sampling.rows import Span
+from outrider.workers.sampling.rows import LogitSpan
 
 VOCAB = 12
 NUM_SEEDS = 100_000
@@ -55,21 +55,21 @@ def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
     return float(stats.chisquare(counts[possible], expected, sum_check=False).pvalue)
 
 
-def probabilities_of(span: Span) -> np.ndarray:
+def probabilities_of(span: LogitSpan) -> np.ndarray:
     return process(fixed_logits(), [span])[0].double().softmax(-1).numpy()
 
 
-def a_span(**params: Any) -> Span:
+def a_span(**params: Any) -> LogitSpan:
     bad_words = [(3, 6), (8,)] if "bad_words" in params else []
     sampler = make_sampler(VOCAB, 0, 2, stop_ids=[7, 9], bad_word_ids=bad_words, **params)
-    return Span(sampler, TOKENS)
+    return LogitSpan(sampler, TOKENS)
 
 
 @pytest.mark.parametrize("name", rest_thorough(PARAMETERS, fast="combined"))
 def test_sequential_seeds_sample_the_processed_distribution(name: str) -> None:
     span = a_span(**PARAMETERS[name])
     expected = probabilities_of(span)
-    spans = [Span(with_seed(span.sampler, seed), TOKENS) for seed in range(NUM_SEEDS)]
+    spans = [LogitSpan(with_seed(span.sampler, seed), TOKENS) for seed in range(NUM_SEEDS)]
     tokens = sample(fixed_logits().expand(NUM_SEEDS, -1), spans, OPS)
     counts = np.bincount(tokens.numpy(), minlength=VOCAB)
     assert p_value(counts, expected) > LEAST_P_VALUE
@@ -119,7 +119,7 @@ def test_consecutive_positions_of_one_seed_are_independent() -> None:
 
 def test_a_greedy_row_takes_the_lowest_id_among_equals() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 5.0, 5.0]])
-    spans = [Span(make_sampler(4, temperature=0), [0]) for _ in range(2)]
+    spans = [LogitSpan(make_sampler(4, temperature=0), [0]) for _ in range(2)]
     assert sample(logits, spans, OPS).tolist() == [1, 0]
 
 
@@ -130,22 +130,22 @@ def test_a_plain_greedy_batch_computes_no_noise() -> None:
 
     logits = torch.randn(3, VOCAB)
     spans = [
-        Span(make_sampler(VOCAB, temperature=0), [0], [1]),
-        Span(make_sampler(VOCAB, temperature=0), [0]),
+        LogitSpan(make_sampler(VOCAB, temperature=0), [0], [1]),
+        LogitSpan(make_sampler(VOCAB, temperature=0), [0]),
     ]
     assert torch.equal(sample(logits, spans, NoNoise()), logits.argmax(-1))
 
 
 def test_temperatures_too_small_to_divide_by_are_greedy() -> None:
     logits = torch.tensor([[1.0, 60000.0, 60001.0]])
-    span = Span(make_sampler(3, temperature=1e-37), [0])
+    span = LogitSpan(make_sampler(3, temperature=1e-37), [0])
     assert sample(logits, [span], OPS).tolist() == [2]
 
 
 def test_a_mixed_batch_chooses_for_each_row_what_it_chooses_alone() -> None:
     logits = torch.randn(13 * 2, VOCAB, generator=torch.Generator().manual_seed(1))
     spans = [
-        Span(with_seed(a_span(**params).sampler, seed), TOKENS, [seed % VOCAB])
+        LogitSpan(with_seed(a_span(**params).sampler, seed), TOKENS, [seed % VOCAB])
         for seed, params in enumerate([*PARAMETERS.values()][:-1] + [dict(temperature=0)])
     ]
     together = sample(logits, spans, OPS)
@@ -156,7 +156,7 @@ def test_a_mixed_batch_chooses_for_each_row_what_it_chooses_alone() -> None:
 def test_a_choice_moves_with_seed_and_position() -> None:
     logits = torch.zeros(1, 1_000)
     choices = {
-        int(sample(logits, [Span(make_sampler(1_000, seed), [0] * length)], OPS)[0])
+        int(sample(logits, [LogitSpan(make_sampler(1_000, seed), [0] * length)], OPS)[0])
         for seed in (0, 1, 2**63, 2**64 - 1)
         for length in (1, 2, 3)
     }
@@ -172,7 +172,7 @@ def test_the_fast_argmax_is_torchs(rows: int) -> None:
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_draft_with_the_targets_logits_guesses_the_targets_choice(name: str) -> None:
     span = a_span(**PARAMETERS[name])
-    drafting = Span(span.sampler, TOKENS[:-2], TOKENS[-2:])
+    drafting = LogitSpan(span.sampler, TOKENS[:-2], TOKENS[-2:])
     step = draft_sample(fixed_logits(), [drafting], OPS, "shared")
     assert step.q is None
     assert step.tokens.tolist() == sample(fixed_logits(), [span], OPS).tolist()
@@ -182,7 +182,7 @@ def test_a_draft_with_the_targets_logits_guesses_the_targets_choice(name: str) -
 
 def test_a_greedy_drafts_confidence_is_the_probability_of_its_token() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    step = draft_sample(logits, [Span(make_sampler(3, temperature=0), [0])], OPS, "shared")
+    step = draft_sample(logits, [LogitSpan(make_sampler(3, temperature=0), [0])], OPS, "shared")
     total = 1 + math.exp(2) + math.exp(1)
     assert step.tokens.tolist() == [1]
     assert float(step.confidence[0]) == pytest.approx(math.exp(2) / total, rel=1e-6)
@@ -191,7 +191,7 @@ def test_a_greedy_drafts_confidence_is_the_probability_of_its_token() -> None:
 def test_rejection_drafts_are_sampled_from_the_q_they_return() -> None:
     num_seeds = 50_000
     sampler = a_span(temperature=0.8, top_k=6).sampler
-    spans = [Span(with_seed(sampler, seed), TOKENS) for seed in range(num_seeds)]
+    spans = [LogitSpan(with_seed(sampler, seed), TOKENS) for seed in range(num_seeds)]
     step = draft_sample(fixed_logits().expand(num_seeds, -1), spans, OPS, "rejection")
     assert step.q is not None
     counts = np.bincount(step.tokens.numpy(), minlength=VOCAB)
@@ -199,15 +199,15 @@ def test_rejection_drafts_are_sampled_from_the_q_they_return() -> None:
 
 
 def test_rejection_drafts_use_noise_of_their_own() -> None:
-    spans = [Span(with_seed(a_span().sampler, seed), TOKENS) for seed in range(64)]
+    spans = [LogitSpan(with_seed(a_span().sampler, seed), TOKENS) for seed in range(64)]
     logits = fixed_logits().expand(64, -1)
     drafted = draft_sample(logits, spans, OPS, "rejection").tokens
-    assert torch.equal(drafted, sample(logits, spans, OPS, Stream.DRAFT))
+    assert torch.equal(drafted, sample(logits, spans, OPS, NoiseStream.DRAFT))
     assert not torch.equal(drafted, sample(logits, spans, OPS))
 
 
 def test_rejection_confidence_does_not_depend_on_the_drafted_token() -> None:
-    spans = [Span(with_seed(a_span().sampler, seed), TOKENS) for seed in range(64)]
+    spans = [LogitSpan(with_seed(a_span().sampler, seed), TOKENS) for seed in range(64)]
     step = draft_sample(fixed_logits().expand(64, -1), spans, OPS, "rejection")
     assert len(set(step.tokens.tolist())) > 1
     assert len(set(step.confidence.tolist())) == 1

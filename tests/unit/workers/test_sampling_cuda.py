@@ -12,7 +12,7 @@ from outrider.scheduler.params import SamplingParams
 from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.logprobs import token_logprobs
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import VerificationMode, verify
 
 pytestmark = [
@@ -32,14 +32,14 @@ PARAMETERS: list[dict[str, Any]] = [
 ]
 
 
-def spans_on(device: str, with_q: bool = False) -> list[Span]:
+def spans_on(device: str, with_q: bool = False) -> list[LogitSpan]:
     spans = []
     for seed, params in enumerate(PARAMETERS):
         sampler = RowSampler(
             SamplingParams(**params), seed, 3, (7,), ((9, 4),), VOCAB, torch.device(device)
         )
         q = logits_on(device)[:2].softmax(-1) if with_q else None
-        spans.append(Span(sampler, [1, 2, 3, 8, 9, 9], [9, 4], q))
+        spans.append(LogitSpan(sampler, [1, 2, 3, 8, 9, 9], [9, 4], q))
     return spans
 
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from outrider.kernels.ops import select_ops
 from outrider.kernels.types import Ops
 from outrider.scheduler.params import SamplingParams
-from outrider.workers.groups.collective import Alone
+from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.sampling import sharded_filters
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.draft import DraftStep, draft_sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
 from outrider.workers.sampling.vocab import VocabPart
 
@@ -48,10 +48,10 @@ class Case:
     def size(self) -> int:
         return len(self.bounds) - 1
 
-    def spans(self, held: range | None = None, drafts: Sequence[int] = ()) -> list[Span]:
+    def spans(self, held: range | None = None, drafts: Sequence[int] = ()) -> list[LogitSpan]:
         vocab_size = self.bounds[-1]
         return [
-            Span(
+            LogitSpan(
                 RowSampler(
                     *(SamplingParams(**params), seed, PROMPT_LEN, (0, 7), ((11,), (9, 2), (2, 4))),
                     *(vocab_size, CPU, held),
@@ -289,12 +289,12 @@ def test_the_whole_vocabulary_gathers_nothing() -> None:
     scores = random_logits(2, 30)
     vocab = VocabPart.whole(30)
     assert vocab.gather(scores) is scores
-    assert (vocab.size, vocab.held, vocab.is_contested) == (30, range(30), False)
+    assert (vocab.size, vocab.held, vocab.is_sharded) == (30, range(30), False)
 
 
 def test_ids_beyond_the_limit_are_nobodys() -> None:
     ranges = [range(0, 10), range(10, 20), range(20, 30)]
-    assert VocabPart.of(ranges, 15, Alone()).bounds == (0, 10, 15, 15)
+    assert VocabPart.of(ranges, 15, SingleRankGroup()).bounds == (0, 10, 15, 15)
 
 
 def test_gathered_rows_are_whole_on_every_rank() -> None:

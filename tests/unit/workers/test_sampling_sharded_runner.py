@@ -12,10 +12,10 @@ from torch import Tensor
 
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
-from outrider.workers.groups.collective import Alone, Collective
+from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.weights.loader import load_model
 
 pytestmark = pytest.mark.model
@@ -33,7 +33,7 @@ def make_runner(folder: Path, shard: Shard, group: Collective, vocab_size: int) 
 
 def logits_of(runner: Runner) -> Tensor:
     runner.extend_table(0, 0, BLOCKS)
-    return runner.logits(runner.forward([Chunk(0, 0, random_prompt(9))]), [2, 8])
+    return runner.logits(runner.forward([RowChunk(0, 0, random_prompt(9))]), [2, 8])
 
 
 # The last limit leaves the last rank of three without any id.
@@ -43,7 +43,7 @@ def test_ranks_together_have_every_id_under_the_limit(
     size: int, limit: int, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, "llama")
-    whole = logits_of(make_runner(tmp_path, Shard(), Alone(), limit))
+    whole = logits_of(make_runner(tmp_path, Shard(), SingleRankGroup(), limit))
 
     def work(group: ThreadGroup) -> tuple[Tensor, Tensor, range]:
         shard = Shard(group.rank, group.size, group.all_reduce)
@@ -62,4 +62,4 @@ def test_ranks_together_have_every_id_under_the_limit(
 def test_a_group_that_is_not_the_decoders_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "llama")
     with pytest.raises(ModelError, match="rank 1 of 2 but its group says rank 0 of 1"):
-        make_runner(tmp_path, Shard(1, 2), Alone(), VOCAB_SIZE)
+        make_runner(tmp_path, Shard(1, 2), SingleRankGroup(), VOCAB_SIZE)

@@ -15,7 +15,7 @@ import outrider
 from outrider.kernels.ops import select_ops
 from outrider.scheduler.types import NO_TOKEN
 from outrider.workers.models.kv import KVCache
-from outrider.workers.runner import Chunk, Runner
+from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.weights.loader import load_model
 
 pytestmark = pytest.mark.model
@@ -37,7 +37,7 @@ def saved(folder: Path, change: Any = None) -> Path:
 
 
 def make_runner(folder: Path, vocab_size: int = VOCAB) -> Runner:
-    decoder = load_model(folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True)
+    decoder = load_model(folder, dtype=torch.float32, device=CPU, ops=OPS, keeps_stored_format=True)
     runner = Runner(
         decoder, KVCache(decoder.spec, 64, BLOCK, torch.float32, CPU), ROWS, 64, vocab_size
     )
@@ -46,14 +46,14 @@ def make_runner(folder: Path, vocab_size: int = VOCAB) -> Runner:
     return runner
 
 
-def by_steps(runner: Runner, chunks: Sequence[Chunk], wanted: Sequence[int]) -> Tensor:
+def by_steps(runner: Runner, chunks: Sequence[RowChunk], wanted: Sequence[int]) -> Tensor:
     return runner.logits(runner.forward(chunks), wanted)
 
 
 def known(runner: Runner, *counts: int) -> Runner:
     """Which has run passes over so many tokens."""
     for count in counts:
-        runner.forward([Chunk(0, 0, list(range(count)))])
+        runner.forward([RowChunk(0, 0, list(range(count)))])
     return runner
 
 
@@ -80,10 +80,10 @@ def test_scores_are_those_of_the_pass_and_the_head_bit_for_bit(
     starts = [11, 5, 9, 0]
     for row, start in enumerate(starts):
         for runner in (at_once, stepwise):
-            runner.forward([Chunk(row, 0, prompt[: start + 1])])
+            runner.forward([RowChunk(row, 0, prompt[: start + 1])])
     for offset in range(3):
         chunks = [
-            Chunk(row, starts[row], prompt[row + offset : row + offset + length])
+            RowChunk(row, starts[row], prompt[row + offset : row + offset + length])
             for row, length in enumerate(lengths)
         ]
         scores = at_once.score(chunks, wanted)
@@ -102,7 +102,7 @@ def test_what_cannot_be_chosen_from_is_said_for_its_row_alone(tmp_path: Path) ->
 
     folder = saved(tmp_path, spoil)
     runner = known(make_runner(folder), 3)
-    chunks = [Chunk(row, 0, [token]) for row, token in enumerate((20, NOT_A_NUMBER, 30))]
+    chunks = [RowChunk(row, 0, [token]) for row, token in enumerate((20, NOT_A_NUMBER, 30))]
     # The table is the head, too: everybody's score of that token is NaN.
     assert runner.best(chunks, [0, 1, 2]) == [NO_TOKEN] * 3
     runner.vocab_size = NOT_A_NUMBER
@@ -122,7 +122,7 @@ def test_a_score_that_is_no_number_is_found_wherever_it_stands(tmp_path: Path) -
         runner = known(make_runner(saved(folder, spoil)), 1)
         for vocab_size in (4999, 5000):
             runner.vocab_size = vocab_size
-            best = runner.best([Chunk(0, 0, [20])], [0])
+            best = runner.best([RowChunk(0, 0, [20])], [0])
             assert (best == [NO_TOKEN]) == (spoiled < vocab_size)
 
 
@@ -134,7 +134,7 @@ def test_an_infinite_score_is_no_choice_unless_it_is_the_least(tmp_path: Path) -
     runner = known(make_runner(saved(tmp_path, spoil)), 1)
     seen = set()
     for token in range(20, 60):
-        chunk = [Chunk(0, 0, [token])]
+        chunk = [RowChunk(0, 0, [token])]
         scores, best = runner.score(chunk, [0]), runner.best(chunk, [0])
         assert scores is not None
         score = scores[0, INFINITE].item()
@@ -153,7 +153,7 @@ def test_of_equals_the_lowest_is_chosen(tmp_path: Path) -> None:
     runner = known(make_runner(saved(tmp_path, repeat)), 1)
     found = []
     for token in range(20, 60):
-        best = runner.best([Chunk(0, 0, [token])], [0])
+        best = runner.best([RowChunk(0, 0, [token])], [0])
         assert best is not None
         found += best
     assert FIRST_TWIN in found and SECOND_TWIN not in found
@@ -163,12 +163,12 @@ def test_of_equals_the_lowest_is_chosen(tmp_path: Path) -> None:
 def test_it_is_left_to_others_before_such_a_pass_was_run_and_for_long_ones(tmp_path: Path) -> None:
     runner = make_runner(saved(tmp_path))
     for ask in (runner.score, runner.best):
-        assert ask([Chunk(0, 0, [1, 2])], [1]) is None
+        assert ask([RowChunk(0, 0, [1, 2])], [1]) is None
     known(runner, 2, 9)
     for ask in (runner.score, runner.best):
-        assert ask([Chunk(0, 0, [1, 2])], [1]) is not None
-        assert ask([Chunk(0, 0, [1, 2])], []) is None
-        assert ask([Chunk(0, 0, list(range(9)))], [8]) is None
+        assert ask([RowChunk(0, 0, [1, 2])], [1]) is not None
+        assert ask([RowChunk(0, 0, [1, 2])], []) is None
+        assert ask([RowChunk(0, 0, list(range(9)))], [8]) is None
 
 
 REQUESTS = (

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from boards import SECRET, OpenBoard
 from c_kernels import make_ops, skip_without_compiler
 from checkpoints import RaggedRun, random_prompt, save_checkpoint
+from rendezvous import SECRET, OpenRendezvous
 
 from outrider import LLM, SamplingParams
 from outrider.kernels.cpu.ops import CpuOps
 from outrider.workers.device import Placement
 from outrider.workers.groups import shared_memory
-from outrider.workers.groups.collective import Alone
+from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.groups.process_group import (
     TensorParallelGroup,
     shard_of,
@@ -76,7 +76,7 @@ class Ranks:
     """Rank processes; what each said, and what it said once the last one was killed."""
 
     def __init__(self) -> None:
-        with OpenBoard() as board:
+        with OpenRendezvous() as board:
             self._run(board.address)
 
     def _run(self, address: str) -> None:
@@ -146,7 +146,7 @@ def test_the_memory_has_no_name_that_could_be_left_behind(ranks: Ranks) -> None:
 
 def test_a_killed_rank_is_an_error_for_the_others_at_once(ranks: Ranks) -> None:
     for words in ranks.last_words:
-        assert words == "all-reduce: Another rank of the tensor-parallel group has ended."
+        assert words == "all-reduce: Another rank of the tensor-parallel group has exited."
     assert ranks.notice_s < 20
 
 
@@ -250,12 +250,12 @@ def test_ranks_without_c_kernels_sum_through_gloo() -> None:
         group = tensor_parallel_group(board.store(), "ranks", rank, 2, placement, False)
         return type(group), group.all_reduce(torch.full((2,), float(rank + 1))).tolist()
 
-    with OpenBoard() as board, ThreadPoolExecutor(2) as pool:
+    with OpenRendezvous() as board, ThreadPoolExecutor(2) as pool:
         assert list(pool.map(work, range(2))) == [(TensorParallelGroup, [3.0, 3.0])] * 2
 
 
 def test_a_rank_alone_holds_the_whole_model() -> None:
-    shard = shard_of(Alone())
+    shard = shard_of(SingleRankGroup())
     assert (shard.rank, shard.size, shard.is_repeatable) == (0, 1, False)
 
 
@@ -267,7 +267,7 @@ def test_passes_with_sums_in_them_are_repeated_bit_for_bit(variant: str, tmp_pat
 
     def logits(group: SharedMemoryGroup, ops: CpuOps, repeats: bool) -> tuple[list[Any], int]:
         if not repeats:
-            ops.repeatable = lambda run: run  # type: ignore[method-assign]
+            ops.captured = lambda run: run  # type: ignore[method-assign]
         shard = shard_of(group)
         decoder = load_model(tmp_path, dtype=torch.float32, device=CPU, ops=ops, shard=shard)
         run_layers, plain_passes = decoder._run_layers, []

@@ -18,7 +18,7 @@ from outrider.kernels.stored import KINDS, StoredWeight
 from outrider.workers.device import place
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.weights import kept as kept_module
+from outrider.workers.weights import packed_cache as packed_cache_module
 from outrider.workers.weights.checkpoint import converted_folder
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_source import SafetensorsSource
@@ -36,7 +36,7 @@ SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OUTRIDER_CACHE", with_kernels(tmp_path / "cache"))
-    monkeypatch.setattr(kept_module, "LEAST_BYTES", 0)
+    monkeypatch.setattr(packed_cache_module, "MIN_BYTES", 0)
     return tmp_path / "cache"
 
 
@@ -49,7 +49,9 @@ def write_model(
 
 
 def load(path: Path, **options: Any) -> Decoder:
-    return load_model(path, dtype=torch.float32, device=CPU, ops=OPS, keeps_form=True, **options)
+    return load_model(
+        path, dtype=torch.float32, device=CPU, ops=OPS, keeps_stored_format=True, **options
+    )
 
 
 def mixed(name: str) -> str:
@@ -105,10 +107,10 @@ def test_what_was_packed_is_mapped_the_next_time(
 ) -> None:
     write_model(tmp_path / "model.gguf", mixed, "llama-tied")
     prompt = random_prompt(20, vocab_size=200)
-    first = RaggedRun(load(tmp_path / "model.gguf", keeps=True), [prompt]).run(4)[0]
+    first = RaggedRun(load(tmp_path / "model.gguf", cache_packed=True), [prompt]).run(4)[0]
     packed: list[StoredWeight] = []
     monkeypatch.setattr(CpuStored, "pack", lambda _, weight, out: packed.append(weight))
-    decoder = load(tmp_path / "model.gguf", keeps=True)
+    decoder = load(tmp_path / "model.gguf", cache_packed=True)
     assert torch.equal(RaggedRun(decoder, [prompt]).run(4)[0], first)
     assert not packed
 
@@ -117,9 +119,9 @@ def test_what_was_packed_is_mapped_the_next_time(
 def test_float32_and_stored_weights_are_kept_apart(tmp_path: Path, cache: Path) -> None:
     model = write_model(tmp_path / "model.gguf", mixed)
     prompt = random_prompt(20, vocab_size=200)
-    load(tmp_path / "model.gguf", keeps=True)
+    load(tmp_path / "model.gguf", cache_packed=True)
     plain = load_model(
-        tmp_path / "model.gguf", dtype=torch.float32, device=CPU, ops=OPS, keeps=True
+        tmp_path / "model.gguf", dtype=torch.float32, device=CPU, ops=OPS, cache_packed=True
     )
     assert len(list((cache / "packed").glob("*.weights"))) == 2
     ours = RaggedRun(plain, [prompt]).run(4)[0]
@@ -157,8 +159,8 @@ def test_shares_together_are_the_whole(tmp_path: Path) -> None:
 
 
 def test_only_dtype_auto_keeps_the_form() -> None:
-    assert place("cpu", "auto", "auto", False, "target").keeps_form
-    assert not place("cpu", "float32", "auto", False, "target").keeps_form
+    assert place("cpu", "auto", "auto", False, "target").keeps_stored_format
+    assert not place("cpu", "float32", "auto", False, "target").keeps_stored_format
 
 
 def test_kernels_that_cannot_get_weights_that_are_whole(
@@ -167,7 +169,7 @@ def test_kernels_that_cannot_get_weights_that_are_whole(
     model = write_model(tmp_path / "model.gguf", mixed)
     ops = select_ops(CPU, torch.float32, backend="torch")
     decoder = load_model(
-        tmp_path / "model.gguf", dtype=torch.float32, device=CPU, ops=ops, keeps_form=True
+        tmp_path / "model.gguf", dtype=torch.float32, device=CPU, ops=ops, keeps_stored_format=True
     )
     prompt = random_prompt(20, vocab_size=200)
     ours = RaggedRun(decoder, [prompt]).run(4)[0]
@@ -235,14 +237,14 @@ def test_a_narrow_model_is_in_8_bits_but_for_an_embedding_that_is_no_head(
     exact = RaggedRun(load(folder), [prompt]).run(4)[0]
     assert not [kind for kind, _ in packed if kind == "INT8"]
     packed.clear()
-    narrow = RaggedRun(load(folder, narrow=True, keeps=True), [prompt]).run(4)[0]
+    narrow = RaggedRun(load(folder, narrow=True, cache_packed=True), [prompt]).run(4)[0]
     heads = [kind for kind, shape in packed if shape == (200, 256)]
     assert heads == (["INT8"] if variant == "llama-tied" else ["BF16", "INT8"])
     assert {kind for kind, shape in packed if shape != (200, 256)} == {"INT8"}
     assert not torch.equal(narrow, exact)
     assert (narrow - exact).norm() < 0.1 * exact.norm()
     # What was packed for one is not taken for the other.
-    assert torch.equal(RaggedRun(load(folder, keeps=True), [prompt]).run(4)[0], exact)
+    assert torch.equal(RaggedRun(load(folder, cache_packed=True), [prompt]).run(4)[0], exact)
 
 
 @needs_kernels

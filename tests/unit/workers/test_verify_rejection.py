@@ -19,13 +19,13 @@ from sampling_tools import CPU, PrefixModel, make_sampler, rest_thorough, with_s
 from scipy import stats
 from torch import Tensor
 
-from outrider.kernels.noise import Stream
+from outrider.kernels.noise import NoiseStream
 from outrider.kernels.ops import select_ops
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.sampling import verify as verify_module
 from outrider.workers.sampling.chain import process
 from outrider.workers.sampling.draft import draft_sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import (
     SpanVerdict,
     acceptance_probability,
@@ -117,12 +117,12 @@ class Enumeration:
         monkeypatch.setattr(verify_module, "acceptance_probability", record)
         monkeypatch.setattr(verify_module, "uniform", lambda *_: self.coins)
 
-    def drafts(self, prefix: tuple[int, ...]) -> list[tuple[float, Span]]:
+    def drafts(self, prefix: tuple[int, ...]) -> list[tuple[float, LogitSpan]]:
         """Every sequence that may be drafted after `prefix`, with its probability."""
         is_certain = self.policy.is_certain(prefix)
-        found: list[tuple[float, Span]] = []
+        found: list[tuple[float, LogitSpan]] = []
         sure: tuple[float, ...] = ()
-        open_ends = [(1.0, Span(self.sampler, prefix), sure)]
+        open_ends = [(1.0, LogitSpan(self.sampler, prefix), sure)]
         while open_ends:
             befores = [prefix + tuple(span.drafts) for _, span, _ in open_ends]
             logits = torch.from_numpy(np.stack([self.draft(before) for before in befores]))
@@ -147,19 +147,19 @@ class Enumeration:
                     qs = [q.unsqueeze(0)] if span.draft_q is None else [span.draft_q, q[None]]
                     draft_q = None if is_certain else torch.cat(qs)
                     drafts = (*span.drafts, token)
-                    longer_span = Span(self.sampler, prefix, drafts, draft_q)
+                    longer_span = LogitSpan(self.sampler, prefix, drafts, draft_q)
                     longer.append((chance, longer_span, (*sure, confidence)))
             open_ends = longer
         return found
 
-    def selected(self, span: Span, confidences: tuple[float, ...]) -> Span:
+    def selected(self, span: LogitSpan, confidences: tuple[float, ...]) -> LogitSpan:
         """What is verified of it beside the neighbours' drafts."""
         neighbours = [Offer(each, len(each)) for each in NEIGHBOURS]
         offers = [neighbours[0], Offer(confidences, len(confidences)), neighbours[1]]
         _, count, _ = select_drafts(offers, self.policy.num_selected)
         self.num_verified.add(count)
         q = None if span.draft_q is None else span.draft_q[:count]
-        return Span(span.sampler, span.tokens, span.drafts[:count], q)
+        return LogitSpan(span.sampler, span.tokens, span.drafts[:count], q)
 
     def outcomes(self, prefix: tuple[int, ...]) -> list[tuple[float, tuple[int, ...]]]:
         """What one round commits after `prefix`, with its probability."""
@@ -211,7 +211,7 @@ class Enumeration:
             for i, token in enumerate(text):
                 prefix = PROMPT + text[:i]
                 logits = torch.from_numpy(self.target(prefix)).unsqueeze(0)
-                scores = process(logits, [Span(self.sampler, prefix)])
+                scores = process(logits, [LogitSpan(self.sampler, prefix)])
                 weight *= float(scores[0].double().softmax(-1)[token])
             total[text] = weight
         return total
@@ -275,7 +275,7 @@ def test_many_seeds_sample_the_targets_distribution_end_to_end(name: str) -> Non
     base = a_sampler(vocab_size, **PARAMETERS[name])
     target = PrefixModel(vocab_size, spread=1.2)
     draft = PrefixModel(vocab_size, "draft", spread=1.2)
-    spans = [Span(with_seed(base, seed), PROMPT) for seed in range(num_seeds)]
+    spans = [LogitSpan(with_seed(base, seed), PROMPT) for seed in range(num_seeds)]
     for _ in range(2):
         logits = np.stack([draft((*PROMPT, *span.drafts)) for span in spans])
         step = draft_sample(torch.from_numpy(logits), spans, OPS, "rejection")
@@ -287,7 +287,7 @@ def test_many_seeds_sample_the_targets_distribution_end_to_end(name: str) -> Non
     texts = [verdict.tokens for verdict in verdicts]
     short = [i for i, text in enumerate(texts) if len(text) < 2]
     assert 0 < len(short) < num_seeds
-    more = [Span(spans[i].sampler, (*PROMPT, *texts[i])) for i in short]
+    more = [LogitSpan(spans[i].sampler, (*PROMPT, *texts[i])) for i in short]
     for i, verdict in zip(
         short, verify(target.batch_logits(more), more, OPS, "rejection"), strict=True
     ):
@@ -299,7 +299,7 @@ def test_many_seeds_sample_the_targets_distribution_end_to_end(name: str) -> Non
     chances = np.zeros_like(counts)
     for first in range(vocab_size):
         rows = [target(PROMPT), target((*PROMPT, first))]
-        pair = [Span(base, PROMPT), Span(base, (*PROMPT, first))]
+        pair = [LogitSpan(base, PROMPT), LogitSpan(base, (*PROMPT, first))]
         p = process(torch.from_numpy(np.stack(rows)), pair).double().softmax(-1).numpy()
         chances[first] = p[0, first] * p[1]
     possible = chances > 0
@@ -336,7 +336,7 @@ def test_the_residual_of_equal_distributions_is_p() -> None:
 def test_greedy_rows_compare_with_the_argmax() -> None:
     logits = torch.zeros(3, 4)
     logits[[0, 1, 2], [3, 1, 2]] = 2.0
-    span = Span(make_sampler(4, temperature=0.0), [0], [3, 2])
+    span = LogitSpan(make_sampler(4, temperature=0.0), [0], [3, 2])
     assert verify(logits, [span], OPS, "rejection") == [SpanVerdict(1, (3, 1))]
 
 
@@ -347,7 +347,7 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
         sampler = make_sampler(6, seed, temperature=0.0 if seed % 3 == 0 else 0.9)
         drafts = [seed % 6, seed % 5][: seed % 4]
         q = None if seed % 2 else random_distributions(len(drafts), 6)
-        spans.append(Span(sampler, [seed, 1], drafts, q))
+        spans.append(LogitSpan(sampler, [seed, 1], drafts, q))
     together = verify(model.batch_logits(spans), spans, OPS, "rejection")
     alone = [verify(model.batch_logits([s]), [s], OPS, "rejection")[0] for s in spans]
     assert together == alone
@@ -371,19 +371,19 @@ def test_each_decision_draws_from_its_own_stream(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(verify_module, "uniform", uniform)
     q = random_distributions(2, 4)
     spans = [
-        Span(make_sampler(4), [0, 1, 2], [1, 2], q),
-        Span(make_sampler(4), [0], [3], q[:1]),
+        LogitSpan(make_sampler(4), [0, 1, 2], [1, 2], q),
+        LogitSpan(make_sampler(4), [0], [3], q[:1]),
     ]
     verify(torch.zeros(5, 4), spans, Ops(), "rejection")
     assert seen == [
-        ([Stream.ACCEPT] * 3, [3, 4, 1]),
-        ([Stream.RESIDUAL, Stream.SHARED], [4, 2]),
+        ([NoiseStream.ACCEPT] * 3, [3, 4, 1]),
+        ([NoiseStream.RESIDUAL, NoiseStream.SHARED], [4, 2]),
     ]
 
 
 def test_a_narrower_q_is_padded_with_zeros() -> None:
     sampler = make_sampler(6, allowed_token_ids=[4, 5])
-    span = Span(sampler, [0], [1], random_distributions(1, 4))
+    span = LogitSpan(sampler, [0], [1], random_distributions(1, 4))
     verdict = verify(torch.zeros(2, 6), [span], OPS, "rejection")[0]
     assert verdict.num_accepted == 0
     assert verdict.tokens[0] in (4, 5)

@@ -14,7 +14,7 @@ from sampling_tools import CPU, PrefixModel, decode_plainly, make_sampler
 
 from outrider.kernels.ops import select_ops
 from outrider.workers.sampling.draft import draft_sample
-from outrider.workers.sampling.rows import RowSampler, Span
+from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import SpanVerdict, verify
 
 VOCAB = 24
@@ -71,7 +71,7 @@ def decode_with_drafts(
     texts, rounds = [list(PROMPT) for _ in drafters], [0] * len(drafters)
     end = len(PROMPT) + num_tokens
     while running := [i for i, text in enumerate(texts) if len(text) < end]:
-        spans = [Span(sampler, texts[i], drafters[i](texts[i], rounds[i])) for i in running]
+        spans = [LogitSpan(sampler, texts[i], drafters[i](texts[i], rounds[i])) for i in running]
         verdicts = verify(MODEL.batch_logits(spans), spans, OPS, "shared")
         for i, span, verdict in zip(running, spans, verdicts, strict=True):
             assert verdict.tokens[:-1] == tuple(span.drafts[: verdict.num_accepted])
@@ -112,7 +112,7 @@ def by_a_model(sampler: RowSampler, model: PrefixModel, depth: int) -> Drafter:
         drafts: list[int] = []
         for _step in range(depth):
             logits = torch.from_numpy(model([*tokens, *drafts])).unsqueeze(0)
-            step = draft_sample(logits, [Span(sampler, tokens, drafts)], OPS, "shared")
+            step = draft_sample(logits, [LogitSpan(sampler, tokens, drafts)], OPS, "shared")
             drafts = [*drafts, int(step.tokens[0])]
         return drafts
 
@@ -216,7 +216,7 @@ def test_requests_with_every_parameter_and_depth_share_a_batch() -> None:
         for i, sampler in enumerate(samplers):
             right = plain[i][len(texts[i]) - len(PROMPT) :][: generator.randrange(6)]
             drafts = [t if generator.random() < 0.8 else generator.randrange(VOCAB) for t in right]
-            spans.append(Span(sampler, texts[i], drafts))
+            spans.append(LogitSpan(sampler, texts[i], drafts))
         verdicts = verify(MODEL.batch_logits(spans), spans, OPS, "shared")
         texts = [[*text, *v.tokens] for text, v in zip(texts, verdicts, strict=True)]
     assert [text[len(PROMPT) :][:NUM_TOKENS] for text in texts] == plain
@@ -231,7 +231,7 @@ def test_a_resumed_request_goes_on_with_the_same_text() -> None:
 
 
 def test_a_span_without_drafts_commits_one_token() -> None:
-    span = Span(make_sampler(VOCAB, temperature=0.0), PROMPT)
+    span = LogitSpan(make_sampler(VOCAB, temperature=0.0), PROMPT)
     logits = MODEL.batch_logits([span])
     assert verify(logits, [span], OPS, "shared") == [SpanVerdict(0, (int(logits.argmax()),))]
 
@@ -239,5 +239,5 @@ def test_a_span_without_drafts_commits_one_token() -> None:
 def test_what_follows_a_wrong_draft_is_dropped_even_if_it_is_right() -> None:
     logits = torch.zeros(4, VOCAB)
     logits[[0, 1, 2, 3], [5, 6, 8, 9]] = 3.0
-    span = Span(a_sampler(temperature=0.0), PROMPT, [5, 10, 8])
+    span = LogitSpan(a_sampler(temperature=0.0), PROMPT, [5, 10, 8])
     assert verify(logits, [span], OPS, "shared") == [SpanVerdict(1, (5, 6))]

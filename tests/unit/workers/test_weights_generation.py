@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 from outrider.workers.weights.generation import load_sampling_defaults, sampling_defaults
-from outrider.workers.weights.resolve import BUNDLED_DRAFT, BUNDLED_TARGET
 
 
 def test_the_authors_settings_go_by_our_names() -> None:
@@ -41,7 +41,7 @@ def test_values_that_cannot_be_are_left_out_with_one_warning(
         assert sampling_defaults(config, "a file") == {"top_k": 5}
     (record,) = caplog.records
     assert record.getMessage() == (
-        "a file has temperature -1 and top_p 'high' and max_new_tokens 0, which cannot be; left out"
+        "a file has invalid values: temperature -1 and top_p 'high' and max_new_tokens 0; ignored"
     )
 
 

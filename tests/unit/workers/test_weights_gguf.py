@@ -20,6 +20,8 @@ from gguf_files import close, gguf_name, header, interleave
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from outrider.checkpoints.files import read_json
+from outrider.checkpoints.gguf_header import read_gguf_header
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
 from outrider.text.tokenizer import load_tokenizer
@@ -27,9 +29,7 @@ from outrider.workers.models.rope import inverse_frequencies
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.weights import gguf_convert
 from outrider.workers.weights.checkpoint import _fingerprint, converted_folder, load_spec
-from outrider.workers.weights.files import read_json
 from outrider.workers.weights.gguf_convert import MAX_FILE_BYTES
-from outrider.workers.weights.gguf_header import read_gguf_header
 from outrider.workers.weights.loader import load_model
 from outrider.workers.weights.safetensors_files import SafetensorsFiles
 from outrider.workers.weights.safetensors_source import SafetensorsSource

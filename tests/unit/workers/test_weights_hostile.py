@@ -132,7 +132,7 @@ KIND = {"w": "Q8_0"}
         (KIND, None, StoredFiles, "no weight_map of texts"),
         (KIND, ["w"], StoredFiles, "no weight_map of texts"),
         (KIND, {"w": 3}, StoredFiles, "no weight_map of texts"),
-        (KIND, {}, StoredFiles, "not of the same tensors"),
+        (KIND, {}, StoredFiles, "do not list the same tensors"),
         (KIND | {"x": "Q8_0"}, FILE | {"x": FILE["w"]}, StoredFiles, "has no tensor 'x'"),
         (KIND, {"w": "../stored-00001.safetensors"}, StoredFiles, "not in its folder"),
         (KIND, {"w": ".."}, StoredFiles, "not in its folder"),

@@ -16,13 +16,13 @@ from checkpoints import RaggedRun, random_prompt, reference_logits, save_checkpo
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from outrider.checkpoints.resolve import resolve_source
 from outrider.errors import ModelError
 from outrider.kernels.ops import select_ops
 from outrider.text.tokenizer import load_tokenizer
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.weights.checkpoint import load_spec, whole_folder
 from outrider.workers.weights.loader import load_model
-from outrider.workers.weights.resolve import resolve_source
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""`outrider bench`: measuring servers under load, and what came of it."""
+"""`outrider bench`: measures servers under load, and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of `outrider bench serve`, each with its sentence."""
+"""The options of `outrider bench serve`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ IdleArms = Annotated[
     _option(
         _SERVERS,
         "--idle",
-        help="What servers do while others are measured: leave, pause or stop. Default: stop for "
+        help="Idle servers while others are measured: leave, pause or stop. Default: stop for "
         "ours, pause for others.",
     ),
 ]
@@ -79,7 +79,7 @@ Insecure = Annotated[
 ]
 Chaos = Annotated[
     Path | None,
-    _option(_SERVERS, "--chaos", help="YAML of what is killed or stopped when; see the docs."),
+    _option(_SERVERS, "--chaos", help="YAML of processes to kill or stop, and when; see the docs."),
 ]
 
 Rate = Annotated[
@@ -113,7 +113,7 @@ MaxInFlight = Annotated[
     _option(
         _LOAD,
         "--max-in-flight",
-        help="Open loop: at most so many at once; others wait in the client, which counts.",
+        help="Open loop: maximum concurrent requests; others wait in the client, which counts.",
     ),
 ]
 Find = Annotated[
@@ -132,7 +132,7 @@ WarmUp = Annotated[str, _shown(_LOAD, "--warm-up", help="Before it, not counted.
 CoolDown = Annotated[str, _shown(_LOAD, "--cool-down", help="After it, not counted.")]
 Requests = Annotated[
     int | None,
-    _option(_LOAD, "--requests", "-n", help="So many requests for each load, run to their ends."),
+    _option(_LOAD, "--requests", "-n", help="Number of requests for each load, run to completion."),
 ]
 Timeout = Annotated[str, _shown(_LOAD, "--timeout", help="Of one request, from when it is due.")]
 Blocks = Annotated[
@@ -151,11 +151,11 @@ Prompts = Annotated[
     ),
 ]
 Limit = Annotated[
-    int | None, _option(_PROMPTS, "--limit", help="At most so many prompts, evenly by category.")
+    int | None, _option(_PROMPTS, "--limit", help="Maximum number of prompts, evenly by category.")
 ]
 MaxPromptTokens = Annotated[
     int | None,
-    _option(_PROMPTS, "--max-prompt-tokens", help="Leave longer prompts out; needs --tokenizer."),
+    _option(_PROMPTS, "--max-prompt-tokens", help="Skip longer prompts; needs --tokenizer."),
 ]
 MaxTokens = Annotated[int, _shown(_PROMPTS, "--max-tokens", "-o", help="Longest answer in tokens.")]
 Output = Annotated[
@@ -170,7 +170,7 @@ Output = Annotated[
 Temperature = Annotated[
     str, _shown(_PROMPTS, "--temperature", "-t", help="Several as 0,0.7: each a load of its own.")
 ]
-Turns = Annotated[int, _shown(_PROMPTS, "--turns", help="Most turns of a conversation.")]
+Turns = Annotated[int, _shown(_PROMPTS, "--turns", help="Maximum turns of a conversation.")]
 ThinkTime = Annotated[
     str, _shown(_PROMPTS, "--think-time", help="Between an answer and the next turn or request.")
 ]
@@ -205,7 +205,7 @@ Tokenizer = Annotated[
     _option(
         _CLIENTS,
         "--tokenizer",
-        help="Folder or bundled model: counts tokens where a server tells no number.",
+        help="Folder or bundled model: counts tokens where a server reports none.",
     ),
 ]
 Retries = Annotated[
@@ -214,7 +214,7 @@ Retries = Annotated[
 
 SloOption = Annotated[
     str | None,
-    _option(_RESULT, "--slo", help="What a good answer is, as ttft=500ms,tpot=50ms,e2e=10s."),
+    _option(_RESULT, "--slo", help="Definition of a good answer, as ttft=500ms,tpot=50ms,e2e=10s."),
 ]
 FailIfNot = Annotated[
     list[str] | None,
@@ -239,7 +239,7 @@ Seed = Annotated[
 
 
 def clients_of(clients: str | None, old: str | None) -> str | None:
-    """`-c` is the configuration's in every other command."""
+    """`-c` means --config in every other command."""
     if old is None:
         return clients
     logger.warning("-c is deprecated here, as it is --config elsewhere; give --clients %s", old)
@@ -249,5 +249,5 @@ def clients_of(clients: str | None, old: str | None) -> str | None:
 
 
 def need_extra() -> None:
-    """What every user of a server would not have installed."""
+    """Raises unless the packages of the `bench` extra are installed."""
     need("scipy", "matplotlib")

@@ -1,4 +1,4 @@
-"""From the options of `outrider bench serve` to a plan; whatever is wrong is said here."""
+"""Builds a plan from the options of `outrider bench serve`; reports all mistakes."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outrider.bench.load.arms import read_arms
-from outrider.bench.load.clients.shifts import Asking, Load
-from outrider.bench.load.loads import (
-    Texts,
+from outrider.errors import ConfigError
+from outrider.loadtest.arms import read_arms
+from outrider.loadtest.clients.shifts import LoadSpec, RequestOptions
+from outrider.loadtest.loads import (
+    PromptSets,
     closed_loads,
     open_loads,
     read_texts,
     spread,
     trace_loads,
 )
-from outrider.bench.load.plan import Arm, Plan, Timing
-from outrider.bench.load.results.measures import Slo
-from outrider.bench.load.results.thresholds import Threshold
-from outrider.bench.load.search import Search
-from outrider.bench.load.servers.chaos_file import Planned, read_chaos
-from outrider.bench.load.servers.server import Idle
-from outrider.bench.load.targets.base import TargetSpec
-from outrider.bench.load.targets.registry import make_target
-from outrider.bench.load.units import numbers_of, seconds_of
-from outrider.errors import ConfigError
+from outrider.loadtest.plan import ArmSpec, RunPlan, Timing
+from outrider.loadtest.results.measures import Slo
+from outrider.loadtest.results.thresholds import Threshold
+from outrider.loadtest.search import Search
+from outrider.loadtest.servers.chaos_file import PlannedEvent, read_chaos
+from outrider.loadtest.servers.server import Idle
+from outrider.loadtest.targets.base import TargetSpec
+from outrider.loadtest.targets.registry import make_target
+from outrider.loadtest.units import numbers_of, seconds_of
 
 _LENGTHS = ("own", "fixed", "trace")
 _LEAST = {
@@ -43,20 +43,20 @@ _DEFAULT_PROMPTS = ("spec-bench",)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What is to be made of the result."""
+class ResultOptions:
+    """Options of the evaluation of a result."""
 
     slo: Slo | None
     thresholds: tuple[Threshold, ...]
     baseline: str | None
     search: Search | None
-    chaos: list[Planned] | None
+    chaos: list[PlannedEvent] | None
     seed: int
 
 
-def wishes_of(given: Mapping[str, Any]) -> Wishes:
+def result_options(given: Mapping[str, Any]) -> ResultOptions:
     slo = Slo.parse(given["slo"]) if given["slo"] else None
-    return Wishes(
+    return ResultOptions(
         slo=slo,
         thresholds=tuple(map(Threshold.parse, given["fail_if_not"] or ())),
         baseline=given["baseline"],
@@ -66,7 +66,7 @@ def wishes_of(given: Mapping[str, Any]) -> Wishes:
     )
 
 
-def make_plan(given: Mapping[str, Any]) -> Plan:
+def make_plan(given: Mapping[str, Any]) -> RunPlan:
     if given["output"] not in _LENGTHS:
         raise ConfigError(f"--output is {given['output']!r}; choose from {', '.join(_LENGTHS)}.")
     for name, least in _LEAST.items():
@@ -75,14 +75,14 @@ def make_plan(given: Mapping[str, Any]) -> Plan:
             raise ConfigError(f"{option} is {given[name]}; it must be at least {least}.")
     timing = _timing(given)
     texts, loads = _loads(given, timing)
-    return Plan(
+    return RunPlan(
         arms=tuple(_arms(given)),
         loads=tuple(loads),
         pool=texts.pool,
         prompts=texts.names,
         is_natural=texts.is_natural,
         remarks=texts.remarks,
-        asking=Asking(
+        request_options=RequestOptions(
             max_tokens=given["max_tokens"],
             length="trace" if given["trace"] and given["output"] == "own" else given["output"],
             seed=given["seed"],
@@ -105,7 +105,7 @@ def _timing(given: Mapping[str, Any]) -> Timing:
         if seconds == 0:
             raise ConfigError(f"{option} is 0; it must be longer.")
     if given["requests"] is not None:
-        # They take as long as they take; nothing but this bounds them.
+        # A number of requests is unbounded in time but for this.
         measured_s = max(measured_s, 3600.0)
     return Timing(
         measured_s=measured_s,
@@ -117,7 +117,7 @@ def _timing(given: Mapping[str, Any]) -> Timing:
     )
 
 
-def _arms(given: Mapping[str, Any]) -> list[Arm]:
+def _arms(given: Mapping[str, Any]) -> list[ArmSpec]:
     idle = given["idle"]
     if idle is not None and idle not in list(Idle):
         raise ConfigError(f"--idle is {idle!r}; choose from {', '.join(Idle)}.")
@@ -137,7 +137,9 @@ def _arms(given: Mapping[str, Any]) -> list[Arm]:
         given["arm"] or (), given["server"] or (), file, common, Idle(idle) if idle else None
     )
     for arm in arms:
-        make_target(arm.target.at(arm.target.url.replace("{port}", "1")))  # tells what is wrong
+        make_target(
+            arm.target.at(arm.target.url.replace("{port}", "1"))
+        )  # raises for a bad address
     baseline = given["baseline"]
     if baseline is not None and baseline not in [arm.name for arm in arms]:
         names = ", ".join(arm.name for arm in arms)
@@ -152,7 +154,7 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _loads(given: Mapping[str, Any], timing: Timing) -> tuple[Texts, Sequence[Load]]:
+def _loads(given: Mapping[str, Any], timing: Timing) -> tuple[PromptSets, Sequence[LoadSpec]]:
     kinds = [name for name in ("rate", "clients", "trace") if given[name]]
     has_own_rates = given["arrivals"].startswith(("ramp", "spike"))
     if has_own_rates and kinds:
@@ -183,7 +185,7 @@ def _loads(given: Mapping[str, Any], timing: Timing) -> tuple[Texts, Sequence[Lo
     return texts, spread(loads, texts, _temperatures(given), think_s)
 
 
-def _trace(given: Mapping[str, Any], timing: Timing) -> tuple[Texts, Sequence[Load]]:
+def _trace(given: Mapping[str, Any], timing: Timing) -> tuple[PromptSets, Sequence[LoadSpec]]:
     name, _, factors = given["trace"].rpartition(":")
     if not name or not factors[:1].isdigit():  # a path may have a colon of its own
         name, factors = given["trace"], "1"
@@ -209,8 +211,8 @@ def _temperatures(given: Mapping[str, Any]) -> list[float]:
     return temperatures
 
 
-def check_wishes(plan: Plan, wishes: Wishes) -> None:
-    """What is asked of the result can be had of this plan; told before hours are spent on it."""
+def check_result_options(plan: RunPlan, wishes: ResultOptions) -> None:
+    """Check the options against the plan, before hours are spent on it."""
     arms = [arm.name for arm in plan.arms]
     cells = [load.name for load in plan.loads]
     for threshold in wishes.thresholds:
@@ -229,7 +231,7 @@ def check_wishes(plan: Plan, wishes: Wishes) -> None:
         _check_search(plan, wishes.search)
 
 
-def _check_search(plan: Plan, search: Search) -> None:
+def _check_search(plan: RunPlan, search: Search) -> None:
     if len({(load.text, load.temperature) for load in plan.loads}) > 1:
         raise ConfigError("--find takes one set of --prompts and one --temperature.")
     kinds = {load.kind for load in plan.loads}

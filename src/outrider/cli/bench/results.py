@@ -1,4 +1,4 @@
-"""`outrider bench compare` and `report`: what is to be said about runs that have been made."""
+"""`outrider bench compare` and `report`: evaluates finished runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.console import Console
 from outrider.cli.bench import flags
 
 if TYPE_CHECKING:
-    from outrider.bench.load.results.analysis import Analysis
-    from outrider.bench.load.results.measures import Slo
-    from outrider.bench.load.runs import Run
+    from outrider.loadtest.results.analysis import Analysis
+    from outrider.loadtest.results.measures import Slo
+    from outrider.loadtest.runs import RunFolder
 
 _RunA = Annotated[Path, typer.Argument(help="A requests.jsonl, or the folder of a run.")]
 _RunB = Annotated[Path, typer.Argument(help="The one to compare it with.")]
@@ -27,10 +27,10 @@ def compare(
         bool, typer.Option("--json", help="One object of JSON.", show_default=False)
     ] = False,
 ) -> None:
-    """Say which differences between two runs are significant."""
+    """Show which differences between two runs are significant."""
     flags.need_extra()
-    from outrider.bench.load.results.compare import compare as compare_runs
-    from outrider.bench.load.results.compare import table
+    from outrider.loadtest.results.compare import compare as compare_runs
+    from outrider.loadtest.results.compare import table
 
     comparison = compare_runs(a, b)
     if as_json:
@@ -48,21 +48,21 @@ def report(
 ) -> None:
     """Write a run's report again, as after a change of --slo."""
     flags.need_extra()
-    from outrider.bench.load.results.measures import Slo
-    from outrider.bench.load.runs import Run
+    from outrider.loadtest.results.measures import Slo
+    from outrider.loadtest.runs import RunFolder
 
     limits = Slo.parse(slo) if slo else None
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    show_result(Run(folder), limits, console)
+    show_result(RunFolder(folder), limits, console)
 
 
-def show_result(run: Run, slo: Slo | None, console: Console) -> Analysis:
-    """Files, then the finding and a table in the terminal."""
-    from outrider.bench.load.report.write import write_report
-    from outrider.bench.load.results.analysis import analyse
-    from outrider.bench.load.results.cautions import cautions
-    from outrider.bench.load.results.findings import findings_of
-    from outrider.bench.load.results.terminal import summary
+def show_result(run: RunFolder, slo: Slo | None, console: Console) -> Analysis:
+    """Write the report's files; print the findings and a table."""
+    from outrider.loadtest.report.write import write_report
+    from outrider.loadtest.results.analysis import analyse
+    from outrider.loadtest.results.cautions import cautions
+    from outrider.loadtest.results.findings import findings_of
+    from outrider.loadtest.results.terminal import summary
 
     analysis = analyse(run, slo)
     findings = findings_of(run, analysis)

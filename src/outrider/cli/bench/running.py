@@ -1,4 +1,4 @@
-"""Carrying a plan out, and what is made of it: files, a table, a report, an exit code."""
+"""Runs a plan and evaluates it: files, a table, a report, an exit code."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from typing import Any
 from rich.console import Console
 
 from outrider import __version__
-from outrider.bench.load.clients.shifts import Load
-from outrider.bench.load.conductor import Conductor
-from outrider.bench.load.dashboard import View, make_view
-from outrider.bench.load.plain import without_key
-from outrider.bench.load.plan import Arm, Plan
-from outrider.bench.load.results.analysis import analyse
-from outrider.bench.load.results.chaos_verdict import DISTURBED, UNDISTURBED
-from outrider.bench.load.results.thresholds import evaluate
-from outrider.bench.load.runs import ArmFacts, CellFacts, Run, RunFacts
-from outrider.bench.load.search import Finding, Search, knee, largest_good
-from outrider.bench.load.servers.chaos import Chaos
-from outrider.bench.load.servers.chaos_file import Planned
-from outrider.cli.bench.planning import Wishes
+from outrider.cli.bench.planning import ResultOptions
 from outrider.cli.bench.results import show_result
 from outrider.errors import OutriderError
+from outrider.loadtest.clients.shifts import LoadSpec
+from outrider.loadtest.conductor import Conductor
+from outrider.loadtest.dashboard import View, make_view
+from outrider.loadtest.plain import without_key
+from outrider.loadtest.plan import ArmSpec, RunPlan
+from outrider.loadtest.results.analysis import analyse
+from outrider.loadtest.results.chaos_verdict import DISTURBED, UNDISTURBED
+from outrider.loadtest.results.thresholds import evaluate
+from outrider.loadtest.runs import ArmFacts, CellFacts, RunFacts, RunFolder
+from outrider.loadtest.search import Search, SearchResult, knee, largest_good
+from outrider.loadtest.servers.chaos import Chaos
+from outrider.loadtest.servers.chaos_file import PlannedEvent
 
 DONE, THRESHOLD_MISSED, INTERRUPTED = 0, 3, 130
 """Exit codes."""
 _SECRET = ("--api-key", "--header")
 
 
-def carry_out(plan: Plan, folder: Path, wishes: Wishes, started: datetime) -> int:
+def carry_out(plan: RunPlan, folder: Path, wishes: ResultOptions, started: datetime) -> int:
     """The exit code: done, a threshold missed, or interrupted.
 
-    A run that ends early, by Ctrl-C or because a server would not start again, is reported as far
-    as it went.
+    A run that ends early, by Ctrl-C or because a server failed to restart, gets a partial report.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    run = Run(folder)
+    run = RunFolder(folder)
     facts = _facts(plan, wishes, started)
     run.write_facts(facts)
     total = None if wishes.search else _num_shifts(plan, wishes)
@@ -61,7 +60,8 @@ def carry_out(plan: Plan, folder: Path, wishes: Wishes, started: datetime) -> in
     run.write_facts(facts)
     if is_interrupted and not _has_measured(run):
         console.print(
-            f"Interrupted before anything was measured; what was sent is in {folder}.", markup=False
+            f"Interrupted before anything was measured; requests sent are in {folder}.",
+            markup=False,
         )
         return INTERRUPTED
     analysis = show_result(run, wishes.slo, console)
@@ -73,13 +73,15 @@ def carry_out(plan: Plan, folder: Path, wishes: Wishes, started: datetime) -> in
     return DONE if all(each.met for each in checked) else THRESHOLD_MISSED
 
 
-def _has_measured(run: Run) -> bool:
+def _has_measured(run: RunFolder) -> bool:
     return any(not shift.is_discarded for shift in run.shifts())
 
 
-async def _conduct(plan: Plan, run: Run, view: View, wishes: Wishes, facts: RunFacts) -> bool:
-    """Whether it came to its end; all it has started has ended either way."""
-    # Ctrl-C cancels this task; being told to end by other means is to do the same.
+async def _conduct(
+    plan: RunPlan, run: RunFolder, view: View, wishes: ResultOptions, facts: RunFacts
+) -> bool:
+    """Whether it completed; everything it started has ended either way."""
+    # SIGTERM cancels this task, as Ctrl-C does.
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -103,8 +105,8 @@ async def _conduct(plan: Plan, run: Run, view: View, wishes: Wishes, facts: RunF
     return True
 
 
-async def _with_chaos(conductor: Conductor, run: Run, planned: list[Planned]) -> None:
-    """Everything twice: undisturbed, to have answers to hold the others against, then disturbed."""
+async def _with_chaos(conductor: Conductor, run: RunFolder, planned: list[PlannedEvent]) -> None:
+    """Run each shift twice: undisturbed, as reference for the answers, then disturbed."""
     for load in conductor.plan.loads:
         for arm in conductor.plan.arms:
             await conductor.shift(arm, load, UNDISTURBED)
@@ -113,18 +115,18 @@ async def _with_chaos(conductor: Conductor, run: Run, planned: list[Planned]) ->
             disturbing = asyncio.create_task(chaos.run())
             try:
                 await conductor.shift(arm, load, DISTURBED)
-                await disturbing  # bounded: a part that does not return is given up
+                await disturbing  # bounded: gives up on a part that does not return
             finally:
                 disturbing.cancel()
 
 
-def _num_shifts(plan: Plan, wishes: Wishes) -> int:
+def _num_shifts(plan: RunPlan, wishes: ResultOptions) -> int:
     return 2 * len(plan.loads) * len(plan.arms) if wishes.chaos else len(plan.order())
 
 
 async def _search(
-    conductor: Conductor, run: Run, facts: RunFacts, arm: Arm, search: Search
-) -> Finding:
+    conductor: Conductor, run: RunFolder, facts: RunFacts, arm: ArmSpec, search: Search
+) -> SearchResult:
     loads = conductor.plan.loads
     values = [load.value for load in loads]
 
@@ -144,20 +146,20 @@ async def _search(
     return await largest_good(arm.name, min(values), max(values), measure)
 
 
-def _like(load: Load, value: float) -> Load:
-    """The same load at another height."""
+def _like(load: LoadSpec, value: float) -> LoadSpec:
+    """The same load at another rate or number of clients."""
     if load.kind == "clients":
         return replace(load, name=f"clients {value:g}", value=value, clients=int(value))
     rate = float(f"{value:.3g}")
-    arrivals: Any = load.arrivals  # of a shape that has one rate
+    arrivals: Any = load.arrivals  # a shape with one rate
     return replace(load, name=f"rate {rate:g}", value=rate, arrivals=replace(arrivals, rate=rate))
 
 
-def _facts(plan: Plan, wishes: Wishes, started: datetime) -> RunFacts:
+def _facts(plan: RunPlan, wishes: ResultOptions, started: datetime) -> RunFacts:
     return RunFacts(
         command=shlex.join(["outrider", *_without_secrets(sys.argv[1:])]),
         started=started.isoformat(timespec="seconds"),
-        seed=plan.asking.seed,
+        seed=plan.request_options.seed,
         arms=[
             ArmFacts(
                 name=arm.name,
@@ -176,9 +178,9 @@ def _facts(plan: Plan, wishes: Wishes, started: datetime) -> RunFacts:
             "cool_down_s": plan.timing.cool_down_s,
             "timeout_s": plan.timing.timeout_s,
             "requests": plan.timing.max_requests,
-            "max_tokens": plan.asking.max_tokens,
-            "output": plan.asking.length,
-            "turns": plan.asking.max_turns,
+            "max_tokens": plan.request_options.max_tokens,
+            "output": plan.request_options.length,
+            "turns": plan.request_options.max_turns,
             "disjoint_prompts": plan.is_disjoint,
             "baseline": wishes.baseline,
         },
@@ -189,7 +191,7 @@ def _facts(plan: Plan, wishes: Wishes, started: datetime) -> RunFacts:
     )
 
 
-def _cell(load: Load) -> CellFacts:
+def _cell(load: LoadSpec) -> CellFacts:
     return CellFacts(load.name, load.kind, load.value, load.text, load.temperature)
 
 
@@ -204,7 +206,7 @@ def _machine() -> dict[str, object]:
 
 
 def _processor() -> str:
-    """As the system calls it; some name only the architecture."""
+    """The name in /proc/cpuinfo; platform may know only the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -214,7 +216,7 @@ def _processor() -> str:
 
 
 def _without_secrets(arguments: list[str]) -> list[str]:
-    """A command is printed and kept; what --api-key and --header say is not."""
+    """The command line without the values of --api-key and --header."""
     shown: list[str] = []
     for argument in arguments:
         name, has_value, _ = argument.partition("=")

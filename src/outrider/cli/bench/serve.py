@@ -1,4 +1,4 @@
-"""`outrider bench serve`: load on one or several servers, in turns, and a verdict."""
+"""`outrider bench serve`: measures one or several servers under load, in turns."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def serve(
     out: flags.Out = None,
     seed: flags.Seed = 0,
 ) -> None:
-    """Send requests to servers as their users would, and say what came of it.
+    """Measure servers under realistic load, and report.
 
-    Several arms are measured in turns, block by block, so that a machine that changes favours
-    nobody. Latency counts from when a request was due. Everything is kept in --out.
+    Several arms are measured in turns, block by block, so that drift of the machine favours none.
+    Latency counts from when a request was due. Everything is kept in --out.
     """
     given = dict(locals())
     given["clients"] = flags.clients_of(clients, given.pop("old_clients"))
     flags.need_extra()
-    from outrider.cli.bench.planning import check_wishes, make_plan, wishes_of
+    from outrider.cli.bench.planning import check_result_options, make_plan, result_options
     from outrider.cli.bench.running import carry_out
 
     started = datetime.now(UTC)
     folder = out or Path("bench-runs") / started.strftime("%Y%m%d-%H%M%S")
-    plan, wishes = make_plan(given), wishes_of(given)
-    check_wishes(plan, wishes)
+    plan, wishes = make_plan(given), result_options(given)
+    check_result_options(plan, wishes)
     raise typer.Exit(carry_out(plan, folder, wishes, started))

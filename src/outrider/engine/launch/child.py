@@ -1,11 +1,11 @@
-"""An engine as a child process: both ends of what ties it to the process that starts it.
+"""An engine as a child process: both ends of the link to its parent.
 
-They share a socket. The child tells how it fares; the end of either is known to the other at once,
-whatever the reason, so no child outlives its starter. Ranks that the child has started end with it.
-A child that says nothing for long, not even that it is alive, hangs and is killed.
+They share a socket. The child reports its state; each side sees the other's end at once, whatever
+the reason, so no child outlives its parent. Ranks that the child has started end with it. A child
+without a heartbeat for long hangs and is killed.
 
-A child may be started before it is needed. It then waits, its libraries imported and its ranks
-there, until it is told to go on: of a restart, that leaves loading the models.
+A child may be started as a standby. It imports its libraries, starts its ranks, and waits for the
+parent's go: a restart then only has to load the models.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from outrider.engine.rank_group import Report
 from outrider.errors import OutriderError
 from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines, open_log
-from outrider.stages import stage
+from outrider.progress_stages import stage
 
 _STOP_TIMEOUT_S = 5.0
 _BEAT_S = 2.0
-_SILENCE_S = 30.0  # gateways give up on it sooner, but it may come back to them
+_SILENCE_S = 30.0  # gateways give up on it sooner, but it may recover
 _GPUS = "CUDA_VISIBLE_DEVICES"
-_STEP_S = 3.0  # for the step under way, and for ranks to be told
+_STEP_S = 3.0  # for the current step, and to stop the ranks
 _GO = b"g"
 STANDBY_AFTER_S = 10.0  # a server that has just started needs its cores
 
@@ -49,8 +49,8 @@ STANDBY_AFTER_S = 10.0  # a server that has just started needs its cores
 logger = logging.getLogger(__name__)
 
 
-class _Word(StrEnum):
-    """What a line from the child is about."""
+class _Event(StrEnum):
+    """The kind of a line from the child."""
 
     STAGE = "stage"
     READY = "ready"
@@ -59,13 +59,13 @@ class _Word(StrEnum):
 
 
 class EngineChildError(OutriderError):
-    """The child has ended, or could not start. The first line is the reason, its own last words
+    """The child has ended, or could not start. The first line is the reason, its last log lines
     follow."""
 
 
-class Starter:
-    """In the child: the process that started it. If that is killed, `folder` is left to this one to
-    remove."""
+class ParentLink:
+    """The child's side: the link to its parent. If the parent is killed, the child removes
+    `folder`."""
 
     def __init__(self, fd: int, folder: Path | None = None) -> None:
         os.set_inheritable(fd, False)
@@ -74,46 +74,46 @@ class Starter:
         self._folder = folder
         self._is_gone = False
         self._may_go = threading.Event()
-        self._tell_now(_Word.ALIVE)
-        threading.Thread(target=self._end_with_it, name="starter watch", daemon=True).start()
+        self._send_nowait(_Event.ALIVE)
+        threading.Thread(target=self._end_with_parent, name="parent watch", daemon=True).start()
 
     def wait_go(self) -> None:
-        """Until it is told to go on; this process ends if its starter does."""
+        """Block until the parent's go; this process ends if its parent does."""
         self._may_go.wait()
 
-    def tell_stage(self, line: str) -> None:
-        self._tell_now(_Word.STAGE, line)
+    def report_stage(self, line: str) -> None:
+        self._send_nowait(_Event.STAGE, line)
 
-    def tell_ready(self, stop: Callable[[], None], addresses: Sequence[str]) -> None:
-        """From now on `stop` is called when it ends; before, nobody has anything to lose. Gateways
-        may dial `addresses`."""
+    def report_ready(self, stop: Callable[[], None], addresses: Sequence[str]) -> None:
+        """Report the engine ready, for gateways to connect at `addresses`. From now on `stop` is
+        called if the parent ends; before, there was nothing to lose."""
         self._stop = stop
-        self._tell(_Word.READY, "\n".join(addresses))
-        threading.Thread(target=self._beat, name="starter beat", daemon=True).start()
+        self._send(_Event.READY, "\n".join(addresses))
+        threading.Thread(target=self._beat, name="parent heartbeat", daemon=True).start()
 
-    def tell_failure(self, reason: str) -> None:
-        self._tell(_Word.FAILED, reason)
+    def report_failure(self, reason: str) -> None:
+        self._send(_Event.FAILED, reason)
 
     def clean_up(self) -> None:
-        """At the end of this process: what its starter can not remove any more."""
+        """Call at the end of this process: removes the folder if the parent cannot."""
         if self._is_gone and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _tell(self, word: _Word, text: str = "") -> None:
-        with contextlib.suppress(OSError):  # it is gone, and so will be this process
-            self._socket.sendall(_line(word, text))
+    def _send(self, event: _Event, text: str = "") -> None:
+        with contextlib.suppress(OSError):  # the parent has ended, and so will this process
+            self._socket.sendall(_line(event, text))
 
-    def _tell_now(self, word: _Word, text: str = "") -> None:
-        """Unless it does not read at the moment: a stopped starter stops nothing here."""
+    def _send_nowait(self, event: _Event, text: str = "") -> None:
+        """Dropped if the parent does not read: a stopped parent must not block the engine."""
         with contextlib.suppress(OSError):
-            self._socket.send(_line(word, text), socket.MSG_DONTWAIT)
+            self._socket.send(_line(event, text), socket.MSG_DONTWAIT)
 
     def _beat(self) -> None:
         while True:
-            self._tell_now(_Word.ALIVE)
+            self._send_nowait(_Event.ALIVE)
             time.sleep(_BEAT_S)
 
-    def _end_with_it(self) -> None:
+    def _end_with_parent(self) -> None:
         with contextlib.suppress(OSError):
             while self._socket.recv(1) == _GO:
                 self._may_go.set()
@@ -122,11 +122,11 @@ class Starter:
             self._stop()
             time.sleep(_STEP_S)
         self.clean_up()
-        os._exit(0)  # gateways hold all that must not be lost
+        os._exit(0)  # gateways hold all state that must survive
 
 
 class EngineChild:
-    """In the starter: `start`, then `run`, and `close` in any case, one after the other."""
+    """The parent's side: call `start`, then `run` and, in any case, `close`, in this order."""
 
     def __init__(
         self,
@@ -136,11 +136,11 @@ class EngineChild:
         listen: str | None = None,
         gpu_ids: Sequence[str] | None = None,
     ) -> None:
-        """With a new secret unless one is given, as that of an engine that this one follows. It
-        listens on a Unix socket, and at `listen` as well; it sees these GPUs, or all."""
+        """Creates a secret unless one is given, such as its predecessor's. The engine listens on a
+        Unix socket and, if given, at `listen`; it sees the GPUs `gpu_ids`, or all."""
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-"))
         self.address = f"unix:{self._folder}/engine.sock"
-        self.addresses: tuple[str, ...] = (self.address,)  # all, once it was started
+        self.addresses: tuple[str, ...] = (self.address,)  # all of them once it is started
         self._listen_on = [self.address, *([] if listen is None else [listen])]
         self._variables = {} if gpu_ids is None else {_GPUS: ",".join(gpu_ids)}
         self.secret = secret or secrets.token_hex(32)
@@ -152,7 +152,7 @@ class EngineChild:
         self._failure: str | None = None
 
     def warm(self) -> None:
-        """Start it, but let it load nothing before `start`."""
+        """Start it as a standby: it loads no model before `start`."""
         self._start("--standby")
 
     @property
@@ -160,17 +160,17 @@ class EngineChild:
         return self._process is not None and self._process.poll() is None
 
     def start(self, report: Report) -> None:
-        """Until it takes gateways; raises if it ends before."""
+        """Returns once it accepts gateways; raises if it ends before."""
         if self._process is None:
             self._start()
-        with contextlib.suppress(OSError):  # it has ended, which is heard below
+        with contextlib.suppress(OSError):  # it has ended, which `_listen` reports
             self._socket.sendall(_GO)
         with stage("starting the engine's process"):
-            self._lines.readline()  # that it is alive, unless it has ended
+            self._lines.readline()  # the first heartbeat, or the end
         self._listen(report)
 
     def run(self, report: Report) -> None:
-        """Until it ends or hangs, which raises."""
+        """Runs until it ends or hangs, then raises."""
         self._socket.settimeout(_SILENCE_S)
         try:
             self._listen(report)
@@ -181,15 +181,15 @@ class EngineChild:
             raise self._end() from None
 
     def _listen(self, report: Report) -> None:
-        """Until it is ready. Raises if it ends."""
+        """Returns once it is ready; raises if it ends."""
         for line in self._lines:
-            word, text = json.loads(line)
-            if word == _Word.READY:
+            event, text = json.loads(line)
+            if event == _Event.READY:
                 self.addresses = tuple(text.splitlines())
                 return
-            if word == _Word.STAGE:
+            if event == _Event.STAGE:
                 report(text)
-            elif word == _Word.FAILED:
+            elif event == _Event.FAILED:
                 self._failure = text
         raise self._end()
 
@@ -198,7 +198,7 @@ class EngineChild:
         command = [sys.executable, "-m", "outrider.engine"]
         command += [part for address in self._listen_on for part in ("--listen", address)]
         command += ["--starter-fd", str(fd), "--spawn-ranks", str(self._folder), *options]
-        # Of its folder the child needs names only: an engine is replaced on a full disk, too.
+        # No file is written to the folder: an engine must also start with a full disk.
         with self._its_socket, open_log(self._log) as log, _in_memory(self._config_text) as config:
             command += ["--config", f"/proc/self/fd/{config}"]
             self._process = subprocess.Popen(
@@ -210,22 +210,22 @@ class EngineChild:
                 stdout=log,
                 stderr=log,
                 pass_fds=[fd, config],
-                # Out of reach of signals to the starter's group, which are the starter's to answer.
+                # Its own session: the parent handles signals to its process group.
                 start_new_session=True,
             )
 
     @property
     def pid(self) -> int:
-        """0 before it was started."""
+        """0 before the start."""
         return 0 if self._process is None else self._process.pid
 
     def stop(self) -> None:
-        """From any thread: let it end, which `start` and `run` tell."""
+        """From any thread: end it; `start` and `run` then raise."""
         with contextlib.suppress(OSError):  # it has ended already
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """From any thread, in place of `close`: end it at once."""
+        """From any thread, instead of `close`: kill it."""
         if self._process is not None:
             self._process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -250,7 +250,7 @@ class EngineChild:
 
     @staticmethod
     def _reap(process: subprocess.Popen[bytes]) -> int:
-        """It has hung up, or was hung up on: it ends by itself, or hangs."""
+        """The link is closed: wait until it ends, kill it if it hangs."""
         try:
             return process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -258,10 +258,10 @@ class EngineChild:
             return process.wait()
 
 
-class EngineLine:
-    """The engines of one replica, which follow each other; see `EngineChild` for what they are
-    given. With `cluster.standby` the next one waits beside the present one. Calls are one after the
-    other, but for `close`."""
+class StandbyEngines:
+    """The successive engines of one replica; the arguments are those of `EngineChild`. With
+    `cluster.standby` the next engine waits while the present one serves. Not thread-safe, but for
+    `close`."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class EngineLine:
         self._is_closed = False
 
     def take(self) -> EngineChild:
-        """The next one, to be started by the caller: the one that waits, if it still does."""
+        """The next engine, for the caller to start: the standby, if it still lives."""
         with self._lock:
             waiting, self._next = self._next, None
             if self._timer is not None:
@@ -291,7 +291,7 @@ class EngineLine:
         return self._make()
 
     def prepare(self) -> None:
-        """The present one serves: soon there may be another beside it."""
+        """The present engine serves: start a standby after `STANDBY_AFTER_S`."""
         if self._has_standby:
             with self._lock:
                 self._timer = threading.Timer(STANDBY_AFTER_S, self._warm)
@@ -316,16 +316,16 @@ class EngineLine:
                 self._next = self._make()
                 self._next.warm()
             except OSError as error:  # no process, descriptor or disk space left
-                logger.warning("no engine waits beside the present one: %s", error)
+                logger.warning("cannot start a standby engine: %s", error)
 
 
-def _line(word: _Word, text: str = "") -> bytes:
-    return json.dumps([word, text]).encode() + b"\n"
+def _line(event: _Event, text: str = "") -> bytes:
+    return json.dumps([event, text]).encode() + b"\n"
 
 
 @contextlib.contextmanager
 def _in_memory(text: str) -> Iterator[int]:
-    """A descriptor of a file that has no disk."""
+    """The descriptor of an in-memory file."""
     with os.fdopen(os.memfd_create("engine.yaml"), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -341,7 +341,7 @@ def _file_text(config: EngineConfig) -> str:
 
 
 def environment_without_settings() -> dict[str, str]:
-    """Without the variables that are settings: the file has them all, and they would win over it,
-    even where a flag has won over them."""
+    """The environment without settings' variables: the file has all settings, and the variables
+    would override it, even where a flag overrides them."""
     names = {name for setting in settings().values() for name in setting.env_names}
     return {name: value for name, value in os.environ.items() if name not in names}

@@ -1,6 +1,6 @@
-"""Who starts the ranks of an engine: this process, as children of its own, or somebody else.
+"""Launchers of an engine's ranks: as children of this process, or externally.
 
-The same workers, links and step loop either way.
+Workers, links and step loop are the same either way.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from outrider.engine.launch.restarts import Restarts, draft_lost
 from outrider.engine.rank_group import RankError, Report
 from outrider.links.rank_messages import Role
 from outrider.links.secret import SECRET_VARIABLE
 from outrider.logs import last_lines, open_log
+from outrider.restarts import Restarts, draft_lost
 
 logger = logging.getLogger(__name__)
 
@@ -36,50 +36,50 @@ _GPU_DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
 
 
 def _may_have_gpus() -> bool:
-    """Whether it is worth asking torch, whose import takes longer than the rest of an engine."""
+    """Whether to ask torch, whose import takes longer than the rest of the engine's start."""
     return any(map(os.path.exists, _GPU_DRIVERS))
 
 
-class Ranks(Protocol):
-    """Those who start the ranks, as the engine that waits for them deals with them."""
+class RankLauncher(Protocol):
+    """Starts the ranks for an engine that waits for them."""
 
     def start(self, report: Report) -> None:
-        """`report` is told of drafts that are lost, too."""
+        """`report` also gets lost drafts."""
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
-        """A rank that is known to have ended says why, in its own last lines."""
+        """Raise with the last log lines of a rank that is known to have ended."""
 
     def restart_drafts(self) -> None:
-        """From now on; a draft that dies while the engine starts is an error to be told."""
+        """Restart lost drafts from now on; before, while the engine starts, they are errors."""
 
     def replace_draft(self, reason: str) -> None:
-        """The engine has given its draft up."""
+        """The engine has given up its draft: start another."""
 
     def close(self) -> None: ...
 
 
-class AwaitedRanks:
-    """Ranks that somebody else starts, and starts anew."""
+class ExternalRanks:
+    """Ranks that another process starts and restarts."""
 
     def start(self, report: Report) -> None:
-        """They dial in when they are there."""
+        """Nothing to do: they connect once they run."""
 
     def raise_if_dead(self, cause: Exception | None = None) -> None:
-        """Whoever has started them knows."""
+        """Unknown here: another process watches them."""
 
     def restart_drafts(self) -> None:
-        """So does whoever has started this one."""
+        """Nothing to do: another process restarts them."""
 
     def replace_draft(self, reason: str) -> None:
-        logger.warning("the draft is lost and must be started anew: %s", reason)
+        logger.warning("the draft is lost and must be restarted: %s", reason)
 
     def close(self) -> None:
-        """They end when the engine hangs up."""
+        """Nothing to do: ranks end when the engine closes their links."""
 
 
 @contextlib.contextmanager
-def ranks_blamed(ranks: Ranks) -> Iterator[None]:
-    """A rank's own last lines say more than that the engine misses it."""
+def blame_ranks(ranks: RankLauncher) -> Iterator[None]:
+    """Prefer a dead rank's last log lines over the engine's own `RankError`."""
     try:
         yield
     except RankError as error:
@@ -88,8 +88,8 @@ def ranks_blamed(ranks: Ranks) -> Iterator[None]:
 
 
 class SpawnedRanks:
-    """Starts every rank as a child of this process, all on this host without Ray; starts a draft
-    group that died anew, and leaves nothing behind."""
+    """Starts every rank as a child of this process, on this host, without Ray. Restarts a draft
+    group that died; ends all of them on `close`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class SpawnedRanks:
         secret: str | None = None,
         parent: Path | None = None,
     ) -> None:
-        """With a new secret, and a folder of their own below `parent`."""
+        """Creates a secret unless one is given, and a folder below `parent`."""
         self._folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=parent))
         self.address = f"unix:{self._folder}/engine.sock"
         self.secret = secret or secrets.token_hex(32)
@@ -108,10 +108,10 @@ class SpawnedRanks:
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._is_closed = threading.Event()
         self._may_restart = threading.Event()
-        self._given_up = ""  # why the engine has, the present draft group
+        self._give_up_reason = ""  # why the engine gave up the present draft group
 
     def start(self, report: Report) -> None:
-        """Processes end with the thread that started them, so one of our own starts them all."""
+        """Children end with the thread that started them, so one dedicated thread starts all."""
         threading.Thread(target=self._run, args=(report,), name="rank watch", daemon=True).start()
 
     def _run(self, report: Report) -> None:
@@ -124,7 +124,7 @@ class SpawnedRanks:
 
     def replace_draft(self, reason: str) -> None:
         with self._lock:
-            self._given_up = reason
+            self._give_up_reason = reason
             for process in self._processes.get(Role.DRAFT, ()):
                 process.kill()
 
@@ -139,7 +139,7 @@ class SpawnedRanks:
                         ) from cause
 
     def close(self) -> None:
-        """Ranks end by themselves once the engine has hung up; who does not is killed."""
+        """Ranks end once the engine closes their links; those that do not are killed."""
         self._is_closed.set()
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         with self._lock:
@@ -157,7 +157,7 @@ class SpawnedRanks:
                 ranks = range(self._sizes[role])
                 self._processes[role] = [self._start_rank(role, rank) for rank in ranks]
             if role == Role.DRAFT:
-                self._given_up = ""
+                self._give_up_reason = ""
 
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
         command = [*_RANK_COMMAND, "--engine", self.address]
@@ -172,14 +172,14 @@ class SpawnedRanks:
             )
 
     def _gpu_variables(self, role: str, rank: int) -> dict[str, str]:
-        """One GPU a rank, the target's first; with too few of them, ranks share.
+        """One GPU per rank, the target's first; with too few GPUs, ranks share them.
 
-        NCCL refuses two ranks of one host on one GPU, so sharers pretend to be on hosts of their
-        own: slow, but the same code path.
+        NCCL refuses two ranks of one host on one GPU, so sharing ranks pretend to be on different
+        hosts: slow, but the same code path.
         """
         if not self._device.startswith(("auto", "cuda")) or not _may_have_gpus():
             return {}
-        import torch  # an engine whose ranks are elsewhere needs none
+        import torch  # not needed by an engine whose ranks are elsewhere
 
         if not torch.cuda.is_available():
             return {}
@@ -192,9 +192,9 @@ class SpawnedRanks:
         return variables
 
     def _keep_draft(self, report: Report) -> None:
-        """Until `close`, whether there is one or not: the thread's end would be that of the ranks.
+        """Runs until `close`, even without a draft: the ranks end with this thread.
 
-        A group is started anew whole, so all of it ends when one rank has.
+        A group is restarted as a whole: when one rank ends, the others are killed.
         """
         restarts = Restarts()
         restarts.runs()
@@ -209,14 +209,14 @@ class SpawnedRanks:
             restarts.runs()
 
     def _draft_loss(self) -> str | None:
-        """Why the draft has to be started anew, if it has to. None of it is left then."""
+        """Why the draft must be restarted, None if it runs. Kills what is left of the group."""
         with self._lock:
             processes = self._processes.get(Role.DRAFT, [])
             ended = [rank for rank, each in enumerate(processes) if each.poll() is not None]
             if not ended:
                 return None
             code = processes[ended[0]].returncode
-            reason = self._given_up or f"draft rank {ended[0]} ended with exit code {code}"
+            reason = self._give_up_reason or f"draft rank {ended[0]} ended with exit code {code}"
             for process in processes:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):

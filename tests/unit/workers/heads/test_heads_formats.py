@@ -14,6 +14,7 @@ import torch
 from fake_hub import FakeHub
 from head_tools import load, random_weights, target_spec, write
 
+from outrider.checkpoints.resolve import BUNDLED_DRAFT
 from outrider.errors import ModelError
 from outrider.workers.heads.configs import Eagle3Config
 from outrider.workers.heads.formats import (
@@ -25,7 +26,6 @@ from outrider.workers.heads.formats import (
 )
 from outrider.workers.heads.kv import head_bytes_per_block, head_kv
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.resolve import BUNDLED_DRAFT
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 LAYER: dict[str, Any] = {
@@ -175,7 +175,9 @@ def test_layers_that_the_target_has_not_are_refused() -> None:
     with pytest.raises(ModelError, match=r"layers \[2, 1, -1\] of its target, which has 2"):
         head_spec(ORIGINAL, None, target_spec(num_layers=2))
     spec = eagle3(SPECULATORS | {LAYER_IDS: [2, 6, 13]}).spec
-    with pytest.raises(ModelError, match=r"'some/target'\) reads what enters layer 13 .* 12 layer"):
+    with pytest.raises(
+        ModelError, match=r"'some/target'\) reads the input of layer 13 .* 12 layer"
+    ):
         spec.check_fits(target_spec(num_layers=12))
     spec.check_fits(target_spec(num_layers=13))
 

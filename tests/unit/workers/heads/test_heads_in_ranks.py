@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from boards import OpenBoard
 from checkpoints import VOCAB_SIZE, save_checkpoint
 from head_checkpoints import save_head
 from rank_threads import RANK_SETTINGS
+from rendezvous import OpenRendezvous
 
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Judged, Verify
+from outrider.links.rank_messages import Verify, VerifyResult
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import NOBODY, RowInit, RowPlan, SampleId, StepPlan
-from outrider.workers.groups.collective import Alone
+from outrider.scheduler.types import NO_PROPOSER, RowInit, RowPlan, SampleId, StepPlan
+from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.heads.loader import load_head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
@@ -50,11 +50,13 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
     head = _head_runner(tmp_path)
     near, far = socket.socketpair()
     with (
-        OpenBoard() as board,
+        OpenRendezvous() as board,
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
-        rank = TargetRank(channel, Alone(), board.store(), head.target, head, OPS, RANK_SETTINGS)
+        rank = TargetRank(
+            channel, SingleRankGroup(), board.store(), head.target, head, OPS, RANK_SETTINGS
+        )
         known_when_told: list[bool] = []
         send = channel.send
 
@@ -67,9 +69,9 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
             *(0, 1, SampleId(0, 0), PROMPT, len(PROMPT), SamplingParams(temperature=0), 3),
             proposer="eagle3",
         )
-        row = RowPlan(0, 1, len(PROMPT), 0, 0, True, NOBODY, 0, (0, 1), 0, (), 0)
+        row = RowPlan(0, 1, len(PROMPT), 0, 0, True, NO_PROPOSER, 0, (0, 1), 0, (), 0)
         rank.handle(Verify(StepPlan(1, 1, (row,), (init,)), None, 0.0))
         judged = engine.receive(10)
-    assert isinstance(judged, Judged) and len(judged.verdict.rows[0].tokens) == 1
+    assert isinstance(judged, VerifyResult) and len(judged.verdict.rows[0].tokens) == 1
     assert known_when_told == [False]
     assert head.states.any()

@@ -20,9 +20,9 @@ from head_tools import (
 )
 from torch import Tensor
 
+from outrider.checkpoints.files import Files
 from outrider.errors import ModelError
 from outrider.workers.heads.formats import head_kind, kind_of, load_head_spec
-from outrider.workers.weights.files import Files
 
 pytestmark = pytest.mark.model
 HIDDEN, VOCAB, HEADS = 32, 96, 3
@@ -106,7 +106,7 @@ def test_an_old_checkpoint_has_as_many_heads_as_its_file(tmp_path: Path) -> None
 
 def test_without_weights_what_the_configuration_says_is_all_that_is_known(tmp_path: Path) -> None:
     folder = write(tmp_path, OLD, weights_of(1), file="medusa_lm_head.pt")
-    assert load_head_spec(folder, target_spec(), wanted=Files.TEXT).max_depth == 2
+    assert load_head_spec(folder, target_spec(), needed=Files.TEXT).max_depth == 2
 
 
 def test_heads_beside_the_weights_of_their_target_are_found(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Honest streams beside hostile clients: what the attacks cost those who behave."""

@@ -1,1 +1,0 @@
-"""Client processes: they send what is due and keep the books."""

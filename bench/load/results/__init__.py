@@ -1,1 +1,0 @@
-"""From the files of a run to figures, intervals, verdicts and sentences."""

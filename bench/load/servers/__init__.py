@@ -1,1 +1,0 @@
-"""Servers under test: started, watched, put to rest, disturbed on purpose."""

@@ -1,1 +1,0 @@
-"""Engines side by side: each in a process of its own, asked in turn, compared prompt by prompt."""

@@ -1,1 +1,0 @@
-"""Compares proposers over one list of prompts: `python -m outrider.bench.proposers`."""

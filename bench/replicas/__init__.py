@@ -1,1 +1,0 @@
-"""Several replicas behind one gateway: how much they answer, and whether they find their KV."""

@@ -1,0 +1,131 @@
+"""Simulated texts: which of their tokens a draft predicts.
+
+A text does not depend on its drafts, so which draft tokens are accepted is drawn beforehand: every
+arm of a scenario serves the same requests, token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+_PADDING = 16  # tokens behind the end, which a draft may still propose
+_MAX_DRAFTS = 64  # deeper than any policy drafts
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRanges:
+    """Bounds of uniformly distributed prompt and output lengths, in tokens."""
+
+    prompt: tuple[int, int] = (30, 160)
+    output: tuple[int, int] = (60, 220)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One request. The draft predicts output token i if it drafted fewer than `draft_limits[i]`
+    tokens before it in the round; `probabilities` are its confidence."""
+
+    prompt_len: int
+    output_len: int
+    draft_limits: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+    def accepted(self, start: int, depth: int) -> int:
+        """The number of accepted draft tokens from output token `start` on."""
+        draft_limits, count = self.draft_limits, 0
+        while count < depth and draft_limits[start + count] > count:
+            count += 1
+        return count
+
+
+Probabilities = Callable[[np.random.Generator, int, int], Floats]
+"""From (random, request, tokens): the acceptance probability of a first draft token, by output
+token."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextKind:
+    """A kind of text; in a round each accepted draft token multiplies the probability of the next
+    by `decay`."""
+
+    name: str
+    probabilities: Probabilities
+    decay: float = 1.0
+
+
+@lru_cache(maxsize=40_000)
+def make_text(kind: TextKind, lengths: LengthRanges, seed: int, request: int) -> Text:
+    rng = np.random.default_rng((seed, request))
+    prompt_len = int(rng.integers(*lengths.prompt, endpoint=True))
+    output_len = int(rng.integers(*lengths.output, endpoint=True))
+    size = output_len + _PADDING
+    probabilities = np.clip(kind.probabilities(rng, request, size), 0.0, 1.0)
+    uniform = rng.random(size)
+    if kind.decay == 1.0:
+        draft_limits = np.where(uniform < probabilities, _MAX_DRAFTS, 0)
+    else:
+        with np.errstate(divide="ignore"):
+            reach = np.log(uniform / np.maximum(probabilities, 1e-12)) / np.log(kind.decay)
+        draft_limits = np.where(
+            uniform < probabilities, np.minimum(np.floor(reach) + 1, _MAX_DRAFTS), 0
+        )
+    return Text(
+        prompt_len,
+        output_len,
+        tuple(int(each) for each in draft_limits),
+        tuple(float(each) for each in probabilities),
+    )
+
+
+def _steady(mean: float) -> Probabilities:
+    return lambda rng, request, size: np.full(size, mean)
+
+
+def _varied(mean: float, weight: float) -> Probabilities:
+    """Every request has its own probability; a small weight spreads them widely."""
+
+    def probabilities(rng: np.random.Generator, request: int, size: int) -> Floats:
+        return np.full(size, rng.beta(mean * weight, (1 - mean) * weight))
+
+    return probabilities
+
+
+def _halves(rng: np.random.Generator, request: int, size: int) -> Floats:
+    """All drafts of half the requests are accepted, and none of the others'."""
+    return np.full(size, float(rng.random() < 0.5))
+
+
+def _drift_within(rng: np.random.Generator, request: int, size: int) -> Floats:
+    """Stretches of about 60 tokens, easy and hard to draft."""
+    found = np.empty(size)
+    start, is_easy = 0, bool(rng.random() < 0.5)
+    while start < size:
+        end = start + int(rng.integers(30, 90))
+        found[start:end] = 0.95 if is_easy else 0.1
+        start, is_easy = end, not is_easy
+    return found
+
+
+def drift_between(period: int) -> Probabilities:
+    """`period` requests that are easy to draft, then as many that are hard."""
+
+    def probabilities(rng: np.random.Generator, request: int, size: int) -> Floats:
+        return np.full(size, 0.92 if request // period % 2 == 0 else 0.08)
+
+    return probabilities
+
+
+GOOD = TextKind("good", _steady(0.88))
+SPEC_BENCH = TextKind("spec-bench", _varied(0.66, 6.0), 0.98)
+HOT = TextKind("hot", _varied(0.45, 8.0), 0.95)
+POOR = TextKind("poor", _varied(0.25, 8.0), 0.9)
+RANDOM = TextKind("random", _steady(0.0))
+HALVES = TextKind("halves", _halves)
+DRIFT = TextKind("drift", _drift_within)
+KINDS = (GOOD, SPEC_BENCH, HOT, POOR, RANDOM, HALVES, DRIFT)

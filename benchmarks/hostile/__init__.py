@@ -1,0 +1,1 @@
+"""Honest streams beside hostile clients: what the attacks cost the honest ones."""

@@ -1,0 +1,1 @@
+"""Compares engines prompt by prompt: each in a separate process, interleaved."""

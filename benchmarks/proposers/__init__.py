@@ -1,0 +1,1 @@
+"""Compares proposers over one list of prompts: `python -m outrider.benchmarks.proposers`."""

@@ -1,0 +1,1 @@
+"""Several replicas behind one gateway: throughput and prefix cache hit rate."""

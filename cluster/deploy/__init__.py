@@ -1,0 +1,1 @@
+"""Deploying: `ray up` clusters, the head service, and rollouts on Kubernetes."""

@@ -1,0 +1,1 @@
+"""Replicas as processes of this host, without Ray."""

@@ -1,0 +1,1 @@
+"""The gRPC protocol: services, receiving and connections."""

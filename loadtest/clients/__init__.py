@@ -1,0 +1,1 @@
+"""Client processes: they send requests on schedule and record every outcome."""

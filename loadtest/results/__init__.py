@@ -1,0 +1,1 @@
+"""Computes figures, intervals, verdicts and sentences from the files of a run."""

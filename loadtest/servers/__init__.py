@@ -1,0 +1,1 @@
+"""Servers under test: start, monitor, pause, and inject faults."""

@@ -1,0 +1,1 @@
+"""Results, errors and conversions shared by client and gateway."""

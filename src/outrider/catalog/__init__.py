@@ -1,0 +1,1 @@
+"""Names that settings, servers and workers share: proposers, heads, model families. No tensors."""

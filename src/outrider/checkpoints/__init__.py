@@ -1,0 +1,1 @@
+"""Finds and downloads checkpoints and reads their small files, without tensors."""

@@ -1,0 +1,1 @@
+"""Passes captured as CUDA graphs and replayed; called directly without a GPU."""

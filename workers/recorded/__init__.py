@@ -1,1 +1,0 @@
-"""Passes recorded once and replayed, on any device."""
