@@ -1,16 +1,20 @@
 """Shared by every test: child processes must find the package too (pytest's `pythonpath` does not
 reach them), and nothing may ask a model hub for anything."""
 
+import json
 import logging
 import os
+import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SRC = Path(__file__).resolve().parents[1] / "src"
+TESTS = Path(__file__).resolve().parent
+SRC = TESTS.parent / "src"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SRC), os.environ.get("PYTHONPATH")]))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -42,12 +46,30 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes are marked `alone`, before marks decide what runs."""
+    """Mark tests that start processes `alone` and listed cases `slow`, before marks decide what
+    runs; then sort files, the longest first, so that parallel workers end together."""
+    slow_cases = tomllib.loads((TESTS / "slow_cases.toml").read_text(encoding="utf-8"))
     for item in items:
-        if isinstance(item, pytest.Function) and (
-            item.get_closest_marker("ray") is not None or _starts_processes(item.module)
-        ):
+        if not isinstance(item, pytest.Function):
+            continue
+        if item.get_closest_marker("ray") is not None or _starts_processes(item.module):
             item.add_marker(pytest.mark.alone)
+        if _is_slow_case(item, slow_cases):
+            item.add_marker(pytest.mark.slow)
+    durations = json.loads((TESTS / "durations.json").read_text(encoding="utf-8"))
+    items.sort(key=lambda item: -durations.get(_relative(item), 0.0))
+
+
+def _relative(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
+
+
+def _is_slow_case(item: pytest.Function, slow_cases: dict[str, list[str]]) -> bool:
+    keep = slow_cases.get(f"{_relative(item)}::{item.originalname}")
+    if keep is None:
+        return False
+    case = item.callspec.id if hasattr(item, "callspec") else ""
+    return not any(fnmatchcase(case, pattern) for pattern in keep)
 
 
 @cache
