@@ -26,7 +26,7 @@ from outrider import __version__
 
 pytestmark = pytest.mark.alone
 
-FOLDERS = ("cluster", "gateway", "kernels", "proto", "scheduler", "workers", "bench", "train")
+FOLDERS = ("cluster", "gateway", "kernels", "proto", "scheduler", "workers", "loadtest", "train")
 # Compiled for one minor of Python; all others have a build for any, or go without.
 COMPILED = ("grpcio", "pydantic_core", "uvloop", "httptools")
 NEXT_PYTHON = "python3.12"
