@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +69,10 @@ class CapturedPasses:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Other threads may use the device meanwhile: NCCL's watchdog polls its events.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            _paused_collection(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
             self._run(size)
         self._graphs[size] = graph
 
@@ -87,6 +92,18 @@ class CapturedPasses:
             self._run(size)
         else:
             graph.replay()
+
+
+@contextlib.contextmanager
+def _paused_collection() -> Iterator[None]:
+    """Collecting another model's graphs during a capture would invalidate it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def capture_all(passes: Sequence[CapturedPasses], on_size: Callable[[], None]) -> None:
