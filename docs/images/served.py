@@ -1,4 +1,4 @@
-"""Draws the README's chart from the files in docs/results.
+"""Draws the README's chart from docs/results/served-peers-h200.json.
 
 python docs/images/served.py        # writes served.svg beside this file
 """
@@ -6,48 +6,26 @@ python docs/images/served.py        # writes served.svg beside this file
 from __future__ import annotations
 
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
-WIDTH, HEIGHT = 860, 470
+WIDTH, HEIGHT = 860, 290
 PANEL, GAP, LEFT = 190, 20, 20
-BAR_TOP, BAR_HEIGHT = 92, 120
+BAR_TOP, BAR_HEIGHT = 92, 150
 COLOURS = {"auto": "#1f6feb", "plain": "#8fb8f6", "vllm": "#9a9a9a", "vllm 2": "#cfcfcf"}
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
 Bars = list[tuple[str, int]]  # colour and tokens/s
 
 
-def peers() -> list[tuple[int, Bars]]:
-    """By number of clients: ours and vLLM under one load."""
+def arms() -> list[tuple[int, Bars]]:
+    """By number of clients: the arms of one run."""
     found = _read("served-peers-h200.json")
     rates = [arm["tokens_per_s"] for arm in found["arms"]]
-    keys = ("auto", "vllm", "vllm 2")
     return [
-        (clients, [(key, rate[i]) for key, rate in zip(keys, rates, strict=True)])
+        (clients, [(key, rate[i]) for key, rate in zip(COLOURS, rates, strict=True)])
         for i, clients in enumerate(found["clients"])
-    ]
-
-
-def ours() -> list[tuple[int, Bars]]:
-    """By number of clients: with a draft and without, over other prompts than vLLM's."""
-    runs = _read("served-h200.json")["runs"]
-    kinds = {"auto": "one process, drafted", "plain": "one process, no draft"}
-
-    def rate(kind: str, clients: int) -> int:
-        return round(
-            statistics.median(
-                run["tokens_per_s"]
-                for run in runs
-                if (run["tree"], run["kind"], run["clients"]) == ("new", kind, clients)
-            )
-        )
-
-    return [
-        (clients, [(key, rate(kind, clients)) for key, kind in kinds.items()])
-        for clients in (1, 64, 256)
     ]
 
 
@@ -60,19 +38,12 @@ def draw() -> str:
             52,
             [
                 ("auto", "Outrider, auto"),
+                ("plain", "Outrider, plain"),
                 ("vllm", "vLLM 0.26, plain"),
                 ("vllm 2", "vLLM 0.26, draft model, depth 2"),
             ],
         ),
-        *_row(BAR_TOP, peers()),
-        *_legend(
-            288,
-            [
-                ("auto", "Outrider, auto"),
-                ("plain", "Outrider, plain (other prompts than above; 8 clients not measured)"),
-            ],
-        ),
-        *_row(328, ours(), BAR_HEIGHT - 20),
+        *_row(BAR_TOP, arms()),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
