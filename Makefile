@@ -14,14 +14,17 @@ BENCH_SERVE ?=
 GRPC_TOOLS := 1.73.0
 # Exact versions, as in CI; `make LOCK= install` takes the newest that the project allows.
 LOCK ?= -c requirements.lock
-# Tests run in parallel by file, except those that start servers and ranks.
-TEST_WORKERS ?= 2
+# Tests run by file, the longest first (tests/durations.json). More workers than cores, for many tests
+# wait; those that start servers and ranks wait most, and have workers of their own.
+TEST_WORKERS ?= 4
+SERVER_TEST_WORKERS ?= 2
 # File for the commands' output of `make test-rayup`, if any.
 TRANSCRIPT ?=
 BROWSER_LIMIT_S ?= 60
 HOSTS_LIMIT_S ?= 60
 PYTEST := $(BIN)/python -m pytest
-SIDE_BY_SIDE := -n $(TEST_WORKERS) --dist loadfile
+BY_FILE := --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(TEST_WORKERS) $(BY_FILE)
 
 # Always cache bytecode: a server is half a dozen interpreters and tests start hundreds, and each
 # would compile all modules again.
@@ -54,9 +57,16 @@ wheel: ## Build the wheel and the sdist into dist/.
 	rm -rf build src/*.egg-info
 	@ls dist
 
-test: lint browser hosts ## Lint, then every test that fits a CPU and a coffee.
+test: $(INSTALLED) browser hosts ## Lint, and every test that fits a CPU and a coffee.
+	$(MAKE) --no-print-directory -k -j 2 --output-sync=line test-others test-servers
+
+.PHONY: test-others test-servers
+test-others: $(INSTALLED)
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not alone"
-	$(PYTEST) -m "not slow and not gpu and alone"
+
+test-servers: $(INSTALLED)
+	$(PYTEST) -n $(SERVER_TEST_WORKERS) $(BY_FILE) -m "not slow and not gpu and alone" tests/integration
+	$(MAKE) --no-print-directory lint
 
 test-fast: $(INSTALLED) ## Tests that run no model and no servers, the short ones; under three minutes.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not model and not alone and not browser and not thorough"

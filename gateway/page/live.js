@@ -60,8 +60,8 @@ export function showState(status) {
   const parts = [
     `Outrider ${status.version}`,
     status.model,
-    settings.draft && `drafted for by ${settings.draft}`,
-    `${settings.max_model_len} tokens of context`,
+    settings.draft && `draft ${settings.draft}`,
+    `context ${settings.max_model_len}`,
     settings.deterministic && "deterministic",
     `up ${duration(status.uptime_s)}`,
   ];

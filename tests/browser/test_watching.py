@@ -249,9 +249,8 @@ def test_beside_the_prompt_the_whole_server_is_in_sight(
     expect(page.locator(".tile")).to_have_count(4)
     for shown in ("#facts", "#tiles", "#plots", "#switch"):
         expect(page.locator(shown)).to_be_in_viewport(ratio=1)
-    page.wait_for_function(
-        "(e => e.scrollHeight === e.clientHeight)(document.querySelector('.watch'))"
-    )
+    hidden = "(e => e.scrollHeight - e.clientHeight)(document.querySelector('.watch'))"
+    assert page.evaluate(hidden) == 0
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)

@@ -122,7 +122,8 @@ def test_an_engine_ends_with_the_process_that_started_it() -> None:
         env = os.environ | {"TMPDIR": folder}
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as starter:
             assert starter.stdout is not None
-            told = re.search(r"in the engine's process \(pid (\d+)\)", starter.stdout.readline())
+            found = (re.search(r"engine's process \(pid (\d+)\)", line) for line in starter.stdout)
+            told = next(filter(None, found), None)
             starter.kill()
         assert told is not None
         wait_until(lambda: not is_alive(int(told[1])), 10)

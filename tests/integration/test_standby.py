@@ -66,7 +66,7 @@ def test_an_engine_that_waited_takes_over_with_the_ranks_it_has(line: StandbyEng
     try:
         engine.start(told.append)
         assert descendants(engine.pid) == ranks
-        assert f"(pid {ranks[0]})" in told[0]
+        assert any(f"(pid {ranks[0]})" in each for each in told)
         assert any("weights loaded" in each for each in told)
     finally:
         engine.close()
