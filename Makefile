@@ -58,15 +58,18 @@ wheel: ## Build the wheel and the sdist into dist/.
 	@ls dist
 
 test: $(INSTALLED) browser hosts ## Lint, and every test that fits a CPU and a coffee.
-	$(MAKE) --no-print-directory -k -j 2 --output-sync=line test-others test-servers
+	$(MAKE) --no-print-directory -k -j 2 test-others test-servers
 
 .PHONY: test-others test-servers
 test-others: $(INSTALLED)
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not alone"
 
+# Printed when it is done, so that the two reports do not mix.
 test-servers: $(INSTALLED)
-	$(PYTEST) -n $(SERVER_TEST_WORKERS) $(BY_FILE) -m "not slow and not gpu and alone" tests/integration
-	$(MAKE) --no-print-directory lint
+	@mkdir -p build
+	@$(PYTEST) -n $(SERVER_TEST_WORKERS) $(BY_FILE) -m "not slow and not gpu and alone" tests/integration \
+	  > build/test-servers.txt 2>&1; status=$$?; cat build/test-servers.txt; exit $$status
+	@$(MAKE) --no-print-directory lint
 
 test-fast: $(INSTALLED) ## Tests that run no model and no servers, the short ones; under three minutes.
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not gpu and not model and not alone and not browser and not thorough"
