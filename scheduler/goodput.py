@@ -1,8 +1,8 @@
 """The policy that maximizes committed tokens per second, decided before drafting.
 
-A draft is a pair (row, position j). Its survival, the probability that it and all before it are
-accepted, never rises with j, so the drafts chosen are a prefix per row. For each batch depth and
-each size of the target's pass, the likeliest drafts are taken until the pass is full. Their
+A draft token is a pair (row, position j). Its survival, the probability that it and all before it
+are accepted, never rises with j, so the drafts chosen are a prefix per row. For each batch depth
+and each size of the target's pass, the likeliest drafts are taken until the pass is full. Their
 expected tokens, over the time to draft and verify them, are compared with all other candidates and
 with plain decoding. Another draft pass costs the same for one row or for many, so a greedy choice
 draft by draft would misjudge.
@@ -22,7 +22,7 @@ from outrider.scheduler.proposers import MAX_BEHIND
 # risk is taken for nothing.
 _STAY = 1.01
 _SPECULATE = 1.02
-_SPECULATE_BY_LOOK_UP = 1.05  # look-up mostly finds nothing, and costs all the same
+_SPECULATE_BY_LOOKUP = 1.05  # lookup often finds nothing; require a clear gain
 _SPECULATE_SURELY = 0.98  # drafting that may stop early gains more than estimated
 _PAYS_WITHIN = 32  # steps in which catching up has to pay
 _RISK = 0.05  # extra gain required if no row drafts yet
@@ -128,7 +128,7 @@ def _for_now(
 def _rate(candidate: Candidate, snapshot: DepthSnapshot) -> float:
     rate = candidate.tokens_per_s
     if not candidate.batch_depth:
-        least = _SPECULATE_BY_LOOK_UP if snapshot.only_looks_up else _SPECULATE
+        least = _SPECULATE_BY_LOOKUP if snapshot.only_looks_up else _SPECULATE
         rate *= _SPECULATE_SURELY if snapshot.can_stop else least
     return rate * _STAY if candidate.batch_depth == snapshot.previous_batch_depth else rate
 

@@ -158,8 +158,8 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """One round of proposals, by row; or, if another process drafts, the `round` under which the
-    target receives them itself."""
+    """The proposals for one step: by row or, when draft ranks send them directly to the target, the
+    `round` number to receive them under."""
 
     step: int
     proposals: Mapping[int, Proposal] = field(default_factory=dict)

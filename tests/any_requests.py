@@ -3,7 +3,7 @@ speculation, of any kind and whatever happens meanwhile, the texts are those of 
 
 A batch follows from its seed. It mixes greedy and sampled requests, every sampling parameter,
 several samples of a prompt, all proposers, prompts that begin alike and prompts that repeat
-themselves (for the look-up).
+themselves (for the lookup).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class LocalTarget:
         self.samplers: dict[int, RowSampler] = {}
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
-        """Run the pass, choose the target's own tokens and commit the draft tokens that match."""
+        """Run the pass; commit each row's accepted draft tokens and one of the target's own."""
         start_s = time.perf_counter()
         self.begin(plan)
         works = self._lay_out(plan, ticket)

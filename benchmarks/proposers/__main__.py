@@ -57,7 +57,7 @@ def run(
     head: Annotated[
         list[str] | None, typer.Option(help="PATH or NAME=PATH of a head; may be repeated.")
     ] = None,
-    ngram: Annotated[bool, typer.Option(help="Compare n-gram look-up too.")] = True,
+    ngram: Annotated[bool, typer.Option(help="Compare n-gram lookup too.")] = True,
     depths: Annotated[str, typer.Option(help="Drafts in every round.")] = "5",
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens a request.")] = 192,
     groups: Annotated[str, typer.Option(help="Groups of prompts.")] = ",".join(ALL_GROUPS),

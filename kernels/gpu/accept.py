@@ -22,7 +22,8 @@ from outrider.kernels.gpu.launch import (
 
 
 class OutcomeColumn:
-    """A row of what `accept_drafts` reports, int32; see `outcome_width`."""
+    """Columns of the int32 tensor that `accept_drafts` writes, one row per sampled row; see
+    `outcome_width`."""
 
     BASE_LEN = 0  # committed length before
     DEPTH = 1  # drafts verified
@@ -112,8 +113,8 @@ def _accept_kernel(
         chosen = tl.load(chosen_ptr + first + place, mask=place <= depth, other=-1).to(tl.int32)
         is_draft = place < depth
         drafts = tl.load(draft_ptr + row * draft_stride + place, mask=is_draft, other=-1)
-        stands = is_draft & (drafts == chosen)
-        num_accepted = tl.min(tl.where(stands, BLOCK, place), axis=0)
+        matches = is_draft & (drafts == chosen)
+        num_accepted = tl.min(tl.where(matches, BLOCK, place), axis=0)
         is_new = place <= num_accepted
         at = length + place
         # The next pass reads the text, even if no token could be chosen and the row ends.

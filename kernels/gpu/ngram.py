@@ -34,7 +34,7 @@ _WARPS = 4
 
 @dataclass(frozen=True, slots=True)
 class TrustTable:
-    """Each row's trust in its look-ups, and its last offer; all int32, by row.
+    """Each row's trust in its lookups, and its last offer; all int32, by row.
 
     An offer's acceptance is read from the text: the part of it found there was accepted.
     """

@@ -246,7 +246,7 @@ def test_what_a_head_knows_is_what_a_fresh_pass_over_the_text_gives(
 
 
 def test_a_heads_depth_is_no_limit_of_others(folders: dict[str, Path]) -> None:
-    """These two have three heads and three levels; a round of n-gram look-up is as asked for."""
+    """These two have three heads and three levels; a round of n-gram lookup is as asked for."""
     for kind in (HeadKind.MEDUSA, HeadKind.MLP):
         with _llm(folders, head_model=str(folders[kind]), num_speculative_tokens=6) as llm:
             planned = _watch_depths(llm)

@@ -151,7 +151,7 @@ class ColocatedWorker:
         return exclusivity(spec, self._sizes.max_len, self._is_shared_noise)
 
     def events(self) -> Sequence[DraftEvent]:
-        """None: both models live as long as this process."""
+        """Always empty: an in-process draft is never lost."""
         return ()
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:

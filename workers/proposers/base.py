@@ -94,7 +94,7 @@ class Proposers:
         return self._proposers.get(name)
 
     def events(self) -> Sequence[DraftEvent]:
-        """None: proposers of this process live as long as it does."""
+        """Always empty: an in-process draft is never lost."""
         return ()
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:

@@ -91,14 +91,15 @@ def _verify_choices(
 
 
 def accept_matching(chosen: Sequence[int], spans: Sequence[LogitSpan]) -> list[SpanVerdict]:
-    """Accept draft tokens as far as they match the chosen tokens."""
+    """The rule of shared-noise verification: accept the longest prefix of draft tokens equal to the
+    target's choices, and commit its choice at the next position (recovered or bonus)."""
     verdicts, first = [], 0
     for span in spans:
-        own = chosen[first : first + span.num_rows]
+        choices = chosen[first : first + span.num_rows]
         accepted = 0
-        while accepted < len(span.drafts) and span.drafts[accepted] == own[accepted]:
+        while accepted < len(span.drafts) and span.drafts[accepted] == choices[accepted]:
             accepted += 1
-        verdicts.append(SpanVerdict(accepted, tuple(own[: accepted + 1])))
+        verdicts.append(SpanVerdict(accepted, tuple(choices[: accepted + 1])))
         first += span.num_rows
     return verdicts
 

@@ -69,7 +69,7 @@ def speculation_sentence(found: SpeculationStatus, config: EngineConfig, reason:
     is_auto = settings.policy == GOODPUT
     text = f"speculation: {'auto (goodput)' if is_auto else settings.policy}, "
     if config.method == NGRAM:
-        text += "by n-gram look-up, "
+        text += "by n-gram lookup, "
     is_bound = is_auto or settings.policy == "threshold"
     count = max_depth_of(settings)
     text += f"{'up to ' if is_bound else ''}{count} {'draft' if count == 1 else 'drafts'} a request"

@@ -120,8 +120,8 @@ class RemoteDraft:
     """A draft group that may be lost and rejoin; see `ProposalSource` in `outrider.engine.step`.
 
     The draft announces a round before the target gets the plan to receive it, so a dead draft is
-    detected here and the target never waits for it. Plans without draft tokens are batched and sent
-    later: they cost the draft nothing.
+    normally detected here; the target waits only for an announced transfer, up to a time limit.
+    Plans without draft tokens are batched and sent later: they cost the draft nothing.
     """
 
     def __init__(self, on_lost: Callable[[str], None], stall_timeout_s: float) -> None:

@@ -24,7 +24,7 @@ class TargetWorker(Protocol):
 
     @property
     def lag(self) -> int:
-        """How many passes may be queued before the verdict of the last, to any benefit."""
+        """How many plans beyond the first may usefully be in flight."""
         ...
 
     @property

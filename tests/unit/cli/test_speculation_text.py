@@ -92,7 +92,7 @@ def test_without_a_proposer_the_sentence_has_the_commands_that_change_it(
 def test_look_up_is_named_with_the_commands_for_a_draft() -> None:
     sentence = speculation_sentence(status(), own_model("cpu"), "why")
     assert sentence == (
-        "speculation: auto (goodput), by n-gram look-up, up to 4 drafts a request (why), at every "
+        "speculation: auto (goodput), by n-gram lookup, up to 4 drafts a request (why), at every "
         "step what should give most tokens per second. A draft guesses more: `outrider serve "
         "'./my target' --draft-model DRAFT`; `outrider distill draft --target './my target' --out "
         "./draft` trains one"

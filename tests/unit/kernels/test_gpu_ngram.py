@@ -1,4 +1,4 @@
-"""Prompt look-up on the device offers what the host's would, round after round."""
+"""Prompt lookup on the device offers what the host's would, round after round."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAX_DEPTH = 5
 
 
 class Device:
-    """The tables that a look-up reads and writes."""
+    """The tables that a lookup reads and writes."""
 
     def __init__(self, num_rows: int, max_len: int) -> None:
         self.text = TextTable.create(num_rows, max_len, MAX_DEPTH, DEVICE)

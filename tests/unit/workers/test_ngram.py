@@ -1,4 +1,4 @@
-"""Prompt look-up says what it would have offered of tokens that were decoded without it."""
+"""Prompt lookup says what it would have offered of tokens that were decoded without it."""
 
 from __future__ import annotations
 
