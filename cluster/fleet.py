@@ -48,7 +48,7 @@ class Fleet:
         size: int,
         settings: Mapping[str, Any],
         secret: str,
-        answers: FleetHandlers,
+        handlers: FleetHandlers,
         say: Say,
         listener: socket.socket | None = None,
     ) -> None:
@@ -59,7 +59,7 @@ class Fleet:
         self.metrics_folder: Path | None = None  # of their metric files
         self._address = ""  # that they connect to
         self._secret = secret
-        self.registry = FleetRegistry(settings, self._secret, answers)
+        self.registry = FleetRegistry(settings, self._secret, handlers)
         self.registry.on_change.append(self._on_member_change)
         self._stopping = asyncio.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

@@ -49,14 +49,12 @@ from outrider.links.fleet_messages import (
     Welcome,
 )
 from outrider.links.frames import LinkError
-from outrider.links.pending_connections import (
-    ACCEPT_PAUSE_S,
-    FLEET_GREETING_TIMEOUT_S,
-    PendingConnections,
-)
+from outrider.links.pending_connections import ACCEPT_PAUSE_S, PendingConnections
 from outrider.links.rank_messages import Hello, Role
 from outrider.links.speculation import SpeculationChange
 from outrider.rate_limited_log import RateLimitedLog
+
+GREETING_TIMEOUT_S = 5.0  # of gateways and leaving nodes
 
 ANSWER_S = 2.0
 SERVING, DRAINING = GatewayState.SERVING.value, GatewayState.DRAINING.value
@@ -100,7 +98,7 @@ class FleetRegistry:
     """`settings` are sent to local gateways. Calls `on_change` when a member connects, changes or
     leaves, with the link error if there was one."""
 
-    def __init__(self, settings: Mapping[str, Any], secret: str, answers: FleetHandlers) -> None:
+    def __init__(self, settings: Mapping[str, Any], secret: str, handlers: FleetHandlers) -> None:
         self.name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.members: dict[int, GatewayMember] = {}  # local gateways, by index
         self.remote_members: set[GatewayMember] = set()
@@ -110,7 +108,7 @@ class FleetRegistry:
         self._settings = dict(settings)
         self._secret = secret
         self._limited_log = RateLimitedLog(logger)
-        self._handlers = answers
+        self._handlers = handlers
         self._places: tuple[ReplicaPlace, ...] = ()
         self._speculation = SpeculationChange()
         self._serial = itertools.count(1)
@@ -201,7 +199,7 @@ class FleetRegistry:
         try:
             sock_name, peer_name = sock.getsockname(), sock.getpeername()
             hello, channel = await accept_channel(
-                sock, self._secret, FLEET_CODEC, FLEET_GREETING_TIMEOUT_S, peer="the gateway"
+                sock, self._secret, FLEET_CODEC, GREETING_TIMEOUT_S, peer="the gateway"
             )
         except (LinkError, OSError) as error:
             self._limited_log.warning("rejected unauthenticated connection: %s", error)
@@ -228,7 +226,7 @@ class FleetRegistry:
         """Serve `outrider leave`: a node that is about to end and waits until it has no replica."""
         channel.peer = "a leaving node"
         try:
-            async with asyncio.timeout(FLEET_GREETING_TIMEOUT_S):
+            async with asyncio.timeout(GREETING_TIMEOUT_S):
                 message = await channel.receive()
             if not isinstance(message, NodeLeaving):
                 raise LinkError(f"{channel.peer} sent a {type(message).__name__} out of turn.")

@@ -82,14 +82,14 @@ class Serving:
         self._operations = Operations(
             config.without_secrets(), launch, callbacks.say, _check_models
         )
-        answers = FleetHandlers(
+        handlers = FleetHandlers(
             self._view, self._operations.scale, self._operations.roll_out, self._leave
         )
         self._fleet = Fleet(
             server.processes,
             _settings_of(dataclasses.replace(config, log_level=gateway_log_level)),
             sockets.secret,
-            answers,
+            handlers,
             self._operations.say,
             sockets.gateway_listener,
         )

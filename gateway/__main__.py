@@ -1,5 +1,5 @@
 """`python -m outrider.gateway`: HTTP and gRPC for one engine at a fixed address, for the replicas
-of controllers, or started by a controller (the keeper). `outrider gateway` has the first two."""
+of controllers, or started by a controller. `outrider gateway` has the first two."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def main() -> None:
     place.add_argument("--engine", help="unix:/path or tcp:host:port")
     place.add_argument("--controllers", help="host:port, with commas between several")
     place.add_argument("--keeper", help="as --engine; the settings come from it")
-    parser.add_argument("--index", type=int, default=0, help="number of this gateway at the keeper")
+    parser.add_argument(
+        "--index", type=int, default=0, help="number of this gateway at its controller"
+    )
     parser.add_argument("--config", help="configuration file (YAML)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The admin port of a server or a guest gateway: liveness, readiness and metrics, for probes and
+"""The admin port of a server or a remote gateway: liveness, readiness and metrics, for probes and
 scrapers. It has no keys and no TLS: keep it on a private network."""
 
 from __future__ import annotations

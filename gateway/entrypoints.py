@@ -1,5 +1,5 @@
-"""Entry points of a gateway process: for one engine at a fixed address, as a guest of controllers,
-or started by one (its keeper)."""
+"""Entry points of a gateway process: for one engine at a fixed address, as a remote gateway of
+controllers, or started by one."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ class FairThreadPool:
     ) -> T:
         """The function's result, or `DeadlineError` at the deadline, on the clock of
         `time.monotonic`. Cancellation removes a call that is still queued."""
-        work = _Task(owner, partial(function, *args, **kwargs))
-        self._submit(work)
-        result: asyncio.Future[T] = asyncio.wrap_future(work.result)
+        task = _Task(owner, partial(function, *args, **kwargs))
+        self._submit(task)
+        result: asyncio.Future[T] = asyncio.wrap_future(task.result)
         result.add_done_callback(_drop_error)
         left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
         try:
@@ -56,7 +56,7 @@ class FairThreadPool:
             if result.done():
                 return result.result()
         finally:
-            self._cancel(work)
+            self._cancel(task)
         raise DeadlineError(
             "the deadline passed while the request was being prepared; allow it more time or "
             "shorten the prompt."
@@ -64,22 +64,22 @@ class FairThreadPool:
 
     def close(self) -> None:
         with self._lock:
-            waiting = [work for works in self._waiting.values() for work in works]
+            waiting = [task for tasks in self._waiting.values() for task in tasks]
             self._waiting.clear()
-        for work in waiting:
-            work.result.cancel()
+        for task in waiting:
+            task.result.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _submit(self, work: _Task) -> None:
+    def _submit(self, task: _Task) -> None:
         with self._lock:
-            self._check_capacity(work.owner)
+            self._check_capacity(task.owner)
             self._num_pending += 1
-            self._pending[work.owner] += 1
-            self._waiting.setdefault(work.owner, deque()).append(work)
+            self._pending[task.owner] += 1
+            self._waiting.setdefault(task.owner, deque()).append(task)
             is_idle = self._num_idle > 0
             self._num_idle -= is_idle
         if is_idle:
-            self._threads.submit(self._work_on)
+            self._threads.submit(self._run_tasks)
 
     def _check_capacity(self, owner: str) -> None:
         """When full, an owner below an equal share is admitted, up to twice the limit in all."""
@@ -90,44 +90,44 @@ class FairThreadPool:
         if held >= share or num_pending >= 2 * self._max_pending:
             raise CapacityError(f"{num_pending} requests are being prepared already; retry later.")
 
-    def _work_on(self) -> None:
+    def _run_tasks(self) -> None:
         """Runs in a thread until the queue is empty."""
-        while (work := self._next()) is not None:
-            if work.result.set_running_or_notify_cancel():
-                work.run()
-            self._count_out(work)
+        while (task := self._next()) is not None:
+            if task.result.set_running_or_notify_cancel():
+                task.run()
+            self._count_out(task)
 
     def _next(self) -> _Task | None:
         """The next owner's oldest task; its others wait until all other owners had a turn."""
         with self._lock:
             for owner in self._waiting:
-                works = self._waiting.pop(owner)
-                work = works.popleft()
-                if works:
-                    self._waiting[owner] = works
-                return work
+                tasks = self._waiting.pop(owner)
+                task = tasks.popleft()
+                if tasks:
+                    self._waiting[owner] = tasks
+                return task
             self._num_idle += 1
             return None
 
-    def _cancel(self, work: _Task) -> None:
+    def _cancel(self, task: _Task) -> None:
         """At once: cancelling the loop's future would take effect in its next turn only."""
-        if not work.result.cancel():
+        if not task.result.cancel():
             return
         with self._lock:
-            works = self._waiting.get(work.owner, deque())
-            if work not in works:
+            tasks = self._waiting.get(task.owner, deque())
+            if task not in tasks:
                 return  # a thread has it and counts it out
-            works.remove(work)
-            if not works:
-                del self._waiting[work.owner]
-        self._count_out(work)
+            tasks.remove(task)
+            if not tasks:
+                del self._waiting[task.owner]
+        self._count_out(task)
 
-    def _count_out(self, work: _Task) -> None:
+    def _count_out(self, task: _Task) -> None:
         with self._lock:
             self._num_pending -= 1
-            self._pending[work.owner] -= 1
-            if not self._pending[work.owner]:
-                del self._pending[work.owner]
+            self._pending[task.owner] -= 1
+            if not self._pending[task.owner]:
+                del self._pending[task.owner]
 
 
 class _Task:

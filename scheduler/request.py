@@ -71,7 +71,7 @@ class Request:
     reads of its `spec` is copied here."""
 
     __slots__ = (
-        "exclusive",
+        "acceptance_bias",
         "arrival_s",
         "behind",
         "deadline_s",
@@ -79,6 +79,7 @@ class Request:
         "draft",
         "draft_plans_in_flight",
         "drafts_in_flight",
+        "exclusive",
         "followers",
         "generation",
         "in_flight",
@@ -87,7 +88,6 @@ class Request:
         "is_draft_given_up",
         "is_watched",
         "key",
-        "acceptance_bias",
         "max_len",
         "may_be_displaced",
         "missing_blocks",

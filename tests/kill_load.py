@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from cluster_tools import wait_until
@@ -176,17 +177,15 @@ class Running:
         may_ask_again: bool = False,
         speculates: bool = True,
     ) -> None:
-        self._start = lambda: [
-            Reader(
-                where,
-                each,
-                may_ask_again=may_ask_again,
-                speculates=speculates,
-                num_tokens=num_tokens,
-            )
-            for each in load
-        ]
-        self.readers = self._start()
+        self._load = load
+        self._reader = partial(
+            Reader,
+            where,
+            may_ask_again=may_ask_again,
+            speculates=speculates,
+            num_tokens=num_tokens,
+        )
+        self.readers = [self._reader(each) for each in self._load]
 
     def wait_tokens(self, number: int) -> None:
         """Until every stream has so many, and none all. On a busy machine one may be over before
@@ -199,7 +198,7 @@ class Running:
             if not any(each.is_over for each in self.readers):
                 return
             self.results()
-            self.readers = self._start()
+            self.readers = [self._reader(each) for each in self._load]
         raise AssertionError("streams are over before all have begun")
 
     @property

@@ -11,19 +11,16 @@ import hashlib
 import hmac
 import json
 import logging
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
-from outrider.checkpoints.cache import boot_id, cache_folder, read_own, write_own
+from outrider.checkpoints.cache import boot_id, cache_folder, read_own, sweep, write_own
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.workers.proposers.base import NO_COST
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = "2"
-UNUSED_S = 7 * 24 * 3600.0
 _TABLES = ("verify", "first_draft", "next_draft")
 
 
@@ -80,12 +77,4 @@ class CostsCache:
         text = json.dumps(dict(zip(_TABLES, rows, strict=True)) | rest)
         with suppress(OSError):
             write_own(self._path, text)
-            _sweep(self._path.parent)
-
-
-def _sweep(folder: Path) -> None:
-    """Delete files that have not been written for a week."""
-    for path in folder.iterdir():
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > UNUSED_S:
-                path.unlink()
+            sweep(self._path.parent)

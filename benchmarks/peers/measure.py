@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from outrider.benchmarks.peers.comparison import TimedCall
-from outrider.benchmarks.peers.cpu_clock import machine_cpu_s
 from outrider.benchmarks.peers.process import PeerProcess
 from outrider.benchmarks.peers.protocol import Generation, Mode, Tokens
+from outrider.loadtest.servers.cpu_clock import machine_cpu_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from outrider.benchmarks.peers.cpu_clock import process_cpu_s
 from outrider.benchmarks.peers.protocol import (
     Generation,
     Mode,
@@ -25,6 +24,7 @@ from outrider.benchmarks.peers.protocol import (
     encode,
 )
 from outrider.loadtest.servers import pausing
+from outrider.loadtest.servers.cpu_clock import process_cpu_s
 from outrider.loadtest.servers.keeper import descendants
 
 SOURCE_ROOT = Path(__file__).absolute().parents[3]  # not resolved: the package consists of symlinks

@@ -13,8 +13,7 @@ from outrider.errors import RequestError
 from outrider.gateway.auth.caller import Caller
 
 MAX_SALT_CHARS = 256
-SHARING_BY_GROUP, SHARING_BY_ALL = "group", "all"
-"""Values of `cache.prefix_sharing`."""
+SHARING_BY_ALL = "all"  # of `cache.prefix_sharing`, beside "group"
 _LABEL = b"outrider tenants 1"
 _ID_BYTES = 16
 

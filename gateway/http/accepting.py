@@ -4,18 +4,16 @@ handshake."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
 from collections.abc import Callable
 
 from outrider.gateway.connection_slots import ConnectionSlot, ConnectionSlots
+from outrider.links.pending_connections import ACCEPT_PAUSE_S, shut_down
 from outrider.rate_limited_log import RateLimitedLog
 
 logger = logging.getLogger(__name__)
-
-ACCEPT_PAUSE_S = 0.1  # after a failure, most likely of too few file descriptors
 
 Connect = Callable[[ConnectionSlot], asyncio.Protocol]
 
@@ -61,7 +59,7 @@ class Acceptor:
             try:
                 sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
-                self._limited_log.warning("no connection can be accepted: %s", error)
+                self._limited_log.warning("cannot accept connections: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             task = loop.create_task(self._admit(sock, address))
@@ -70,7 +68,7 @@ class Acceptor:
             await asyncio.sleep(0)  # a burst of connections must not starve other tasks
 
     async def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
-        slot = self._slots.take(address[0], lambda: _hang_up(sock))
+        slot = self._slots.take(address[0], lambda: shut_down(sock))
         if len(self._slots) > self._slots.hard_limit:  # too many even for an error response
             slot.release()
             sock.close()
@@ -88,8 +86,3 @@ class Acceptor:
             sock.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
-
-
-def _hang_up(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)

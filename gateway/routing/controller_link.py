@@ -54,29 +54,30 @@ LOAD_S = 1.0  # between load reports
 class ControllerLink:
     """Sends a gateway's queries to a controller, and carries out the controller's orders.
 
-    A guest (`is_guest`) serves several controllers: it neither ends nor drains with one of them.
+    A remote gateway (`is_remote`) serves several controllers: it neither ends nor drains with one
+    of them.
     `on_num_processes`, if set, handles the number of gateway processes.
 
-    A gateway that its controller started (its keeper) ends with it, but not because the keeper is
-    silent: a stopped process still holds its end of the Unix socket, and engines run without it. A
-    guest drops a silent controller and redials: over a network, silence may be the only sign of a
+    A gateway that its controller started ends with it, but not because the controller is silent: a
+    stopped process still holds its end of the Unix socket, and engines run without it. A remote
+    gateway drops a silent controller and redials: over a network, silence may be the only sign of a
     loss.
     """
 
-    def __init__(self, channel: AsyncChannel, welcome: Welcome, *, is_guest: bool = False) -> None:
+    def __init__(self, channel: AsyncChannel, welcome: Welcome, *, is_remote: bool = False) -> None:
         self.welcome = welcome
         self.on_num_processes: Callable[[int], None] | None = None
         self._channel = channel
-        self._is_guest = is_guest
+        self._is_remote = is_remote
         self._queries: dict[int, asyncio.Future[Any]] = {}
         self._serial = itertools.count(1)
 
     @classmethod
     async def open(
-        cls, address: str, secret: str, index: int, *, is_guest: bool = False
+        cls, address: str, secret: str, index: int, *, is_remote: bool = False
     ) -> ControllerLink:
-        """As gateway number `index` of the keeper; a guest has no number."""
-        rank, size = (REVISION, 0) if is_guest else (index, index + 1)
+        """As gateway number `index` of the controller; a remote gateway has no number."""
+        rank, size = (REVISION, 0) if is_remote else (index, index + 1)
         hello = Hello(Role.GATEWAY, rank, size, os.getpid(), socket.gethostname())
         channel = await open_channel(
             address,
@@ -85,7 +86,7 @@ class ControllerLink:
             FLEET_CODEC,
             CONNECT_TIMEOUT_S,
             peer="the controller",
-            ends_when_silent=is_guest,
+            ends_when_silent=is_remote,
         )
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -95,7 +96,7 @@ class ControllerLink:
         except BaseException:
             channel.close()
             raise
-        return cls(channel, welcome, is_guest=is_guest)
+        return cls(channel, welcome, is_remote=is_remote)
 
     def close(self) -> None:
         self._channel.close()
@@ -214,7 +215,7 @@ class ControllerLink:
         Raises `LinkError` if the controller is lost."""
         self._count(gateway, self.welcome.num_processes)
         gateway.replicas.remember_speculation(self.welcome.speculation)
-        if self.welcome.is_draining and not self._is_guest:
+        if self.welcome.is_draining and not self._is_remote:
             await gateway.drain()
         try:
             while True:

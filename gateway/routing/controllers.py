@@ -1,4 +1,4 @@
-"""The controllers of a guest gateway: resolved by name, dialled until they answer; requests need
+"""The controllers of a remote gateway: resolved by name, dialled until they answer; requests need
 none of them."""
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Controllers:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                link = await ControllerLink.open(entry.address, self._secret, 0, is_guest=True)
+                link = await ControllerLink.open(entry.address, self._secret, 0, is_remote=True)
             except (OutriderError, OSError, TimeoutError) as error:
                 level = logging.INFO if pause_s == FIRST_PAUSE_S else logging.DEBUG
                 logger.log(level, "no controller at %s yet, retrying: %s", entry.address, error)

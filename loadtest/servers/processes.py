@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from outrider.benchmarks.peers.cpu_clock import process_cpu_s
+from outrider.loadtest.servers.cpu_clock import process_cpu_s
 from outrider.loadtest.servers.keeper import descendants
 
 _KB_PER_MB = 1024

@@ -49,7 +49,7 @@ class Restarts:
 
 def draft_lost(reason: str, pause_s: float) -> str:
     what = f"draft lost, decoding goes on without it: {reason.rstrip('.')}"
-    return f"{what}; it is started anew in {pause_s:g} s"
+    return f"{what}; restarting in {pause_s:g} s"
 
 
 def draft_back(away_s: float, pids: Sequence[int]) -> str:
@@ -59,7 +59,7 @@ def draft_back(away_s: float, pids: Sequence[int]) -> str:
 def engine_lost(reason: str, pause_s: float, *, do_others_serve: bool = False) -> str:
     """`do_others_serve`: other replicas continue its requests."""
     requests = "its requests go on elsewhere" if do_others_serve else "running requests wait"
-    what = f"engine and models are started anew in {pause_s:g} s, {requests}"
+    what = f"restarting engine and models in {pause_s:g} s, {requests}"
     return f"{reason.rstrip('.')}; {what}"
 
 

@@ -89,7 +89,7 @@ def test_one_engine_process_serves_is_replaced_when_lost_and_leaves_nothing(
         assert streamed_tokens(client, PROMPT, **PARAMS) == expected
 
         assert streamed_tokens(client, PROMPT, kill=pid, **PARAMS) == expected
-        server.wait_line(r"process ended with exit code -9; .* are started anew in 0 s")
+        server.wait_line(r"process ended with exit code -9; .*restarting engine and models in 0 s")
         again = _engine_pid(client)
         assert again != pid
         server.wait_line(rf"serving again after [\d.]+ s \(engine pid {again}\)")
@@ -188,7 +188,7 @@ def test_ray_places_one_actor_with_the_models_and_replaces_it_until_the_terminal
             ("engine", pid, "ready"),
         ]
         assert streamed_tokens(client, PROMPT, kill=pid, **PARAMS) == expected
-        server.wait_line("engine was lost: .*; engine and models are started anew in 0 s")
+        server.wait_line("engine was lost: .*; restarting engine and models in 0 s")
         server.wait_line(r"serving again after [\d.]+ s \(engine pid \d+\)")
         assert _engine_pid(client) != pid
         server.stop_reading()

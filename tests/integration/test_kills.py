@@ -44,8 +44,8 @@ REPORTED_S = 240.0
 TIDY_S = 20.0
 ENDED_S = DRAIN_S + ENDING_S
 PAUSES = {
-    "draft": r"it is started anew in ([\d.]+) s",
-    "target": r"models are started anew in ([\d.]+) s",
+    "draft": r"; restarting in ([\d.]+) s",
+    "target": r"restarting engine and models in ([\d.]+) s",
 }
 DRAINING = "told to stop"
 
@@ -174,7 +174,7 @@ CASES = [
     Case(
         *(RayActors, "target killed", killed("target")),
         says=(
-            r"target rank 0 was lost: .*; engine and models are started anew in [\d.]+ s",
+            r"target rank 0 was lost: .*; restarting engine and models in [\d.]+ s",
             "serving again after",
         ),
     ),

@@ -157,6 +157,18 @@ def test_no_measurement_imports_the_trainer(folder: str) -> None:
     assert wrong == []
 
 
+def test_nothing_that_is_installed_imports_benchmarks() -> None:
+    folders = ("cluster", "gateway", "kernels", "loadtest", "scheduler", "train", "workers")
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for folder in (*folders, "src/outrider")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in _imports(path)
+        if name.startswith("outrider.benchmarks")
+    ]
+    assert wrong == []
+
+
 def _imports(path: Path) -> Iterator[str]:
     """Every module, or name in one, that a file imports, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -48,21 +48,21 @@ class DeviceRows:
 
     def set_text(self, row: int, tokens: Sequence[int], draft_computed: int) -> None:
         """Set the row's whole text and how much of it the draft has computed."""
-        self.text.tokens[row, : len(tokens)] = self._upload(tokens)
+        self.text.tokens[row, : len(tokens)] = self.upload(tokens)
         self._set_counts(row, len(tokens), draft_computed)
 
     def extend_text(self, row: int, base_len: int, tokens: Sequence[int], computed: int) -> None:
         """Append tokens that the host committed after the first `base_len`."""
         end = base_len + len(tokens)
         if tokens:
-            ids = self._upload(tokens)
+            ids = self.upload(tokens)
             self.text.tokens[row, base_len:end] = ids
             if self._is_adjusted[row]:
                 self.adjustments.marks[row].index_add_(0, ids, torch.ones_like(ids))
         self._set_counts(row, end, computed)
 
     def set_draft_computed(self, row: int, computed: int) -> None:
-        self.text.draft_computed[row : row + 1] = self._upload((computed,))
+        self.text.draft_computed[row : row + 1] = self.upload((computed,))
 
     def set_sampling(self, row: int, sampler: RowSampler) -> None:
         temperature = 0.0 if sampler.is_greedy else sampler.temperature
@@ -98,13 +98,10 @@ class DeviceRows:
     def flush_tables(self) -> None:
         """Copy the new blocks of all rows to the device."""
         if self._updates:
-            update_tables(self.upload_table(self._updates), self.target_tables, self.draft_tables)
+            update_tables(self.upload(self._updates), self.target_tables, self.draft_tables)
             self._updates = []
 
-    def upload_table(self, values: Sequence[Sequence[int]]) -> Tensor:
-        return self._to_device(torch.tensor(values, dtype=torch.int32))
-
-    def _upload(self, values: Sequence[int]) -> Tensor:
+    def upload(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return self._to_device(torch.tensor(values, dtype=torch.int32))
 
     def _to_device(self, values: Tensor) -> Tensor:
@@ -118,7 +115,7 @@ class DeviceRows:
         return values.pin_memory() if self._device.type == "cuda" else values
 
     def _set_counts(self, row: int, length: int, computed: int) -> None:
-        counts = self._upload((length, computed))
+        counts = self.upload((length, computed))
         self.text.lengths[row : row + 1] = counts[:1]
         self.text.draft_computed[row : row + 1] = counts[1:]
 

@@ -35,7 +35,7 @@ class KVCache:
         *,
         is_interleaved: bool = False,
     ) -> None:
-        """`is_interleaved`: all layers of a block are adjacent, see `Ops.for_blocks_apart`."""
+        """`is_interleaved`: a block's layers are adjacent, see `Ops.supports_strided_blocks`."""
         kv_heads = len(Partition.of(spec, shard or Shard()).kv_heads)
         shape = (num_blocks, kv_heads, block_size, spec.head_dim)
         self._allocate(spec.num_layers, shape, dtype, device, is_interleaved=is_interleaved)

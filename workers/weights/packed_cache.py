@@ -14,7 +14,6 @@ import mmap
 import os
 import shutil
 import struct
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from outrider.checkpoints.cache import boot_id, cache_folder, open_own
+from outrider.checkpoints.cache import boot_id, cache_folder, open_own, sweep
 from outrider.workers.models.shard import Shard
 from outrider.workers.models.spec import ModelSpec
 
@@ -31,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = "3"  # part of the name: raise it when what is written changes
 MIN_BYTES = 64 << 20  # packing less takes no noticeable time
-UNUSED_S = 7 * 24 * 3600.0
 _FREE_SHARE = 2  # times the file's size must be free to write it
 _END = struct.Struct("<Q8s")  # length of the index before it, mark
 _MARK = b"OUTRIDER"
@@ -157,7 +155,7 @@ def packed_path(
         return cached
     with suppress(OSError):
         cached.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(cached.parent)
+        sweep(cached.parent)
         if shutil.disk_usage(cached.parent).free >= _FREE_SHARE * num_bytes:
             return cached
     return None
@@ -169,11 +167,3 @@ def _drop_scratches(path: Path) -> None:
         if left.suffix[1:].isdecimal():
             with suppress(OSError):
                 left.unlink()
-
-
-def _sweep(folder: Path) -> None:
-    """Delete files unused for a week: of earlier boots, removed checkpoints or killed writers."""
-    for path in folder.iterdir():
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > UNUSED_S:
-                path.unlink()

@@ -23,6 +23,7 @@ LOCK_WAIT_S = 2 * 3600.0  # downloads may be slow; launchers have timeouts of th
 LOCK_POLL_S = 0.1
 LOCK_LOG_INTERVAL_S = 30.0
 ABANDONED_S = 6 * 3600.0
+UNUSED_S = 7 * 24 * 3600.0
 
 
 def cache_folder() -> Path:
@@ -155,3 +156,11 @@ def discard_folder(folder: Path) -> None:
         pass
     finally:
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Delete files unused for a week: of earlier boots, removed checkpoints or killed writers."""
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > UNUSED_S:
+                path.unlink()

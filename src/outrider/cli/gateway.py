@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
-from outrider.cli.other_options import SettingsCommand
+from outrider.cli.server_options import option
+from outrider.cli.settings_command import SettingsCommand
 from outrider.log_stream import guard_stderr
 from outrider.logs import setup_logging
 
 app = typer.Typer(add_completion=False)
-
-
-def _option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
 
 
 @app.command(cls=SettingsCommand)
@@ -23,17 +20,17 @@ def gateway(
     ctx: typer.Context,
     controllers: Annotated[
         list[str] | None,
-        _option("--controllers", help=f"{setting_help('controllers')} May be repeated."),
+        option("--controllers", help=f"{setting_help('controllers')} May be repeated."),
     ] = None,
     engine: Annotated[
         str | None,
-        _option("--engine", help="Serve only this engine, unix:/path or tcp:host:port."),
+        option("--engine", help="Serve only this engine, unix:/path or tcp:host:port."),
     ] = None,
-    host: Annotated[str | None, _option("--host", help=setting_help("host"))] = None,
-    port: Annotated[int | None, _option("--port", help=setting_help("port"))] = None,
-    grpc_port: Annotated[int | None, _option("--grpc-port", help=setting_help("grpc_port"))] = None,
+    host: Annotated[str | None, option("--host", help=setting_help("host"))] = None,
+    port: Annotated[int | None, option("--port", help=setting_help("port"))] = None,
+    grpc_port: Annotated[int | None, option("--grpc-port", help=setting_help("grpc_port"))] = None,
     admin_port: Annotated[
-        int | None, _option("--admin-port", help=setting_help("admin_port"))
+        int | None, option("--admin-port", help=setting_help("admin_port"))
     ] = None,
     config: ConfigOption = None,
     assignments: SetOption = None,

@@ -12,8 +12,9 @@ import typer
 
 from outrider.cli.colour import ColouredText
 from outrider.cli.config import ConfigOption, SetOption, load_config, setting_help
-from outrider.cli.other_options import LocalCommand
 from outrider.cli.sampling import TemperatureOption, TopPOption, given_params
+from outrider.cli.server_options import option
+from outrider.cli.settings_command import LocalCommand
 from outrider.cli.speculation_text import speculation_sentence
 from outrider.cli.summary import GenerationRun, comparison, summary
 from outrider.config import EngineConfig
@@ -42,38 +43,34 @@ class Method(StrEnum):
     OFF = "off"
 
 
-def _option(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 @app.command(cls=LocalCommand)
 def generate(
     ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")
     ] = None,
-    model: Annotated[str | None, _option("--model", "-m", help=setting_help("model"))] = None,
+    model: Annotated[str | None, option("--model", "-m", help=setting_help("model"))] = None,
     draft_model: Annotated[
         str | None,
-        _option(
+        option(
             "--draft-model",
             help=setting_help("draft_model"),
         ),
     ] = None,
     method: Annotated[
         Method | None,
-        _option(
+        option(
             "--method",
             help="Proposer. Default: the draft if there is one, else as with `outrider serve`.",
         ),
     ] = None,
     policy: Annotated[
         str | None,
-        _option("--policy", "--speculation-policy", help=setting_help("speculation_policy")),
+        option("--policy", "--speculation-policy", help=setting_help("speculation_policy")),
     ] = None,
     depth: Annotated[
         int | None,
-        _option(
+        option(
             "--depth",
             "-k",
             "--num-speculative-tokens",
@@ -81,35 +78,35 @@ def generate(
         ),
     ] = None,
     fix_depth: Annotated[
-        bool, _option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
+        bool, option("--fix-depth", help="Draft exactly --depth tokens, whatever the policy.")
     ] = False,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,
     top_k: Annotated[
-        int | None, _option("--top-k", help="Sample from this many tokens; 0 is all.")
+        int | None, option("--top-k", help="Sample from this many tokens; 0 is all.")
     ] = None,
     min_p: Annotated[
         float | None,
-        _option("--min-p", help="Drop tokens less likely than this share of the likeliest."),
+        option("--min-p", help="Drop tokens less likely than this share of the likeliest."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.")] = 256,
     seed: Annotated[
-        int | None, _option("--seed", help="Seed of the sample; drawn and shown if not given.")
+        int | None, option("--seed", help="Seed of the sample; drawn and shown if not given.")
     ] = None,
     stop: Annotated[
-        list[str] | None, _option("--stop", help="End before this text; may be repeated.")
+        list[str] | None, option("--stop", help="End before this text; may be repeated.")
     ] = None,
     raw: Annotated[
-        bool, _option("--raw", help="Continue the prompt as it is, without chat template.")
+        bool, option("--raw", help="Continue the prompt as it is, without chat template.")
     ] = False,
     system: Annotated[
-        str | None, _option("--system", help="System message of the chat template.")
+        str | None, option("--system", help="System message of the chat template.")
     ] = None,
     deterministic: Annotated[
-        bool, _option("--deterministic", help=setting_help("deterministic"))
+        bool, option("--deterministic", help=setting_help("deterministic"))
     ] = False,
     compare: Annotated[
-        bool, _option("--compare", help="Generate without speculation too, and compare.")
+        bool, option("--compare", help="Generate without speculation too, and compare.")
     ] = False,
     config: ConfigOption = None,
     assignments: SetOption = None,

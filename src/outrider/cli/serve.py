@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from outrider.cli.config import ConfigOption, SetOption, setting_help
-from outrider.cli.other_options import SettingsCommand
 from outrider.cli.server_options import (
     AdminPortOption,
     DraftModelOption,
@@ -22,6 +21,7 @@ from outrider.cli.server_options import (
     option,
     run_server,
 )
+from outrider.cli.settings_command import SettingsCommand
 from outrider.config import EngineConfig
 
 app = typer.Typer(add_completion=False)

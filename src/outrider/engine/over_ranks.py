@@ -160,7 +160,7 @@ class RankModels:
         if first_draft is not None:
             self.draft.join(first_draft)
             self.loop.follow_draft()
-            threading.Thread(target=self._keep_draft, name="draft keeper", daemon=True).start()
+            threading.Thread(target=self._keep_draft, name="draft supervisor", daemon=True).start()
 
     # -- starting -----------------------------------------------------------------------------
 

@@ -3,9 +3,9 @@
 The gateway connects. The controller begins with a `Welcome` and its `ReplicaTable`; after that both
 send at any time. The two may be on different hosts.
 
-A kept gateway is started by the controller, gets its settings from it and ends with it. A guest has
-its own settings, may know several controllers, and reconnects when it loses one. Both get the same
-messages.
+A local gateway is started by the controller, gets its settings from it and ends with it. A remote
+one has its own settings, may know several controllers, and reconnects when it loses one. Both get
+the same messages.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from outrider.links.cluster_view import ClusterView
 from outrider.links.speculation import SpeculationChange
 from outrider.links.tags import message
 
-# The revision of these messages; a guest sends it as the rank of its `Hello`. It was 0 before the
-# first added field.
+# The revision of these messages; a remote gateway sends it as the rank of its `Hello`. It was 0
+# before the first added field.
 REVISION = 1
 
 
@@ -29,7 +29,7 @@ class Welcome:
     """Controller to gateway, its first message."""
 
     controller: str  # its unique name
-    # Server and log settings by path, API keys included; empty for a guest.
+    # Server and log settings by path, API keys included; empty for a remote gateway.
     settings: dict[str, Any]
     num_processes: int  # that share the limits
     is_draining: bool  # new requests are refused from the start

@@ -16,14 +16,12 @@ from outrider.links.channel import Channel
 from outrider.links.codec import GATEWAY_CODEC, RANK_CODEC, STORE_CODEC
 from outrider.links.frames import LinkClosedError, LinkError
 from outrider.links.handshake import receive_greeting
-from outrider.links.pending_connections import (
-    ACCEPT_PAUSE_S,
-    GREETING_TIMEOUT_S,
-    PendingConnections,
-)
+from outrider.links.pending_connections import ACCEPT_PAUSE_S, PendingConnections
 from outrider.links.rank_messages import Hello, Role
 from outrider.links.rendezvous_store import RendezvousStore
 from outrider.rate_limited_log import RateLimitedLog
+
+GREETING_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ import socket
 import threading
 
 MAX_PENDING = 64  # of a listener; beyond it the oldest is shut down
-GREETING_TIMEOUT_S = 10.0  # of ranks and gateways at an engine
-FLEET_GREETING_TIMEOUT_S = 5.0  # of gateways and leaving nodes at a controller
 ACCEPT_PAUSE_S = 0.1  # after a failed accept, usually for lack of file descriptors
 
 
@@ -31,7 +29,7 @@ class PendingConnections:
             if len(self._sockets) >= MAX_PENDING:
                 oldest = next(iter(self._sockets))
                 del self._sockets[oldest]
-                _shut_down(oldest)
+                shut_down(oldest)
             self._sockets[sock] = None
 
     def remove(self, sock: socket.socket) -> bool:
@@ -44,9 +42,9 @@ class PendingConnections:
         """Shut down all of them."""
         with self._lock:
             for sock in self._sockets:
-                _shut_down(sock)
+                shut_down(sock)
 
 
-def _shut_down(sock: socket.socket) -> None:
+def shut_down(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

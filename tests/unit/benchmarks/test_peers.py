@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.benchmarks.peers import cpu_clock
 from outrider.benchmarks.peers.comparison import TimedCall
 from outrider.benchmarks.peers.measure import Case, PeerVariant, run_interleaved
 from outrider.benchmarks.peers.process import PeerProcess
 from outrider.benchmarks.peers.protocol import Mode, Options, PeerError
+from outrider.loadtest.servers import cpu_clock
 
 ENGINE = '''
 import os, subprocess, sys, time

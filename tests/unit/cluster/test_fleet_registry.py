@@ -244,7 +244,7 @@ def test_strangers_who_keep_still_do_not_keep_guests_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_connections, "MAX_PENDING", 4)
-    monkeypatch.setattr(fleet_registry, "FLEET_GREETING_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(fleet_registry, "GREETING_TIMEOUT_S", TIMEOUT_S)
 
     async def test(listening: Listening) -> None:
         place = parse(listening.tcp)

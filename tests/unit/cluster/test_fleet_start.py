@@ -16,10 +16,14 @@ from outrider.cluster.fleet import Fleet
 pytestmark = pytest.mark.timeout(30)
 
 # In the place of a gateway: its first life ends as by a Ctrl-C before it left the terminal.
-INTERRUPTED_ONCE = """#!/bin/sh
-[ -e "$0.begun" ] && exit 3
-: > "$0.begun"
-kill -INT $$
+INTERRUPTED_ONCE = f"""#!{sys.executable}
+import os, signal, sys
+begun = sys.argv[0] + ".begun"
+if os.path.exists(begun):
+    sys.exit(3)
+open(begun, "w").close()
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # it may be ignored where the tests run
+os.kill(os.getpid(), signal.SIGINT)
 """
 
 
@@ -31,8 +35,8 @@ def test_a_ctrl_c_that_meets_a_gateway_before_it_runs_is_not_its_failure(
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
     said: list[Event] = []
-    answers: Any = None  # nobody asks
-    fleet = Fleet(1, {}, "secret", answers, said.append)
+    handlers: Any = None  # not called
+    fleet = Fleet(1, {}, "secret", handlers, said.append)
 
     async def run() -> None:
         await fleet.run()

@@ -72,7 +72,7 @@ def test_one_that_is_lost_is_started_anew_while_the_other_serves() -> None:
         assert not running.backend.handles[0].is_over
         [lost] = [each for each in running.said if "was lost" in each]
         assert lost == (
-            "replica 1: target rank 0 was lost; engine and models are started anew in 0 s, its "
+            "replica 1: target rank 0 was lost; restarting engine and models in 0 s, its "
             "requests go on elsewhere"
         )
         assert any(each.startswith("replica 1: serving again after") for each in running.said)
@@ -112,9 +112,9 @@ def test_one_that_keeps_failing_waits_longer_each_time_and_is_reported_each_time
         while sum("there is no memory" in each for each in running.said) < 3:
             await asyncio.sleep(0.005)
         pauses = [
-            each.split(" anew in ")[1].split(" s,")[0]
+            each.split(" and models in ")[1].split(" s,")[0]
             for each in running.said
-            if " anew in " in each
+            if " and models in " in each
         ]
         assert pauses[:4] == ["0", "0.01", "0.02", "0.04"]
         assert running.state["1"] == SERVING

@@ -53,7 +53,7 @@ def test_when_one_rank_of_a_draft_ends_all_of_it_is_started_anew_and_told(
         os.kill(before[1], signal.SIGKILL)
         told = lines.get(timeout=60)
         assert told.startswith("draft lost, decoding goes on without it: draft rank 1 ended with")
-        assert told.endswith("exit code -9; it is started anew in 0 s")
+        assert told.endswith("exit code -9; restarting in 0 s")
         assert len(draft_pids(ranks, others_than=before)) == 2
         assert target.poll() is None
 
@@ -64,7 +64,7 @@ def test_a_draft_that_the_engine_gave_up_is_replaced_for_the_engines_reason(
     with started(monkeypatch) as (ranks, lines):
         before = draft_pids(ranks, others_than=[])
         ranks.replace_draft("it hangs.")
-        assert "without it: it hangs; it is started anew" in lines.get(timeout=60)
+        assert "without it: it hangs; restarting" in lines.get(timeout=60)
         after = draft_pids(ranks, others_than=before)
         os.kill(after[0], signal.SIGKILL)
         assert "draft rank 0 ended with exit code -9" in lines.get(timeout=60)
