@@ -16,7 +16,7 @@ GRPC_TOOLS := 1.73.0
 LOCK ?= -c requirements.lock
 # Tests run by file, the longest first (tests/durations.json). More workers than cores, for many tests
 # wait; those that start servers and ranks wait most, and have workers of their own.
-TEST_WORKERS ?= 4
+TEST_WORKERS ?= 3
 SERVER_TEST_WORKERS ?= 2
 # File for the commands' output of `make test-rayup`, if any.
 TRANSCRIPT ?=

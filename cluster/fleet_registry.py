@@ -38,7 +38,7 @@ from outrider.links.fleet_messages import (
     NodeDrained,
     NodeLeaving,
     NumProcesses,
-    OrderResult,
+    OperationResult,
     ReplicaPlace,
     ReplicaTable,
     RollOut,
@@ -280,9 +280,9 @@ class FleetRegistry:
             case GatewayFailed(message=sentence):
                 self.failures[member.index] = sentence
             case ScaleTo(query=query, num_replicas=num_replicas):
-                self._order(member, query, lambda: self._handlers.scale(num_replicas))
+                self._start_operation(member, query, lambda: self._handlers.scale(num_replicas))
             case RollOut(query=query, settings=settings):
-                self._order(member, query, lambda: self._handlers.roll_out(settings))
+                self._start_operation(member, query, lambda: self._handlers.roll_out(settings))
             case ViewCluster(query=query):
                 self._spawn(self._view_cluster(member, query))
             case DrainAll():
@@ -302,13 +302,15 @@ class FleetRegistry:
             case _:
                 raise LinkError(f"a gateway sent a {type(message).__name__} out of turn.")
 
-    def _order(self, member: GatewayMember, query: int, begin: Callable[[], None]) -> None:
+    def _start_operation(
+        self, member: GatewayMember, query: int, begin: Callable[[], None]
+    ) -> None:
         try:
             begin()
         except OutriderError as error:
-            member.send(OrderResult(query, str(error)))
+            member.send(OperationResult(query, str(error)))
         else:
-            member.send(OrderResult(query))
+            member.send(OperationResult(query))
 
     async def _view_cluster(self, member: GatewayMember, query: int) -> None:
         view = None

@@ -12,7 +12,7 @@ from outrider.cluster.events import Event, EventKind, Say
 from outrider.cluster.launch import Launch
 from outrider.config import EngineConfig, find_setting
 from outrider.errors import ConfigError, OutriderError
-from outrider.links.cluster_view import OrderView
+from outrider.links.cluster_view import OperationView
 
 MAX_REPLICAS = 256
 SECTIONS = ("target", "draft", "speculation", "cache", "scheduler")
@@ -36,7 +36,7 @@ class Operations:
     ) -> None:
         """`check` raises if the models of a configuration cannot be served; it may take long."""
         self.config = config
-        self.last: OrderView | None = None
+        self.last: OperationView | None = None
         self._launch = launch
         self._say_on = say
         self._check = check
@@ -50,7 +50,7 @@ class Operations:
             and self.last.state == UNDER_WAY
             and event.kind is not EventKind.LOG
         ):
-            self.last = OrderView(self.last.what, UNDER_WAY, event.text)
+            self.last = OperationView(self.last.what, UNDER_WAY, event.text)
         self._say_on(event)
 
     def scale(self, num_replicas: int) -> None:
@@ -90,7 +90,7 @@ class Operations:
                 f"an operation is under way ({self.last.what}); wait until it is done, see "
                 "`outrider status`."
             )
-        self.last = OrderView(what, UNDER_WAY, "")
+        self.last = OperationView(what, UNDER_WAY, "")
         self._say_on(Event(EventKind.STAGE, f"requested: {what}"))
         self._task = asyncio.create_task(self._carry_out(what, work()))
 
@@ -98,13 +98,13 @@ class Operations:
         try:
             await work
         except OutriderError as error:
-            self.last = OrderView(what, FAILED, str(error))
+            self.last = OperationView(what, FAILED, str(error))
             self._say_on(Event(EventKind.TROUBLE, f"failed: {what}: {error}"))
         except Exception:
-            self.last = OrderView(what, FAILED, "unexpected error; see the log.")
+            self.last = OperationView(what, FAILED, "unexpected error; see the log.")
             logger.exception("failed: %s", what)
         else:
-            self.last = OrderView(what, DONE, "")
+            self.last = OperationView(what, DONE, "")
             self._say_on(Event(EventKind.REPAIR, f"done: {what}"))
 
 

@@ -162,7 +162,7 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 150.0) -> T:
         async def bounded() -> T:
             async with asyncio.timeout(timeout_s):
                 return await work

@@ -29,7 +29,7 @@ from outrider.cluster.supervised_replica import ReplicaPhase
 from outrider.cluster.tasks import first_of
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError, OutriderError
-from outrider.links.cluster_view import ClusterView, OrderView
+from outrider.links.cluster_view import ClusterView, OperationView
 from outrider.links.fleet_messages import ReplicaPlace
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Controller:
         self._driver_config = config  # that the driver started with, before any operation
         self._lease = Lease()
         self._operating = asyncio.Lock()
-        self._operation: OrderView | None = None
+        self._operation: OperationView | None = None
         self._running: asyncio.Task[None] | None = None
         self._changing: asyncio.Task[None] | None = None
 
@@ -181,13 +181,13 @@ class Controller:
     async def _operate(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run operations one after the other. An operation outlives the driver that began it."""
         async with self._operating:
-            self._operation = OrderView(what, UNDER_WAY, "")
+            self._operation = OperationView(what, UNDER_WAY, "")
             try:
                 await work()
             except BaseException as error:
-                self._operation = OrderView(what, FAILED, str(error))
+                self._operation = OperationView(what, FAILED, str(error))
                 raise
-            self._operation = OrderView(what, DONE, "")
+            self._operation = OperationView(what, DONE, "")
 
     async def leave(self, hosts: tuple[str, ...], limit_s: float) -> None:
         await self._set.leave(hosts, limit_s)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -15,6 +14,7 @@ from typing import Any
 from outrider.api_types.errors import UnavailableError
 from outrider.errors import RequestError
 from outrider.gateway.gateway import Gateway, GatewayState
+from outrider.gateway.routing.queries import Queries
 from outrider.gateway.routing.replicas import qualified
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.cluster_view import ClusterView
@@ -30,7 +30,7 @@ from outrider.links.fleet_messages import (
     GatewayListening,
     GatewayLoad,
     NumProcesses,
-    OrderResult,
+    OperationResult,
     ReplicaTable,
     RollOut,
     ScaleTo,
@@ -52,7 +52,7 @@ LOAD_S = 1.0  # between load reports
 
 
 class ControllerLink:
-    """Sends a gateway's queries to a controller, and carries out the controller's orders.
+    """Sends a gateway's queries to a controller, and carries out the controller's instructions.
 
     A remote gateway (`is_remote`) serves several controllers: it neither ends nor drains with one
     of them.
@@ -69,8 +69,7 @@ class ControllerLink:
         self.on_num_processes: Callable[[int], None] | None = None
         self._channel = channel
         self._is_remote = is_remote
-        self._queries: dict[int, asyncio.Future[Any]] = {}
-        self._serial = itertools.count(1)
+        self._queries = Queries("the controller")
 
     @classmethod
     async def open(
@@ -104,9 +103,8 @@ class ControllerLink:
     # -- queries to the controller ------------------------------------------------------------
 
     async def view(self) -> ClusterView | None:
-        query = next(self._serial)
         try:
-            found: ViewClusterResult = await self._ask(query, ViewCluster(query), ANSWER_TIMEOUT_S)
+            found: ViewClusterResult = await self._ask(ViewCluster)
         except UnavailableError:
             return None
         return None if found.view is None else self._qualified(found.view)
@@ -130,40 +128,26 @@ class ControllerLink:
         self._send(DrainAll())
 
     async def abort(self, request_id: str) -> int:
-        query = next(self._serial)
-        found: AbortResult = await self._ask(query, AbortAll(query, request_id), ANSWER_TIMEOUT_S)
+        found: AbortResult = await self._ask(lambda query: AbortAll(query, request_id))
         return found.num_ended
 
     async def scale(self, num_replicas: int) -> None:
         """Scale to this many replicas; returns once the change is accepted."""
-        query = next(self._serial)
-        await self._order(query, ScaleTo(query, num_replicas))
+        await self._start_operation(lambda query: ScaleTo(query, num_replicas))
 
     async def roll_out(self, settings: Mapping[str, Any]) -> None:
         """Replace all replicas with settings changed; returns once the rollout is accepted."""
-        query = next(self._serial)
-        await self._order(query, RollOut(query, dict(settings)))
+        await self._start_operation(lambda query: RollOut(query, dict(settings)))
 
-    async def _order(self, query: int, message: object) -> None:
-        done: OrderResult = await self._ask(query, message, ANSWER_TIMEOUT_S)
+    async def _start_operation(self, message: Callable[[int], object]) -> None:
+        done: OperationResult = await self._ask(message)
         if done.error:
             raise RequestError(done.error)
 
-    async def _ask(self, query: int, message: object, timeout_s: float) -> Any:
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    async def _ask(self, message: Callable[[int], object]) -> Any:
         if self._channel.is_silent:
             raise UnavailableError("the controller is silent at the moment; try again.")
-        self._queries[query] = answer
-        try:
-            self._send(message)
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise UnavailableError(
-                f"the controller has not answered for {timeout_s:g} s; try again."
-            ) from None
-        finally:
-            self._queries.pop(query, None)
+        return await self._queries.ask(self._send, message, ANSWER_TIMEOUT_S)
 
     def _send(self, message: object) -> None:
         try:
@@ -208,11 +192,11 @@ class ControllerLink:
         finally:
             gateway.on_state.remove(report)
 
-    # -- the controller's orders --------------------------------------------------------------
+    # -- the controller's instructions --------------------------------------------------------
 
     async def obey(self, gateway: Gateway) -> float:
-        """Carry out the controller's orders until it stops this gateway; returns the drain timeout.
-        Raises `LinkError` if the controller is lost."""
+        """Carry out the controller's instructions until it stops this gateway; returns the drain
+        timeout. Raises `LinkError` if the controller is lost."""
         self._count(gateway, self.welcome.num_processes)
         gateway.replicas.remember_speculation(self.welcome.speculation)
         if self.welcome.is_draining and not self._is_remote:
@@ -232,24 +216,17 @@ class ControllerLink:
                         self._count(gateway, count)
                     case SpeculationChanged(change=change):
                         gateway.replicas.remember_speculation(change)
-                    case ViewClusterResult() | AbortResult() | OrderResult() as found:
-                        self._settle(found)
+                    case ViewClusterResult() | AbortResult() | OperationResult() as found:
+                        self._queries.settle(found)
                     case other:
                         raise LinkError(
                             f"the controller sent a {type(other).__name__} out of turn."
                         )
         finally:
-            for answer in self._queries.values():
-                if not answer.done():
-                    answer.set_exception(UnavailableError("the server is ending."))
+            self._queries.fail("the server is ending.")
 
     def _count(self, gateway: Gateway, num_processes: int) -> None:
         if self.on_num_processes is not None:
             self.on_num_processes(num_processes)
         else:
             gateway.num_processes = num_processes
-
-    def _settle(self, found: ViewClusterResult | AbortResult | OrderResult) -> None:
-        answer = self._queries.pop(found.query, None)
-        if answer is not None and not answer.done():
-            answer.set_result(found)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from outrider.api_types.errors import UnavailableError
 from outrider.errors import CapacityError, RequestError
+from outrider.gateway.routing.queries import Queries
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.codec import GATEWAY_CODEC
 from outrider.links.frames import LinkError
@@ -74,9 +75,9 @@ class EngineLost:
 
 
 Event: TypeAlias = RequestUpdate | SubmitRefused | EngineLost
-_Question: TypeAlias = Attach | StatusQuery | SetSpeculation | ExplainSpeculation
-_Answer: TypeAlias = AttachResult | EngineStatus | SetSpeculationResult | ExplainSpeculationResult
-_Message: TypeAlias = Submit | Cancel | Detach | _Question
+_Message: TypeAlias = (
+    Submit | Cancel | Detach | Attach | StatusQuery | SetSpeculation | ExplainSpeculation
+)
 Sink: TypeAlias = Callable[[Event], None]
 
 
@@ -108,10 +109,9 @@ class EngineLink:
         self._up = asyncio.Event()
         self._sinks: dict[int, Sink] = {}  # by the handles of samples
         self._unfinished: set[int] = set()  # of these samples
-        self._queries: dict[int, asyncio.Future[Any]] = {}
+        self._queries = Queries("the engine")
         self._numbers = numbers or itertools.count(1)
         self._handles = handles or itertools.count(1)
-        self._serial = itertools.count(_NO_QUERY + 1)
         self._address = ""  # of the last attempt to connect
         self._attempt: asyncio.Timeout | None = None  # while it is under way
         self._moved = asyncio.Event()  # the address has changed since then
@@ -179,9 +179,9 @@ class EngineLink:
         """Resume a held request where its reader has stopped; returns whether the engine held it.
         Updates go to `sink`. Without samples, release the request for good."""
         self._expect(samples, sink)
-        query = next(self._serial)
-        message = Attach(query, resume_id, samples)
-        answer: AttachResult = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
+        answer: AttachResult = await self._ask(
+            lambda query: Attach(query, resume_id, samples), BETWEEN_STEPS_TIMEOUT_S
+        )
         return answer.is_held
 
     def _expect(self, samples: tuple[SubmittedSample, ...], sink: Sink) -> None:
@@ -192,15 +192,14 @@ class EngineLink:
     # -- queries ------------------------------------------------------------------------------
 
     async def status(self) -> EngineStatus:
-        query = next(self._serial)
-        answer: EngineStatus = await self._ask(query, StatusQuery(query), STATUS_TIMEOUT_S)
+        answer: EngineStatus = await self._ask(StatusQuery, STATUS_TIMEOUT_S)
         return answer
 
     async def set_speculation(self, change: SpeculationChange) -> SpeculationSettings:
         """For this engine from its next step on, and for its successors."""
-        query = next(self._serial)
-        message = SetSpeculation(query, change)
-        answer: SetSpeculationResult = await self._ask(query, message, BETWEEN_STEPS_TIMEOUT_S)
+        answer: SetSpeculationResult = await self._ask(
+            lambda query: SetSpeculation(query, change), BETWEEN_STEPS_TIMEOUT_S
+        )
         if answer.error:
             raise RequestError(answer.error)
         return answer.settings
@@ -212,13 +211,11 @@ class EngineLink:
     async def explain_speculation(self, step: int | None, last: int) -> ExplainSpeculationResult:
         if self._num_explaining >= MAX_EXPLAINING:
             raise CapacityError(f"{MAX_EXPLAINING} such queries are waiting already; retry later.")
-        query = next(self._serial)
-        message = ExplainSpeculation(query, step, last)
         self._num_explaining += 1
         try:
             async with self._explaining:
                 answer: ExplainSpeculationResult = await self._ask(
-                    query, message, BETWEEN_STEPS_TIMEOUT_S
+                    lambda query: ExplainSpeculation(query, step, last), BETWEEN_STEPS_TIMEOUT_S
                 )
         finally:
             self._num_explaining -= 1
@@ -226,21 +223,8 @@ class EngineLink:
             raise RequestError(answer.error)
         return answer
 
-    async def _ask(self, query: int, message: _Question, timeout_s: float) -> Any:
-        if self._channel is None:
-            raise UnavailableError("no engine is connected; wait for it to start.")
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._queries[query] = answer
-        try:
-            self._send(message)
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise UnavailableError(
-                f"the engine has not answered for {timeout_s:g} s; try again later."
-            ) from None
-        finally:
-            self._queries.pop(query, None)
+    async def _ask(self, message: Callable[[int], _Message], timeout_s: float) -> Any:
+        return await self._queries.ask(self._send, message, timeout_s)
 
     def _send(self, message: _Message) -> None:
         if self._channel is None:
@@ -342,9 +326,9 @@ class EngineLink:
                     self._deliver(refused.handle, refused)
                 case SetSpeculationResult() as found:
                     self._keep(found)
-                    self._settle(found)
+                    self._queries.settle(found)
                 case EngineStatus() | ExplainSpeculationResult() | AttachResult() as found:
-                    self._settle(found)
+                    self._queries.settle(found)
                 case other:
                     raise LinkError(f"the engine sent a {type(other).__name__} out of turn.")
 
@@ -356,11 +340,6 @@ class EngineLink:
                 self.on_speculation(found.change)
         elif found.query == _NO_QUERY:
             logger.warning("the engine refused earlier changes of speculation: %s", found.error)
-
-    def _settle(self, found: _Answer) -> None:
-        answer = self._queries.pop(found.query, None)
-        if answer is not None and not answer.done():
-            answer.set_result(found)
 
     def _deliver(self, handle: int, event: Event) -> None:
         sink = self._sinks.get(handle)
@@ -375,6 +354,4 @@ class EngineLink:
         self._others_load = 0
         for sink in dict.fromkeys(sinks.values()):  # once per request
             sink(EngineLost(self.number))
-        for answer in self._queries.values():
-            if not answer.done():
-                answer.set_exception(UnavailableError("the engine was lost; try again."))
+        self._queries.fail("the engine was lost; try again.")

@@ -16,7 +16,7 @@ from outrider.gateway.routing.replicas import ReplicaLinks
 from outrider.links.aio import AsyncChannel, open_channel
 from outrider.links.codec import FLEET_CODEC
 from outrider.links.fleet_messages import (
-    OrderResult,
+    OperationResult,
     ReplicaPlace,
     ReplicaState,
     ReplicaTable,
@@ -80,9 +80,9 @@ def test_a_guest_hears_of_replicas_it_can_reach_and_orders_more_of_them(
                     await linked.changed.wait()
 
             channel.send(ScaleTo(1, 2))
-            while not isinstance(answer := await channel.receive(), OrderResult):
+            while not isinstance(answer := await channel.receive(), OperationResult):
                 pass
-            assert answer == OrderResult(1)
+            assert answer == OperationResult(1)
             serving = ReplicaState.SERVING
             await _places(channel, lambda found: [each.state for each in found] == [serving] * 2)
             server.terminate()

@@ -45,7 +45,7 @@ from outrider.links.fleet_messages import (
     GatewayListening,
     GatewayLoad,
     NumProcesses,
-    OrderResult,
+    OperationResult,
     ReplicaPlace,
     ReplicaState,
     ReplicaTable,
@@ -126,7 +126,7 @@ class Controller:
             self.told.append(message)
         match message:
             case ScaleTo(query=query) | RollOut(query=query):
-                channel.send(OrderResult(query, self.error))
+                channel.send(OperationResult(query, self.error))
             case AbortAll(query=query, request_id=request_id):
                 channel.send(Abort(100, request_id))
                 channel.send(AbortResult(query, 7))

@@ -142,12 +142,17 @@ TOLD_S = 20.0  # a process may be there a moment before somebody says so
 PARTED_S = 15.0  # longer than anybody is silent on a link
 
 CASES = [
-    Case(Children, "draft killed", killed("draft"), moves=False, says=("draft lost, .* anew",)),
+    Case(
+        Children, "draft killed", killed("draft"), moves=False, says=("draft lost, .* restarting",)
+    ),
     Case(Children, "draft hangs", stopped("draft"), moves=False, is_slow=True),
     Case(Children, "target killed", killed("target"), is_slow=True),
     Case(
         *(Children, "target hangs", stopped("target")),
-        says=("target rank 0 .* (has not answered|has been silent) .* anew", "serving again after"),
+        says=(
+            "target rank 0 .* (has not answered|has been silent) .* restarting engine",
+            "serving again after",
+        ),
     ),
     Case(Children, "engine killed", killed("engine"), says=("serving again after",)),
     Case(Children, "gateway killed", killed("gateway"), may_ask_again=True),

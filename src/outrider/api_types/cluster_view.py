@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import TypeAlias
 
-from outrider.links.cluster_view import ClusterView, OrderView, ProcessView
+from outrider.links.cluster_view import ClusterView, OperationView, ProcessView
 from outrider.proto import control_pb2
 
 AskCluster: TypeAlias = Callable[[], Awaitable[ClusterView | None]]
@@ -40,7 +40,9 @@ def cluster_from_proto(state: control_pb2.ClusterState) -> ClusterView:
         state.restarts,
         state.draft_restarts,
         tuple(_process_from_proto(each) for each in state.processes),
-        order=OrderView(order.what, order.state, order.detail) if state.HasField("order") else None,
+        order=OperationView(order.what, order.state, order.detail)
+        if state.HasField("order")
+        else None,
     )
 
 

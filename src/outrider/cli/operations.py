@@ -10,7 +10,7 @@ import typer
 from outrider.cli.visible import visible_on
 from outrider.client import Client, UnavailableError
 from outrider.errors import OutriderError
-from outrider.links.cluster_view import OrderView
+from outrider.links.cluster_view import OperationView
 
 POLL_S = 0.5
 TIMEOUT_S = 900.0  # placement and start of a replica, with a margin
@@ -46,7 +46,7 @@ def follow(client: Client, timeout_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _operation_of(client: Client) -> OrderView | None:
+def _operation_of(client: Client) -> OperationView | None:
     """The last operation; None while it is unknown."""
     try:
         cluster = client.status().cluster

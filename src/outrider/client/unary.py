@@ -28,7 +28,7 @@ from outrider.links.speculation import SpeculationSettings
 from outrider.proto import control_pb2
 
 STATUS_TIMEOUT_S = 5.0
-ORDER_TIMEOUT_S = 10.0
+OPERATION_TIMEOUT_S = 10.0
 BETWEEN_STEPS_TIMEOUT_S = 15.0  # a step may be long
 
 T = TypeVar("T")
@@ -56,7 +56,8 @@ def as_method_of(describe: Callable[..., UnaryCall[Any]]) -> Callable[[Method], 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
     def decorate(method: Method) -> Method:
-        made: Any = wraps(describe)(method)
+        made: Any = wraps(describe, assigned=("__name__", "__doc__"))(method)
+        del made.__wrapped__
         made.__annotations__ = describe.__annotations__ | {"return": returned}
         made.__signature__ = signature.replace(
             parameters=[own, *signature.parameters.values()], return_annotation=returned
@@ -140,14 +141,14 @@ def explain_speculation(
 # -- operators; with API keys these need one of scope `admin` -----------------------------------
 
 
-def scale(num_replicas: int, timeout_s: float = ORDER_TIMEOUT_S) -> UnaryCall[None]:
+def scale(num_replicas: int, timeout_s: float = OPERATION_TIMEOUT_S) -> UnaryCall[None]:
     """Change the number of replicas. Returns at once; `status().cluster.order` shows the
     progress."""
     return UnaryCall("Scale", control_pb2.ScaleRequest(replicas=num_replicas), timeout_s, _nothing)
 
 
 def roll_out(
-    settings: Mapping[str, Any] | None = None, timeout_s: float = ORDER_TIMEOUT_S
+    settings: Mapping[str, Any] | None = None, timeout_s: float = OPERATION_TIMEOUT_S
 ) -> UnaryCall[None]:
     """Replace every replica in turn, or only its draft, with these settings (by path) changed.
     Returns at once. No request is lost."""
@@ -155,13 +156,13 @@ def roll_out(
     return UnaryCall("RollOut", request, timeout_s, _nothing)
 
 
-def drain(timeout_s: float = ORDER_TIMEOUT_S) -> UnaryCall[int]:
+def drain(timeout_s: float = OPERATION_TIMEOUT_S) -> UnaryCall[int]:
     """Drain every gateway: refuse new requests. Returns this gateway's active requests."""
     request = control_pb2.DrainRequest()
     return UnaryCall("Drain", request, timeout_s, attrgetter("active_requests"))
 
 
-def abort(request_id: str, timeout_s: float = ORDER_TIMEOUT_S) -> UnaryCall[int]:
+def abort(request_id: str, timeout_s: float = OPERATION_TIMEOUT_S) -> UnaryCall[int]:
     """Abort a request wherever it runs; returns how often it was found."""
     request = control_pb2.AbortRequest(request_id=request_id)
     return UnaryCall("Abort", request, timeout_s, attrgetter("num_ended"))

@@ -34,7 +34,7 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderView:
+class OperationView:
     """The operator's last order; see `OrderState` of the protocol."""
 
     what: str
@@ -52,5 +52,5 @@ class ClusterView:
     draft_restarts: int
     processes: tuple[ProcessView, ...]
     replicas: tuple[ReplicaView, ...] = ()
-    order: OrderView | None = None
+    order: OperationView | None = None
     num_configured: int | None = added_field(None)  # configured number of replicas

@@ -165,8 +165,8 @@ class SpeculationChanged:
 @message("ScaleTo")
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
-    """Gateway to controller: an operator scales to `num_replicas`. Answered by `OrderResult` once
-    the change has begun."""
+    """Gateway to controller: an operator scales to `num_replicas`. Answered by `OperationResult`
+    once the change has begun."""
 
     query: int
     num_replicas: int
@@ -176,8 +176,8 @@ class ScaleTo:
 @dataclass(frozen=True, slots=True)
 class RollOut:
     """Gateway to controller: an operator rolls out changed settings, replica by replica. If only
-    the draft's settings change, only the drafts are replaced. Answered by `OrderResult` as soon as
-    the rollout has begun."""
+    the draft's settings change, only the drafts are replaced. Answered by `OperationResult` as
+    soon as the rollout has begun."""
 
     query: int
     settings: dict[str, Any]
@@ -185,7 +185,7 @@ class RollOut:
 
 @message("Ordered")
 @dataclass(frozen=True, slots=True)
-class OrderResult:
+class OperationResult:
     """Controller to gateway: the answer to an order. With an `error` nothing is done."""
 
     query: int

@@ -11,14 +11,14 @@ import pytest
 from outrider.cli import operations
 from outrider.cli.operations import OperationError, follow
 from outrider.client import UnavailableError
-from outrider.links.cluster_view import OrderView
+from outrider.links.cluster_view import OperationView
 
 
 class FakeClient:
     """Tells of an order, a moment after the other; None is a gateway that is away."""
 
-    def __init__(self, *moments: OrderView | None) -> None:
-        self._moments: Iterator[OrderView | None] = iter(moments)
+    def __init__(self, *moments: OperationView | None) -> None:
+        self._moments: Iterator[OperationView | None] = iter(moments)
 
     def status(self) -> Any:
         order = next(self._moments)
@@ -32,8 +32,8 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "POLL_S", 0.0)
 
 
-def _view(state: str, detail: str = "") -> OrderView:
-    return OrderView("scale to 3 replicas", state, detail)
+def _view(state: str, detail: str = "") -> OperationView:
+    return OperationView("scale to 3 replicas", state, detail)
 
 
 def test_each_step_is_told_once_and_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from outrider.links.fleet_messages import (
     Drain,
     DrainAll,
     NumProcesses,
-    OrderResult,
+    OperationResult,
     ReplicaPlace,
     ReplicaState,
     ReplicaTable,
@@ -160,11 +160,11 @@ def test_orders_are_answered_and_a_refusal_says_why(tmp_path: Path) -> None:
     async def test(listening: Listening) -> None:
         async with listening.dialled(None) as guest:
             guest.send(ScaleTo(7, 3))
-            assert await _next(guest, OrderResult) == OrderResult(7)
+            assert await _next(guest, OperationResult) == OperationResult(7)
             guest.send(ScaleTo(8, 5))
-            assert await _next(guest, OrderResult) == OrderResult(8, "there is no room.")
+            assert await _next(guest, OperationResult) == OperationResult(8, "there is no room.")
             guest.send(RollOut(9, {"draft.model": "e"}))
-            assert await _next(guest, OrderResult) == OrderResult(9)
+            assert await _next(guest, OperationResult) == OperationResult(9)
             assert listening.orders == [3, {"draft.model": "e"}]
 
     _test(tmp_path, test)

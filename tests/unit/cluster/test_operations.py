@@ -13,7 +13,7 @@ from outrider.cluster.events import Event, EventKind, Say
 from outrider.cluster.operations import Operations, changed
 from outrider.config import EngineConfig
 from outrider.errors import ConfigError, ModelError, OutriderError
-from outrider.links.cluster_view import ClusterView, OrderView
+from outrider.links.cluster_view import ClusterView, OperationView
 from outrider.links.fleet_messages import ReplicaPlace
 
 CONFIG = EngineConfig.from_settings({"target.model": "t", "draft.model": "d"})
@@ -66,7 +66,7 @@ def _refuse(config: EngineConfig) -> None:
     raise ModelError("the draft's vocabulary has 3 tokens.")
 
 
-async def _settled(operations: Operations) -> OrderView:
+async def _settled(operations: Operations) -> OperationView:
     async with asyncio.timeout(10):
         while operations.last is None or operations.last.state == "under way":
             await asyncio.sleep(0.005)
@@ -78,11 +78,13 @@ def test_an_order_is_under_way_until_it_is_done_and_tells_how_far_it_is() -> Non
         launch, said = RecordingLaunch(), list[Event]()
         operations = Operations(CONFIG, launch, said.append, _accept)
         operations.scale(3)
-        assert operations.last == OrderView("scale to 3 replicas", "under way", "")
+        assert operations.last == OperationView("scale to 3 replicas", "under way", "")
         operations.say(Event(EventKind.REPAIR, "replica 1 serves"))
-        assert operations.last == OrderView("scale to 3 replicas", "under way", "replica 1 serves")
+        assert operations.last == OperationView(
+            "scale to 3 replicas", "under way", "replica 1 serves"
+        )
         launch.may.set()
-        assert await _settled(operations) == OrderView("scale to 3 replicas", "done", "")
+        assert await _settled(operations) == OperationView("scale to 3 replicas", "done", "")
         assert launch.done == [3]
         assert [each.text for each in said] == [
             "requested: scale to 3 replicas",
@@ -117,7 +119,7 @@ def test_a_failed_order_says_why_and_leaves_the_settings() -> None:
         launch.failure = ClusterError("there is no room.")
         operations = Operations(CONFIG, launch, said.append, _accept)
         operations.roll_out({"draft.model": "e"})
-        assert await _settled(operations) == OrderView(
+        assert await _settled(operations) == OperationView(
             "roll out draft.model=e", "failed", "there is no room."
         )
         assert operations.config is CONFIG

@@ -56,7 +56,7 @@ def test_accounts_are_asked_for_one_at_a_time() -> None:
             assert len(channel.sent) == number + 1
             asked = channel.sent[-1]
             assert isinstance(asked, ExplainSpeculation)
-            link._settle(ExplainSpeculationResult(asked.query, (), 0, ()))
+            link._queries.settle(ExplainSpeculationResult(asked.query, (), 0, ()))
         await asyncio.gather(*asking)
 
     asyncio.run(ask_many())

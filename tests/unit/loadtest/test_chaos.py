@@ -128,7 +128,8 @@ def test_an_event_that_cannot_be_done_is_told_and_nothing_is_hit(tmp_path: Path)
         PlannedEvent(0.05, "kill", ChaosTarget("server")),
     ]
     events = asyncio.run(Chaos(planned, server, tmp_path / "chaos.jsonl").run())
-    assert [(event.what, event.pid) for event in events] == [("draft", None), ("server", None)]
+    # In the order of their ends, which may be the other one on a busy machine.
+    assert {(event.what, event.pid) for event in events} == {("draft", None), ("server", None)}
     assert all("not on this host" in str(event.error) for event in events)
     assert read_events(tmp_path / "chaos.jsonl") == events
 
