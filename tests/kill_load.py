@@ -188,7 +188,7 @@ class Running:
         self.readers = [self._reader(each) for each in self._load]
 
     def wait_tokens(self, number: int) -> None:
-        """Until every stream has so many, and none all. On a busy machine one may be over before
+        """Until each stream has `number` tokens and none is over. On a busy machine one may end before
         the last begins: then all start again."""
         for _ in range(STARTS):
             wait_until(
