@@ -188,8 +188,8 @@ class Running:
         self.readers = [self._reader(each) for each in self._load]
 
     def wait_tokens(self, number: int) -> None:
-        """Until each stream has `number` tokens and none is over. On a busy machine one may end before
-        the last begins: then all start again."""
+        """Until each stream has `number` tokens and none is over. On a busy machine one may end
+        before the last begins: then all start again."""
         for _ in range(STARTS):
             wait_until(
                 lambda: all(each.num_tokens >= number or each.is_over for each in self.readers),
