@@ -8,8 +8,10 @@ import contextlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -125,21 +127,27 @@ class Kept:
 
     async def keep(self) -> None:
         while True:
-            replica = ReplicaProcesses(
-                self.config, SECRET, self.placed, self.spares, self.events.append
-            )
+            replica = ReplicaProcesses(self.config, SECRET, self.placed, self.spares, self._note)
             try:
                 await replica.start()
                 self.num_lives, self.replica = self.num_lives + 1, replica
-                self.reasons.append(await replica.watch())
+                self._note_loss(await replica.watch())
             except OutriderError as error:
                 if not self.num_lives:
                     raise
-                self.reasons.append(str(error))
+                self._note_loss(str(error))
             finally:
                 self.replica = None
                 await replica.end()
             await asyncio.sleep(0.5)
+
+    def _note(self, event: Event) -> None:
+        print(f"{time.monotonic():.1f} {event.text}")  # shown if the test fails
+        self.events.append(event)
+
+    def _note_loss(self, reason: str) -> None:
+        print(f"{time.monotonic():.1f} replica lost: {reason}")
+        self.reasons.append(reason)
 
     async def ready(self) -> ReplicaProcesses:
         while self.replica is None:
@@ -164,8 +172,13 @@ class Loop:
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 150.0) -> T:
         async def bounded() -> T:
-            async with asyncio.timeout(timeout_s):
-                return await work
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await work
+            except TimeoutError:
+                for task in asyncio.all_tasks():
+                    task.print_stack(limit=4, file=sys.stdout)
+                raise
 
         return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result()
 

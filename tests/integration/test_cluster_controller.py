@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -38,20 +39,24 @@ def session() -> Iterator[RaySession]:
 
 
 @asynccontextmanager
-async def _launched(session: RaySession) -> AsyncIterator[RayLaunch]:
-    events: list[Event] = []
-    launch = await ControllerAttachment(
-        CONFIG, session, SECRET, DriverIdentity(), events.append
-    ).attach(is_first=True)
-    keeping = asyncio.create_task(launch.run(events.append))
+async def _serving(session: RaySession) -> AsyncIterator[RayLaunch]:
+    launch = await ControllerAttachment(CONFIG, session, SECRET, DriverIdentity(), _print).attach(
+        is_first=True
+    )
+    keeping = asyncio.create_task(launch.run(_print))
     try:
+        while not launch.places or launch.places[0].state is not ReplicaState.SERVING:
+            if keeping.done():
+                keeping.result()  # why it did not start
+            await asyncio.sleep(0.05)
         yield launch
     finally:
         await launch.stop()
         await keeping
 
 
-def _ignore(event: Event) -> None: ...
+def _print(event: Event) -> None:
+    print(f"{time.monotonic():.1f} {event.text}")  # shown if the test fails
 
 
 def _is_running(pid: int) -> bool:
@@ -64,15 +69,13 @@ def _is_running(pid: int) -> bool:
 
 def test_its_status_names_every_process_and_its_end_is_theirs(session: RaySession) -> None:
     async def run() -> ClusterView:
-        async with _launched(session) as launch:
-            while not launch.places or launch.places[0].state is not ReplicaState.SERVING:
-                await asyncio.sleep(0.05)
+        async with _serving(session) as launch:
             [place] = launch.places
             [address] = place.addresses  # nobody could be elsewhere
             assert place.name == "0" and address.startswith("unix:")
             with pytest.raises(ConfigError, match="a server already runs in this cluster"):
                 other = ControllerAttachment(
-                    CONFIG, session, SECRET, DriverIdentity("other"), _ignore
+                    CONFIG, session, SECRET, DriverIdentity("other"), _print
                 )
                 await other.attach(is_first=True)
             status = await launch.view()
