@@ -26,7 +26,7 @@ from outrider.proto import control_pb2_grpc, generation_pb2, generation_pb2_grpc
 
 T = TypeVar("T")
 
-START_S = 120.0
+START_S = 300.0
 ENDLESS = 1_000_000
 
 

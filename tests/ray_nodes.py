@@ -170,7 +170,7 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 150.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 400.0) -> T:
         async def bounded() -> T:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -206,7 +206,7 @@ def kept_replica(loop: Loop, config: EngineConfig) -> Iterator[Kept]:
         keeping.cancel()
         await asyncio.wait({keeping})
 
-    kept, keeping = loop.run(begin(), 120.0)
+    kept, keeping = loop.run(begin())
     try:
         yield kept
     finally:

@@ -28,6 +28,7 @@ POLL_S = 0.5
 # process or a host that is cut off.
 _ANSWER_S = 5.0
 _MAX_MISSES = 4
+_MAX_MISSES_AT_START = 24  # importing PyTorch holds the interpreter's lock, for long on a busy host
 
 
 class EngineProcess:
@@ -111,7 +112,8 @@ class EngineProcess:
     @property
     def silence(self) -> str | None:
         """Why the running process counts as hung; None if it answers."""
-        if self._num_misses < _MAX_MISSES:
+        max_misses = _MAX_MISSES_AT_START if self.status is None else _MAX_MISSES
+        if self._num_misses < max_misses:
             return None
         silent_s = time.monotonic() - self._heard_s
         return f"it has not answered for {silent_s:.0f} s; it hangs, or its node is cut off"

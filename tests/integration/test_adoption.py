@@ -17,7 +17,7 @@ from ray_heads import RayHead, ray_head
 from outrider.client import Client
 from outrider.errors import OutriderError
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(900)]
 
 SECRET = {"OUTRIDER_SECRET": "a secret of the tests"}
 MODEL = "smollm2-135m-draft"

@@ -20,7 +20,7 @@ from outrider.config import EngineConfig
 from outrider.errors import ConfigError
 from outrider.text.outputs import RequestOutput
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 LENGTH = 400
 

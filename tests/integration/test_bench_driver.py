@@ -23,7 +23,7 @@ from outrider.loadtest.records import RequestOutcome, RequestRecord, ShiftPhase
 from outrider.loadtest.requests import Prompt
 from outrider.loadtest.targets import TargetSpec, make_target
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough]
 
 SERVERS = {"http": FakeOpenAiServer, "grpc": FakeGrpcServer}
 FAULTS = {

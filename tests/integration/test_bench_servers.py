@@ -27,8 +27,6 @@ from outrider.loadtest.servers.server import (
 )
 from outrider.loadtest.servers.watch import ServerWatch
 
-pytestmark = pytest.mark.timeout(60)
-
 # Answers /health, and has a helper that leaves its session and its parent, as daemons do.
 TINY = """
 import http.server, os, sys, time

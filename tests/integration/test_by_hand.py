@@ -20,7 +20,7 @@ from outrider.client import Client
 pytestmark = [pytest.mark.model, pytest.mark.alone]
 
 MODEL = "smollm2-135m-draft"
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 FREE_PORTS = ("--set", "server.port=0", "--set", "server.grpc_port=0")
 
 

@@ -25,7 +25,7 @@ from outrider.errors import ConfigError
 from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 SECRET = "a secret of the tests"
 CONFIG = EngineConfig.from_kwargs(model="smollm2-135m-draft", draft_model="smollm2-135m-draft")

@@ -12,7 +12,7 @@ from cluster_tools import ServeProcess
 
 from outrider.checkpoints.resolve import resolve_source
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 MODEL = "smollm2-135m-draft"
 

@@ -11,7 +11,7 @@ from cluster_tools import ServeProcess, streamed_tokens
 
 from outrider.client import Client
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 MODEL = "smollm2-135m-draft"
 PROMPT = "Once upon a time there was a"

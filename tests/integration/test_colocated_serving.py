@@ -25,7 +25,7 @@ from outrider.config import EngineConfig
 from outrider.engine.launch import child as child_module
 from outrider.engine.launch.child import EngineChild, EngineChildError
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 MODEL = "smollm2-135m-draft"
 PROMPT = "Once upon a time there was a"

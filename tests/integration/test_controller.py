@@ -26,7 +26,7 @@ from outrider.links.fleet_messages import (
 from outrider.links.gateway_messages import EngineFacts
 from outrider.links.rank_messages import Hello, Role
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 SECRET = "a secret of the tests"
 TIMEOUT_S = 60.0

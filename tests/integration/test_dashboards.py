@@ -16,7 +16,7 @@ from promql import Expression, Series
 
 from outrider.client import Client
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPRESSIONS = json.loads((ROOT / "tests/data/dashboards/expressions.json").read_text())

@@ -20,7 +20,7 @@ from outrider.links.handshake import greet
 from outrider.links.listener import Listener
 from outrider.links.rank_messages import Hello, Role
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.model]
 
 MODEL = "smollm2-135m-draft"
 SECRET = "a secret of the tests"

@@ -31,7 +31,7 @@ from outrider.testing.fake_kv import text_hashes
 from outrider.testing.fake_model import FakeModel
 from outrider.testing.fake_workers import FakeWorkers
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough]
 
 BLOCKS, BLOCK_SIZE, BUDGET = 512, 4, 256
 PROMPT = [10, 11, 12, 13]

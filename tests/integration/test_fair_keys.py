@@ -13,7 +13,7 @@ from outrider.api_types.errors import UnavailableError
 from outrider.client import Client, Stream
 from outrider.errors import CapacityError
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 SEATS, MAX_WAITING = 2, 6
 

@@ -18,7 +18,7 @@ from process_tools import is_alive
 from outrider.api_types.errors import MARK
 from outrider.proto import control_pb2
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone]
 
 SIZE = 3
 

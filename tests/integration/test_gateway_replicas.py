@@ -36,7 +36,7 @@ from outrider.links.fleet_messages import ReplicaPlace, ReplicaState
 from outrider.links.gateway_messages import Submit, SubmitRefused
 from outrider.links.speculation import SpeculationChange
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough]
 
 PROMPT = [10, 11, 12, 13]
 SEED = 5

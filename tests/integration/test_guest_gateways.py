@@ -61,8 +61,6 @@ from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Hello
 from outrider.links.speculation import SpeculationChange
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @dataclass(slots=True, eq=False)
 class Controller:

@@ -20,7 +20,7 @@ from outrider.engine.build import build_engine
 from outrider.engine.service import EngineService
 from outrider.links.listener import Listener
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 TARGET, DRAFT = "smollm2-135m-instruct", "smollm2-135m-draft"
 OPTIONS: dict[str, Any] = {

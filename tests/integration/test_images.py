@@ -24,7 +24,7 @@ from outrider.client import Client
 
 pytestmark = pytest.mark.alone
 
-START_S = 120.0
+START_S = 300.0
 STOP_S = 40.0
 QUESTION = {"role": "user", "content": "Who are you?"}
 

@@ -14,7 +14,7 @@ import pytest
 from cluster_tools import ServeProcess, streamed_tokens, wait_until
 from ray_heads import RayHead, ray_head
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(900)]
 
 MODEL = "smollm2-135m-draft"
 PROMPT = "The sea was"

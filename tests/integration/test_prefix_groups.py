@@ -10,7 +10,7 @@ from keyed_server import server_with_keys
 from outrider.client import Client, Completion
 from outrider.gateway.frontend import Frontend
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 BLOCK_SIZE = 16
 

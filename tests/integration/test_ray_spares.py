@@ -25,7 +25,7 @@ from outrider.cluster.ray.placement import RolePlacement, place, release
 from outrider.cluster.ray.spares import Spares
 from outrider.errors import OutriderError
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 ray: Any = untyped_ray
 
@@ -35,7 +35,7 @@ PARAMS: dict[str, Any] = {"max_tokens": 200, "temperature": 0.8, "seed": 7, "ign
 WAITS = "^ray::Spare(Rank|Engine) *$"  # one that begins or works has a call after its name
 ROLES = {"engine", "target", "draft"}
 RANK = ("target", 0)
-_LIMIT_S = 90.0
+_LIMIT_S = 300.0
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 

@@ -20,7 +20,7 @@ from outrider.client import Client
 from outrider.errors import OutriderError
 from outrider.links.cluster_view import ProcessView
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.model]
 
 PROMPTS = ["the rain in spain", "a stitch in time", "once upon a", "no man is an island"]
 PAUSE_S = 0.3  # between requests: those who start engines need the cores

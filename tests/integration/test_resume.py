@@ -29,7 +29,7 @@ from outrider.gateway.frontend import Frontend
 from outrider.gateway.metrics.requests import CLIENT_BACK
 from outrider.proto import generation_pb2, generation_pb2_grpc
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.thorough]
+pytestmark = [pytest.mark.thorough]
 
 PROMPT = [10, 11, 12, 13]
 OPTIONS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from cluster_tools import ServeProcess, wait_until
 from outrider.client import Client
 from outrider.config import ServerConfig
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model]
 
 MODEL = "smollm2-135m-draft"
 DRAIN_S = ServerConfig().drain_s

@@ -17,8 +17,6 @@ from outrider.client import AsyncClient, Client, UnavailableError
 from outrider.errors import RequestError
 from outrider.proto import control_pb2, control_pb2_grpc
 
-pytestmark = pytest.mark.timeout(60)
-
 PROMPT = [1, 2, 3]
 
 

@@ -111,7 +111,6 @@ def stopped(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.timeout(240)
 def test_a_gateway_serves_on_while_its_keeper_is_stopped(keeper: Keeper, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with Client(keeper.grpc) as client:
@@ -131,7 +130,6 @@ def test_a_gateway_serves_on_while_its_keeper_is_stopped(keeper: Keeper, tmp_pat
     assert not re.search("Traceback|lost", log.read_text())
 
 
-@pytest.mark.timeout(240)
 def test_a_gateway_ends_with_a_keeper_that_dies_while_it_is_stopped(keeper: Keeper) -> None:
     os.kill(keeper.process.pid, signal.SIGSTOP)
     keeper.process.kill()
