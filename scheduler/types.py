@@ -3,8 +3,9 @@
 A `RequestSpec` describes a request. It is made once and never changed; a `SampleId` identifies one
 of its samples.
 
-One step: a `StepPlan` goes out, the draft returns a `Ticket` with a `Proposal` per row, both go to
-the target, and its `Outcome` becomes a `Verdict`. `DraftEvent`s report a lost or new draft.
+One step: a `StepPlan` goes to the proposers, which return a `Ticket`; both go to the target, and
+its `Outcome` becomes a `Verdict`. The ticket has a `Proposal` per row or, if the draft is another
+process, the link over which it sends them. `DraftEvent`s report a lost or new draft.
 
 The scheduler owns blocks, rows and what has been *applied*. The target owns the committed text:
 only a verdict makes a token true. A proposer only guesses. Up to two plans may be in flight, so a
@@ -139,6 +140,21 @@ class StepPlan:
     """A row's drafting ends with the first draft whose estimated acceptance probability, with all
     before it, is below this."""
 
+    @property
+    def uses_draft(self) -> bool:
+        """Whether the draft model has to compute anything for it."""
+        return any(row.draft_tokens for row in self.rows)
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the draft model computes known text of rows that it does not draft for."""
+        return any(row.draft_tokens and not row.depth for row in self.rows)
+
+    @property
+    def has_round(self) -> bool:
+        """Whether the draft model drafts for any of its rows."""
+        return any(row.depth and row.draft_tokens for row in self.rows)
+
 
 class Proposal(NamedTuple):
     """Drafted tokens of one row, at most as many as planned.
@@ -158,13 +174,13 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The proposals for one step: by row or, when draft ranks send them directly to the target, the
-    `round` number to receive them under."""
+    """The proposals for one step: by row, or the number of the link over which a draft in another
+    process sends them to the target."""
 
     step: int
     proposals: Mapping[int, Proposal] = field(default_factory=dict)
     draft_s: float = 0.0
-    round: int | None = None
+    link: int = 0  # 0: none
     agreements: tuple[Agreement, ...] = ()  # since the last ticket
 
     def drafts_for(self, row: int, generation: int, base_len: int) -> Proposal | None:

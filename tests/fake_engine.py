@@ -354,7 +354,7 @@ class FakeEngine:
         return EngineStatus(
             query=query,
             ranks=self.ranks,
-            proposal_backend="gloo",
+            proposal_backend="tcp",
             proposal_sends=7,
             draft_losses=self.lives - 1,
             running=len(self._samples),

@@ -198,9 +198,6 @@ class Simulation:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self.workers.adopt(epoch, rows)
 
-    def needs_verdicts(self, plan: StepPlan) -> bool:
-        return self.workers.needs_verdicts(plan)
-
     def propose(self, plan: StepPlan) -> Ticket:
         self.plans.append(plan)
         self._check_admission_order(plan)

@@ -141,4 +141,4 @@ def _rank(address: str, role: str) -> list[str]:
 
 def _has_draft(client: Client) -> bool:
     engine = client.status().engine
-    return engine is not None and engine.proposal_backend == "gloo"
+    return engine is not None and engine.proposal_backend == "tcp"

@@ -59,7 +59,7 @@ def test_every_stage_of_the_start_is_told_with_its_time(
         r"[\d.]+ s  placed: target on 1 CPU, draft on 1 CPU",
         r"[\d.]+ s  target: 1 of 1 ranks up",
         r"[\d.]+ s  (target|draft) rank 0: weights loaded in",
-        r"[\d.]+ s  draft joined, proposals over gloo",
+        r"[\d.]+ s  draft joined, proposals over tcp",
         r"[\d.]+ s  KV: \d+ blocks",
         r"[\d.]+ s  listening on http://127.0.0.1:\d+ and, for gRPC, on 127.0.0.1:\d+",
         r"ready in [\d.]+ s",

@@ -94,7 +94,7 @@ def test_two_target_ranks_write_what_one_writes(
         )
     )
     status = status_of(llm)
-    assert status.proposal_backend == "gloo"
+    assert status.proposal_backend == "tcp"
     assert status.proposal_sends > before
 
 

@@ -194,4 +194,4 @@ def test_status_shows_every_rank_with_a_pid_of_its_own(serving: Serving) -> None
     shown = [(rank.role, rank.rank, rank.state) for rank in engine.ranks]
     assert shown == [("target", 0, "ready"), ("target", 1, "ready"), ("draft", 0, "ready")]
     assert len({rank.pid for rank in engine.ranks}) == 3
-    assert engine.proposal_backend == "gloo"
+    assert engine.proposal_backend == "tcp"

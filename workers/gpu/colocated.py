@@ -157,10 +157,6 @@ class ColocatedWorker:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         raise AssertionError("an in-process draft never joins")
 
-    def needs_verdicts(self, plan: StepPlan) -> bool:
-        """The device has all texts; a step on the host waits for them by itself."""
-        return False
-
     def propose(self, plan: StepPlan) -> Ticket:
         self._begin(plan)
         self._is_on_device = self._can_run(plan)

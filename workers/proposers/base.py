@@ -100,10 +100,6 @@ class Proposers:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         raise AssertionError("an in-process draft never joins")
 
-    def needs_verdicts(self, plan: StepPlan) -> bool:
-        """They read the texts, which must include the last verdict."""
-        return True
-
     def follow(self, plan: StepPlan) -> None:
         for proposer in self._proposers.values():
             proposer.follow(plan)

@@ -1,5 +1,7 @@
-"""A draft rank: follows the text and drafts; the first rank sends and announces the round. Catch-up
-comes after that, in parallel with the target's pass."""
+"""A draft rank: follows the text, drafts and sends its proposals to the target.
+
+Catch-up comes after that, in parallel with the target's pass.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +12,33 @@ from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
 from outrider.links.rank_messages import (
     Adopt,
-    CatchUpReport,
     DraftGroupJoined,
-    DraftResult,
+    DraftReport,
     Join,
-    Propose,
     RankSettings,
+    Step,
 )
+from outrider.scheduler.types import StepPlan
 from outrider.workers.groups.collective import Collective
-from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.ranks.proposal_link import ProposalLink
+from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.mailbox import DraftMailbox
+from outrider.workers.ranks.outcome_batches import OutcomeBatches
+from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 
 
 class DraftRank:
-    """Its rows come from `Adopt` and later plans; its texts from those and the verdicts."""
+    """Its rows come from `Adopt` and later plans; its texts from those and the outcomes."""
 
     def __init__(
         self,
         channel: Channel,
+        inbox: Inbox,
         group: Collective,
-        store: LinkStore,
+        links: LinkOpener,
         runner: Runner,
         ops: Ops,
         settings: RankSettings,
@@ -41,57 +46,53 @@ class DraftRank:
         rows = RowTable(runner.num_rows)
         self._channel = channel
         self._is_first = group.rank == 0
-        self._store = store
-        self._device = runner.device
+        self._links = links
         self._draft = DraftProposer(rows, runner, ops, verification_mode(settings.verification))
-        self._transfer_timeout_s = settings.transfer_timeout_s
-        self._link: ProposalLink | None = None
+        self._mailbox = DraftMailbox(group, inbox, runner.device)
+        self._outcomes: OutcomeBatches[StepPlan] = OutcomeBatches()
+        self._num_due = 0  # batches of outcomes that the target sends without being asked
 
     def handle(self, message: object) -> None:
-        if isinstance(message, Propose):
-            self._propose(message)
+        if isinstance(message, Step):
+            for plan in message.plans:
+                self._step(plan)
         elif isinstance(message, Adopt):
             self._draft.adopt(message.epoch, message.rows)
         elif isinstance(message, Join):
-            self._join(message)
+            link = self._links.dial(message.number)
+            self._mailbox.use(link)
+            self._channel.send(DraftGroupJoined(link.backend))
         else:
             raise OutriderError(f"a draft rank cannot handle {type(message).__name__}")
 
-    def _propose(self, message: Propose) -> None:
+    def _step(self, plan: StepPlan) -> None:
+        uses_draft = plan.uses_draft
+        self._num_due += bool(self._outcomes.before(uses_draft=uses_draft))
+        if uses_draft:
+            self._observe_outcomes()
         start_s = time.perf_counter()
-        for past in message.past:
-            if past.plan is not None:
-                self._draft.follow(past.plan)
-            if past.verdict is not None:
-                self._draft.observe(past.verdict)
-        plan = message.plan
-        if plan is None:
-            return
         self._draft.follow(plan)
-        proposals = self._draft.propose(plan)
-        if self._is_first and message.round is not None:
-            assert self._link is not None, "a round is requested before the proposal group exists"
-            # Post before announcing: the process that the message wakes may take this core.
-            self._link.send(plan, message.round, proposals)
-            draft_s = time.perf_counter() - start_s
-            self._channel.send(DraftResult(message.round, draft_s, self._link.num_sends))
-        if any(row.draft_tokens and not row.depth for row in plan.rows):
-            self._catch_up()
+        if uses_draft:
+            proposals = self._draft.propose(plan)
+            if plan.has_round:
+                self._mailbox.post(plan, proposals, time.perf_counter() - start_s)
+            if plan.catches_up:
+                self._catch_up(plan.step)
+        if self._outcomes.after(plan, uses_draft=uses_draft):
+            self._num_due += 1
+            if not uses_draft:
+                self._observe_outcomes()
 
-    def _catch_up(self) -> None:
+    def _observe_outcomes(self) -> None:
+        for _ in range(self._num_due):
+            for verdict in self._mailbox.receive():
+                self._draft.observe(verdict)
+        self._num_due = 0
+
+    def _catch_up(self, step: int) -> None:
         start_s = time.perf_counter()
         self._draft.catch_up()
         agreements = self._draft.take_agreements()
         if self._is_first:
-            self._channel.send(CatchUpReport(time.perf_counter() - start_s, agreements))
-
-    def _join(self, message: Join) -> None:
-        self._link = ProposalLink(
-            self._store,
-            message.number,
-            self._device,
-            self._transfer_timeout_s,
-            is_target=False,
-        )
-        self._link.greet()
-        self._channel.send(DraftGroupJoined(self._link.backend))
+            caught_up_s = time.perf_counter() - start_s
+            self._channel.send(DraftReport(step, caught_up_s, agreements))

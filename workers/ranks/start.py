@@ -56,6 +56,8 @@ from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.ranks.costs import RankCosts
 from outrider.workers.ranks.draft import DraftRank
+from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.ranks.target import TargetRank
 from outrider.workers.runner import Runner
 from outrider.workers.weights.checkpoint import load_spec
@@ -107,7 +109,7 @@ def run_rank(
         try:
             server = start.run()
             gc.freeze()  # start-up objects: a full collection takes 100 ms
-            while not isinstance(message := channel.receive(), StopRank):
+            while not isinstance(message := start.inbox.receive(), StopRank):
                 server.handle(message)
         except LinkClosedError:
             logger.info("the engine has closed the link")
@@ -135,6 +137,7 @@ class _Startup:
         self._where = where
         self._store = store
         self._secret = secret
+        self.inbox = Inbox(channel)
         self.runner: Runner | None = None
         self._head: Head | None = None
         self._head_runner: HeadRunner | None = None
@@ -162,13 +165,12 @@ class _Startup:
             decoder = self._load(settings, placement, group)
             runner, ready = self._allocate(settings, placement, decoder, group)
         self._channel.send(ready)
+        links = LinkOpener(self._store, self._secret, placement.device, settings.transfer_timeout_s)
+        common = (self._channel, self.inbox, group, links, runner)
         if self._where.role == Role.DRAFT:
-            return DraftRank(self._channel, group, self._store, runner, placement.ops, settings)
+            return DraftRank(*common, placement.ops, settings)
         return TargetRank(
-            self._channel,
-            group,
-            self._store,
-            runner,
+            *common,
             self._head_runner,
             placement.ops,
             settings,

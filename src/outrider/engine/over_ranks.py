@@ -36,6 +36,7 @@ from outrider.links.rank_messages import (
     DraftGroupJoined,
     Join,
     RankDescription,
+    Release,
     Role,
     proposal_meeting,
 )
@@ -137,11 +138,11 @@ class RankModels:
         self._hold = hold
         self._raise_if_dead = raise_if_dead
         self._on_draft_lost = on_draft_lost
-        self.draft = RemoteDraft(on_draft_lost, config.stall_timeout_s)
+        self.draft = RemoteDraft(self._lose_draft, config.stall_timeout_s)
         self._listener = listener
         self._report = report
         self._lives: Counter[str] = Counter()
-        self._proposal_number = 0
+        self._link_number = 0
         self._proposal_backend = ""
         self._starting: RankGroup | None = None  # a draft that is rejoining
         self._draft_error = ""  # why the last draft that connected was rejected
@@ -155,10 +156,10 @@ class RankModels:
             for group in self._groups:
                 group.close()
             raise
-        self._worker = RemoteTarget(self._target, self.draft.give_up, config.stall_timeout_s)
+        self._worker = RemoteTarget(self._target, self.draft, config.stall_timeout_s)
         self.loop = StepLoop(self._scheduler, self.draft, self._worker)
         if first_draft is not None:
-            self.draft.join(first_draft)
+            self.draft.join(first_draft, self._link_number)
             self.loop.follow_draft()
             threading.Thread(target=self._keep_draft, name="draft supervisor", daemon=True).start()
 
@@ -247,10 +248,10 @@ class RankModels:
         group.allocate(num_blocks, num_rows, pools.max_model_len, self._sizes.vocab_size)
 
     def _connect(self, draft: RankGroup) -> None:
-        """Build the proposal group of target and draft. The draft answers once it is connected."""
-        self._listener.store.forget(proposal_meeting(self._proposal_number))
-        self._proposal_number += 1
-        join = Join(self._proposal_number)
+        """Open a proposal link between target and draft. The draft answers once it is connected."""
+        self._listener.store.forget(proposal_meeting(self._link_number))
+        self._link_number += 1
+        join = Join(self._link_number)
         self._target.send_to_first(join)
         draft.send_to_first(join)
         joined = draft.answer(draft.start_timeout_s)
@@ -260,6 +261,12 @@ class RankModels:
             )
         self._proposal_backend = joined.backend
         self._report(f"draft joined, proposals over {joined.backend}")
+
+    def _lose_draft(self, link: int, reason: str) -> None:
+        """Release the target ranks that wait for its proposals, and have it restarted."""
+        with contextlib.suppress(RankError):  # lost too, which the next step raises
+            self._target.send_to_first(Release(link))
+        self._on_draft_lost(reason)
 
     # -- a draft that rejoins -------------------------------------------------------------------
 
@@ -299,7 +306,7 @@ class RankModels:
                 self._scheduler.control.set_costs(self.costs)
             if draft != self._sized_for:
                 self._settle_another(draft, num_blocks)
-            self.draft.join(group)
+            self.draft.join(group, self._link_number)
         finally:
             self._starting = None
 
@@ -357,7 +364,7 @@ class RankModels:
             status,
             ranks=tuple(self._ranks()),
             proposal_backend=self._proposal_backend if self.draft.group is not None else "",
-            proposal_sends=self.draft.num_sends,
+            proposal_sends=self.draft.num_rounds,
             draft_losses=self.draft.num_losses,
             counters=dataclasses.replace(status.counters, transfer_s=self._worker.transfer_s),
         )

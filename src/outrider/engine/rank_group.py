@@ -117,7 +117,9 @@ class RankGroup:
 
     def send(self, message: object) -> None:
         """Send a message to every rank, encoded once."""
-        payload = RANK_CODEC.encode(message)
+        self.send_encoded(RANK_CODEC.encode(message))
+
+    def send_encoded(self, payload: bytes) -> None:
         for channel in self.channels:
             try:
                 channel.send_encoded(payload)
@@ -137,7 +139,7 @@ class RankGroup:
                 return self._checked(first, left_s)
             ready = wait_any(self.channels, left_s)
             if not ready:
-                raise self._hung(first, timeout_s)
+                raise self.hung(timeout_s)
             for channel in ready:
                 message = self._checked(channel, left_s)
                 if channel is first:
@@ -149,6 +151,11 @@ class RankGroup:
         if not first.has_buffered:
             self.check()
         return self._checked(first, 0.0) if first.has_buffered else None
+
+    def has_answer(self, beside: Sequence[Channel], timeout_s: float) -> bool:
+        """Wait for a message or the loss of one of these ranks, or for news of the channels
+        `beside`; whether it was one of these ranks."""
+        return any(each in self.channels for each in wait_any([*self.channels, *beside], timeout_s))
 
     def check(self) -> None:
         """Raise if any rank is lost; does not wait."""
@@ -198,7 +205,7 @@ class RankGroup:
             try:
                 message: object = channel.receive(max(deadline_s - time.monotonic(), 0.0))
             except TimeoutError as error:
-                raise self._hung(channel, timeout_s) from error
+                raise self.hung(timeout_s, channel) from error
             except LinkError as error:
                 raise RankError(str(error)) from error
             if isinstance(message, RankFailed):
@@ -208,9 +215,10 @@ class RankGroup:
             if not channel.has_buffered:  # else that stage is over
                 self._report(f"{channel.peer}: {message.words}")
 
-    def _hung(self, channel: Channel, timeout_s: float) -> RankError:
+    def hung(self, seconds: float, channel: Channel | None = None) -> RankError:
+        """The error of a group whose first rank, or the one of this channel, does not answer."""
         which = "it hangs" if len(self.channels) == 1 else "a rank of its group hangs"
         return RankError(
-            f"{channel.peer} has not answered for {timeout_s:.1f} s although its process runs; "
-            f"{which}."
+            f"{(channel or self.channels[0]).peer} has not answered for {seconds:.1f} s although "
+            f"its process runs; {which}."
         )

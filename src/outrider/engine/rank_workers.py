@@ -9,19 +9,13 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from outrider.catalog.proposers import DRAFT
 from outrider.engine.rank_group import TRANSFER_SHARE, RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
-from outrider.links.rank_messages import (
-    Adopt,
-    CatchUpReport,
-    DraftResult,
-    PastStep,
-    Propose,
-    Verify,
-    VerifyResult,
-)
+from outrider.links.channel import Channel
+from outrider.links.codec import RANK_CODEC
+from outrider.links.rank_messages import Adopt, DraftReport, Step, VerifyResult
 from outrider.scheduler.types import (
     Agreement,
     DraftEvent,
@@ -35,7 +29,7 @@ from outrider.scheduler.types import (
 
 logger = logging.getLogger(__name__)
 
-_MAX_PAST_STEPS = 64  # plans and verdicts batched before they are sent to an idle draft
+_MAX_UNSENT = 64  # plans that an idle draft is not sent yet
 _MARGIN = 10.0  # times the slowest comparable step
 _DECAY = 0.9  # per step, of the slowest time: a compilation must not count for long
 _FIRST_FACTOR = 10.0  # times `min_s`, for the first step of a size: kernels may be compiled
@@ -75,204 +69,218 @@ class RemoteTarget:
     lag = 1  # the ranks run a pass while the next is planned and sent
     max_depth: int | None = None
 
-    def __init__(
-        self, group: RankGroup, on_lost_round: Callable[[], None], stall_timeout_s: float
-    ) -> None:
+    def __init__(self, group: RankGroup, draft: RemoteDraft, stall_timeout_s: float) -> None:
         self.group = group
-        self._on_lost_round = on_lost_round
+        self._draft = draft
         self._timeout = StepTimeout(stall_timeout_s)
-        # A round is up to two transfers, and the draft may hang during it.
+        # A round is up to two announced transfers, and the draft may hang during them.
         self._round_s = 2 * TRANSFER_SHARE * stall_timeout_s
         self._read_s = 0.0  # time of the last verdict
-        self.transfer_s = 0.0  # that the ranks waited for draft tokens in transfer
+        self.transfer_s = 0.0  # that the ranks waited for proposals beyond the time to draft them
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         """Ranks run plans in order, so the next may be sent before this one's verdict is read."""
-        num_tokens = sum(row.pass_tokens for row in plan.rows)
-        round_s = 0.0 if ticket.round is None else self._round_s
         sent_s = time.monotonic()
         try:
-            self.group.send(Verify(plan, ticket.round, ticket.draft_s))
+            self.group.send_encoded(
+                self._draft.sent_alone(plan) or RANK_CODEC.encode(Step(ticket.link, (plan,)))
+            )
         except RankError as error:
             raise EngineDeadError(str(error)) from error
-        return PendingVerdict(
-            lambda: _with_agreements(self._read(num_tokens, sent_s, round_s), ticket.agreements)
-        )
+        return PendingVerdict(lambda: self._read(plan, ticket.link, sent_s))
 
-    def _read(self, num_tokens: int, sent_s: float, round_s: float) -> Verdict:
+    def _read(self, plan: StepPlan, link: int, sent_s: float) -> Verdict:
+        num_tokens = sum(row.pass_tokens for row in plan.rows)
+        limit_s = self._timeout.limit_s(num_tokens)
+        if link and plan.has_round:
+            self._await_round()
+            limit_s += self._round_s
         # The ranks start a plan when the one before it is done.
         start_s = max(sent_s, self._read_s)
         try:
-            result = self.group.answer(self._timeout.limit_s(num_tokens) + round_s)
+            result = self.group.answer(limit_s)
         except RankError as error:
             raise EngineDeadError(str(error)) from error
         self._read_s = time.monotonic()
-        self._timeout.learn(num_tokens, self._read_s - start_s)
         if not isinstance(result, VerifyResult):
             raise OutriderError(f"the target sent {type(result).__name__} where a verdict was due")
+        self._timeout.learn(num_tokens, self._read_s - start_s - result.verdict.draft_s)
         self.transfer_s += result.transfer_s
-        if result.lost_round:
-            self._on_lost_round()
-        return result.verdict
+        if result.lost_link:
+            self._draft.give_up(link)
+        return self._draft.with_reports(result.verdict)
+
+    def _await_round(self) -> None:
+        """Returns once the draft has done its part of the step or is lost, which releases the
+        ranks that wait for it, or once the target has answered."""
+        while (left_s := self._draft.seconds_left) is not None:
+            if self.group.has_answer(self._draft.channels, left_s):
+                return
+            self._draft.check()
+
+
+class _Owed(NamedTuple):
+    """A step that the draft has not done yet, as far as the engine knows."""
+
+    step: int
+    num_tokens: int
+    has_report: bool  # else the target's verdict shows that it is done
+    sent_s: float
 
 
 class RemoteDraft:
     """A draft group that may be lost and rejoin; see `ProposalSource` in `outrider.engine.step`.
 
-    The draft announces a round before the target gets the plan to receive it, so a dead draft is
-    normally detected here; the target waits only for an announced transfer, up to a time limit.
-    Plans without draft tokens are batched and sent later: they cost the draft nothing.
+    It gets plans ahead, like the target, and outcomes straight from the target. Nothing waits for
+    its reports of catching up. Plans without a part for it are batched and
+    sent later: they cost the draft nothing.
     """
 
-    def __init__(self, on_lost: Callable[[str], None], stall_timeout_s: float) -> None:
+    def __init__(self, on_lost: Callable[[int, str], None], stall_timeout_s: float) -> None:
+        """`on_lost` gets the number of the proposal link, on which nothing more will arrive, and
+        the reason."""
         self.num_losses = 0
-        self.num_sends = 0
+        self.num_rounds = 0  # of the present group
         self.group: RankGroup | None = None
+        self.link = 0  # its number
         self._on_lost = on_lost
         self._stall_timeout_s = stall_timeout_s
         self._timeout = StepTimeout(stall_timeout_s)  # of the present group
-        self._catching_up: deque[int] = deque()  # tokens to catch up on, by plan, unanswered yet
-        self._caught_up_s = 0.0  # reported since the last ticket, with the agreements
-        self._agreements: tuple[Agreement, ...] = ()
-        self._arrivals: queue.SimpleQueue[RankGroup] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[tuple[RankGroup, int]] = queue.SimpleQueue()
         self._is_joined = True  # as far as the step loop knows; it starts so
-        self._past: list[PastStep] = []
-        self._round = 0  # of drafts, counted over all groups
+        self._unsent: list[StepPlan] = []
+        self._last_sent: tuple[tuple[StepPlan, ...], bytes] = ((), b"")
+        self._owed: deque[_Owed] = deque()
+        self._observed = 0  # the last step with a verdict: the draft can do the one after it
+        self._unblocked_s = 0.0  # when that was, or when it last reported a step
+        self._caught_up_s = 0.0  # reported since the last verdict, with the agreements
+        self._agreements: tuple[Agreement, ...] = ()
 
-    def join(self, group: RankGroup) -> None:
+    def join(self, group: RankGroup, link: int) -> None:
         """A started group, connected to the target, takes part from the next plan on."""
-        self._arrivals.put(group)
+        self._arrivals.put((group, link))
+
+    @property
+    def channels(self) -> Sequence[Channel]:
+        return () if self.group is None else self.group.channels
+
+    # -- as the step loop calls it ------------------------------------------------------------
 
     def events(self) -> Sequence[DraftEvent]:
         arrival = None
         with contextlib.suppress(queue.Empty):
             arrival = self._arrivals.get_nowait()
         events = []
-        if self._is_joined and (arrival is not None or self.group is None):
+        if self._is_joined and (self.group is None or arrival is not None):
             self._is_joined = False
             events.append(DraftEvent.LOST)
         if arrival is not None:
-            if self.group is not None:  # replaced before its loss was noticed
-                self.group.close()
-            self.num_sends = 0
-            self.group = arrival
+            if self.group is not None:
+                self._lose(RankError("another draft has taken its place."))
+            self.group, self.link = arrival
             self._timeout = StepTimeout(self._stall_timeout_s)
-            self._catching_up.clear()
+            self.num_rounds = 0
             self._is_joined = True
             events.append(DraftEvent.JOINED)
         return events
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
-        """Send the rows as of the last applied verdict; later verdicts follow."""
-        self._past = []
+        """Send the rows as of the last verdict; no plan is in flight."""
         if self.group is not None:
-            self._send(Adopt(epoch, tuple(rows)))
-
-    def needs_verdicts(self, plan: StepPlan) -> bool:
-        """To draft it must know where each text ends; to catch up it needs applied tokens only."""
-        return self.group is not None and _has_round(plan)
-
-    def check(self) -> None:
-        """Detect a loss while nothing is drafted."""
-        self._poll()
-        if self.group is not None:
-            try:
-                self.group.check()
-            except RankError as error:
-                self._lose(error)
-
-    def give_up(self) -> None:
-        """Its draft tokens do not reach the target, so it must be restarted."""
-        if self.group is not None:
-            self._lose(RankError("its announced draft tokens did not arrive."))
+            self._send(RANK_CODEC.encode(Adopt(epoch, tuple(rows))))
 
     def propose(self, plan: StepPlan) -> Ticket:
-        self._poll()
+        self.check()
         if self.group is None:
-            return self._ticket(plan)
-        if not any(row.draft_tokens for row in plan.rows):
-            self._note(PastStep(plan, None))
-            return self._ticket(plan)
-        past, self._past = tuple(self._past), []
-        later = sum(row.draft_tokens for row in plan.rows if not row.depth)
-        if not _has_round(plan):  # it only catches up, during the target's pass
-            self._send(Propose(past, plan), later)
-            return self._ticket(plan)
-        self._round += 1
-        own = sum(row.draft_tokens + row.depth for row in plan.rows if row.depth)
-        num_tokens = sum(self._catching_up) + own
-        self._send(Propose(past, plan, self._round), later)
-        drafted = self._await_round(num_tokens)
-        if drafted is None:
-            return self._ticket(plan)
-        self.num_sends = drafted.num_sends
-        return self._ticket(plan, drafted)
+            return Ticket(plan.step)
+        self._unsent.append(plan)
+        if plan.uses_draft:
+            num_tokens = sum(row.draft_tokens + row.depth for row in plan.rows if row.draft_tokens)
+            owed = _Owed(plan.step, num_tokens, plan.catches_up, time.monotonic())
+            self._owed.append(owed)
+        if plan.uses_draft or len(self._unsent) >= _MAX_UNSENT:
+            plans, self._unsent = tuple(self._unsent), []
+            self._last_sent = plans, RANK_CODEC.encode(Step(self.link, plans))
+            self._send(self._last_sent[1])
+        return Ticket(plan.step, link=0 if self.group is None else self.link)
+
+    def sent_alone(self, plan: StepPlan) -> bytes | None:
+        """The encoded `Step` of this plan, if it has been sent no other with it."""
+        plans, payload = self._last_sent
+        return payload if self.group is not None and len(plans) == 1 and plans[0] is plan else None
 
     def observe(self, verdict: Verdict) -> None:
-        if self.group is not None:
-            self._note(PastStep(None, _without_logprobs(verdict)))
+        """The target has sent it to the draft, and has had its proposals."""
+        self._observed, self._unblocked_s = verdict.step, time.monotonic()
+        self._settle(verdict.draft_s)
 
-    def _await_round(self, num_tokens: int) -> DraftResult | None:
-        """The announcement of the round, or None if the draft is lost. Its time is the time waited:
-        that includes waking the draft, but not catching up before the round."""
-        if self.group is None:
-            return None
-        start_s, caught_up_s = time.monotonic(), self._caught_up_s
-        deadline_s = start_s + self._timeout.limit_s(num_tokens)
-        try:
-            while isinstance(answer := self.group.answer(_left_s(deadline_s)), CatchUpReport):
-                self._learn(answer)
-            if not isinstance(answer, DraftResult) or answer.round != self._round:
-                raise RankError(f"it sent {answer!r:.200} where round {self._round} was due.")
-        except RankError as error:
-            self._lose(error)
-            return None
-        waited_s = time.monotonic() - start_s
-        self._timeout.learn(num_tokens, waited_s)
-        waited_s -= self._caught_up_s - caught_up_s
-        return dataclasses.replace(answer, draft_s=max(answer.draft_s, waited_s))
+    # -- reports and losses -------------------------------------------------------------------
 
-    def _poll(self) -> None:
-        """Take the catch-up results that have arrived."""
+    @property
+    def seconds_left(self) -> float | None:
+        """Until it is overdue; None if it owes no step that it can do yet."""
+        if not self._owed or self._owed[0].step > self._observed + 1:
+            return None
+        limit_s = self._timeout.limit_s(self._owed[0].num_tokens)
+        return max(self._began_s + limit_s - time.monotonic(), 0.0)
+
+    @property
+    def _began_s(self) -> float:
+        """When it could begin the oldest step that it owes."""
+        return max(self._owed[0].sent_s, self._unblocked_s)
+
+    def check(self) -> None:
+        """Take what it has reported, and detect that it is lost or hangs; does not wait."""
         try:
-            while self.group is not None and self._catching_up:
-                message = self.group.poll()
-                if message is None:
-                    return
-                if not isinstance(message, CatchUpReport):
-                    raise RankError(f"it sent {message!r:.200} where no message was due.")
-                self._learn(message)
+            while self.group is not None and (message := self.group.poll()) is not None:
+                self._take(message)
+            if self.group is not None and self.seconds_left == 0.0:
+                raise self.group.hung(time.monotonic() - self._began_s)
         except RankError as error:
             self._lose(error)
 
-    def _learn(self, caught_up: CatchUpReport) -> None:
-        if not self._catching_up:
-            raise RankError("it reported a catch-up that was not requested.")
-        self._catching_up.popleft()
-        self._caught_up_s += caught_up.draft_s
-        self._agreements += caught_up.agreements
+    def give_up(self, link: int) -> None:
+        """Its proposals do not reach the target, so it must be restarted."""
+        if self.group is not None and link == self.link:
+            self._lose(RankError("its proposals did not arrive."))
 
-    def _ticket(self, plan: StepPlan, drafted: DraftResult | None = None) -> Ticket:
-        draft_s, agreements = self._caught_up_s, self._agreements
+    def with_reports(self, verdict: Verdict) -> Verdict:
+        """Add what it has reported since the last verdict: time and agreements of catching up."""
+        spent_s, agreements = self._caught_up_s, self._agreements
+        if not spent_s and not agreements:
+            return verdict
         self._caught_up_s, self._agreements = 0.0, ()
-        if drafted is None:
-            return Ticket(plan.step, draft_s=draft_s, agreements=agreements)
-        draft_s += drafted.draft_s
-        return Ticket(plan.step, draft_s=draft_s, round=drafted.round, agreements=agreements)
+        return dataclasses.replace(
+            verdict,
+            draft_s=verdict.draft_s + spent_s,
+            agreements=(*verdict.agreements, *agreements),
+        )
 
-    def _note(self, past: PastStep) -> None:
-        self._past.append(past)
-        if len(self._past) >= _MAX_PAST_STEPS:
-            self._send(Propose(tuple(self._past), None))
-            self._past = []
+    def _settle(self, draft_s: float) -> None:
+        """Drop the rounds that verdicts show to be done; the last took this long."""
+        owed = self._owed
+        while owed and owed[0].step <= self._observed and not owed[0].has_report:
+            self._timeout.learn(owed.popleft().num_tokens, draft_s)
+            self.num_rounds += 1
 
-    def _send(self, message: object, num_later: int = 0) -> None:
-        """`num_later` of its tokens are caught up on, and reported, after all else."""
+    def _take(self, message: object) -> None:
+        owed = next((each for each in self._owed if each.has_report), None)
+        if owed is None or not isinstance(message, DraftReport) or message.step != owed.step:
+            raise RankError(f"it sent {message!r:.200} where no message was due.")
+        while self._owed[0].step < owed.step:  # rounds before it, whose verdicts are on their way
+            self._owed.popleft()
+            self.num_rounds += 1
+        self._owed.popleft()
+        self._settle(0.0)
+        self._unblocked_s = time.monotonic()
+        self._timeout.learn(owed.num_tokens, message.caught_up_s)
+        self._caught_up_s += message.caught_up_s
+        self._agreements += message.agreements
+
+    def _send(self, payload: bytes) -> None:
         assert self.group is not None
-        if num_later:
-            self._catching_up.append(num_later)
         try:
-            self.group.send(message)
+            self.group.send_encoded(payload)
         except RankError as error:
             self._lose(error)
 
@@ -282,30 +290,6 @@ class RemoteDraft:
         self.group.close()
         self.group = None
         self.num_losses += 1
-        self._past = []
-        self._catching_up.clear()
-        self._on_lost(str(error))
-
-
-def _has_round(plan: StepPlan) -> bool:
-    """Whether the draft model drafts for any row of the plan."""
-    return any(row.proposer == DRAFT for row in plan.rows)
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(deadline_s - time.monotonic(), 0.0)
-
-
-def _with_agreements(verdict: Verdict, agreements: tuple[Agreement, ...]) -> Verdict:
-    """Append the draft's agreements to those of the target's own proposers."""
-    if not agreements:
-        return verdict
-    return dataclasses.replace(verdict, agreements=(*verdict.agreements, *agreements))
-
-
-def _without_logprobs(verdict: Verdict) -> Verdict:
-    """Drop log-probabilities, which a draft does not need and which are most of a verdict."""
-    if not any(row.logprobs or row.prompt_logprobs for row in verdict.rows):
-        return verdict
-    rows = tuple(row._replace(logprobs=(), prompt_logprobs=()) for row in verdict.rows)
-    return dataclasses.replace(verdict, rows=rows)
+        self._unsent = []
+        self._owed.clear()
+        self._on_lost(self.link, str(error))

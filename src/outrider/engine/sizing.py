@@ -236,7 +236,7 @@ def make_scheduler(
     limits = SchedulerLimits(
         max_num_seqs=config.scheduler.num_seats,
         max_num_batched_tokens=config.scheduler.num_step_tokens,
-        lag=lag if configured_lag is None else configured_lag,
+        lag=lag if configured_lag is None else min(lag, configured_lag),
         priority_aging_s=config.scheduler.priority_aging_s,
         max_waiting=config.scheduler.max_waiting,
         max_depth=max_depth,

@@ -46,10 +46,6 @@ class ProposalSource(Protocol):
         """Pass the rows to a draft model that joined; it has no KV for them yet."""
         ...
 
-    def needs_verdicts(self, plan: StepPlan) -> bool:
-        """Whether it must observe all earlier verdicts before it can run this plan."""
-        ...
-
     def propose(self, plan: StepPlan) -> Ticket: ...
 
     def observe(self, verdict: Verdict) -> None: ...
@@ -75,8 +71,6 @@ class StepLoop:
         self.follow_draft()
         plan = self.scheduler.plan(now_s)
         if plan is not None:
-            while self._unapplied and self._proposers.needs_verdicts(plan):
-                self._apply_oldest()
             ticket = self._proposers.propose(plan)
             self._unapplied.append(self._target.verify(plan, ticket))
         if self._unapplied and (plan is None or len(self._unapplied) > self.scheduler.limits.lag):
@@ -84,11 +78,14 @@ class StepLoop:
         return self.scheduler.take_updates()
 
     def follow_draft(self) -> None:
-        """Report a lost or joined draft to the scheduler, and the rows to a joined one."""
+        """Report a lost or joined draft to the scheduler, and the rows to a joined one, which sees
+        no outcome of earlier plans."""
         for event in self._proposers.events():
             if event is DraftEvent.LOST:
                 self.scheduler.lose_draft()
             else:
+                while self._unapplied:
+                    self._apply_oldest()
                 self._proposers.adopt(self.scheduler.epoch, self.scheduler.regain_draft())
 
     def _apply_oldest(self) -> None:

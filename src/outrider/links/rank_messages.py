@@ -2,9 +2,10 @@
 
 The engine listens and a rank connects. A group starts in four exchanges, each of which can fail
 with a `RankFailed`: `Setup`/`RankDescription`, `LoadWeights`/`WeightsLoaded`, `Allocate`/`Ready`,
-and for a draft `Join`/`DraftGroupJoined`. Then steps follow. The engine owns plans. The target owns
-the committed text: only its `VerifyResult` commits a token. The draft announces its rounds, and the
-target waits for announced ones only. A rank ends when its link to the engine ends.
+and for a draft `Join`/`DraftGroupJoined`. Then steps follow. The engine owns plans and sends them
+ahead to both groups. Proposals and outcomes go straight between draft and target, on a proposal
+link. The target owns the committed text: only its `VerifyResult` commits a token. A rank ends when
+its link to the engine ends.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Role(StrEnum):
 
 
 def proposal_meeting(number: int) -> str:
-    """The rendezvous prefix of a proposal group: the first ranks of both groups."""
+    """The rendezvous prefix of a proposal link: the first ranks of both groups."""
     return f"proposals/{number}"
 
 
@@ -69,7 +70,7 @@ class RankSettings:
     has_fixed_kv: bool  # kv_cache_gb is set
     log_level: str
     log_format: str
-    transfer_timeout_s: float  # for announced draft tokens
+    transfer_timeout_s: float  # for announced tensors on the proposal link, and its silence
     head_model: str | None = None  # with a target
     head_revision: str | None = None
     hears_stages: bool = added_field(False)  # the engine accepts `Stage`
@@ -164,10 +165,9 @@ class Ready:
 @message("Join")
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Engine to the first ranks of both groups: form proposal group `number`.
+    """Engine to the first ranks of both groups: open proposal link `number`, 1 for the first.
 
-    With a restarted draft, target and draft form a group with a new number; the target's own group
-    is unchanged.
+    A restarted draft gets a link with a new number; the target's own group is unchanged.
     """
 
     number: int
@@ -176,7 +176,7 @@ class Join:
 @message("Joined")
 @dataclass(frozen=True, slots=True)
 class DraftGroupJoined:
-    """First draft rank to engine: the proposal group is connected, with this backend."""
+    """First draft rank to engine: the proposal link is open; the backend that moves tensors."""
 
     backend: str
 
@@ -193,68 +193,87 @@ class Adopt:
     rows: tuple[RowInit, ...]
 
 
+@message("Step")
 @dataclass(frozen=True, slots=True)
-class PastStep:
-    """A step the draft has not seen: a plan without its part, or the verdict of any plan."""
+class Step:
+    """Engine to ranks: the next plans, in order, usually before the outcome of the plan before is
+    known. Target ranks get one at a time; draft ranks get plans without their part later, together
+    with the next one that has a part for them.
 
-    plan: StepPlan | None
-    verdict: Verdict | None
-
-
-@message("Propose")
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Engine to draft ranks: the steps since the last message, in order, then the plan to draft for
-    (None: none). A plan's verdict may come in a later message than the plan."""
-
-    past: tuple[PastStep, ...]
-    plan: StepPlan | None
-    round: int | None = None  # the number of the round, if the plan is one
-
-
-@message("Drafted")
-@dataclass(frozen=True, slots=True)
-class DraftResult:
-    """First draft rank to engine: the round is drafted and its transfer is posted.
-
-    `num_sends` counts the transfers of this proposal group so far.
+    `link` is the number of the proposal link, 0 if there is no draft.
     """
 
-    round: int
-    draft_s: float
-    num_sends: int
+    link: int
+    plans: tuple[StepPlan, ...]
 
 
-@message("CaughtUp")
+@message("Report")
 @dataclass(frozen=True, slots=True)
-class CatchUpReport:
-    """First draft rank to engine, after every plan with rows that catch up: the time it took during
-    the target's pass, and its agreement with the output among the tokens. Not awaited."""
+class DraftReport:
+    """First draft rank to engine, after every step in which it caught up. Not awaited."""
 
-    draft_s: float
+    step: int
+    caught_up_s: float  # in parallel with the target's pass
     agreements: tuple[Agreement, ...]
-
-
-@message("Verify")
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """Engine to target ranks: run this plan. `round` is the announced round of draft tokens to
-    receive first, None for none."""
-
-    plan: StepPlan
-    round: int | None
-    draft_s: float
 
 
 @message("Judged")
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """First target rank to engine: the verdict. `lost_round`: the announced draft tokens did not
-    arrive, and the pass ran without them."""
+    """First target rank to engine: the verdict. `lost_link`: the proposal link failed before or in
+    this step, and the pass ran without the draft's proposals."""
 
     verdict: Verdict
-    lost_round: bool
-    transfer_s: float = 0.0  # time waited for announced draft tokens
+    lost_link: bool = False
+    transfer_s: float = 0.0  # time waited for proposals beyond the time to draft them
+
+
+@message("Release")
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Engine to the first target rank: wait for nothing more on this proposal link, its draft is
+    lost."""
+
+    link: int
+
+
+# -- on a proposal link, between the first ranks of target and draft ----------------------------
+
+
+@message("Welcome")
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Target to draft, its first message: the link may be used."""
+
+
+@message("Outcomes")
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Target to draft: the verdicts of consecutive steps, without log-probabilities and without
+    rows that sampled nothing. When they are sent follows from the plans; see
+    `outrider.workers.ranks.outcome_batches`."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+@message("Round")
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Draft to target: the proposals of a step. `num_parts` `RoundPart`s follow."""
+
+    step: int
+    draft_s: float
+    was_idle: bool  # the draft had to wait for the outcome before; else it was catching up
+    packed: bytes  # see `outrider.workers.ranks.packed_round`; empty if NCCL carries the round
+    num_parts: int = 0
+
+
+@message("RoundPart")
+@dataclass(frozen=True, slots=True)
+class RoundPart:
+    """Draft to target: some of the distributions that the draft tokens were sampled from."""
+
+    data: bytes
 
 
 # -- ending -----------------------------------------------------------------------------------

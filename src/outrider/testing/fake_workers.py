@@ -95,10 +95,6 @@ class FakeWorkers:
     def events(self) -> Sequence[DraftEvent]:
         return ()
 
-    def needs_verdicts(self, plan: StepPlan) -> bool:
-        """A round works on the texts as they are, observed or not."""
-        return False
-
     def propose(self, plan: StepPlan) -> Ticket:
         self._begin(plan)
         proposals: dict[int, Proposal] = {}

@@ -89,7 +89,7 @@ class ScriptedRank(threading.Thread):
                 self.allocated = message
                 return Ready(VERIFY)
             case Join() if self._role == "draft":
-                return DraftGroupJoined("gloo")
+                return DraftGroupJoined("tcp")
         return None
 
 
@@ -147,7 +147,7 @@ def test_a_draft_that_ends_between_ready_and_join_is_not_the_last(
     with running(tmp_path, lost, max_model_len=128) as (engine, address, _):
         step_until_drafting(engine)
         draft: Any = engine.loop._proposers
-        draft.give_up()
+        draft.give_up(draft.link)
         allocate = RankGroup.allocate
         dying = ScriptedRank(address, "draft", last=Allocate)
 
@@ -195,7 +195,7 @@ def test_each_group_is_told_its_own_number_of_blocks(tmp_path: Path) -> None:
         assert target.allocated.num_rows == draft.allocated.num_rows == 4
         step_until_drafting(engine)
         source: Any = engine.loop._proposers
-        source.give_up()
+        source.give_up(source.link)
         restarted = ScriptedRank(address, "draft")
         restarted.start()
         step_until_drafting(engine)
@@ -208,7 +208,7 @@ def test_the_costs_of_a_step_are_what_both_groups_measured(tmp_path: Path) -> No
         models: Any = engine.check.__self__  # type: ignore[attr-defined]
         assert models.costs == StepCosts(VERIFY, FIRST_DRAFT, NEXT_DRAFT, prefill_s=1.0)
         draft: Any = engine.loop._proposers
-        draft.give_up()
+        draft.give_up(draft.link)
         ScriptedRank(address, "draft", prefill_s=2.0).start()
         step_until_drafting(engine)
         assert models.costs.prefill_s == 2.0, "a draft that comes back brings its own"

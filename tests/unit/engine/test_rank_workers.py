@@ -1,11 +1,11 @@
-"""The engine's side of a group: how long it waits for an answer, and what a draft is told."""
+"""The engine's side of a group: how long it waits for an answer, and what a draft is sent."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,14 +20,13 @@ from outrider.links.codec import RANK_CODEC
 from outrider.links.listener import Arrival
 from outrider.links.rank_messages import (
     Adopt,
-    CatchUpReport,
-    DraftResult,
+    DraftReport,
     Hello,
-    Propose,
     RankFailed,
+    Release,
     Role,
     Stage,
-    Verify,
+    Step,
     VerifyResult,
     WeightsLoaded,
 )
@@ -98,73 +97,255 @@ def test_what_takes_a_rank_long_is_reported_while_it_does(
         assert line == "target rank 0: reading weights (layer 10 of 30)"
 
 
+LINK = 3  # of the draft
+
+
 def joined_draft(ranks: Ranks, lost: list[str]) -> RemoteDraft:
-    draft = RemoteDraft(lost.append, STALL_S)
-    draft.join(ranks.group)
+    draft = RemoteDraft(lambda link, reason: lost.append(f"{link}: {reason}"), STALL_S)
+    draft.join(ranks.group, LINK)
     assert draft.events() == [DraftEvent.LOST, DraftEvent.JOINED]
     draft.adopt(1, ())
     assert isinstance(ranks.ends[0].receive(5), Adopt)
     return draft
 
 
-def draft_one_round(draft: RemoteDraft, ranks: Ranks) -> None:
-    ranks.ends[0].send(DraftResult(1, 0.0, 1))
-    assert draft.propose(PLAN).round == 1
+def plan_of(step: int, **changes: object) -> StepPlan:
+    return StepPlan(1, step, (ROW._replace(**changes),))  # type: ignore[arg-type]
+
+
+def caught_up_on(step: int) -> StepPlan:
+    return plan_of(step, depth=0, num_verified=0, proposer="", draft_tokens=9)
+
+
+def plain(step: int) -> StepPlan:
+    return plan_of(step, depth=0, num_verified=0, proposer="", draft_tokens=0)
+
+
+def verdict_of(step: int) -> Verdict:
+    return Verdict(1, step, ())
+
+
+def until(condition: Callable[[], bool], draft: RemoteDraft) -> None:
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline_s
+        draft.check()
+
+
+# -- the draft ------------------------------------------------------------------------------------
+
+
+def test_plans_go_to_the_draft_ahead_of_verdicts_and_reports() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        assert draft.propose(plan_of(5)) == Ticket(5, link=LINK)
+        assert draft.propose(plan_of(6)) == Ticket(6, link=LINK)
+        assert ranks.ends[0].receive(5) == Step(LINK, (plan_of(5),))
+        assert ranks.ends[0].receive(5) == Step(LINK, (plan_of(6),))
+
+
+def test_plans_without_its_part_are_sent_with_the_next_that_has_one() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        for step in (5, 6):
+            assert draft.propose(plain(step)) == Ticket(step, link=LINK)
+        draft.propose(caught_up_on(7))
+        assert ranks.ends[0].receive(5) == Step(LINK, (plain(5), plain(6), caught_up_on(7)))
+
+
+def test_an_idle_draft_is_sent_plans_before_they_are_many() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        for step in range(1, 65):
+            draft.propose(plain(step))
+        assert len(ranks.ends[0].receive(5).plans) == 64
 
 
 def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
     lost: list[str] = []
     with linked("draft") as ranks:
         draft = joined_draft(ranks, lost)
-        draft_one_round(draft, ranks)
-        assert draft.propose(PLAN).round is None
-        assert draft.group is None
+        draft._timeout.learn(4, 0.0)
+        draft.propose(plan_of(1))
+        until(lambda: draft.group is None, draft)
         [reason] = lost
-        assert reason.startswith("draft rank 0 has not answered for 0.3 s") and "hangs" in reason
+        assert reason.startswith(f"{LINK}: draft rank 0 has not answered for 0.3 s")
+        assert "hangs" in reason
+        assert draft.propose(plan_of(2)) == Ticket(2)
+        assert draft.events() == [DraftEvent.LOST]
 
 
-@pytest.mark.parametrize(
-    "answer", [DraftResult(4, 0.0, 1), RankFailed("out of memory"), VerifyResult(VERDICT, False)]
-)
-def test_a_draft_that_answers_something_else_is_lost_and_nothing_more(answer: object) -> None:
+def test_a_draft_does_not_hang_while_it_waits_for_the_outcome_of_a_step() -> None:
     lost: list[str] = []
     with linked("draft") as ranks:
         draft = joined_draft(ranks, lost)
+        draft._timeout.learn(4, 0.0)
+        draft.propose(plan_of(2))  # the target has not done step 1
+        time.sleep(1.5 * STALL_S)
+        draft.check()
+        assert draft.seconds_left is None and draft.group is not None
+        draft.observe(verdict_of(1))
+        assert draft.seconds_left is not None
+        until(lambda: draft.group is None, draft)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [DraftReport(4, 0.0, ()), RankFailed("out of memory"), VerifyResult(VERDICT)],
+)
+def test_a_draft_that_sends_something_else_is_lost_and_nothing_more(answer: object) -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        draft.propose(PLAN)
         ranks.ends[0].send(answer)
-        assert draft.propose(PLAN).round is None
-        assert draft.group is None and len(lost) == 1
+        until(lambda: draft.group is None, draft)
+        assert len(lost) == 1
+
+
+def test_a_report_that_is_not_due_is_an_error_of_the_draft() -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        ranks.ends[0].send(DraftReport(5, 0.0, ()))
+        until(lambda: draft.group is None, draft)
+        assert len(lost) == 1
+
+
+def test_catching_up_is_reported_with_the_next_verdict_and_once() -> None:
+    found = (Agreement(0, 1, (True, False)),)
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft.propose(caught_up_on(1))
+        ranks.ends[0].send(DraftReport(1, 0.5, found))
+        until(lambda: not draft._owed, draft)
+        verdict = draft.with_reports(verdict_of(1))
+        assert (verdict.draft_s, verdict.agreements) == (0.5, found)
+        assert draft.with_reports(verdict_of(2)) == verdict_of(2)
+        assert draft.num_rounds == 0
+
+
+def test_a_verdict_shows_that_the_round_is_done_and_a_report_that_it_has_caught_up() -> None:
+    both = StepPlan(1, 2, (ROW, *caught_up_on(2).rows))
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft.propose(plan_of(1))
+        draft.propose(both)
+        draft.propose(plan_of(3))
+        draft.observe(verdict_of(1))
+        assert draft.num_rounds == 1
+        draft.observe(verdict_of(2))
+        draft.observe(verdict_of(3))
+        assert (draft.num_rounds, draft._owed[0].step) == (1, 2)
+        ranks.ends[0].send(DraftReport(2, 0.5, ()))
+        until(lambda: not draft._owed, draft)
+        assert draft.seconds_left is None and draft.num_rounds == 2
+
+
+def test_a_report_may_come_before_the_verdicts_of_rounds_before_it() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft.propose(plan_of(1))
+        draft.propose(caught_up_on(2))
+        ranks.ends[0].send(DraftReport(2, 0.5, ()))
+        until(lambda: not draft._owed, draft)
+        assert draft.num_rounds == 1
+
+
+def test_rounds_are_counted_for_the_present_draft() -> None:
+    with linked("draft") as ranks, linked("draft") as others:
+        draft = joined_draft(ranks, [])
+        draft.propose(plan_of(1))
+        draft.observe(verdict_of(1))
+        assert draft.num_rounds == 1
+        draft.join(others.group, LINK + 1)
+        assert draft.events() == [DraftEvent.LOST, DraftEvent.JOINED]
+        assert (draft.num_rounds, draft.link) == (0, LINK + 1)
+
+
+def test_a_draft_that_ends_is_noticed_while_nothing_is_planned() -> None:
+    lost: list[str] = []
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, lost)
+        ranks.ends[0].close()
+        until(lambda: draft.group is None, draft)
+        assert len(lost) == 1
+
+
+# -- the target -----------------------------------------------------------------------------------
+
+
+def without_draft() -> RemoteDraft:
+    return RemoteDraft(lambda link, reason: None, STALL_S)
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_target_that_hangs_but_sends_heartbeats_ends_the_engine(size: int) -> None:
     with linked("target", size) as ranks:
-        target = RemoteTarget(ranks.group, lambda: None, STALL_S)
-        ranks.ends[0].send(VerifyResult(VERDICT, False))
+        target = RemoteTarget(ranks.group, without_draft(), STALL_S)
+        ranks.ends[0].send(VerifyResult(VERDICT))
         assert target.verify(PLAN, Ticket(PLAN.step)).wait() == VERDICT
-        assert isinstance(ranks.ends[0].receive(5), Verify)
+        assert ranks.ends[0].receive(5) == Step(0, (PLAN,))
         with pytest.raises(EngineDeadError, match="target rank 0 has not answered for 0.3 s"):
             target.verify(PLAN, Ticket(PLAN.step)).wait()
 
 
 def test_plans_go_to_the_target_ahead_of_its_verdicts() -> None:
     with linked("target") as ranks:
-        target = RemoteTarget(ranks.group, lambda: None, STALL_S)
+        target = RemoteTarget(ranks.group, without_draft(), STALL_S)
         first = target.verify(PLAN, Ticket(PLAN.step))
         second = target.verify(PLAN, Ticket(PLAN.step))
-        assert isinstance(ranks.ends[0].receive(5), Verify)
-        assert isinstance(ranks.ends[0].receive(5), Verify)
+        assert isinstance(ranks.ends[0].receive(5), Step)
+        assert isinstance(ranks.ends[0].receive(5), Step)
         later = Verdict(1, 6, ())
         for verdict in (VERDICT, later):
-            ranks.ends[0].send(VerifyResult(verdict, False))
+            ranks.ends[0].send(VerifyResult(verdict))
         assert (first.wait(), second.wait()) == (VERDICT, later)
 
 
-def test_only_a_plan_with_drafts_waits_for_the_verdicts_before_it() -> None:
-    with linked("draft") as ranks:
-        draft = joined_draft(ranks, [])
-        assert draft.needs_verdicts(PLAN)
-        catching_up = ROW._replace(depth=0, num_verified=0, proposer="")
-        assert not draft.needs_verdicts(StepPlan(1, 5, (catching_up,)))
+def test_a_target_that_waits_for_a_hung_draft_does_not_hang() -> None:
+    with linked("draft") as drafts, linked("target") as targets:
+        lost: list[str] = []
+        draft = joined_draft(drafts, lost)
+        target = RemoteTarget(targets.group, draft, STALL_S)
+
+        def lose(link: int, reason: str) -> None:
+            targets.group.send_to_first(Release(link))
+            lost.append(reason)
+
+        draft._on_lost = lose
+        draft._timeout.learn(4, 0.0)
+        target._timeout.learn(4, 0.0)
+        plan = plan_of(1)
+        outcome = target.verify(plan, draft.propose(plan))
+        far = targets.ends[0]
+        assert far.receive(5) == Step(LINK, (plan,))
+
+        def rank() -> None:
+            assert far.receive(30) == Release(LINK)
+            far.send(VerifyResult(verdict_of(1)))
+
+        released = threading.Thread(target=rank)
+        released.start()
+        assert outcome.wait() == verdict_of(1)
+        released.join(30)
+        assert draft.group is None and len(lost) == 1
+
+
+def test_a_draft_whose_link_the_target_lost_is_given_up() -> None:
+    lost: list[str] = []
+    with linked("draft") as drafts, linked("target") as targets:
+        draft = joined_draft(drafts, lost)
+        target = RemoteTarget(targets.group, draft, STALL_S)
+        outcomes = []
+        for step in (1, 2):
+            plan = plan_of(step)
+            outcomes.append(target.verify(plan, draft.propose(plan)))
+            targets.ends[0].send(VerifyResult(verdict_of(step), lost_link=True))
+        assert outcomes[0].wait() == verdict_of(1)
+        assert draft.group is None
+        assert outcomes[1].wait() == verdict_of(2), "of the same link"
+        assert len(lost) == 1
 
 
 def test_a_rank_that_hangs_while_it_starts_is_an_error() -> None:
@@ -191,90 +372,9 @@ def test_one_slow_step_is_forgotten_after_many_fast_ones() -> None:
     assert patience.limit_s(1) == 2.0
 
 
-def test_a_draft_is_not_told_the_logprobs_of_a_verdict() -> None:
-    with linked("draft") as ranks:
-        draft = joined_draft(ranks, [])
-        draft.observe(VERDICT)
-        draft_one_round(draft, ranks)
-        message = ranks.ends[0].receive(5)
-        assert isinstance(message, Propose)
-        [past] = message.past
-        assert past.verdict is not None
-        assert past.verdict.rows == (VERDICT.rows[0]._replace(logprobs=(), prompt_logprobs=()),)
-
-
-CATCHING_UP = StepPlan(1, 6, (ROW._replace(depth=0, num_verified=0, proposer="", draft_tokens=9),))
-PLAIN = StepPlan(1, 7, (ROW._replace(depth=0, num_verified=0, proposer="", draft_tokens=0),))
-FOUND = (Agreement(0, 1, (True, False)),)
-
-
-def caught_up_ticket(ranks: Ranks, draft: RemoteDraft) -> Ticket:
-    """That of the first plan after the word that the draft has caught up has arrived."""
-    deadline_s = time.monotonic() + 60
-    while not (ticket := draft.propose(PLAIN)).agreements:
-        assert time.monotonic() < deadline_s, "nobody listened"
-    return ticket
-
-
-def test_what_a_draft_caught_up_on_comes_with_a_later_verdict_and_is_not_waited_for() -> None:
-    with linked("draft") as ranks, linked("target") as target_ranks:
-        draft = joined_draft(ranks, [])
-        assert draft.propose(CATCHING_UP) == Ticket(6)
-        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
-        ticket = caught_up_ticket(ranks, draft)
-        assert ticket == Ticket(7, draft_s=0.5, agreements=FOUND)
-        assert draft.propose(PLAIN) == Ticket(7), "it is told once"
-        target = RemoteTarget(target_ranks.group, lambda: None, STALL_S)
-        target_ranks.ends[0].send(VerifyResult(VERDICT, False))
-        assert target.verify(PLAN, ticket).wait().agreements == FOUND
-
-
-def test_a_round_is_found_behind_what_was_caught_up_on_before() -> None:
-    with linked("draft") as ranks:
-        draft = joined_draft(ranks, [])
-        draft.propose(CATCHING_UP)
-        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
-        ranks.ends[0].send(DraftResult(1, 0.25, 1))
-        ticket = draft.propose(PLAN)
-        assert (ticket.round, ticket.draft_s, ticket.agreements) == (1, 0.75, FOUND)
-
-
-def test_a_round_costs_what_is_waited_for_it() -> None:
-    with linked("draft") as ranks:
-        draft = joined_draft(ranks, [])
-        later = threading.Timer(0.03, ranks.ends[0].send, (DraftResult(1, 0.001, 1),))
-        later.start()
-        ticket = draft.propose(PLAN)
-        later.join()
-        assert ticket.round == 1 and ticket.draft_s > 0.02
-
-
-def test_catching_up_that_nobody_asked_for_is_an_error_of_the_draft() -> None:
-    lost: list[str] = []
-    with linked("draft") as ranks:
-        draft = joined_draft(ranks, lost)
-        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
-        assert draft.propose(PLAN).round is None
-        assert draft.group is None and len(lost) == 1
-
-
-def test_a_draft_that_ends_after_it_has_caught_up_is_noticed_while_nothing_is_planned() -> None:
-    lost: list[str] = []
-    with linked("draft") as ranks:
-        draft = joined_draft(ranks, lost)
-        draft.propose(CATCHING_UP)
-        ranks.ends[0].send(CatchUpReport(0.5, FOUND))
-        ranks.ends[0].close()
-        deadline_s = time.monotonic() + 60
-        while draft.group is not None:
-            assert time.monotonic() < deadline_s, "its end was not noticed"
-            draft.check()
-        assert len(lost) == 1
-
-
 def test_the_time_that_drafts_were_on_their_way_adds_up() -> None:
     with linked("target") as ranks:
-        target = RemoteTarget(ranks.group, lambda: None, STALL_S)
+        target = RemoteTarget(ranks.group, without_draft(), STALL_S)
         for transfer_s in (0.25, 0.5):
             ranks.ends[0].send(VerifyResult(VERDICT, False, transfer_s))
             target.verify(PLAN, Ticket(PLAN.step)).wait()

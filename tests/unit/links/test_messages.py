@@ -27,8 +27,8 @@ from outrider.links.rank_messages import (
     DraftGroupJoined,
     LoadWeights,
     RankFailed,
+    Step,
     StopRank,
-    Verify,
     VerifyResult,
 )
 from outrider.links.tags import message
@@ -73,11 +73,11 @@ def test_a_plan_comes_back_with_its_rows_and_requests() -> None:
         seed=2**64 - 1,
         bad_word_ids=((1,), (2, 3)),
     )
-    sent = Verify(StepPlan(1, 2, (row,), (admitted,), (9,)), round=None, draft_s=0.0)
+    sent = Step(3, (StepPlan(1, 2, (row,), (admitted,), (9,)),))
     got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
     assert got == sent
-    assert isinstance(got.plan.rows[0], RowPlan)
-    assert got.plan.admitted[0].params.logit_bias == {5: -1.5}
+    assert isinstance(got.plans[0].rows[0], RowPlan)
+    assert got.plans[0].admitted[0].params.logit_bias == {5: -1.5}
 
 
 def test_an_impossible_token_keeps_its_infinite_logprob() -> None:
@@ -190,15 +190,15 @@ def test_a_payload_that_is_cut_off_is_refused() -> None:
 
 
 def test_a_whole_number_may_stand_for_a_float() -> None:
-    drafted = RANK_CODEC.decode(RANK_CODEC.encode(messages.DraftResult(1, draft_s=2, num_sends=1)))
-    assert drafted.draft_s == 2
+    drafted = RANK_CODEC.decode(RANK_CODEC.encode(messages.DraftReport(1, 2, ())))
+    assert drafted.caught_up_s == 2
 
 
 def test_a_message_of_another_link_cannot_be_sent() -> None:
     with pytest.raises(
         LinkError, match="DraftGroupJoined is no message of this link; it carries Load"
     ):
-        Codec(LoadWeights).encode(DraftGroupJoined("gloo"))
+        Codec(LoadWeights).encode(DraftGroupJoined("tcp"))
 
 
 def test_a_value_that_msgpack_does_not_know_is_told_by_name() -> None:

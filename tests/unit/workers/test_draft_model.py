@@ -12,14 +12,14 @@ import pytest
 import torch
 from checkpoints import VOCAB_SIZE, save_checkpoint
 from rank_threads import RANK_SETTINGS, ThreadGroup, run_ranks, same_on_all
-from rendezvous import OpenRendezvous
+from rendezvous import SECRET, OpenRendezvous
 from torch import Tensor
 
 from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import CatchUpReport, DraftGroupJoined, DraftResult, Join, Propose
+from outrider.links.rank_messages import DraftGroupJoined, DraftReport, Join, Step
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     NO_PROPOSER,
@@ -39,7 +39,9 @@ from outrider.workers.models.shard import Shard
 from outrider.workers.proposers.base import MAX_REPLAYED_TOKENS, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.draft import DraftRank
-from outrider.workers.ranks.proposal_link import ProposalLink
+from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.mailbox import TargetMailbox
+from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.verify import VerificationMode
@@ -319,7 +321,7 @@ def test_a_verdict_carries_what_was_found(folder: Path) -> None:
 # -- over ranks -----------------------------------------------------------------------------------
 
 
-def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> None:
+def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None:
     runner = make_runner(folder)
     near, far = socket.socketpair()
     with (
@@ -327,18 +329,15 @@ def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> 
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
-        rank: Any = DraftRank(channel, SingleRankGroup(), board.store(), runner, OPS, RANK_SETTINGS)
-        links: list[ProposalLink] = []
-
-        def meet() -> None:
-            links.append(ProposalLink(board.store(), 1, CPU, 10.0, is_target=True))
-            links[0].await_greeting()
-
-        met = threading.Thread(target=meet)
+        inbox, group = Inbox(channel), SingleRankGroup()
+        target = TargetMailbox(group, inbox, CPU)
+        own, others = (LinkOpener(board.store(), SECRET, CPU, 10.0) for _ in range(2))
+        rank: Any = DraftRank(channel, inbox, group, own, runner, OPS, RANK_SETTINGS)
+        met = threading.Thread(target=lambda: target.add(others.listen(1)))
         met.start()
         rank.handle(Join(1))
         met.join(30)
-        assert isinstance(engine.receive(10), DraftGroupJoined)
+        assert engine.receive(10) == DraftGroupJoined("tcp")
         passes_told: list[int] = []
         send = channel.send
 
@@ -350,11 +349,22 @@ def test_a_draft_rank_announces_its_round_before_it_catches_up(folder: Path) -> 
         text = spoken(folder, GREEDY)
         admitted = (init(0, PROMPT), init(1, text))
         rows = (drafting(0, 2, 6, [0, 1]), behind(1, len(text), range(3, 8)))
-        rank.handle(Propose((), StepPlan(1, 1, rows, admitted), 1))
-        drafted, caught_up = engine.receive(10), engine.receive(10)
-    assert isinstance(drafted, DraftResult) and drafted.round == 1
-    assert isinstance(caught_up, CatchUpReport) and caught_up.draft_s > 0
-    assert caught_up.agreements == (Agreement(1, 1, HITS),)
+        plan = StepPlan(1, 1, rows, admitted)
+        post = rank._mailbox.post
+
+        def posted(*args: Any) -> None:
+            passes_told.append(len(runner.passes))
+            post(*args)
+
+        rank._mailbox.post = posted
+        rank.handle(Step(1, (plan,)))
+        target.use(1)
+        assert target.take(plan).proposals[0].tokens == text[6:8]
+        report = engine.receive(10)
+        target.use(0)
+    assert isinstance(report, DraftReport) and report.step == 1
+    assert report.caught_up_s > 0
+    assert report.agreements == (Agreement(1, 1, HITS),)
     assert passes_told == [2, 3], "two passes of the round, then what was put off"
 
 

@@ -1,40 +1,64 @@
-"""Rounds of proposals as messages of a size the plan tells, and what becomes of a lost one."""
+"""Rounds of proposals and outcomes on a proposal link, and what becomes of a lost one."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rank_threads import run_ranks, same_on_all
-from rendezvous import SECRET, OpenRendezvous
 
 from outrider.catalog.proposers import DRAFT, NGRAM
-from outrider.scheduler.types import Proposal, RowPlan, StepPlan
-from outrider.workers.groups.collective import SingleRankGroup
-from outrider.workers.ranks.proposal_link import (
-    ProposalInbox,
-    ProposalLink,
-    pack_round,
-    unpack_round,
+from outrider.links.channel import Channel
+from outrider.links.codec import RANK_CODEC
+from outrider.links.rank_messages import Outcomes, Release, Step, Welcome
+from outrider.scheduler.types import (
+    Proposal,
+    RowPlan,
+    RowVerdict,
+    StepPlan,
+    TokenLogprobs,
+    Verdict,
 )
+from outrider.workers.groups.collective import SingleRankGroup
+from outrider.workers.ranks import mailbox
+from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.mailbox import DraftMailbox, TargetMailbox
+from outrider.workers.ranks.outcome_batches import MAX_BATCH, OutcomeBatches
+from outrider.workers.ranks.packed_round import pack_round, unpack_round
+from outrider.workers.ranks.proposal_link import ProposalLink
 
+SOLE = SingleRankGroup()
 CPU = torch.device("cpu")
 
 
 def planned(row: int, depth: int, proposer: str = DRAFT) -> RowPlan:
-    return RowPlan(row, 1, 1, depth, depth, True, proposer, 0, (), 0, (), 1)
+    draft_tokens = int(proposer == DRAFT)
+    return RowPlan(row, 1, 1, depth, depth, True, proposer, 0, (), 0, (), draft_tokens)
 
 
 PLAN = StepPlan(2, 7, (planned(0, 3), planned(4, 2), planned(5, 4, NGRAM)))
-NUMBER = 41  # of the round
 ROUND = {
     0: Proposal(1, 20, [5, 6, 7], [0.5, 0.25, 1e-9]),
     4: Proposal(1, 2**40, [9], [1.0]),
 }
+
+LOGPROBS = (TokenLogprobs(7, -0.5, 1, ()),)
+VERDICT = Verdict(
+    *(2, 7),
+    rows=(
+        RowVerdict(0, 1, 20, 3, 3, 2, (7, 8, 9), LOGPROBS, LOGPROBS),
+        RowVerdict(9, 1, 4, 0, 0, 0, ()),  # part of a prompt
+    ),
+    draft_s=0.5,
+)
 
 
 def content(proposals: dict[int, Proposal] | None) -> dict[int, tuple[object, ...]] | None:
@@ -48,111 +72,181 @@ def _plain(value: object) -> object:
 
 
 def test_a_round_comes_out_as_it_went_in() -> None:
-    assert content(unpack_round(PLAN, NUMBER, pack_round(PLAN, NUMBER, ROUND), None)) == content(
-        ROUND
-    )
+    assert content(unpack_round(PLAN, pack_round(PLAN, ROUND), None)) == content(ROUND)
 
 
 def test_the_size_of_a_message_depends_on_the_plan_alone() -> None:
-    sizes = {pack_round(PLAN, NUMBER, part).shape for part in (ROUND, {4: ROUND[4]}, {})}
+    sizes = {pack_round(PLAN, part).shape for part in (ROUND, {4: ROUND[4]}, {})}
     assert len(sizes) == 1
 
 
 def test_rows_the_draft_had_nothing_for_are_left_out() -> None:
-    assert unpack_round(PLAN, NUMBER, pack_round(PLAN, NUMBER, {}), None) == {}
+    assert unpack_round(PLAN, pack_round(PLAN, {}), None) == {}
 
 
-@pytest.mark.parametrize(("epoch", "number"), [(2, 42), (3, 41)])
-def test_a_message_of_another_round_or_engine_is_dropped(epoch: int, number: int) -> None:
-    other = StepPlan(epoch, 7, PLAN.rows)
-    assert unpack_round(PLAN, NUMBER, pack_round(other, number, ROUND), None) is None
+@pytest.mark.parametrize(("epoch", "step"), [(2, 8), (3, 7)])
+def test_a_message_of_another_step_or_engine_is_dropped(epoch: int, step: int) -> None:
+    other = StepPlan(epoch, step, PLAN.rows)
+    assert unpack_round(PLAN, pack_round(other, ROUND), None) is None
 
 
 def test_an_empty_message_is_a_lost_round() -> None:
-    message = torch.zeros_like(pack_round(PLAN, NUMBER, ROUND))
-    assert unpack_round(PLAN, NUMBER, message, None) is None
+    message = torch.zeros_like(pack_round(PLAN, ROUND))
+    assert unpack_round(PLAN, message, None) is None
 
 
-def linked_pair() -> tuple[ProposalLink, ProposalLink]:
-    """Both ends of a proposal group, met through a board."""
-    made: dict[bool, ProposalLink] = {}
-    with OpenRendezvous() as board:
+@dataclass
+class Linked:
+    """Both ends of a proposal link in this process; `engine` is that of the target's rank."""
 
-        def make(is_target: bool) -> None:
-            made[is_target] = ProposalLink(board.store(), 1, CPU, 10.0, is_target=is_target)
-
-        threads = [threading.Thread(target=make, args=(side,)) for side in (True, False)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    return made[True], made[False]
+    target: TargetMailbox
+    draft: DraftMailbox
+    engine: Channel
 
 
-def test_a_round_travels_with_the_distributions_it_was_sampled_from() -> None:
-    target, draft = linked_pair()
-    greeting = threading.Thread(target=draft.greet)
-    greeting.start()
-    target.await_greeting()
-    greeting.join(30)
+@contextmanager
+def linked(group: Any = SOLE, number: int = 1) -> Iterator[Linked]:
+    pairs = [socket.socketpair() for _ in range(3)]
+    ends = [[Channel(sock, RANK_CODEC, heartbeat_s=0.05) for sock in pair] for pair in pairs]
+    (near, far), (engine, own), (_, drafts_own) = ends
+    target = TargetMailbox(group, Inbox(own), CPU)
+    target.add(ProposalLink(number, near, None))
+    assert isinstance(far.receive(10), Welcome)
+    draft = DraftMailbox(SOLE, Inbox(drafts_own), CPU)
+    draft.use(ProposalLink(number, far, None))
+    target.use(number)
+    try:
+        yield Linked(target, draft, engine)
+    finally:
+        for channel in [each for pair in ends for each in pair]:
+            channel.close()
+
+
+def test_a_round_travels_with_the_distributions_it_was_sampled_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "_PART_BYTES", 50)  # of 132
     q = torch.rand(3, 11)
-    proposals = {0: ROUND[0]._replace(q=q), 4: ROUND[4]}
-    draft.send(PLAN, NUMBER, proposals)
-    inbox = ProposalInbox(SingleRankGroup(), CPU)
-    inbox.connect(target)
-    received = inbox.take(PLAN, NUMBER)
-    assert received is not None and received[0].q is not None
-    assert torch.equal(received[0].q, q)
-    assert received[4].q is None
-    assert (draft.backend, draft.num_sends) == ("gloo", 1)
+    with linked() as link:
+        link.draft.post(PLAN, {0: ROUND[0]._replace(q=q), 4: ROUND[4]}, 0.0)
+        received = link.target.take(PLAN)
+    assert torch.equal(received.proposals[0].q, q)
+    assert received.proposals[4].q is None
+
+
+def test_a_round_costs_the_draft_its_time_and_the_transfer_the_rest() -> None:
+    with linked() as link:
+        later = threading.Timer(0.05, link.draft.post, (PLAN, ROUND, 0.01))
+        later.start()
+        received = link.target.take(PLAN)
+        later.join()
+        assert received.draft_s == 0.01 and received.transfer_s > 0.03
+        link.draft.was_idle = False
+        link.draft.post(PLAN, ROUND, 0.0)
+        assert link.target.take(PLAN).transfer_s == 0, "it was catching up"
 
 
 def test_every_rank_gets_what_the_first_received() -> None:
-    target, draft = linked_pair()
-    draft.send(PLAN, NUMBER, {0: ROUND[0]._replace(q=torch.ones(3, 5)), 4: ROUND[4]})
+    def take(group: Any) -> object:
+        if group.rank:
+            other = TargetMailbox(group, Inbox(idle), CPU)
+            other.use(1)
+            return content(dict(other.take(PLAN).proposals))
+        with linked(group) as link:
+            rows = {0: ROUND[0]._replace(q=torch.ones(3, 5)), 4: ROUND[4]}
+            link.draft.post(PLAN, rows, 0.0)
+            return content(dict(link.target.take(PLAN).proposals))
 
-    def take(group: object) -> object:
-        inbox = ProposalInbox(group, CPU)  # type: ignore[arg-type]
-        if group.rank == 0:  # type: ignore[attr-defined]
-            inbox.connect(target)
-        return content(inbox.take(PLAN, NUMBER))
-
-    received = same_on_all(run_ranks(3, take))
-    assert received is not None
-    assert received[0][2] == [5, 6, 7]  # type: ignore[index]
+    near, _far = socket.socketpair()
+    with Channel(near, RANK_CODEC) as idle:
+        received: Any = same_on_all(run_ranks(3, take))
+    assert received[0][2] == [5, 6, 7]
 
 
 def test_ranks_agree_that_a_round_is_lost() -> None:
-    def take(group: object) -> object:
-        return ProposalInbox(group, CPU).take(PLAN, NUMBER)  # type: ignore[arg-type]
+    near, _far = socket.socketpair()
+    with Channel(near, RANK_CODEC) as idle:
 
-    assert run_ranks(2, take) == [None, None]
+        def take(group: Any) -> object:
+            target = TargetMailbox(group, Inbox(idle), CPU)
+            target.use(1)  # which was never opened
+            return dict(target.take(PLAN).proposals)
 
-
-# Meets the test in a proposal group, then dies where a draft would send.
-DYING_DRAFT = """
-import os, signal, sys, torch
-from outrider.workers.groups.link_store import LinkStore
-from outrider.workers.ranks.proposal_link import ProposalLink
-store = LinkStore(sys.argv[1], sys.argv[2], 30.0)
-link = ProposalLink(store, 1, torch.device("cpu"), 10.0, is_target=False)
-link.greet()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+        assert run_ranks(2, take) == [{}, {}]
 
 
-@pytest.mark.model
-def test_a_draft_that_dies_after_announcing_costs_its_round_and_nothing_else() -> None:
-    with OpenRendezvous() as board:
-        command = [sys.executable, "-c", DYING_DRAFT, board.address, SECRET]
-        process = subprocess.Popen(command, env=dict(os.environ))
-        try:
-            link = ProposalLink(board.store(), 1, CPU, 10.0, is_target=True)
-            link.await_greeting()
-            inbox = ProposalInbox(SingleRankGroup(), CPU)
-            inbox.connect(link)
-            assert inbox.take(PLAN, NUMBER) is None
-            assert inbox.take(PLAN, NUMBER) is None, "a lost link stays lost"
-        finally:
-            process.kill()
-            process.wait()
+def test_a_released_round_is_lost_and_later_messages_of_the_engine_are_not() -> None:
+    with linked() as link:
+        link.engine.send(Step(1, (PLAN,)))
+        threading.Timer(0.05, link.engine.send, (Release(1),)).start()
+        assert link.target.take(PLAN).proposals == {}
+        assert link.target.has_lost_link
+        assert link.target._inbox.receive() == Step(1, (PLAN,))
+
+
+def test_a_release_of_an_earlier_link_ends_no_wait() -> None:
+    with linked(number=2) as link:
+        link.engine.send(Release(1))
+        threading.Timer(0.05, link.draft.post, (PLAN, ROUND, 0.0)).start()
+        assert content(dict(link.target.take(PLAN).proposals)) == content(ROUND)
+
+
+@pytest.mark.parametrize("sent", ["another step", "an outcome", "nothing more"])
+def test_a_draft_that_sends_something_else_is_lost_and_nothing_more(sent: str) -> None:
+    with linked() as link:
+        channel = link.draft._link.channel  # type: ignore[union-attr]
+        if sent == "another step":
+            link.draft.post(replace(PLAN, step=9), ROUND, 0.0)
+        elif sent == "an outcome":
+            channel.send(Outcomes(()))
+        else:
+            channel.close()
+        assert link.target.take(PLAN).proposals == {}
+        assert link.target.has_lost_link
+        assert link.target.take(PLAN).proposals == {}, "a lost link stays lost"
+        link.target.end(PLAN, VERDICT)  # and nothing fails for it
+
+
+def test_a_draft_gets_what_was_committed_and_no_logprobs() -> None:
+    with linked() as link:
+        link.target.begin(PLAN)
+        link.target.end(PLAN, VERDICT)
+        [outcome] = link.draft.receive()
+    sampled = VERDICT.rows[0]._replace(logprobs=(), prompt_logprobs=())
+    assert outcome == Verdict(2, 7, (sampled,))
+
+
+def test_all_ranks_of_a_draft_get_the_outcomes() -> None:
+    near, _far = socket.socketpair()
+    with Channel(near, RANK_CODEC) as idle, linked() as link:
+        link.target.end(PLAN, VERDICT)
+
+        def receive(group: Any) -> object:
+            if group.rank:
+                return DraftMailbox(group, Inbox(idle), CPU).receive()
+            link.draft._group = group
+            return link.draft.receive()
+
+        outcomes: Any = same_on_all(run_ranks(2, receive))
+    [outcome] = outcomes
+    assert outcome.rows[0].tokens == (7, 8, 9)
+
+
+# -- which outcomes travel together ---------------------------------------------------------------
+
+
+@given(st.lists(st.booleans(), max_size=300))
+def test_both_ends_see_the_same_batches_and_no_outcome_is_late(uses_draft: list[bool]) -> None:
+    sender: OutcomeBatches[int] = OutcomeBatches()
+    receiver: OutcomeBatches[int] = OutcomeBatches()
+    sent: list[list[int]] = []
+    expected: list[list[int]] = []
+    for step, uses in enumerate(uses_draft):
+        sent += filter(None, [sender.before(uses_draft=uses)])
+        expected += filter(None, [receiver.before(uses_draft=uses)])
+        assert sent == expected
+        if uses:
+            assert [each for batch in sent for each in batch] == list(range(step))
+        sent += filter(None, [sender.after(step, uses_draft=uses)])
+        expected += filter(None, [receiver.after(step, uses_draft=uses)])
+        assert sum(map(len, sent)) > step - MAX_BATCH

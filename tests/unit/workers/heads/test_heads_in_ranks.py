@@ -11,18 +11,20 @@ import torch
 from checkpoints import VOCAB_SIZE, save_checkpoint
 from head_checkpoints import save_head
 from rank_threads import RANK_SETTINGS
-from rendezvous import OpenRendezvous
+from rendezvous import SECRET, OpenRendezvous
 
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Verify, VerifyResult
+from outrider.links.rank_messages import Step, VerifyResult
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import NO_PROPOSER, RowInit, RowPlan, SampleId, StepPlan
 from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.heads.loader import load_head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
+from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.ranks.target import TargetRank
 from outrider.workers.runner import Runner
 from outrider.workers.weights.loader import load_model
@@ -54,8 +56,10 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
+        links = LinkOpener(board.store(), SECRET, CPU, 10.0)
         rank = TargetRank(
-            channel, SingleRankGroup(), board.store(), head.target, head, OPS, RANK_SETTINGS
+            *(channel, Inbox(channel), SingleRankGroup(), links, head.target, head, OPS),
+            RANK_SETTINGS,
         )
         known_when_told: list[bool] = []
         send = channel.send
@@ -70,7 +74,7 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
             proposer="eagle3",
         )
         row = RowPlan(0, 1, len(PROMPT), 0, 0, True, NO_PROPOSER, 0, (0, 1), 0, (), 0)
-        rank.handle(Verify(StepPlan(1, 1, (row,), (init,)), None, 0.0))
+        rank.handle(Step(0, (StepPlan(1, 1, (row,), (init,)),)))
         judged = engine.receive(10)
     assert isinstance(judged, VerifyResult) and len(judged.verdict.rows[0].tokens) == 1
     assert known_when_told == [False]

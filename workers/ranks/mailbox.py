@@ -1,0 +1,247 @@
+"""Both ends of the exchange between target and draft: outcomes one way, rounds of proposals back.
+
+The engine has sent the next step to both before either needs anything of the other, so a round
+takes two hops: outcome to the draft, proposals to the target. Only the first rank of a group is
+connected; it broadcasts what it receives, or that it is lost, so the ranks of a group never differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.errors import OutriderError
+from outrider.links.channel import wait_any
+from outrider.links.codec import RANK_CODEC
+from outrider.links.frames import LinkError
+from outrider.links.rank_messages import Outcomes, Round, RoundPart, Welcome
+from outrider.scheduler.types import Proposal, StepPlan, Verdict
+from outrider.workers.groups.collective import Collective
+from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.outcome_batches import OutcomeBatches
+from outrider.workers.ranks.packed_round import (
+    distributions_of,
+    empty_distributions,
+    empty_round,
+    pack_round,
+    unpack_round,
+)
+from outrider.workers.ranks.proposal_link import ProposalLink
+
+logger = logging.getLogger(__name__)
+
+_PART_BYTES = 16 * 2**20
+
+
+class ReceivedRound(NamedTuple):
+    """The proposals by row, and the time the target waited: for drafting and for the transfer."""
+
+    proposals: Mapping[int, Proposal]
+    draft_s: float = 0.0
+    transfer_s: float = 0.0
+
+
+NO_ROUND = ReceivedRound({})
+
+
+class TargetMailbox:
+    """The target's end. A link that fails, or that the engine releases, yields no proposals."""
+
+    def __init__(self, group: Collective, inbox: Inbox, device: torch.device) -> None:
+        self._group = group
+        self._inbox = inbox
+        self._device = device
+        self._opened: dict[int, ProposalLink] = {}
+        self._number = 0
+        self._link: ProposalLink | None = None  # only in the first rank
+        self._outcomes: OutcomeBatches[Verdict] = OutcomeBatches()
+
+    @property
+    def has_lost_link(self) -> bool:
+        return self._number > 0 and self._link is None
+
+    def add(self, link: ProposalLink) -> None:
+        """From the thread that opened it: a step may name this link from now on."""
+        self._opened[link.number] = link
+        link.channel.send(Welcome())
+
+    def use(self, number: int) -> None:
+        """The link of the next step; 0: none."""
+        if number == self._number:
+            return
+        self._close()
+        self._number, self._link = number, self._opened.pop(number, None)
+        for unused in [each for each in list(self._opened) if each < number]:
+            self._opened.pop(unused).close()
+        self._outcomes = OutcomeBatches()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Before the step: send the outcomes that the draft lacks for its part."""
+        if self._number:
+            self._send(self._outcomes.before(uses_draft=plan.uses_draft))
+
+    def end(self, plan: StepPlan, verdict: Verdict) -> None:
+        """After the step: send its outcome if the next round may need it."""
+        if self._number:
+            self._send(self._outcomes.after(verdict, uses_draft=plan.uses_draft))
+
+    def take(self, plan: StepPlan) -> ReceivedRound:
+        """Wait for the proposals of a step with a round."""
+        start_s = time.perf_counter()
+        found, message, q = self._receive(plan)
+        if self._group.size > 1:
+            message, q = self._share(message, q)
+        proposals = unpack_round(plan, message, q) or {}
+        waited_s = time.perf_counter() - start_s
+        if found is None:
+            return ReceivedRound(proposals)
+        # After catching up the draft was late for another reason than this round.
+        draft_s = min(found.draft_s, waited_s)
+        return ReceivedRound(proposals, draft_s, waited_s - draft_s if found.was_idle else 0.0)
+
+    def _receive(self, plan: StepPlan) -> tuple[Round | None, Tensor, Tensor | None]:
+        lost = empty_round(plan)
+        link = self._link
+        if link is None:
+            return None, lost, None
+        try:
+            if not self._inbox.wait_for(link.channel, link.number):
+                self._close()
+                return None, lost, None
+            found = link.channel.receive(0.0)
+            if not isinstance(found, Round) or found.step != plan.step:
+                raise LinkError(f"the draft sent {found!r:.80} where step {plan.step} was due.")
+            if link.transfer is None:
+                return found, *_received(link, found)
+            message = link.transfer.receive(lost)
+            q = empty_distributions(message)
+            return found, message, None if q is None else link.transfer.receive(q)
+        except (LinkError, TimeoutError, RuntimeError) as error:
+            logger.warning("the round of step %d did not arrive: %s", plan.step, error)
+            self._close()
+            return None, lost, None
+
+    def _share(self, message: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        on_device = message.to(self._device)
+        self._group.broadcast(on_device, 0)
+        message = on_device.cpu()
+        empty_q = empty_distributions(message)
+        if empty_q is None:
+            return message, None
+        shared_q = (empty_q if q is None else q).to(self._device)
+        self._group.broadcast(shared_q, 0)
+        return message, shared_q
+
+    def _send(self, verdicts: Sequence[Verdict]) -> None:
+        if not verdicts or self._link is None:
+            return
+        try:
+            self._link.channel.send(Outcomes(tuple(map(_outcome, verdicts))))
+        except LinkError as error:
+            logger.warning("the draft has missed an outcome: %s", error)
+            self._close()
+
+    def _close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class DraftMailbox:
+    """The draft's end. Without its target a draft is of no use: failures are raised."""
+
+    def __init__(self, group: Collective, inbox: Inbox, device: torch.device) -> None:
+        self._group = group
+        self._inbox = inbox
+        self._device = device
+        self._link: ProposalLink | None = None  # only in the first rank
+        self.was_idle = True  # whether the last outcomes had to be waited for
+
+    def use(self, link: ProposalLink) -> None:
+        self._link = link
+
+    def receive(self) -> tuple[Verdict, ...]:
+        """Wait for the next batch of outcomes."""
+        outcomes = None if self._link is None else self._next(self._link)
+        if self._group.size > 1:
+            outcomes = self._share(outcomes)
+        assert outcomes is not None
+        return outcomes.verdicts
+
+    def post(self, plan: StepPlan, proposals: Mapping[int, Proposal], draft_s: float) -> None:
+        """Send a round; called by all ranks of the draft."""
+        link = self._link
+        if link is None:
+            return
+        packed, q = pack_round(plan, proposals), distributions_of(proposals)
+        if link.transfer is not None:
+            link.transfer.post(packed, *([q] if q.numel() else []))
+            messages: list[object] = [Round(plan.step, draft_s, self.was_idle, b"")]
+        else:
+            parts = _parts(q)
+            own = packed.numpy().tobytes()
+            messages = [Round(plan.step, draft_s, self.was_idle, own, len(parts)), *parts]
+        for message in messages:
+            self._send(link, message)
+
+    def _next(self, link: ProposalLink) -> Outcomes:
+        self.was_idle = not wait_any([link.channel], 0.0)
+        self._inbox.wait_for(link.channel, link.number)
+        try:
+            outcomes = link.channel.receive(0.0)
+        except LinkError as error:
+            raise OutriderError(f"no outcome from the target: {error}") from error
+        if not isinstance(outcomes, Outcomes):
+            raise OutriderError(f"the target sent {outcomes!r:.80} where an outcome was due.")
+        return outcomes
+
+    def _send(self, link: ProposalLink, message: object) -> None:
+        try:
+            link.channel.send(message)
+        except LinkError as error:
+            raise OutriderError(f"the target takes no proposals: {error}") from error
+
+    def _share(self, outcomes: Outcomes | None) -> Outcomes:
+        """The first rank's outcomes, on all ranks."""
+        payload = b"" if outcomes is None else RANK_CODEC.encode(outcomes)
+        size = torch.tensor([len(payload)], device=self._device)
+        self._group.broadcast(size, 0)
+        data = torch.zeros(int(size.item()), dtype=torch.uint8, device=self._device)
+        if payload:
+            data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+        self._group.broadcast(data, 0)
+        found: Outcomes = RANK_CODEC.decode(data.numpy(force=True).tobytes())
+        return found
+
+
+def _outcome(verdict: Verdict) -> Verdict:
+    """What a draft needs of a verdict: log-probabilities would be most of it."""
+    sampled = (row for row in verdict.rows if row.tokens)
+    rows = tuple(row._replace(logprobs=(), prompt_logprobs=()) for row in sampled)
+    return Verdict(verdict.epoch, verdict.step, rows)
+
+
+def _received(link: ProposalLink, found: Round) -> tuple[Tensor, Tensor | None]:
+    """The message and the distributions of a round that came as bytes."""
+    message = torch.from_numpy(np.frombuffer(found.packed, dtype=np.int64).copy())
+    q = empty_distributions(message)
+    if q is None:
+        return message, None
+    data = bytearray()
+    for _ in range(found.num_parts):
+        part = link.channel.receive()
+        if not isinstance(part, RoundPart):
+            raise LinkError(f"the draft sent {part!r:.80} where a part of its round was due.")
+        data += part.data
+    return message, torch.frombuffer(data, dtype=torch.float32).view(q.shape)
+
+
+def _parts(q: Tensor) -> list[RoundPart]:
+    data = q.numpy(force=True).tobytes()
+    return [RoundPart(data[at : at + _PART_BYTES]) for at in range(0, len(data), _PART_BYTES)]

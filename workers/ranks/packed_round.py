@@ -1,0 +1,97 @@
+"""A round of proposals as one int64 message whose size follows from the plan alone.
+
+Both sides know the plan, so a rank can post a receive or take part in a broadcast before the round
+exists. A record per drafted row; rows without a proposal are omitted. In rejection mode the
+distributions that the draft tokens were sampled from travel beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.scheduler.types import Proposal, StepPlan
+
+_VERSION = 1
+_HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
+_RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
+
+
+class _Shape(NamedTuple):
+    """The most rows and the largest depth of a round of this plan."""
+
+    rows: int
+    depth: int
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> _Shape:
+        depths = [row.depth for row in plan.rows if row.depth and row.draft_tokens]
+        return cls(len(depths), max(depths, default=0))
+
+    @property
+    def record(self) -> int:
+        return _RECORD + 2 * self.depth
+
+    @property
+    def size(self) -> int:
+        return _HEADER + self.rows * self.record
+
+
+def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
+    """The message; `distributions_of` are not in it."""
+    shape = _Shape.of(plan)
+    message = np.zeros(shape.size, dtype=np.int64)
+    q_shape = distributions_of(proposals).shape
+    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, len(proposals), *q_shape)
+    records = message[_HEADER:].reshape(shape.rows, shape.record)
+    for record, (row, proposal) in zip(records, proposals.items(), strict=False):
+        count = len(proposal.tokens)
+        num_q = 0 if proposal.q is None else proposal.q.shape[0]
+        record[:_RECORD] = (row, proposal.generation, proposal.base_len, count, num_q)
+        record[_RECORD : _RECORD + count] = proposal.tokens
+        confidences = record[_RECORD + shape.depth :].view(np.float64)
+        confidences[:count] = proposal.confidences
+    return torch.from_numpy(message)
+
+
+def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int, Proposal] | None:
+    """The proposals by row; None if the message is empty or another step's."""
+    shape = _Shape.of(plan)
+    values = message.numpy()
+    version, epoch, found, num_rows, _, _ = values[:_HEADER].tolist()
+    if (version, epoch, found) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
+        return None
+    records = values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
+    confidences = records[:, _RECORD + shape.depth :].view(np.float64).tolist()
+    proposals: dict[int, Proposal] = {}
+    first_q = 0
+    for record, confidence in zip(records.tolist(), confidences, strict=True):
+        row, generation, base_len, count, num_q = record[:_RECORD]
+        own_q = None
+        if q is not None and num_q:
+            own_q = q[first_q : first_q + num_q]
+            first_q += num_q
+        tokens = record[_RECORD : _RECORD + count]
+        proposals[row] = Proposal(generation, base_len, tokens, confidence[:count], own_q)
+    return proposals
+
+
+def empty_round(plan: StepPlan) -> Tensor:
+    """A message to receive into; as it is, it says that the round is lost."""
+    return torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
+
+
+def distributions_of(proposals: Mapping[int, Proposal]) -> Tensor:
+    """float32 [draft tokens, vocab]: all distributions of a round, concatenated by row."""
+    parts = [proposal.q for proposal in proposals.values() if proposal.q is not None]
+    return torch.cat(parts).float().contiguous() if parts else torch.empty((0, 0))
+
+
+def empty_distributions(message: Tensor) -> Tensor | None:
+    """Where the distributions that the message announces go; None if it announces none."""
+    num_rows, width = message[_HEADER - 2 : _HEADER].tolist()
+    return torch.empty((num_rows, width), dtype=torch.float32) if num_rows else None
