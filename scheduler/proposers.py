@@ -13,11 +13,6 @@ KvRule: TypeAlias = Callable[[int, int], int]
 """From (drafted, accepted): of the KV slots a proposer wrote past the committed text in a round,
 how many hold committed tokens once its verdict is known."""
 
-MAX_BEHIND = 2
-"""A row drafts only if its proposer lacks KV of at most this many committed tokens: after full
-acceptance it lacks its own last draft token and the bonus token. A row further behind decodes
-plainly and catches up first."""
-
 
 class Place(StrEnum):
     """Where a proposer runs."""
@@ -32,15 +27,21 @@ class Place(StrEnum):
 class ProposerTraits:
     """One way to draft.
 
-    `kv_rule` is None for a proposer without KV in the draft pool. One with `needs_next_token` has
-    KV in the target's blocks, where a token's entry also depends on the next token: of a cached
-    prefix it can use all blocks but the last. It is written only for requests that may draft with
-    it when they get their row; whether they may is fixed until they get another.
+    `kv_rule` is None for a proposer without KV in the draft pool. A row drafts only if its proposer
+    lacks KV of at most `max_behind` committed tokens, and no round may leave it lacking more; a row
+    further behind decodes plainly and catches up first. An autoregressive draft lacks at most two
+    after a round: its own last draft token and the bonus token.
+
+    A proposer with `needs_next_token` has KV in the target's blocks, where a token's entry also
+    depends on the next token: of a cached prefix it can use all blocks but the last. It is written
+    only for requests that may draft with it when they get their row; whether they may is fixed
+    until they get another.
     """
 
     name: str
     place: Place
     kv_rule: KvRule | None = None
+    max_behind: int = 2
     needs_next_token: bool = False
     max_depth: int | None = None  # its checkpoint's limit, if it has one
     mark: str = "drafted"  # how clients see a token it drafted

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.catalog.heads import HeadKind
-from outrider.catalog.proposers import DRAFT, NGRAM
-from outrider.scheduler.proposers import MAX_BEHIND, autoregressive_kv_rule
+from outrider.catalog.proposers import DRAFT, NGRAM, info_of
+from outrider.scheduler.proposers import autoregressive_kv_rule
 from outrider.scheduler.types import (
     NO_PROPOSER,
     Agreement,
@@ -225,7 +225,7 @@ class FakeWorkers:
         is_own = not has_proposer or planned.proposer == row.init.proposer
         require(is_own, f"{where} is drafted for by {planned.proposer}, not by its own proposer")
         drafts = planned.proposer == DRAFT
-        caught_up = 0 < planned.draft_tokens <= MAX_BEHIND
+        caught_up = 0 < planned.draft_tokens <= info_of(DRAFT).traits.max_behind
         require(not drafts or caught_up, f"{where} drafts from {planned.draft_tokens} tokens")
         require(planned.draft_tokens > 0 or not planned.draft_blocks, f"{where}: idle draft grows")
 
