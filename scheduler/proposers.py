@@ -9,9 +9,11 @@ from typing import TypeAlias
 
 from outrider.errors import ConfigError
 
-KvRule: TypeAlias = Callable[[int, int], int]
-"""From (drafted, accepted): of the KV slots a proposer wrote past the committed text in a round,
-how many hold committed tokens once its verdict is known."""
+KvRule: TypeAlias = Callable[[int, int, int, int, int], int]
+"""From (computed, fed, drafted, accepted, base_len): how many positions of a proposer's KV are
+valid once a round's verdict is known. Before the round `computed` were; in it the proposer computed
+`fed` known tokens, up to the committed length `base_len`, and drafted. It also runs in a kernel:
+write it with arithmetic, min and max only."""
 
 
 class Place(StrEnum):
@@ -56,9 +58,9 @@ class ProposerTraits:
         return self.kv_rule is not None
 
 
-def autoregressive_kv_rule(drafted: int, accepted: int) -> int:
+def autoregressive_kv_rule(
+    computed: int, fed: int, drafted: int, accepted: int, base_len: int
+) -> int:
     """Of a model that feeds on its own draft tokens, all but the last: the accepted ones stay
     valid."""
-    if accepted < drafted:
-        return accepted
-    return drafted - 1 if drafted else 0
+    return base_len + min(accepted, max(drafted - 1, 0))

@@ -14,7 +14,6 @@ from dataclasses import replace
 from outrider.catalog.proposers import DRAFT
 from outrider.kernels.gpu.accept import OutcomeColumn
 from outrider.scheduler.costs import StepCosts
-from outrider.scheduler.proposers import autoregressive_kv_rule
 from outrider.scheduler.types import (
     NO_TOKEN,
     DraftEvent,
@@ -113,7 +112,9 @@ class ColocatedWorker:
             if entry.build_on_device is not None and sizes.depth
         ]
         self._plan = StepPlanBuffers(sizes.rows, len(on_device_builders), self._device)
-        self._passes = TargetPasses(runner, self._state, self._plan.target, sizes)
+        rules = [entry.traits.kv_rule for entry in on_device]
+        self._kv_rule = next((rule for rule in rules if rule is not None), None)
+        self._passes = TargetPasses(runner, self._state, self._plan.target, sizes, self._kv_rule)
         draft_runner = None if draft is None else draft.runner
         head_runner = None if head is None else head.runner
         common = (sizes, settings, self._passes, draft_runner, head_runner)
@@ -387,8 +388,12 @@ class ColocatedWorker:
             )
             self._target.computed[row.row] = base_len + accepted
             if row.draft_tokens and drafted and self._draft is not None:
-                kept = autoregressive_kv_rule(drafted, accepted)
-                self._draft.computed[row.row] = base_len + kept
+                assert self._kv_rule is not None
+                computed = self._draft.computed
+                fed = base_len - computed[row.row]
+                computed[row.row] = self._kv_rule(
+                    computed[row.row], fed, drafted, accepted, base_len
+                )
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
         verdict = with_extension_times(with_catch_up(verdict, catch_ups), extensions)
         self._rows.commit(verdict)

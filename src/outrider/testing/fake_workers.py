@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.catalog.heads import HeadKind
-from outrider.catalog.proposers import DRAFT, NGRAM, info_of
-from outrider.scheduler.proposers import autoregressive_kv_rule
+from outrider.catalog.proposers import DRAFT, NGRAM, info_of, kv_rule_of
 from outrider.scheduler.types import (
     NO_PROPOSER,
     Agreement,
@@ -337,8 +336,8 @@ class FakeWorkers:
             accepted += 1
         kv.computed[number] = base_len + accepted
         if row.drafted:
-            kept = autoregressive_kv_rule(row.drafted, accepted)
-            self.draft_kv.computed[number] = base_len + kept
+            at = self.draft_kv.computed  # with what it was fed in this round
+            at[number] = kv_rule_of(DRAFT)(at[number], 0, row.drafted, accepted, base_len)
             row.drafted = 0
         tokens = tuple(own[: accepted + 1])
         row.extend(tokens)
