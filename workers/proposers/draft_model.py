@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.catalog.proposers import DRAFT, kv_rule_of
 from outrider.kernels.ops import Ops
+from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.types import (
     Agreement,
     Proposal,
@@ -17,6 +18,8 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
+from outrider.workers.costs import measure_step
+from outrider.workers.proposers.base import Proposer
 from outrider.workers.proposers.drafting import (
     DraftingRow,
     RowSamplers,
@@ -37,7 +40,7 @@ from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import VerificationMode
 
 
-class DraftProposer:
+class DraftProposer(Proposer):
     """Proposes the draft model's own guesses of the target's samples.
 
     `computed[row]` counts tokens of the row with valid draft KV, including those deferred to
@@ -90,10 +93,22 @@ class DraftProposer:
             if last is not None and self._rows.is_current(row.row, row.generation):
                 self.computed[row.row] = self._kv_rule(*last, row.num_accepted, row.base_len)
 
+    def note(self, plan: StepPlan, verdict: Verdict) -> None:
+        computed = self.computed
+        for planned, row in zip(plan.rows, verdict.rows, strict=True):
+            if planned.depth and planned.draft_tokens:
+                known = computed[row.row]
+                counts = (known, row.base_len - known, row.num_drafted, row.num_accepted)
+                computed[row.row] = self._kv_rule(*counts, row.base_len)
+
+    def measure_costs(self, target: Runner) -> StepCosts:
+        return measure_step(target, self.runner, self._ops)
+
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start over with these rows; all KV is invalid."""
         self._rows.adopt(epoch, rows)
-        self.computed = {init.row: init.draft_cached for init in rows}
+        self.computed.clear()
+        self.computed |= {init.row: init.draft_cached for init in rows}
         self._samplers.clear()
         self._rounds, self._deferred = {}, []
 

@@ -14,7 +14,7 @@ from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.request import RequestState
-from outrider.scheduler.types import NO_PROPOSER, FinishReason, StepPlan, Ticket, Verdict
+from outrider.scheduler.types import NO_PROPOSER, FinishReason, RowPlan, StepPlan, Ticket, Verdict
 
 
 def planned(simulation: Simulation) -> StepPlan:
@@ -140,7 +140,7 @@ def test_scheduler_and_workers_go_by_the_kv_rule_and_the_lag_of_the_registration
     monkeypatch.setitem(catalog._infos, DRAFT, replace(info_of(DRAFT), traits=own))
     simulation = Simulation(acceptance=[3 if max_behind == 4 else 1], lag=lag)
     record = simulation.add(make_request("a", [1, 2, 3], 30, proposer=DRAFT, depth=3))
-    rows = []
+    rows: list[RowPlan] = []
     while simulation.scheduler.has_work:
         plan = simulation.step()
         rows += [] if plan is None else plan.rows
