@@ -104,7 +104,7 @@ class SpeculationControl:
         self._step_limit_s = step_limit_s
         self._seats = seats
         self._estimators: dict[str, AcceptanceEstimator] = {}
-        self._with_kv: set[str] = set()
+        self._max_behind: dict[str, int] = {}  # by proposer with KV
         self._looks_up: set[str] = set()  # proposers that may offer less than requested
         self.has_model = True  # a draft or a head, which offers as many drafts as requested
         self._previous_batch_depth = 0
@@ -151,7 +151,7 @@ class SpeculationControl:
             if each.may_offer_less:
                 self._looks_up.add(each.name)
             if each.keeps_kv:
-                self._with_kv.add(each.name)
+                self._max_behind[each.name] = each.max_behind
 
     # -- load ---------------------------------------------------------------------------------
 
@@ -223,10 +223,14 @@ class SpeculationControl:
         self._chooses_depth = any(
             limit and not fixed for limit, fixed in zip(rows.max_depths, is_fixed, strict=True)
         )
-        with_kv = self._with_kv
+        max_behind = self._max_behind
         behind = [
-            each if name in with_kv else 0
+            each if name in max_behind else 0
             for each, name in zip(rows.behind, rows.proposers, strict=True)
+        ]
+        ready = [
+            each <= max_behind.get(name, 0)
+            for each, name in zip(behind, rows.proposers, strict=True)
         ]
         can_stop = step % _SELECT_ALL_EVERY > 0 and self._can_stop(rows, num_prompt_tokens)
         # A draft's confidence already reflects the current text, so the row's bias counts for less.
@@ -239,6 +243,7 @@ class SpeculationControl:
             rows.proposers,
             rows.max_depths,
             behind,
+            ready,
             is_fixed if any(is_fixed) else (),
             [
                 estimators[name].survivals(request.acceptance_bias, depth, trust) if depth else ()
@@ -287,7 +292,7 @@ class SpeculationControl:
             and len(rows.requests) == 1
             and not num_prompt_tokens
             and not rows.requests[0].is_depth_fixed
-            and rows.proposers[0] in self._with_kv
+            and rows.proposers[0] in self._max_behind
             and not self.costs.now.verify.is_padded
         )
 
@@ -310,7 +315,7 @@ class SpeculationControl:
         count = len(rows.requests)
         start = step // _EXPLORE_EVERY % max(count, 1)
         for index in (*range(start, count), *range(start)):
-            if rows.max_depths[index] and rows.proposers[index] not in self._with_kv:
+            if rows.max_depths[index] and rows.proposers[index] not in self._max_behind:
                 depths = list(choice.depths)
                 depths[index] = 1
                 return DepthChoice(depths, choice.num_selected, choice.chosen, choice.candidates)
@@ -322,7 +327,7 @@ class SpeculationControl:
         and rows it already follows alternate, so that old and new texts are both sampled."""
         if not self._is_adaptive or self._previous_batch_depth or not self.is_measured:
             return ()
-        with_kv = self._with_kv
+        with_kv = self._max_behind
         followed, fewest_known, new = -1, 0.0, -1
         for index, request in enumerate(rows.requests):
             if not rows.max_depths[index] or rows.proposers[index] not in with_kv:

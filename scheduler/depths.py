@@ -47,6 +47,7 @@ class DepthSnapshot:
     proposers: Sequence[str]  # by row; `NO_PROPOSER` where nothing drafts
     max_depths: Sequence[int]  # the row's own limit, and none past its end
     behind: Sequence[int]  # committed tokens its proposer may have to catch up on first
+    ready: Sequence[bool]  # whether these are few enough to draft in this step
     is_fixed: Sequence[bool] = ()  # depth fixed by the client; () if no row has one
     survivals: Sequence[tuple[float, ...]] = ()
     """For each draft up to `max_depths`: the probability that it and all before it are accepted.

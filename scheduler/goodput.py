@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outrider.scheduler.depths import Candidate, DepthChoice, DepthSnapshot, cut_evenly
-from outrider.scheduler.proposers import MAX_BEHIND
 
 # Hysteresis: a change from the last step must gain this factor, so that depths do not flap and no
 # risk is taken for nothing.
@@ -61,7 +60,7 @@ def goodput(snapshot: DepthSnapshot) -> DepthChoice:
     if not snapshot.previous_batch_depth and not _pays_soon(snapshot, candidates[0], best, depths):
         return _only_fixed(snapshot, candidates)
     batch_depth, least = best.batch_depth, 0.0
-    if snapshot.num_prompt_tokens or any(behind > MAX_BEHIND for behind in snapshot.behind):
+    if snapshot.num_prompt_tokens or not all(snapshot.ready):
         depths, best, candidates = _for_now(snapshot, base, depths, best.tokens_per_s)
     elif snapshot.can_stop:  # a draft's confidence tells more than averages do
         depths, least = snapshot.max_depths, _min_survival(snapshot, best)
@@ -86,10 +85,10 @@ def _pays_soon(
     """Whether starting to draft pays: rows that are behind have to catch up first, and may end, or
     turn out worse than estimated, soon after."""
     missing = num_behind = num_drafting = 0
-    for behind, depth in zip(snapshot.behind, depths, strict=True):
+    for behind, ready, depth in zip(snapshot.behind, snapshot.ready, depths, strict=True):
         if depth:
             num_drafting += 1
-            if behind > MAX_BEHIND:
+            if not ready:
                 num_behind += 1
                 missing += behind
     if not num_behind:
@@ -104,7 +103,7 @@ def _for_now(
 ) -> tuple[Sequence[int], Candidate, Sequence[Candidate]]:
     """The choice for a transient step, with prompts or rows that catch up. The steady state sets
     the `price` of a second, in tokens; a draft is made if it gains more than its time costs."""
-    ready = [behind <= MAX_BEHIND for behind in snapshot.behind]
+    ready = snapshot.ready
     # Prompts are a sunk cost; and a row that does not draft now loses the next step as well, to
     # catch up.
     snapshot = replace(snapshot, overhead_s=0.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from outrider.errors import CapacityError
 from outrider.scheduler.control import DecodeRows, SpeculationControl, StepRecord
 from outrider.scheduler.depths import DepthChoice
-from outrider.scheduler.proposers import MAX_BEHIND, Place, ProposerTraits
+from outrider.scheduler.proposers import Place, ProposerTraits
 from outrider.scheduler.request import NO_BLOCKS, Request, RequestState
 from outrider.scheduler.running import RunningRequests
 from outrider.scheduler.tenants import Tenants
@@ -102,7 +102,9 @@ class Planner:
         self._without_lag = {
             name for name, each in proposers.items() if limits.lag and each.place is Place.HOST
         }
-        self._with_kv = {name for name, each in proposers.items() if each.keeps_kv}
+        self._max_behind = {  # of proposers with KV
+            name: each.max_behind for name, each in proposers.items() if each.keeps_kv
+        }
         self._needing_next_token = {
             name for name, each in proposers.items() if each.needs_next_token
         }
@@ -228,12 +230,12 @@ class Planner:
         limit = self._control.max_depth
         if limit is not None and depth > limit:
             depth = limit
-        return depth if self.has_draft or proposer not in self._with_kv else 0
+        return depth if self.has_draft or proposer not in self._max_behind else 0
 
     def _plan_decodes(self, step: Step, decoding: DecodeRows, choice: DepthChoice) -> None:
-        running_requests, with_kv, running = (
+        running_requests, max_behind, running = (
             self._running_requests,
-            self._with_kv,
+            self._max_behind,
             RequestState.RUNNING,
         )
         size, append = self._block_size, self._append
@@ -250,9 +252,9 @@ class Planner:
             if depth:
                 if depth > max_depth or depth > room:  # a policy may ask for more
                     depth = min(max_depth, room)
-                keeps_kv = request.proposer in with_kv
+                keeps_kv = request.proposer in max_behind
                 end = request.upper + depth
-                if keeps_kv and behind > MAX_BEHIND:
+                if keeps_kv and behind > max_behind[request.proposer]:
                     depth, draft_tokens = 0, self._catch_up(step, request)
                 elif len(
                     request.target.blocks
@@ -319,7 +321,7 @@ class Planner:
             if request.state is not RequestState.RUNNING:
                 continue  # preempted for an earlier prompt
             draft_tokens = 0
-            if drafts and request.proposer in self._with_kv:
+            if drafts and request.proposer in self._max_behind:
                 draft_tokens = self._catch_up(step, request)
             table = request.target
             table.planned += chunk
@@ -377,7 +379,7 @@ class Planner:
             step.num_drafts += depth
             if draft_tokens:
                 request.drafts_in_flight += 1
-                request.behind = MAX_BEHIND
+                request.behind = self._max_behind[request.proposer]
                 return depth
         request.behind += samples
         return depth

@@ -9,14 +9,11 @@ from typing import TypeAlias
 
 from outrider.errors import ConfigError
 
-KvRule: TypeAlias = Callable[[int, int], int]
-"""From (drafted, accepted): of the KV slots a proposer wrote past the committed text in a round,
-how many hold committed tokens once its verdict is known."""
-
-MAX_BEHIND = 2
-"""A row drafts only if its proposer lacks KV of at most this many committed tokens: after full
-acceptance it lacks its own last draft token and the bonus token. A row further behind decodes
-plainly and catches up first."""
+KvRule: TypeAlias = Callable[[int, int, int, int, int], int]
+"""From (computed, fed, drafted, accepted, base_len): how many positions of a proposer's KV are
+valid once a round's verdict is known. Before the round `computed` were; in it the proposer computed
+`fed` known tokens, up to the committed length `base_len`, and drafted. It also runs in a kernel:
+write it with arithmetic, min and max only."""
 
 
 class Place(StrEnum):
@@ -32,15 +29,21 @@ class Place(StrEnum):
 class ProposerTraits:
     """One way to draft.
 
-    `kv_rule` is None for a proposer without KV in the draft pool. One with `needs_next_token` has
-    KV in the target's blocks, where a token's entry also depends on the next token: of a cached
-    prefix it can use all blocks but the last. It is written only for requests that may draft with
-    it when they get their row; whether they may is fixed until they get another.
+    `kv_rule` is None for a proposer without KV in the draft pool. A row drafts only if its proposer
+    lacks KV of at most `max_behind` committed tokens, and no round may leave it lacking more; a row
+    further behind decodes plainly and catches up first. An autoregressive draft lacks at most two
+    after a round: its own last draft token and the bonus token.
+
+    A proposer with `needs_next_token` has KV in the target's blocks, where a token's entry also
+    depends on the next token: of a cached prefix it can use all blocks but the last. It is written
+    only for requests that may draft with it when they get their row; whether they may is fixed
+    until they get another.
     """
 
     name: str
     place: Place
     kv_rule: KvRule | None = None
+    max_behind: int = 2
     needs_next_token: bool = False
     max_depth: int | None = None  # its checkpoint's limit, if it has one
     mark: str = "drafted"  # how clients see a token it drafted
@@ -55,9 +58,9 @@ class ProposerTraits:
         return self.kv_rule is not None
 
 
-def autoregressive_kv_rule(drafted: int, accepted: int) -> int:
+def autoregressive_kv_rule(
+    computed: int, fed: int, drafted: int, accepted: int, base_len: int
+) -> int:
     """Of a model that feeds on its own draft tokens, all but the last: the accepted ones stay
     valid."""
-    if accepted < drafted:
-        return accepted
-    return drafted - 1 if drafted else 0
+    return base_len + min(accepted, max(drafted - 1, 0))

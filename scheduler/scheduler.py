@@ -413,8 +413,10 @@ class Scheduler:
         elif draft_tokens and knows_draft:
             draft = request.draft
             if depth:  # it caught up with the text, then drafted past it
-                kept = self._kv_rules[proposer](drafted, num_accepted)
-                draft.computed = draft.planned = base_len + kept
+                fed = base_len - draft.computed
+                draft.computed = draft.planned = self._kv_rules[proposer](
+                    draft.computed, fed, drafted, num_accepted, base_len
+                )
             else:
                 draft.computed += draft_tokens
         finish: FinishReason | None = None

@@ -65,7 +65,7 @@ class LockstepTarget(Ranks):
         return verdicts[0]
 
 
-class LockstepDraft(Ranks):
+class LockstepDraft(Ranks, Proposer):
     """As a draft group does, follows plans it has no part in."""
 
     def follow(self, plan: StepPlan) -> None:

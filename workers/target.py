@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -48,6 +48,7 @@ class LocalTarget:
     lag = 0  # synchronous: the pass has ended when `verify` returns
     exclusivity = None  # any requests can share a step
     max_depth: int | None = None
+    num_captures = 0  # see `ColocatedWorker`, which captures its passes
 
     def __init__(
         self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
@@ -58,6 +59,12 @@ class LocalTarget:
         self._verification = verification
         self.computed: dict[int, int] = {}
         self.samplers: dict[int, RowSampler] = {}
+
+    def capture(self, on_size: Callable[[], None]) -> None:
+        """Nothing to do."""
+
+    def capture_largest(self) -> int:
+        return 0
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """Run the pass; commit each row's accepted draft tokens and one of the target's own."""

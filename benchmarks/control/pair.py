@@ -9,8 +9,8 @@ import numpy as np
 
 from outrider.benchmarks.control.machines import CostError
 from outrider.benchmarks.control.texts import Text
+from outrider.catalog.proposers import DRAFT, kv_rule_of
 from outrider.scheduler.costs import StepCosts
-from outrider.scheduler.proposers import autoregressive_kv_rule
 from outrider.scheduler.types import (
     Agreement,
     RowInit,
@@ -51,6 +51,7 @@ class SimulatedPair:
         self._texts = texts
         self._rng = rng
         self._noise: list[float] = []
+        self._kv_rule = kv_rule_of(DRAFT)
         self.seconds = 0.0  # of the last step, without noise, which is the same for all arms
         self._rows: dict[int, _Row] = {}
 
@@ -90,7 +91,7 @@ class SimulatedPair:
             assert 0 < behind <= planned.draft_tokens, (behind, planned)
             if num_verified:
                 accepted = row.text.accepted(base_len - row.text.prompt_len, num_verified)
-            row.draft_len = base_len + autoregressive_kv_rule(depth, accepted)
+            row.draft_len = self._kv_rule(row.draft_len, behind, depth, accepted, base_len)
             row.run = 0
         row.length += accepted + 1
         return RowVerdict(

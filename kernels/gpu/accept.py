@@ -6,7 +6,10 @@ one's outcome.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -68,14 +71,16 @@ def accept_drafts(
     rows: Tensor,
     text: TextTable,
     out: Tensor,
+    kv_rule: Callable[[int, int, int, int, int], int] | None = None,
 ) -> None:
     """Commit, for each of the B sampled rows of a pass, its accepted drafts and one token more.
 
     `chosen` int32 or int64 [R] are the tokens chosen for the logit rows; those of sampled row b
     start at `first_logit[b]`, one more than the `depths[b]` drafts that were verified. It is row
     `rows[b]` of `text`, and no two b share one. A negative depth is padding: nothing is written.
-    `drafted[b]` drafts were made by a model that was fed all but the last of them, so it has the KV
-    of accepted ones; where it is 0 its KV is unchanged.
+    `drafted[b]` drafts were made by the proposer with KV. `kv_rule`, a function of (computed, fed,
+    drafted, accepted, base_len), says how much of its KV is valid now; Triton compiles it, so it
+    has arithmetic, min and max only. Without a rule, or drafts, its KV is unchanged.
     `out` int32 [B, outcome_width(max_depth)] says what happened, see `OutcomeColumn`. Tokens beyond
     the text's `max_len` are reported, and counted in the length, but not kept. A token of -1
     (none could be chosen) is the last committed and is kept as 0.
@@ -84,14 +89,23 @@ def accept_drafts(
     if num_sampled == 0:
         return
     pdl = pdl_enabled(chosen.device)
+    rule = None if kv_rule is None else _compiled(kv_rule)
     _accept_kernel[(num_sampled,)](
         chosen, first_logit, depths, drafted, rows,
         text.drafts, text.lengths, text.tokens, text.draft_computed, out,
         text.drafts.stride(0), text.tokens.stride(0), out.stride(0), text.tokens.shape[1],
-        max_depth, BLOCK=triton.next_power_of_2(max_depth + 1), PDL=pdl,
+        max_depth, KV_RULE=rule, BLOCK=triton.next_power_of_2(max_depth + 1), PDL=pdl,
         num_warps=1,  # one warp: all lanes read the length before one writes it
         **launch_options(pdl),
     )  # fmt: skip
+
+
+@cache
+def _compiled(rule: Callable[..., int]) -> Any:
+    """The rule as a kernel calls it. The interpreter calls it as it is: it would look for Triton's
+    names in the rule's module."""
+    compiled = triton.jit(rule)
+    return compiled if isinstance(compiled, triton.JITFunction) else rule
 
 
 @triton.jit
@@ -99,7 +113,7 @@ def _accept_kernel(
     chosen_ptr, first_logit_ptr, depth_ptr, drafted_ptr, row_ptr,
     draft_ptr, length_ptr, token_ptr, draft_computed_ptr, out_ptr,
     draft_stride, token_stride, out_stride, max_len, max_depth,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    KV_RULE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
     let_next_start(PDL)
@@ -121,10 +135,13 @@ def _accept_kernel(
         kept = tl.maximum(chosen, 0)
         tl.store(token_ptr + row * token_stride + at, kept, mask=is_new & (at < max_len))
         tl.store(length_ptr + row, length + num_accepted + 1)
-        drafted = tl.load(drafted_ptr + index)
-        if drafted > 0:
-            # The draft has no KV of its last token.
-            tl.store(draft_computed_ptr + row, length + tl.minimum(num_accepted, drafted - 1))
+        if KV_RULE is not None:
+            drafted = tl.load(drafted_ptr + index)
+            if drafted > 0:
+                # Before it drafted it computed the rest of the text.
+                computed = tl.load(draft_computed_ptr + row)
+                valid = KV_RULE(computed, length - computed, drafted, num_accepted, length)
+                tl.store(draft_computed_ptr + row, valid)
         own = out_ptr + index.to(tl.int64) * out_stride
         tl.store(own + _BASE_LEN, length)
         tl.store(own + _DEPTH, depth)

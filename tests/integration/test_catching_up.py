@@ -35,6 +35,7 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.device import Placement
 from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.choose import sample
 from outrider.workers.sampling.rows import LogitSpan, RowSampler
@@ -184,9 +185,10 @@ def test_agreement_is_what_the_draft_would_have_guessed(engine: Engine) -> None:
 
 def test_measuring_what_passes_cost_changes_no_text_and_no_kv(engine: Engine) -> None:
     worker = engine.worker
-    assert worker._draft is not None
+    draft = worker._proposers.of(DRAFT)
+    assert isinstance(draft, DraftProposer)
     text = worker._state.text
-    caches = [runner.kv for runner in (worker._target.runner, worker._draft.runner)]
+    caches = [runner.kv for runner in (worker._target.runner, draft.runner)]
     kept = [text.tokens, text.lengths, text.drafts, text.draft_computed]
     kept += [part for kv in caches for part in (*kv.keys, *kv.values)]
     before = [part.clone() for part in kept]

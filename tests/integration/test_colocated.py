@@ -303,10 +303,12 @@ def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
     llm = colocated()
     loop = llm.engine.built.loop
     worker = loop._target
-    assert isinstance(worker, ColocatedWorker) and worker._draft_catch_up is not None
+    assert isinstance(worker, ColocatedWorker)
+    captured = worker._with_kv.catch_up_pass
+    assert captured is not None
     done: list[str] = []
     spent_s: list[float] = []
-    catch_up = worker._draft_catch_up.captured.run
+    catch_up = captured.run
 
     def timed(num_tokens: int) -> None:
         _synchronize()
@@ -325,7 +327,7 @@ def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
 
         monkeypatch.setattr(passes, name, watched)
 
-    monkeypatch.setattr(worker._draft_catch_up.captured, "run", timed)
+    monkeypatch.setattr(captured, "run", timed)
     noted(worker._passes, "run")
     noted(worker._target.runner, "forward")
     options: dict[str, Any] = {"prompt_logprobs": 1} if is_on_host else {}

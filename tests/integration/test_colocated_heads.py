@@ -30,6 +30,7 @@ from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.gpu.head_passes import HeadPasses
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
+from outrider.workers.proposers.head import HeadProposer
 from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.target import LocalTarget
 
@@ -127,8 +128,9 @@ def _worker(llm: LLM) -> ColocatedWorker:
 
 
 def _heading(llm: LLM) -> HeadPasses:
-    heading = _worker(llm)._head_passes
-    assert heading is not None
+    [heading] = (
+        each for each in _worker(llm)._device_proposers.values() if isinstance(each, HeadPasses)
+    )
     return heading
 
 
@@ -224,14 +226,14 @@ def test_steps_in_which_nobody_drafts_with_a_head_go_without_it(
 ) -> None:
     """What such requests leave in the cache is no use to one that has the head beside it."""
     llm = colocated("eagle3", lag=0, num_speculative_tokens=2)
-    follow, num_passes = HeadPasses.follow, 0
+    extend, num_passes = HeadPasses.extend, 0
 
     def counted(heading: HeadPasses, num_tokens: int, num_logits: int) -> None:
         nonlocal num_passes
         num_passes += 1
-        follow(heading, num_tokens, num_logits)
+        extend(heading, num_tokens, num_logits)
 
-    monkeypatch.setattr(HeadPasses, "follow", counted)
+    monkeypatch.setattr(HeadPasses, "extend", counted)
     engine, prompt = llm.engine, PROMPTS[1]
     plain = dataclasses.replace(PARAMS[0], speculation="off")
     llm.generate([prompt, PROMPTS[0]], [plain, dataclasses.replace(plain, speculation="ngram")])
@@ -246,8 +248,8 @@ def test_steps_in_which_nobody_drafts_with_a_head_go_without_it(
 
 
 def _assert_remembers(worker: ColocatedWorker, row: int, text: list[int]) -> None:
-    proposer = worker._head
-    assert proposer is not None
+    proposer = worker._proposers.of(worker._rows[row].init.proposer)
+    assert isinstance(proposer, HeadProposer)
     assert proposer._lengths[row] == len(text)
     used, fresh = proposer.runner, _fresh(proposer.runner)
     fresh.target.forward([RowChunk(0, 0, text[:-1])])

@@ -19,9 +19,8 @@ from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.proposers import Place, ProposerTraits
 from outrider.scheduler.types import Proposal, StepPlan, Verdict
 from outrider.workers import device
-from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
-from outrider.workers.gpu.proposing import DeviceContext
-from outrider.workers.proposers.base import ProposerContext
+from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
+from outrider.workers.proposers.base import Proposer, ProposerContext
 from outrider.workers.proposers.registry import ProposerEntry, register, unregister
 from outrider.workers.rows import RowTable
 
@@ -31,7 +30,7 @@ NUM_TOKENS = 16
 PROMPTS = [[5, 9, 5, 9], [7, 7, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
 
 
-class Parrot:
+class Parrot(Proposer):
     """Guesses that the last token comes again, from the host's texts."""
 
     def __init__(self, name: str, rows: RowTable) -> None:
@@ -54,17 +53,13 @@ class Parrot:
         self._rows.commit(verdict)
 
 
-class DeviceParrot:
+class DeviceParrot(DeviceProposer):
     """The same from the device's."""
 
     def __init__(self, context: DeviceContext) -> None:
         self._context = context
         self.num_rounds = 0
         self.num_begun = 0
-
-    @property
-    def captured_passes(self) -> Sequence[CapturedPasses]:
-        return ()
 
     def begin(self, row: int) -> None:
         self.num_begun += 1

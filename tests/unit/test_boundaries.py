@@ -51,6 +51,18 @@ def test_settings_and_text_load_no_workers() -> None:
     assert loaded.isdisjoint({"torch", "outrider.workers"})
 
 
+def test_only_the_catalog_names_the_kv_rule() -> None:
+    """All others get it from the registration, so another rule holds everywhere."""
+    folders = ("benchmarks", "kernels", "scheduler", "src/outrider", "train", "workers")
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    naming = {
+        file.resolve().relative_to(ROOT).as_posix()
+        for file in files
+        if "autoregressive_kv_rule" in file.read_text()
+    }
+    assert naming == {"scheduler/proposers.py", "src/outrider/catalog/proposers.py"}
+
+
 # What a folder may import of ours, besides itself and `outrider.errors`.
 DIRECTIONS = {
     "scheduler": ("outrider.compat_fields",),

@@ -8,15 +8,11 @@ with the host's copy of the texts; their results are copied to the device.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from outrider.catalog.proposers import DRAFT
-from outrider.kernels.gpu.accept import OutcomeColumn
 from outrider.scheduler.costs import StepCosts
-from outrider.scheduler.proposers import autoregressive_kv_rule
 from outrider.scheduler.types import (
-    NO_TOKEN,
     DraftEvent,
     Exclusive,
     Outcome,
@@ -26,7 +22,6 @@ from outrider.scheduler.types import (
     RowVerdict,
     StepPlan,
     Ticket,
-    TokenLogprobs,
     Verdict,
 )
 from outrider.workers.cuda_graphs.captured_passes import (
@@ -36,41 +31,26 @@ from outrider.workers.cuda_graphs.captured_passes import (
 )
 from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.gpu.costs import measure_costs
-from outrider.workers.gpu.draft_catch_up import (
-    CatchUpBatch,
-    CatchUpPasses,
-    CatchUpReadback,
-    DraftCatchUp,
-    with_catch_up,
-)
-from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.exclusive import exclusivity
-from outrider.workers.gpu.head_passes import (
-    HeadExtension,
-    HeadPasses,
-    find_head_passes,
-    with_extension_times,
-)
 from outrider.workers.gpu.logprobs import LogprobsReadback
 from outrider.workers.gpu.passes import TargetPasses
 from outrider.workers.gpu.plan_buffers import (
+    PassShare,
     StepPlanBuffers,
     StepSizes,
     drafts_dropped,
     order_by_depth,
 )
-from outrider.workers.gpu.proposing import DeviceContext
-from outrider.workers.gpu.readback import Readback
+from outrider.workers.gpu.proposing import (
+    DeviceContext,
+    DeviceProposer,
+    LateResult,
+)
+from outrider.workers.gpu.readback import Readback, row_verdict
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.proposers.base import Proposers, ProposerSettings
-from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.head import HeadProposer
-from outrider.workers.proposers.registry import ProposerEntry
-from outrider.workers.rows import RowTable
+from outrider.workers.proposers.base import ProposerContext, Proposers
+from outrider.workers.proposers.registry import ProposerEntry, build_on_device
 from outrider.workers.target import LocalTarget
-
-_BASE_LEN, _NUM_ACCEPTED = OutcomeColumn.BASE_LEN, OutcomeColumn.NUM_ACCEPTED
-_DEPTH, _TOKENS = OutcomeColumn.DEPTH, OutcomeColumn.TOKENS
 
 
 class ColocatedWorker:
@@ -78,25 +58,19 @@ class ColocatedWorker:
 
     def __init__(
         self,
-        rows: RowTable,
+        context: ProposerContext,
         target: LocalTarget,
-        draft: DraftProposer | None,
-        head: HeadProposer | None,
         proposers: Proposers,
-        on_device: Iterable[ProposerEntry],
+        on_device: Sequence[ProposerEntry],
         sizes: StepSizes,
-        settings: ProposerSettings,
-        is_shared_noise: bool,
     ) -> None:
-        """`proposers` draft from the host's texts in exclusive steps, those in `on_device` in all
-        other steps."""
-        self._rows = rows
+        """`proposers`, built from `context`, draft from the host's texts in exclusive steps, those
+        in `on_device` in all other steps."""
+        self._rows = context.rows
         self._target = target
-        self._draft = draft
-        self._head = head
         self._proposers = proposers
         self._sizes = sizes
-        self._is_shared_noise = is_shared_noise
+        self._is_shared_noise = context.verification == "shared"
         runner = target.runner
         self._device = runner.device
         self._state = DeviceRows(
@@ -107,33 +81,44 @@ class ColocatedWorker:
             runner.vocab_size,
             self._device,
         )
-        on_device_builders = [
-            (entry.traits.name, entry.build_on_device)
-            for entry in on_device
-            if entry.build_on_device is not None and sizes.depth
-        ]
-        self._plan = StepPlanBuffers(sizes.rows, len(on_device_builders), self._device)
-        self._passes = TargetPasses(runner, self._state, self._plan.target, sizes)
-        draft_runner = None if draft is None else draft.runner
-        head_runner = None if head is None else head.runner
-        common = (sizes, settings, self._passes, draft_runner, head_runner)
-        self._device_proposers = {
-            name: build(DeviceContext(self._state, entries, *common))
-            for (name, build), entries in zip(on_device_builders, self._plan.drafting, strict=True)
-        }
-        self._head_passes = find_head_passes([*self._device_proposers.values()])
-        self._draft_catch_up = None
-        if draft is not None:
-            passes = CatchUpPasses(draft.runner, self._state, self._plan.catch_up, sizes)
-            samplers = target.samplers
-            self._draft_catch_up = DraftCatchUp(
-                rows, samplers, self._state, draft, passes, is_shared_noise
-            )
+        on_device = on_device if sizes.depth else ()
+        with_kv = next((each.traits for each in on_device if each.traits.keeps_kv), None)
+        kv_rule = None if with_kv is None else with_kv.kv_rule
+        self._plan = StepPlanBuffers(sizes.rows, len(on_device), self._device)
+        self._passes = TargetPasses(runner, self._state, self._plan.target, sizes, kv_rule)
+        self._device_proposers = self._build(context, on_device)
+        self._with_kv = (
+            DeviceProposer() if with_kv is None else self._device_proposers[with_kv.name]
+        )
         self._exclusivity = [Exclusive.ALWAYS] * sizes.rows
         self._num_top: dict[int, int] = {}  # of rows that request log-probabilities
-        self._head_rows: set[int] = set()  # rows whose proposer is the head
         self._pending: deque[PendingVerdict] = deque()
         self._is_on_device = False  # whether the current step runs on the device
+
+    def _build(
+        self, context: ProposerContext, on_device: Sequence[ProposerEntry]
+    ) -> dict[str, DeviceProposer]:
+        return {
+            entry.traits.name: build_on_device(
+                entry,
+                DeviceContext(
+                    rows=context.rows,
+                    settings=context.settings,
+                    ops=context.ops,
+                    verification=context.verification,
+                    draft=context.draft,
+                    head=context.head,
+                    samplers=self._target.samplers,
+                    computed=self._proposers.computed,
+                    state=self._state,
+                    entries=entries,
+                    catch_up=self._plan.catch_up,
+                    sizes=self._sizes,
+                    passes=self._passes,
+                ),
+            )
+            for entry, entries in zip(on_device, self._plan.drafting, strict=True)
+        }
 
     # -- the step ---------------------------------------------------------------------------
 
@@ -170,9 +155,9 @@ class ColocatedWorker:
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         if not self._is_on_device:
             return self._verify_on_host(plan, ticket)
-        catch_ups, extensions = self._take_catch_up_results(), self._take_extensions()
+        late = self._take_late_results()
         outcomes = Readback(self._passes.outcomes)
-        catch_up = self._plan_catch_up(plan)
+        catch_up = self._with_kv.plan_catch_up(plan)
         drafting, totals = self._upload(plan, catch_up)
         for proposer, counts in zip(self._device_proposers.values(), drafting, strict=True):
             if counts:
@@ -182,12 +167,10 @@ class ColocatedWorker:
         self._passes.run(*totals, with_logprobs)
         logprobs = self._read_logprobs(totals[2]) if with_logprobs else None
         outcomes.enqueue(len(plan.rows))
-        if self._head_passes is not None and any(row.row in self._head_rows for row in plan.rows):
-            self._head_passes.follow(totals[0], totals[2])
-        self._enqueue_catch_up(catch_up)
-        pending = PendingVerdict(
-            lambda: self._settle(plan, outcomes, logprobs, catch_ups, extensions)
-        )
+        for proposer in self._device_proposers.values():
+            proposer.after_target_pass(plan, totals[0], totals[2])
+        self._with_kv.catch_up()
+        pending = PendingVerdict(lambda: self._settle(plan, outcomes, logprobs, late))
         while self._pending and self._pending[0].is_known:
             self._pending.popleft()
         self._pending.append(pending)
@@ -195,16 +178,16 @@ class ColocatedWorker:
 
     def _verify_on_host(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """The next step may be enqueued before this one is applied, so update the device now."""
-        catch_ups, extensions = self._take_catch_up_results(), self._take_extensions()
+        late = self._take_late_results()
         verdict = self._target.verify(plan, ticket)
         self._proposers.observe(verdict)
         self._sync_device(verdict)
-        catch_up = self._plan_catch_up(plan)
-        if catch_up.share.entries:
+        catch_up = self._with_kv.plan_catch_up(plan)
+        if catch_up.entries:
             no_drafting = ((),) * len(self._device_proposers)
-            self._plan.fill((), no_drafting, (0, 0, 0), catch_up=catch_up.share)
-        self._enqueue_catch_up(catch_up)
-        return with_extension_times(with_catch_up(verdict, catch_ups), extensions)
+            self._plan.fill((), no_drafting, (0, 0, 0), catch_up=catch_up)
+        self._with_kv.catch_up()
+        return _with_late_results(verdict, late)
 
     def observe(self, verdict: Verdict) -> None:
         """Nothing to do: the proposers observed the step when it ran."""
@@ -216,14 +199,7 @@ class ColocatedWorker:
     def measure_costs(self) -> StepCosts:
         """Times the parts of a step. Rows, texts and KV stay unchanged."""
         self._plan.fill((), ((),) * len(self._device_proposers), (0, 0, 0))
-        drafting = self._device_proposers.get(DRAFT, self._head_passes)
-        return measure_costs(
-            self._passes,
-            self._target.runner,
-            drafting.rounds if isinstance(drafting, DraftPasses | HeadPasses) else None,
-            None if self._draft_catch_up is None else self._draft_catch_up.captured,
-            self._head_passes,
-        )
+        return measure_costs(self._passes, self._target.runner, self._device_proposers.values())
 
     def capture_largest(self) -> int:
         """Capture only the largest of each kind of pass; returns a bound on the additional bytes of
@@ -236,10 +212,8 @@ class ColocatedWorker:
 
     def _captured_passes(self) -> Sequence[CapturedPasses]:
         drafting = [each for own in self._device_proposers.values() for each in own.captured_passes]
-        catch_up = [] if self._draft_catch_up is None else [self._draft_catch_up.captured]
         passes = self._passes
-        own = [passes.body, passes.head, passes.logprobs_head, passes.selection]
-        return [*own, *drafting, *catch_up]
+        return [passes.body, passes.head, passes.logprobs_head, passes.selection, *drafting]
 
     # -- what captured passes can run --------------------------------------------------------
 
@@ -266,9 +240,6 @@ class ColocatedWorker:
             self._state.set_text(row, init.token_ids, init.draft_cached)
             self._state.set_sampling(row, sampler)
             self._state.set_logprobs(row, num_top)
-            self._head_rows.discard(row)
-            if self._head is not None and init.proposer == self._head.name:
-                self._head_rows.add(row)
             self._num_top.pop(row, None)
             if num_top is not None:
                 self._num_top[row] = num_top
@@ -286,26 +257,12 @@ class ColocatedWorker:
             if row.target_blocks:
                 self._target.runner.extend_table(row.row, row.target_start, row.target_blocks)
                 self._state.extend_target_table(row.row, row.target_start, row.target_blocks)
-            if row.draft_blocks and self._draft is not None:
-                self._draft.runner.extend_table(row.row, row.draft_start, row.draft_blocks)
-                self._state.extend_draft_table(row.row, row.draft_start, row.draft_blocks)
+            if row.draft_blocks:
+                self._with_kv.extend_table(row.row, row.draft_start, row.draft_blocks)
         self._state.flush_tables()
 
-    def _plan_catch_up(self, plan: StepPlan) -> CatchUpBatch:
-        return CatchUpBatch() if self._draft_catch_up is None else self._draft_catch_up.plan(plan)
-
-    def _enqueue_catch_up(self, work: CatchUpBatch) -> None:
-        if self._draft_catch_up is not None:
-            self._draft_catch_up.enqueue(work)
-
-    def _take_catch_up_results(self) -> list[CatchUpReadback]:
-        return [] if self._draft_catch_up is None else self._draft_catch_up.take_results()
-
-    def _take_extensions(self) -> list[HeadExtension]:
-        return [] if self._head_passes is None else self._head_passes.take_extensions()
-
     def _upload(
-        self, plan: StepPlan, catch_up: CatchUpBatch
+        self, plan: StepPlan, catch_up: PassShare
     ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
         """Copy the plan to the device; returns per proposer how many rows want each draft token,
         and the arguments of `TargetPasses.run`."""
@@ -333,7 +290,7 @@ class ColocatedWorker:
         counts = [order_by_depth(rows) for rows in drafting.values()]
         num_selected = -1 if plan.num_selected is None else plan.num_selected
         planned, own = (first, tile, logit), list(drafting.values())
-        self._plan.fill(entries, own, planned, num_selected, tile_tokens, catch_up.share)
+        self._plan.fill(entries, own, planned, num_selected, tile_tokens, catch_up)
         max_tiles = min(tile, len(entries) + total // tile_tokens)
         totals = (total, max_tiles, logit - num_dropped, len(entries) if num_dropped else 0)
         return counts, totals
@@ -352,8 +309,7 @@ class ColocatedWorker:
         plan: StepPlan,
         outcomes: Readback,
         logprobs: LogprobsReadback | None,
-        catch_ups: Sequence[CatchUpReadback],
-        extensions: Sequence[HeadExtension],
+        late: Sequence[LateResult],
     ) -> Verdict:
         """The verdict of a step that ran on the device; extends the host's texts."""
         host_outcomes = outcomes.rows()
@@ -364,33 +320,21 @@ class ColocatedWorker:
                 base_len = len(self._rows[row.row].tokens)
                 rows.append(RowVerdict(row.row, row.generation, base_len, 0, 0, 0, ()))
                 continue
-            base_len, accepted = outcome[_BASE_LEN], outcome[_NUM_ACCEPTED]
-            tokens = tuple(outcome[_TOKENS : _TOKENS + accepted + 1])
-            is_broken = tokens[-1] == NO_TOKEN
-            if is_broken:
-                tokens = (*tokens[:-1], 0)  # as on the device
-            drafted, verified = row.depth, outcome[_DEPTH]
-            own_logprobs: tuple[TokenLogprobs, ...] = ()
+            own = row_verdict(row, outcome)
             if logprobs is not None and row.row in self._num_top:
-                own_logprobs = logprobs.of(logit, tokens, self._num_top[row.row])
-            logit += verified + 1
-            rows.append(
-                RowVerdict(
-                    *(row.row, row.generation, base_len, drafted, verified, accepted, tokens),
-                    own_logprobs,
-                    is_broken=is_broken,
-                )
-            )
-            self._target.computed[row.row] = base_len + accepted
-            if row.draft_tokens and drafted and self._draft is not None:
-                kept = autoregressive_kv_rule(drafted, accepted)
-                self._draft.computed[row.row] = base_len + kept
+                found = logprobs.of(logit, own.tokens, self._num_top[row.row])
+                own = own._replace(logprobs=found)
+            logit += own.num_verified + 1
+            rows.append(own)
+            self._target.computed[row.row] = own.base_len + own.num_accepted
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
-        verdict = with_extension_times(with_catch_up(verdict, catch_ups), extensions)
         self._rows.commit(verdict)
-        if self._head is not None:
-            self._head.note(verdict)
-        return verdict
+        self._proposers.note(plan, verdict)
+        return _with_late_results(verdict, late)
+
+    def _take_late_results(self) -> list[LateResult]:
+        """Of earlier steps."""
+        return [each for own in self._device_proposers.values() for each in own.take_late_results()]
 
     def _drain(self) -> None:
         """Wait for the enqueued steps, so that the host has every text."""
@@ -399,10 +343,17 @@ class ColocatedWorker:
 
     def _sync_device(self, verdict: Verdict) -> None:
         """Extend the device's texts after a step that ran on the host."""
+        computed_by_row = self._proposers.computed
         for row in verdict.rows:
             number = row.row
-            computed = 0 if self._draft is None else self._draft.computed[number]
+            computed = computed_by_row.get(number, 0)
             self._state.extend_text(number, row.base_len, row.tokens, computed)
+
+
+def _with_late_results(verdict: Verdict, late: Sequence[LateResult]) -> Verdict:
+    for each in late:
+        verdict = each.added_to(verdict)
+    return verdict
 
 
 def _without_catch_up(plan: StepPlan) -> StepPlan:

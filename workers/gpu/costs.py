@@ -6,7 +6,7 @@ no context to read. The cost of reading a context follows from the memory bandwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -16,8 +16,8 @@ import torch
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
 from outrider.workers.gpu.drafting import DraftRounds
-from outrider.workers.gpu.head_passes import HeadPasses
 from outrider.workers.gpu.passes import TargetPasses
+from outrider.workers.gpu.proposing import DeviceProposer
 from outrider.workers.gpu.readback import record_event, seconds_between
 from outrider.workers.models.kv import bytes_per_block
 from outrider.workers.runner import Runner
@@ -33,13 +33,14 @@ _FREE = CostTable((1,), (0.0,), is_padded=True)
 def measure_costs(
     passes: TargetPasses,
     target: Runner,
-    rounds: DraftRounds | None,
-    catch_up: CapturedPasses | None,
-    head_passes: HeadPasses | None = None,
+    proposers: Collection[DeviceProposer],
 ) -> StepCosts:
-    """Costs of passes over an empty plan, captured if possible. Takes a second or two on a GPU. The
-    head's extension after every target pass is part of the target's cost."""
+    """Costs of passes over an empty plan, captured if possible. Takes a second or two on a GPU.
+    Drafting costs what the first proposer with rounds needs."""
     meter = _Meter(target.device)
+    rounds = next((each.rounds for each in proposers if each.rounds is not None), None)
+    passes_over_text = (each.catch_up_pass for each in proposers)
+    catch_up = next((each for each in passes_over_text if each is not None), None)
     first = next_ = _FREE
     if rounds is not None:
         first, next_ = _draft_costs(meter, rounds)
@@ -47,8 +48,8 @@ def measure_costs(
 
     def verify(size: int) -> None:
         passes.run(size, size, min(size, max_logits))
-        if head_passes is not None:
-            head_passes.extend(size, min(size, max_logits))
+        for each in proposers:
+            each.extend(size, min(size, max_logits))
 
     sizes = meter.few(passes.body.sizes)
     seconds = tuple(meter.seconds(verify, size) for size in sizes)

@@ -7,7 +7,7 @@ also replays acceptance: what the draft would have guessed of the output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,12 +19,10 @@ from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.scheduler.types import Agreement, RowPlan, StepPlan, Verdict
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses, kernels_of
 from outrider.workers.gpu.plan_buffers import PassEntries, PassShare, StepSizes
+from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.readback import StreamEvent, copied_to_host, record_event, seconds_between
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.rows import RowTable
 from outrider.workers.runner import RowChunk, Runner
-from outrider.workers.sampling.rows import RowSampler
 
 _ROW_TOKENS = 32
 """The most output tokens of a row that a plan has caught up on at a time; more would work too."""
@@ -56,33 +54,21 @@ class CatchUpBatch:
 
 
 class CatchUpReadback:
-    """Time and replayed acceptance of a step's catch-up, created once it is enqueued. The step's
-    verdict does not wait for it: a later verdict reports it."""
+    """Time and replayed acceptance of a step's catch-up, created once it is enqueued."""
 
     def __init__(self, begin: StreamEvent, guessed: list[_ReplayedRow], hits: Tensor) -> None:
         self._guessed, self._hits = guessed, copied_to_host(hits)
         self._begin, self._end = begin, record_event(hits.device)
 
-    def seconds(self) -> float:
-        self._end.synchronize()
-        return seconds_between(self._begin, self._end)
-
-    def agreements(self) -> list[Agreement]:
+    def added_to(self, verdict: Verdict) -> Verdict:
         self._end.synchronize()
         hits = self._hits.tolist()
         found = [guessed.agreement(hits) for guessed in self._guessed]
-        return [each for each in found if each.hits]
-
-
-def with_catch_up(verdict: Verdict, results: Sequence[CatchUpReadback]) -> Verdict:
-    """The verdict of a step enqueued after these catch-ups, with their results added."""
-    if not results:
-        return verdict
-    return replace(
-        verdict,
-        draft_s=verdict.draft_s + sum(result.seconds() for result in results),
-        agreements=tuple(each for result in results for each in result.agreements()),
-    )
+        return replace(
+            verdict,
+            draft_s=verdict.draft_s + seconds_between(self._begin, self._end),
+            agreements=(*verdict.agreements, *(each for each in found if each.hits)),
+        )
 
 
 class CatchUpPasses:
@@ -128,44 +114,40 @@ class CatchUpPasses:
 
 
 class DraftCatchUp:
-    """Enqueues the catch-up work of each step."""
+    """Plans and enqueues the catch-up work of each step."""
 
-    def __init__(
-        self,
-        rows: RowTable,
-        samplers: Mapping[int, RowSampler],
-        state: DeviceRows,
-        draft: DraftProposer,
-        passes: CatchUpPasses,
-        is_shared_noise: bool,
-    ) -> None:
-        self._rows = rows
-        self._samplers = samplers
-        self._state = state
-        self._draft = draft
-        self._passes = passes
-        self._is_shared_noise = is_shared_noise
+    def __init__(self, runner: Runner, context: DeviceContext) -> None:
+        self._runner = runner
+        self._rows = context.rows
+        self._samplers = context.samplers
+        self._computed = context.computed
+        self._state = context.state
+        self._passes = CatchUpPasses(runner, context.state, context.catch_up, context.sizes)
+        self._is_shared_noise = context.verification == "shared"
+        self._work = CatchUpBatch()
         self._unreported: list[CatchUpReadback] = []
 
     @property
     def captured(self) -> CapturedPasses:
         return self._passes.captured
 
-    def plan(self, plan: StepPlan) -> CatchUpBatch:
-        """The catch-up work of a plan. It is committed text, which the host has."""
-        work = CatchUpBatch(share=PassShare(self._passes.tile_tokens))
+    def plan(self, plan: StepPlan) -> PassShare:
+        """The catch-up work of a plan: its share of the captured pass. It is committed text, which
+        the host has."""
+        work = self._work = CatchUpBatch(share=PassShare(self._passes.tile_tokens))
         for row in plan.rows:
             if row.draft_tokens and not row.depth:
                 self._add(work, row)
-        return work
+        return work.share
 
-    def enqueue(self, work: CatchUpBatch) -> None:
-        """Call after its part of the captured pass was copied in."""
+    def enqueue(self) -> None:
+        """Enqueue what was planned. Call after its share of the captured pass was copied in."""
+        work, self._work = self._work, CatchUpBatch()
         if not work.chunks and not work.share.entries:
             return
-        begin = record_event(self._draft.runner.device)
+        begin = record_event(self._runner.device)
         if work.chunks:
-            self._draft.runner.forward(work.chunks)
+            self._runner.forward(work.chunks)
             for row, start, tokens in work.chunks:
                 self._state.set_draft_computed(row, start + len(tokens))
         if work.share.entries:
@@ -174,17 +156,16 @@ class DraftCatchUp:
         self._unreported.append(CatchUpReadback(begin, work.guessed, hits))
 
     def take_results(self) -> list[CatchUpReadback]:
-        """The results no verdict has reported yet. All end before work enqueued from now on."""
         results, self._unreported = self._unreported, []
         return results
 
     def _add(self, work: CatchUpBatch, planned: RowPlan) -> None:
         number, share = planned.row, work.share
-        row, start = self._rows[number], self._draft.computed[number]
+        row, start = self._rows[number], self._computed[number]
         end = min(start + planned.draft_tokens, len(row.tokens))
         if end <= start:
             return
-        self._draft.computed[number] = end
+        self._computed[number] = end
         passes, output = self._passes, max(start, row.init.prompt_len)
         num_guesses = max(end - output, 0) if self._replays_acceptance(number) else 0
         if (

@@ -18,8 +18,11 @@ from outrider.kernels.gpu.adjust import adjust_logits
 from outrider.kernels.gpu.layout import FIRST_TOKENS, PassBuffers, lay_out_draft
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.gpu.tables import keep_drafts
+from outrider.scheduler.types import StepPlan
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses, kernels_of, row_sizes
-from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
+from outrider.workers.gpu.draft_catch_up import DraftCatchUp
+from outrider.workers.gpu.plan_buffers import PassShare, StepSizes
+from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer, LateResult
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.runner import Runner
 
@@ -120,30 +123,41 @@ class DraftRounds:
         choose_tokens(logits, self._rows.settings, rows, positions, out, sure, by_row=True)
 
 
-class DraftPasses:
-    """Drafting rounds of a draft model on the same device."""
+class DraftPasses(DeviceProposer):
+    """A draft model on the same device: drafting rounds, and catch-up."""
 
     has_uniform_levels = True
 
-    def __init__(
-        self, runner: Runner, rows: DeviceRows, plan: PassEntries, sizes: StepSizes
-    ) -> None:
+    def __init__(self, runner: Runner, context: DeviceContext) -> None:
+        rows, sizes = context.state, context.sizes
         self._runner = runner
         self._decoder, self._kv = runner.decoder, runner.kv
         self._rows = rows
-        self._plan = plan
+        self._plan = context.entries
         self._sizes = sizes
         tokens = FIRST_TOKENS * sizes.rows
         self._buffers = PassBuffers.create(tokens, tokens, sizes.rows, runner.device)
         kernels = kernels_of(self._decoder.spec.num_layers)
-        self.rounds = DraftRounds(self, rows, sizes, kernels, runner.device)
+        self.rounds: DraftRounds = DraftRounds(self, rows, sizes, kernels, runner.device)
+        self._catch_up = DraftCatchUp(runner, context)
+        self.catch_up_pass = self._catch_up.captured
 
     @property
     def captured_passes(self) -> Sequence[CapturedPasses]:
-        return self.rounds.captured_passes
+        return [*self.rounds.captured_passes, self._catch_up.captured]
 
-    def begin(self, row: int) -> None:
-        """Nothing to reset: all state of a row is its text and its KV."""
+    def take_late_results(self) -> Sequence[LateResult]:
+        return self._catch_up.take_results()
+
+    def extend_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
+        self._runner.extend_table(row, start, blocks)
+        self._rows.extend_draft_table(row, start, blocks)
+
+    def plan_catch_up(self, plan: StepPlan) -> PassShare:
+        return self._catch_up.plan(plan)
+
+    def catch_up(self) -> None:
+        self._catch_up.enqueue()
 
     def draft(self, counts: Sequence[int]) -> None:
         self.rounds.draft(counts)

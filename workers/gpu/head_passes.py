@@ -23,50 +23,36 @@ from outrider.kernels.gpu.head_layout import (
     take_states,
 )
 from outrider.kernels.gpu.layout import PassBuffers, lay_out_draft
-from outrider.scheduler.types import Verdict
+from outrider.scheduler.types import StepPlan, Verdict
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses, kernels_of, row_sizes
 from outrider.workers.gpu.drafting import DraftRounds
-from outrider.workers.gpu.passes import TargetPasses
-from outrider.workers.gpu.plan_buffers import PassEntries, StepSizes
+from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer, LateResult
 from outrider.workers.gpu.readback import StreamEvent, record_event, seconds_between
-from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.heads.runner import HeadRunner
 
 _KERNELS = kernels_of(1)
 
 
 class HeadExtension(NamedTuple):
-    """The time span of one head extension, for a later verdict to report."""
+    """The time span of one head extension."""
 
     begin: StreamEvent
     end: StreamEvent
 
-
-def with_extension_times(verdict: Verdict, extensions: Sequence[HeadExtension]) -> Verdict:
-    """The verdict of a step enqueued after `extensions`. Their time counts as verification, because
-    every target pass needs one."""
-    if not extensions:
-        return verdict
-    for each in extensions:
-        each.end.synchronize()
-    spent_s = sum(seconds_between(*each) for each in extensions)
-    return replace(verdict, verify_s=verdict.verify_s + spent_s)
+    def added_to(self, verdict: Verdict) -> Verdict:
+        """The time counts as verification, because every target pass needs an extension."""
+        self.end.synchronize()
+        return replace(verdict, verify_s=verdict.verify_s + seconds_between(self.begin, self.end))
 
 
-class HeadPasses:
+class HeadPasses(DeviceProposer):
     """A head beside the target: extends over its passes, and drafts in rounds."""
 
     has_uniform_levels = False  # a head may have separate weights for each
 
-    def __init__(
-        self,
-        runner: HeadRunner,
-        passes: TargetPasses,
-        rows: DeviceRows,
-        plan: PassEntries,
-        sizes: StepSizes,
-    ) -> None:
+    def __init__(self, runner: HeadRunner, context: DeviceContext) -> None:
         head, device = runner.head, runner.device
+        passes, sizes = context.passes, context.sizes
         if head.spec.keeps_kv and not head.spec.layers:
             raise ModelError(
                 f"this {head.spec.kind} head attends to hidden states after the target's last "
@@ -75,8 +61,10 @@ class HeadPasses:
         self._runner = runner
         self._head, self._kv = head, runner.kv
         self._passes = passes
-        self._rows = rows
-        self._plan = plan
+        self._row_table = context.rows
+        self._own: set[int] = set()  # rows whose proposer is this head
+        self._rows = context.state
+        self._plan = context.entries
         self._sizes = sizes
         self._tile_tokens = head.tile_tokens(sizes.depth + 1)  # of rows that decode; 0: no tiles
         self._buffers = PassBuffers.create(sizes.rows, sizes.rows, sizes.rows, device)
@@ -95,7 +83,7 @@ class HeadPasses:
         )
         max_depth = sizes.depth if head.spec.max_depth is None else head.spec.max_depth
         own_sizes = replace(sizes, depth=min(max_depth, sizes.depth))
-        self.rounds = DraftRounds(self, rows, own_sizes, _KERNELS, device)
+        self.rounds: DraftRounds = DraftRounds(self, self._rows, own_sizes, _KERNELS, device)
         self._unreported: list[HeadExtension] = []
 
     @property
@@ -103,18 +91,20 @@ class HeadPasses:
         return [self.extension, *self.rounds.captured_passes]
 
     def begin(self, row: int) -> None:
-        """Nothing to reset: the step of a row's first token writes its state before it drafts."""
+        """There is no state to reset: the step of a row's first token writes it."""
+        is_own = self._row_table[row].init.proposer == self._head.spec.kind
+        (self._own.add if is_own else self._own.discard)(row)
 
     # -- after a target pass -----------------------------------------------------------------
 
-    def follow(self, num_tokens: int, num_logits: int) -> None:
-        """Extend over the last pass, of this many tokens and logits, and note the time."""
+    def after_target_pass(self, plan: StepPlan, num_tokens: int, num_logits: int) -> None:
+        if not any(row.row in self._own for row in plan.rows):
+            return
         begin = record_event(self._runner.device)
         self.extend(num_tokens, num_logits)
         self._unreported.append(HeadExtension(begin, record_event(self._runner.device)))
 
-    def take_extensions(self) -> list[HeadExtension]:
-        """The extensions no verdict has reported yet. All end before work enqueued from now on."""
+    def take_late_results(self) -> Sequence[LateResult]:
         extensions, self._unreported = self._unreported, []
         return extensions
 
@@ -197,8 +187,3 @@ class HeadPasses:
             entries = self._plan.entries[:, :num_rows]
             take_states(entries, self._plan.totals, self._runner.states, state)
         return self._runner.logits(state, level)
-
-
-def find_head_passes(proposers: Sequence[object]) -> HeadPasses | None:
-    """The head among these proposers, if there is one."""
-    return next((each for each in proposers if isinstance(each, HeadPasses)), None)

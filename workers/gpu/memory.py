@@ -158,7 +158,7 @@ def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimi
     try:
         workers = build()
         _, worker = workers
-        graph_bytes = 0 if isinstance(worker, LocalTarget) else worker.capture_largest()
+        graph_bytes = worker.capture_largest()
         step = max(_growth(device, workers, each) for each in costliest_steps(limits))
     except torch.OutOfMemoryError as error:
         raise CapacityError(

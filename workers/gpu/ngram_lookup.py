@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from outrider.kernels.gpu.ngram import TrustTable, look_up
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
-from outrider.workers.gpu.proposing import DeviceContext
+from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
 
 _SIZES = (1, 16, 64, 256)  # few: each row is a program of its own
 _KERNELS = 1
 
 
-class NgramLookupPasses:
+class NgramLookupPasses(DeviceProposer):
     """The device's counterpart of `outrider.workers.proposers.ngram`."""
 
     def __init__(self, context: DeviceContext) -> None:

@@ -19,6 +19,7 @@ from outrider.kernels.gpu.logprobs import keep_logits, logprob_width, report_log
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.gpu.select import select_drafts
 from outrider.scheduler.params import MAX_LOGPROBS
+from outrider.scheduler.proposers import KvRule
 from outrider.workers.cuda_graphs.captured_passes import (
     MAX_CAPTURED_TOKENS,
     MAX_MIXED_TOKENS,
@@ -42,11 +43,18 @@ class TargetPasses:
     """
 
     def __init__(
-        self, runner: Runner, rows: DeviceRows, plan: PassEntries, sizes: StepSizes
+        self,
+        runner: Runner,
+        rows: DeviceRows,
+        plan: PassEntries,
+        sizes: StepSizes,
+        kv_rule: KvRule | None,
     ) -> None:
+        """`kv_rule` is that of the proposer with KV in the draft pool, if there is one."""
         self._runner = runner
         self._decoder, self._kv = runner.decoder, runner.kv
         self._rows = rows
+        self._kv_rule = kv_rule
         self.plan = plan
         self._sizes = sizes
         device = runner.device
@@ -165,7 +173,8 @@ class TargetPasses:
         entries = self.plan.entries  # all of them: some have tokens but no logits
         depths, numbers = entries[EntryColumn.DEPTH], entries[EntryColumn.ROW]
         first_logit, drafted = entries[EntryColumn.FIRST_LOGIT], entries[EntryColumn.DRAFTED]
-        accept_drafts(self._chosen, first_logit, depths, drafted, numbers, text, self.outcomes)
+        columns = (first_logit, depths, drafted, numbers)
+        accept_drafts(self._chosen, *columns, text, self.outcomes, self._kv_rule)
         count_tokens(self.outcomes, depths, numbers, adjustments)
 
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from outrider.kernels.gpu.accept import OutcomeColumn
+from outrider.scheduler.types import NO_TOKEN, RowPlan, RowVerdict
+
+_BASE_LEN, _NUM_ACCEPTED = OutcomeColumn.BASE_LEN, OutcomeColumn.NUM_ACCEPTED
+_DEPTH, _TOKENS = OutcomeColumn.DEPTH, OutcomeColumn.TOKENS
 
 
 class _HostEvent:
@@ -67,6 +74,19 @@ class Readback:
         """Drafting and verification time; valid after `rows`."""
         begin, drafted, end = self._events
         return seconds_between(begin, drafted), seconds_between(drafted, end)
+
+
+def row_verdict(row: RowPlan, outcome: Sequence[int]) -> RowVerdict:
+    """The verdict of a row that samples, from its record."""
+    base_len, accepted = outcome[_BASE_LEN], outcome[_NUM_ACCEPTED]
+    tokens = tuple(outcome[_TOKENS : _TOKENS + accepted + 1])
+    is_broken = tokens[-1] == NO_TOKEN
+    if is_broken:
+        tokens = (*tokens[:-1], 0)  # as on the device
+    return RowVerdict(
+        *(row.row, row.generation, base_len, row.depth, outcome[_DEPTH], accepted, tokens),
+        is_broken=is_broken,
+    )
 
 
 def copied_to_host(values: Tensor) -> Tensor:

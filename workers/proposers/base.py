@@ -1,13 +1,13 @@
-"""The protocol of proposers, and the set of them that an engine runs."""
+"""The base of all proposers, and the set of them that an engine runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
-from outrider.scheduler.costs import CostTable
+from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.types import (
     Agreement,
     DraftEvent,
@@ -32,29 +32,37 @@ NO_COST = CostTable((1,), (0.0,))
 """The cost of drafting without a model: negligible."""
 
 
-class Proposer(Protocol):
-    """Drafts tokens for the target to verify."""
+class Proposer:
+    """Drafts tokens for the target to verify, from the host's texts. Every proposer implements
+    `follow`, `propose` and `observe`; the rest has defaults for those without such a part."""
+
+    computed: dict[int, int]
+    """By row: valid positions of its KV in the draft pool. Only a proposer with a `kv_rule` has it;
+    its passes on the device share it."""
 
     def follow(self, plan: StepPlan) -> None:
         """Called first, for every plan: apply its row changes."""
-        ...
+        raise NotImplementedError
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Proposals by row, for this proposer's rows of the plan or some of them."""
-        ...
+        raise NotImplementedError
 
     def observe(self, verdict: Verdict) -> None:
         """Learn the outcome of a round."""
-        ...
+        raise NotImplementedError
 
-
-@runtime_checkable
-class ReplayingProposer(Protocol):
-    """A proposer that can replay acceptance: what it would have guessed while it did not draft."""
+    def note(self, plan: StepPlan, verdict: Verdict) -> None:
+        """Learn the outcome of a step that ran on the device; the row table has it already."""
 
     def take_agreements(self) -> tuple[Agreement, ...]:
-        """The agreements since the last call."""
-        ...
+        """Replayed acceptance since the last call: what it would have guessed while it did not
+        draft, compared with the text."""
+        return ()
+
+    def measure_costs(self, target: Runner) -> StepCosts | None:
+        """Time the parts of a step in which it drafts; None if it runs no model."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +93,22 @@ class Proposers:
         """`with_kv` names the proposer whose KV is in the draft pool."""
         self._proposers = proposers
         self._with_kv = with_kv
-        self._replaying = [p for p in proposers.values() if isinstance(p, ReplayingProposer)]
 
     def __contains__(self, name: str) -> bool:
         return name in self._proposers
 
     def of(self, name: str) -> Proposer | None:
         return self._proposers.get(name)
+
+    @property
+    def computed(self) -> dict[int, int]:
+        """By row: valid positions of the KV in the draft pool."""
+        return {} if self._with_kv is None else self._proposers[self._with_kv].computed
+
+    def measure_costs(self, target: Runner) -> StepCosts | None:
+        """Time the parts of a step; None if no proposer runs a model."""
+        found = (each.measure_costs(target) for each in self._proposers.values())
+        return next((costs for costs in found if costs is not None), None)
 
     def events(self) -> Sequence[DraftEvent]:
         """Always empty: an in-process draft is never lost."""
@@ -112,7 +129,9 @@ class Proposers:
         if self._with_kv is not None and any(row.draft_tokens for row in plan.rows):
             active.add(self._with_kv)
         self.follow(plan)
-        agreements = tuple(found for each in self._replaying for found in each.take_agreements())
+        agreements = tuple(
+            found for each in self._proposers.values() for found in each.take_agreements()
+        )
         proposals: dict[int, Proposal] = {}
         for name in sorted(active):
             proposals |= self._proposers[name].propose(plan)
@@ -122,3 +141,7 @@ class Proposers:
     def observe(self, verdict: Verdict) -> None:
         for proposer in self._proposers.values():
             proposer.observe(verdict)
+
+    def note(self, plan: StepPlan, verdict: Verdict) -> None:
+        for proposer in self._proposers.values():
+            proposer.note(plan, verdict)

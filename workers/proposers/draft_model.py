@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.catalog.proposers import DRAFT
+from outrider.catalog.proposers import DRAFT, kv_rule_of
 from outrider.kernels.ops import Ops
-from outrider.scheduler.proposers import autoregressive_kv_rule
+from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.types import (
     Agreement,
     Proposal,
@@ -18,6 +18,8 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
+from outrider.workers.costs import measure_step
+from outrider.workers.proposers.base import Proposer
 from outrider.workers.proposers.drafting import (
     DraftingRow,
     RowSamplers,
@@ -38,12 +40,12 @@ from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import VerificationMode
 
 
-class DraftProposer:
+class DraftProposer(Proposer):
     """Proposes the draft model's own guesses of the target's samples.
 
     `computed[row]` counts tokens of the row with valid draft KV, including those deferred to
-    `catch_up`. It follows the verdicts by the rule the scheduler uses (`autoregressive_kv_rule`),
-    so both always agree on who is how far.
+    `catch_up`. It follows the verdicts by the rule of its registration, which the scheduler uses
+    too, so both always agree on who is how far.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class DraftProposer:
         self._verification = verification
         self.computed: dict[int, int] = {}
         self._samplers = RowSamplers(rows, runner)
-        self._drafted: dict[int, int] = {}  # depth of rows whose round has no verdict yet
+        self._kv_rule = kv_rule_of(DRAFT)
+        # By row, until the verdict: positions valid before, known tokens fed, drafts.
+        self._rounds: dict[int, tuple[int, int, int]] = {}
         self._deferred: list[CatchUpChunk] = []  # deferred by the last plan
         self._replayed = ReplayedAcceptance(runner, ops)
 
@@ -75,24 +79,38 @@ class DraftProposer:
         least = plan.least_survival
         if chunks and not self._draft_in_one_call(chunks, drafting, least):
             self._draft_step_by_step(chunks, drafting, last_of, least)
-        # Merged: a plan with catch-up only may come before the verdict of a round.
-        self._drafted |= {each.row: len(each.span.drafts) for each in drafting}
+        # Added: a plan with catch-up only may come before the verdict of a round.
+        fed = {chunk.row: chunk for chunk in chunks}
+        for each in drafting:
+            known = fed[each.row]
+            self._rounds[each.row] = (known.start, len(known.tokens), len(each.span.drafts))
         return {each.row: each.proposal for each in drafting}
 
     def observe(self, verdict: Verdict) -> None:
         self._rows.commit(verdict)
         for row in verdict.rows:
-            drafted = self._drafted.pop(row.row, None)
-            if drafted is not None and self._rows.is_current(row.row, row.generation):
-                kept = autoregressive_kv_rule(drafted, row.num_accepted)
-                self.computed[row.row] = row.base_len + kept
+            last = self._rounds.pop(row.row, None)
+            if last is not None and self._rows.is_current(row.row, row.generation):
+                self.computed[row.row] = self._kv_rule(*last, row.num_accepted, row.base_len)
+
+    def note(self, plan: StepPlan, verdict: Verdict) -> None:
+        computed = self.computed
+        for planned, row in zip(plan.rows, verdict.rows, strict=True):
+            if planned.depth and planned.draft_tokens:
+                known = computed[row.row]
+                counts = (known, row.base_len - known, row.num_drafted, row.num_accepted)
+                computed[row.row] = self._kv_rule(*counts, row.base_len)
+
+    def measure_costs(self, target: Runner) -> StepCosts:
+        return measure_step(target, self.runner, self._ops)
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start over with these rows; all KV is invalid."""
         self._rows.adopt(epoch, rows)
-        self.computed = {init.row: init.draft_cached for init in rows}
+        self.computed.clear()
+        self.computed |= {init.row: init.draft_cached for init in rows}
         self._samplers.clear()
-        self._drafted, self._deferred = {}, []
+        self._rounds, self._deferred = {}, []
 
     def catch_up(self) -> None:
         """Compute what the last plan deferred, in one ragged pass. Includes rows that have ended

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from outrider.kernels.ops import Ops
+from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.types import Proposal, RowPlan, StepPlan, Verdict
+from outrider.workers.costs import measure_step
 from outrider.workers.heads.runner import HeadRunner
+from outrider.workers.proposers.base import Proposer
 from outrider.workers.proposers.drafting import (
     DraftingRow,
     RowSamplers,
@@ -22,7 +25,7 @@ from outrider.workers.proposers.drafting import (
     take_step,
 )
 from outrider.workers.rows import RowTable
-from outrider.workers.runner import PassFeatures, RowChunk
+from outrider.workers.runner import PassFeatures, RowChunk, Runner
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import VerificationMode
@@ -36,7 +39,7 @@ class _Slots(NamedTuple):
     last_of: dict[int, int]  # row: index of its last slot, for rows that may draft now
 
 
-class HeadProposer:
+class HeadProposer(Proposer):
     """Proposes a head's guesses of the target's samples.
 
     `_lengths[row]` is the length of the text that the row's state belongs to. If the text has
@@ -58,10 +61,6 @@ class HeadProposer:
         self._verification = verification
         self._lengths: dict[int, int] = {}
         self._samplers = RowSamplers(rows, runner)
-
-    @property
-    def max_depth(self) -> int | None:
-        return self.runner.head.spec.max_depth
 
     def follow(self, plan: StepPlan) -> None:
         self._rows.begin(plan)
@@ -94,11 +93,14 @@ class HeadProposer:
         if passed is not None:
             self.extend(passed, verdict)
 
-    def note(self, verdict: Verdict) -> None:
-        """Passes on the device have extended over the committed tokens: note the text lengths."""
+    def note(self, plan: StepPlan, verdict: Verdict) -> None:
+        """Passes on the device have extended over the committed tokens."""
         for row in verdict.rows:
             if row.tokens and self._rows.is_current(row.row, row.generation):
                 self._lengths[row.row] = len(self._rows[row.row].tokens)
+
+    def measure_costs(self, target: Runner) -> StepCosts:
+        return measure_step(target, None, self._ops, self.runner)
 
     def extend(self, passed: PassFeatures, verdict: Verdict) -> None:
         slots = self._slots(passed, verdict)
@@ -147,7 +149,7 @@ class HeadProposer:
             return None
         target = self.runner.target
         target.extend_table(row, planned.target_start, planned.target_blocks)
-        max_depth = self.max_depth
+        max_depth = self.runner.head.spec.max_depth
         depth = planned.depth if max_depth is None else min(planned.depth, max_depth)
         span = LogitSpan(self._samplers[row], tokens, drafts=[])
         return start_drafting(row, depth, planned.generation, span)

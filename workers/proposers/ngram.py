@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from outrider.catalog.proposers import NGRAM
 from outrider.scheduler.types import Agreement, Proposal, RowVerdict, StepPlan, Verdict
+from outrider.workers.proposers.base import Proposer
 from outrider.workers.rows import RowTable
 
 _FIRST_TRUST = 1
@@ -74,13 +75,13 @@ class _RowState:
         self.replayed: list[bool] = []  # hits on undrafted tokens, where it had a proposal
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """n-gram proposals for rows that ask for them.
 
     A row's proposals grow while they are accepted and shrink to what was accepted when they are
     not: verifying a rejected token is not free on every device. The limit depends on earlier tokens
     only, as rejection sampling demands. For tokens that a row decodes without it, it replays
-    acceptance (`ReplayingProposer`).
+    acceptance.
     """
 
     def __init__(self, rows: RowTable, min_n: int, max_n: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from outrider.catalog import proposers as catalog
 from outrider.catalog.heads import HeadKind
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Build: TypeAlias = Callable[[ProposerContext], Proposer]
 BuildOnDevice: TypeAlias = "Callable[[DeviceContext], DeviceProposer]"
+
+
+_Built = TypeVar("_Built")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,27 @@ def build_proposers(context: ProposerContext) -> Proposers:
     head = None if context.head is None else context.head.head.spec.kind
     for entry in entries(has_draft_model=context.draft is not None, head=head):
         name = entry.traits.name
-        built[name] = entry.build(context)
+        built[name] = _checked(name, entry.build(context), Proposer)
         if entry.traits.keeps_kv:
             with_kv = name
     return Proposers(built, with_kv)
+
+
+def build_on_device(entry: ProposerEntry, context: DeviceContext) -> DeviceProposer:
+    """The passes of a proposer that runs on the device."""
+    from outrider.workers.gpu.proposing import DeviceProposer
+
+    assert entry.build_on_device is not None
+    return _checked(entry.traits.name, entry.build_on_device(context), DeviceProposer)
+
+
+def _checked(name: str, built: _Built, base: type[_Built]) -> _Built:
+    if not isinstance(built, base):
+        raise ConfigError(
+            f"proposer {name!r} is built as {type(built).__name__!r}; derive that class from "
+            f"{base.__name__} in {base.__module__}."
+        )
+    return built
 
 
 # -- built-in proposers -------------------------------------------------------------------------
@@ -88,7 +108,7 @@ def _build_draft_passes(context: DeviceContext) -> DeviceProposer:
     from outrider.workers.gpu.drafting import DraftPasses
 
     assert context.draft is not None
-    return DraftPasses(context.draft, context.state, context.entries, context.sizes)
+    return DraftPasses(context.draft, context)
 
 
 def _build_ngram(context: ProposerContext) -> Proposer:
@@ -110,7 +130,7 @@ def _build_head_passes(context: DeviceContext) -> DeviceProposer:
     from outrider.workers.gpu.head_passes import HeadPasses
 
     assert context.head is not None
-    return HeadPasses(context.head, context.passes, context.state, context.entries, context.sizes)
+    return HeadPasses(context.head, context)
 
 
 def _build_ngram_passes(context: DeviceContext) -> DeviceProposer:

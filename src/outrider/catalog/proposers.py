@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.catalog.heads import HeadKind
 from outrider.errors import ConfigError
-from outrider.scheduler.proposers import Place, ProposerTraits, autoregressive_kv_rule
+from outrider.scheduler.proposers import KvRule, Place, ProposerTraits, autoregressive_kv_rule
 
 # Names of built-in proposers.
 DRAFT = "draft"
@@ -63,6 +63,13 @@ def proposer_names() -> tuple[str, ...]:
 
 def info_of(name: str) -> ProposerInfo:
     return _infos[name]
+
+
+def kv_rule_of(name: str) -> KvRule:
+    """The rule of a proposer that keeps KV in the draft pool."""
+    rule = info_of(name).traits.kv_rule
+    assert rule is not None, f"proposer {name!r} keeps no KV in the draft pool"
+    return rule
 
 
 def traits(*, has_draft_model: bool, head: str | None = None) -> tuple[ProposerTraits, ...]:

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from outrider.catalog.proposers import DRAFT
 from outrider.config import EngineConfig
 from outrider.engine.sizing import PoolSizes, default_max_depth, make_scheduler
 from outrider.engine.step import StepLoop
@@ -26,8 +26,6 @@ from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
-from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.proposers.head import HeadProposer
 from outrider.workers.proposers.registry import build_proposers, entries
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
@@ -51,16 +49,15 @@ def wire(
 ) -> StepLoop:
     """Scheduler and workers of loaded models, for a settled configuration. Captures every pass
     that can be captured. On CPUs, costs in the cache `kept` are not measured again."""
-    workers = make_workers(config, placement, target, draft, pools, Runner, head)
-    proposers, worker = workers
-    if isinstance(worker, LocalTarget):
-        assert isinstance(proposers, Proposers)
-        costs = _costs_of(config, worker, proposers, placement, kept)
-    else:
+    built = _build(config, placement, target, draft, pools, Runner, head)
+    _, worker = built.workers
+    costs = None
+    if worker.num_captures:  # such passes are timed at every start: it takes a second or two
         with _progress("capturing passes", worker.num_captures) as advance:
             worker.capture(advance)
-        with stage("timing passes"):
-            costs = worker.measure_costs()
+        costs = _costs_of(built, None)
+    elif draft is not None or config.method is not None:  # else there is no depth to choose
+        costs = _costs_of(built, kept)
     scheduler = make_scheduler(
         config,
         pools,
@@ -70,30 +67,15 @@ def wire(
         head_depth=None if head is None else head.spec.max_depth,
         exclusive=worker.exclusivity,
     )
-    return StepLoop(scheduler, *workers)
+    return StepLoop(scheduler, *built.workers)
 
 
-def _costs_of(
-    config: EngineConfig,
-    target: LocalTarget,
-    proposers: Proposers,
-    placement: Placement,
-    kept: CostsCache | None,
-) -> StepCosts | None:
-    """Measured only with a proposer: without one there is no depth to choose."""
-    drafter = proposers.of(DRAFT)
-    if drafter is None and config.method is None:
-        return None
-    if kept is not None and (found := kept.read()) is not None and found.is_own:
-        return found.costs
-    draft = drafter.runner if isinstance(drafter, DraftProposer) else None
-    heading = proposers.of(config.head_kind or "")
-    head = heading.runner if isinstance(heading, HeadProposer) else None
-    with stage("timing passes"):
-        costs = measure_step(target.runner, draft, placement.ops, head)
-    if kept is not None:
-        kept.write(costs)
-    return costs
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """Workers, and what times the parts of their steps."""
+
+    workers: Workers
+    measure_costs: Callable[[], StepCosts]
 
 
 def make_workers(
@@ -106,6 +88,18 @@ def make_workers(
     head: Head | None = None,
 ) -> Workers:
     """The proposers and the verifying worker."""
+    return _build(config, placement, target, draft, pools, runner_type, head).workers
+
+
+def _build(
+    config: EngineConfig,
+    placement: Placement,
+    target: Decoder,
+    draft: Decoder | None,
+    pools: PoolSizes,
+    runner_type: type[Runner],
+    head: Head | None,
+) -> _Built:
     block_size, num_rows = config.cache.block_size, config.scheduler.num_seats
     rows = RowTable(num_rows)
 
@@ -118,7 +112,7 @@ def make_workers(
     target_runner = runner(target, pools.target)
     context = ProposerContext(
         rows,
-        _proposer_settings(config),
+        ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max),
         ops,
         verification,
         None if draft is None else runner(draft, pools.draft),
@@ -126,15 +120,29 @@ def make_workers(
     )
     proposers = build_proposers(context)
     worker = LocalTarget(rows, target_runner, ops, verification)
-    if ops.fused is None:
-        return proposers, worker
-    colocated = _colocate(config, rows, worker, proposers, pools.max_model_len)
-    return colocated, colocated
+    if ops.fused is not None:
+        colocated = _colocate(config, context, worker, proposers, pools.max_model_len)
+        return _Built((colocated, colocated), colocated.measure_costs)
+
+    def measure_costs() -> StepCosts:
+        return proposers.measure_costs(target_runner) or measure_step(target_runner, None, ops)
+
+    return _Built((proposers, worker), measure_costs)
+
+
+def _costs_of(built: _Built, kept: CostsCache | None) -> StepCosts:
+    if kept is not None and (found := kept.read()) is not None and found.is_own:
+        return found.costs
+    with stage("timing passes"):
+        costs = built.measure_costs()
+    if kept is not None:
+        kept.write(costs)
+    return costs
 
 
 def _colocate(
     config: EngineConfig,
-    rows: RowTable,
+    context: ProposerContext,
     target: LocalTarget,
     proposers: Proposers,
     max_model_len: int,
@@ -144,27 +152,15 @@ def _colocate(
     from outrider.workers.gpu.colocated import ColocatedWorker
     from outrider.workers.gpu.plan_buffers import StepSizes
 
-    has_draft = DRAFT in proposers
-    found = entries(has_draft_model=has_draft, head=config.head_kind)
+    found = entries(has_draft_model=context.draft is not None, head=config.head_kind)
     on_device = [entry for entry in found if entry.build_on_device is not None]
-    draft, head = proposers.of(DRAFT), proposers.of(config.head_kind or "")
-    assert draft is None or isinstance(draft, DraftProposer)
-    assert head is None or isinstance(head, HeadProposer)
     sizes = StepSizes(
         rows=config.scheduler.num_seats,
         tokens=config.scheduler.num_step_tokens,
         depth=default_max_depth(config, target.runner.device.type) if on_device else 0,
         max_len=max_model_len,
     )
-    is_shared = config.speculation.verification == "shared"
-    settings = _proposer_settings(config)
-    return ColocatedWorker(
-        rows, target, draft, head, proposers, on_device, sizes, settings, is_shared
-    )
-
-
-def _proposer_settings(config: EngineConfig) -> ProposerSettings:
-    return ProposerSettings(config.speculation.ngram_min, config.speculation.ngram_max)
+    return ColocatedWorker(context, target, proposers, on_device, sizes)
 
 
 @contextmanager

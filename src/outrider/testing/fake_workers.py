@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.catalog.heads import HeadKind
-from outrider.catalog.proposers import DRAFT, NGRAM
-from outrider.scheduler.proposers import MAX_BEHIND, autoregressive_kv_rule
+from outrider.catalog.proposers import DRAFT, NGRAM, info_of, kv_rule_of
 from outrider.scheduler.types import (
     NO_PROPOSER,
     Agreement,
@@ -221,7 +220,7 @@ class FakeWorkers:
         is_own = not has_proposer or planned.proposer == row.init.proposer
         require(is_own, f"{where} is drafted for by {planned.proposer}, not by its own proposer")
         drafts = planned.proposer == DRAFT
-        caught_up = 0 < planned.draft_tokens <= MAX_BEHIND
+        caught_up = 0 < planned.draft_tokens <= info_of(DRAFT).traits.max_behind
         require(not drafts or caught_up, f"{where} drafts from {planned.draft_tokens} tokens")
         require(planned.draft_tokens > 0 or not planned.draft_blocks, f"{where}: idle draft grows")
 
@@ -333,8 +332,8 @@ class FakeWorkers:
             accepted += 1
         kv.computed[number] = base_len + accepted
         if row.drafted:
-            kept = autoregressive_kv_rule(row.drafted, accepted)
-            self.draft_kv.computed[number] = base_len + kept
+            at = self.draft_kv.computed  # with what it was fed in this round
+            at[number] = kv_rule_of(DRAFT)(at[number], 0, row.drafted, accepted, base_len)
             row.drafted = 0
         tokens = tuple(own[: accepted + 1])
         row.extend(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,15 @@ from outrider.catalog.heads import HeadKind
 from outrider.catalog.proposers import DRAFT, NGRAM, ProposerInfo, mark_of, proposer_names, traits
 from outrider.errors import ConfigError
 from outrider.scheduler.proposers import Place, ProposerTraits
-from outrider.workers.proposers.base import Proposer, ProposerContext
-from outrider.workers.proposers.registry import ProposerEntry, entries, register, unregister
+from outrider.workers.proposers.base import Proposer, ProposerContext, ProposerSettings
+from outrider.workers.proposers.registry import (
+    ProposerEntry,
+    build_proposers,
+    entries,
+    register,
+    unregister,
+)
+from outrider.workers.rows import RowTable
 
 
 def _build(context: ProposerContext) -> Proposer:
@@ -59,3 +67,20 @@ def test_a_name_is_in_the_catalog_once() -> None:
 def test_a_device_proposer_without_device_passes_is_rejected() -> None:
     with pytest.raises(ConfigError, match="'parrot' says that it runs on the device"):
         ProposerEntry(ProposerInfo(ProposerTraits("parrot", Place.DEVICE)), _build)
+
+
+def test_a_proposer_not_derived_from_the_base_is_rejected() -> None:
+    def build(context: ProposerContext) -> Any:
+        return Stray()
+
+    register(ProposerEntry(ProposerInfo(ProposerTraits("stray", Place.HOST)), build))
+    try:
+        ops: Any = None
+        with pytest.raises(ConfigError, match="'stray' is built as 'Stray'; derive that class"):
+            build_proposers(ProposerContext(RowTable(1), ProposerSettings(1, 4), ops, "shared"))
+    finally:
+        unregister("stray")
+
+
+class Stray:
+    """Knows nothing of the contract."""

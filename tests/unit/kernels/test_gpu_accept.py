@@ -7,12 +7,14 @@ import torch
 from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from torch import Tensor
 
+from outrider.catalog.proposers import DRAFT, kv_rule_of
 from outrider.kernels.gpu.accept import OutcomeColumn, TextTable, accept_drafts, outcome_width
-from outrider.scheduler.proposers import autoregressive_kv_rule
+from outrider.scheduler.proposers import KvRule
 
 pytestmark = GPU_MARKS
 
 NUM_ROWS, MAX_LEN = 9, 40
+DRAFT_RULE = kv_rule_of(DRAFT)
 UNTOUCHED = -99
 
 
@@ -45,6 +47,7 @@ def accept_by_hand(
     rows: Tensor,
     text: TextTable,
     out: Tensor,
+    kv_rule: KvRule | None,
 ) -> None:
     """The rule in Python, one token after the other."""
     columns = (first_logit, depths, drafted, rows)
@@ -63,8 +66,11 @@ def accept_by_hand(
             if length + i < MAX_LEN:
                 text.tokens[row, length + i] = token
         text.lengths[row] = length + len(new)
-        if num_drafted > 0:
-            text.draft_computed[row] = length + autoregressive_kv_rule(num_drafted, num_accepted)
+        if num_drafted > 0 and kv_rule is not None:
+            computed = int(text.draft_computed[row])
+            text.draft_computed[row] = kv_rule(
+                computed, length - computed, num_drafted, num_accepted, length
+            )
         out[index] = -1
         out[index, : OutcomeColumn.TOKENS] = torch.tensor([length, depth, num_accepted])
         for i, token in enumerate(new):
@@ -109,10 +115,29 @@ def test_text_and_report_are_those_of_the_rule(max_depth: int, dtype: torch.dtyp
         shape = (len(depths), outcome_width(max_depth))
         out = torch.full(shape, UNTOUCHED, dtype=torch.int32, device=DEVICE)
         expected_out = out.clone()
-        accept_drafts(*given, text, out)
-        accept_by_hand(*given, expected, expected_out)
+        accept_drafts(*given, text, out, DRAFT_RULE)
+        accept_by_hand(*given, expected, expected_out, DRAFT_RULE)
         assert_same_text(text, expected)
         assert torch.equal(out, expected_out)
+
+
+def _one_pass_rule(computed: int, fed: int, drafted: int, accepted: int, base_len: int) -> int:
+    """Of a proposer that computes the text only, and but half of what it lacked."""
+    return min(computed + max(fed, 0) // 2, base_len)
+
+
+@pytest.mark.parametrize("kv_rule", [_one_pass_rule, None], ids=["another", "none"])
+def test_a_proposer_keeps_the_kv_that_its_own_rule_says(kv_rule: KvRule | None) -> None:
+    generator = torch.Generator().manual_seed(5)
+    given = a_pass(4, [4, 0, -1, 2, 3], generator, torch.int32)
+    text = a_text(4, generator)
+    expected = copy_of(text)
+    out = torch.full((5, outcome_width(4)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
+    expected_out = out.clone()
+    accept_drafts(*given, text, out, kv_rule)
+    accept_by_hand(*given, expected, expected_out, kv_rule)
+    assert_same_text(text, expected)
+    assert torch.equal(out, expected_out)
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 3, 4])
@@ -127,7 +152,7 @@ def test_drafts_stand_up_to_the_first_wrong_one(num_right: int) -> None:
         chosen[num_right] = 77
     one = torch.tensor([1], dtype=torch.int32, device=DEVICE)
     out = torch.full((1, outcome_width(4)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    accept_drafts(chosen.to(DEVICE), one - 1, one * 4, one * 4, one, text, out)
+    accept_drafts(chosen.to(DEVICE), one - 1, one * 4, one * 4, one, text, out, DRAFT_RULE)
     new = [*range(5, 5 + num_right), 77 if num_right < 4 else 9]
     assert out[0].tolist() == [10, 4, num_right, *new, *[-1] * (5 - len(new))]
     assert text.tokens[1, 10 : 10 + len(new)].tolist() == new
@@ -159,7 +184,7 @@ def test_a_draft_keeps_what_it_computed_of_guesses_that_were_not_all_verified(
     one = torch.tensor([1], dtype=torch.int32, device=DEVICE)
     chosen = torch.tensor([5, 6, 7, 8], dtype=torch.int32, device=DEVICE)
     out = torch.full((1, outcome_width(4)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
-    accept_drafts(chosen, one - 1, one * num_verified, one * 4, one, text, out)
+    accept_drafts(chosen, one - 1, one * num_verified, one * 4, one, text, out, DRAFT_RULE)
     assert out[0, : OutcomeColumn.TOKENS].tolist() == [10, num_verified, num_verified]
     assert text.lengths.tolist() == [0, 10 + num_verified + 1]
     assert text.draft_computed.tolist() == [0, 10 + num_verified]
@@ -208,13 +233,13 @@ def test_a_recorded_acceptance_goes_on_from_where_the_text_is() -> None:
     text.lengths.fill_(5)
     out = torch.full((4, outcome_width(3)), UNTOUCHED, dtype=torch.int32, device=DEVICE)
     expected, expected_out = copy_of(text), out.clone()
-    accept_drafts(*given, copy_of(text), out.clone())  # compiled before it is recorded
+    accept_drafts(*given, copy_of(text), out.clone(), DRAFT_RULE)  # compiled before it is recorded
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        accept_drafts(*given, text, out)
+        accept_drafts(*given, text, out, DRAFT_RULE)
     for _ in range(3):
         given[0].copy_(torch.randint(0, 3, given[0].shape, generator=generator))
         graph.replay()
-        accept_by_hand(*given, expected, expected_out)
+        accept_by_hand(*given, expected, expected_out, DRAFT_RULE)
         assert_same_text(text, expected)
         assert torch.equal(out, expected_out)

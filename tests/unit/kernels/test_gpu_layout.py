@@ -9,13 +9,18 @@ import pytest
 import torch
 from gpu_tools import DEVICE, GPU_MARKS
 
+from outrider.catalog.proposers import DRAFT, info_of
 from outrider.kernels.gpu.accept import TextTable
-from outrider.kernels.gpu.layout import PassBuffers, lay_out_draft, lay_out_target
+from outrider.kernels.gpu.layout import FIRST_TOKENS, PassBuffers, lay_out_draft, lay_out_target
 from outrider.kernels.gpu.tables import keep_drafts, update_tables
 
 pytestmark = GPU_MARKS
 
 BLOCK, MAX_LEN, ROWS, DRAFTS, TILE = 4, 40, 7, 3, 2
+
+
+def test_the_first_pass_of_a_draft_has_room_for_all_that_it_may_lack() -> None:
+    assert info_of(DRAFT).traits.max_behind == FIRST_TOKENS
 
 
 class State(NamedTuple):

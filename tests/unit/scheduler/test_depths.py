@@ -14,7 +14,8 @@ from outrider.scheduler.depths import DepthChoice, DepthSnapshot, fixed_depths
 
 def snapshot(max_depths: Sequence[int], room: int, step: int = 0) -> DepthSnapshot:
     count = len(max_depths)
-    return DepthSnapshot(step, room, 0, 0, [DRAFT] * count, max_depths, [1] * count)
+    ones, ready = [1] * count, [True] * count
+    return DepthSnapshot(step, room, 0, 0, [DRAFT] * count, max_depths, ones, ready)
 
 
 def test_every_row_gets_what_it_wants_if_there_is_room() -> None:

@@ -44,6 +44,7 @@ def snapshot(
         proposers=[DRAFT] * count,
         max_depths=[len(kind) for kind in kinds],
         behind=[1] * count,
+        ready=[True] * count,
         survivals=kinds,
         costs=costs,
         **fields,
@@ -182,7 +183,7 @@ def test_a_row_that_may_stop_drafts_where_averages_promise_nothing() -> None:
 
 
 def test_a_row_that_has_to_catch_up_first_does_not_stop() -> None:
-    behind = replace(snapshot([survivals(0.9, 5)], CPU, can_stop=True), behind=[100])
+    behind = replace(snapshot([survivals(0.9, 5)], CPU, can_stop=True), behind=[100], ready=[False])
     choice = goodput(behind)
     assert choice.batch_depth
     assert not choice.least_survival

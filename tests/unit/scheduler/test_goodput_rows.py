@@ -30,6 +30,7 @@ def snapshot(
     previous_batch_depth: int = 1,
 ) -> DepthSnapshot:
     count = len(survivals)
+    behind = [1] * count if behind is None else behind
     return DepthSnapshot(
         step,
         2048,
@@ -37,7 +38,8 @@ def snapshot(
         0,
         [DRAFT] * count,
         [len(kind) for kind in survivals],
-        [1] * count if behind is None else behind,
+        behind,
+        [each <= 2 for each in behind],
         survivals=survivals,
         costs=costs,
         overhead_s=overhead_s,

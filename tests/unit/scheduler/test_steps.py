@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from scheduler_tools import Simulation, make_request, sample_id
 
-from outrider.catalog.proposers import DRAFT, NGRAM
+from outrider.catalog import proposers as catalog
+from outrider.catalog.proposers import DRAFT, NGRAM, info_of
 from outrider.errors import CapacityError, OutriderError
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.planner import SchedulerLimits
 from outrider.scheduler.request import RequestState
-from outrider.scheduler.types import NO_PROPOSER, FinishReason, StepPlan, Ticket, Verdict
+from outrider.scheduler.types import NO_PROPOSER, FinishReason, RowPlan, StepPlan, Ticket, Verdict
 
 
 def planned(simulation: Simulation) -> StepPlan:
@@ -122,6 +123,41 @@ def test_after_full_acceptance_the_draft_catches_up_on_two_tokens(lag: int) -> N
     record = simulation.add(make_request("a", [1, 2, 3], 30, proposer=DRAFT, depth=3))
     simulation.drain()
     assert record.num_accepted == record.num_drafted > 0
+
+
+def _text_only(computed: int, fed: int, drafted: int, accepted: int, base_len: int) -> int:
+    """Of a proposer that keeps nothing of its drafts."""
+    return computed + fed
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("max_behind", [2, 4])
+def test_scheduler_and_workers_go_by_the_kv_rule_and_the_lag_of_the_registration(
+    monkeypatch: pytest.MonkeyPatch, max_behind: int, lag: int
+) -> None:
+    """Three accepted drafts leave this proposer four tokens behind."""
+    own = replace(info_of(DRAFT).traits, kv_rule=_text_only, max_behind=max_behind)
+    monkeypatch.setitem(catalog._infos, DRAFT, replace(info_of(DRAFT), traits=own))
+    simulation = Simulation(acceptance=[3 if max_behind == 4 else 1], lag=lag)
+    record = simulation.add(make_request("a", [1, 2, 3], 30, proposer=DRAFT, depth=3))
+    rows: list[RowPlan] = []
+    while simulation.scheduler.has_work:
+        plan = simulation.step()
+        rows += [] if plan is None else plan.rows
+    assert max(row.draft_tokens for row in rows if row.depth) == max_behind
+    assert record.num_accepted > 0
+
+
+def test_a_row_further_behind_than_its_proposer_may_be_does_not_draft(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = replace(info_of(DRAFT).traits, kv_rule=_text_only)
+    monkeypatch.setitem(catalog._infos, DRAFT, replace(info_of(DRAFT), traits=own))
+    simulation = Simulation(acceptance=[3])
+    simulation.add(make_request("a", [1, 2, 3], 30, proposer=DRAFT, depth=3))
+    rows = [planned(simulation).rows[0] for _ in range(6)]
+    assert [row.draft_tokens for row in rows] == [3, 1, 4, 1, 4, 1]
+    assert [bool(row.depth) for row in rows] == [False, True] * 3
 
 
 def test_a_draft_too_far_behind_for_the_budget_catches_up_before_it_drafts() -> None:

@@ -18,7 +18,6 @@ from outrider.scheduler.types import (
     StepPlan,
     Verdict,
 )
-from outrider.workers.proposers.base import ReplayingProposer
 from outrider.workers.proposers.ngram import NgramIndex, NgramProposer
 from outrider.workers.rows import RowTable
 
@@ -51,10 +50,6 @@ class Decoding:
         plan = RowPlan(0, 0, 1, 4, 4, True, NGRAM, 0, (), 0, (), 0)
         offered = self.proposer.propose(StepPlan(0, self.step, (plan,)))
         return list(offered[0].tokens) if offered else []
-
-
-def test_it_can_be_asked_what_it_would_have_guessed() -> None:
-    assert isinstance(NgramProposer(RowTable(1), 1, 4), ReplayingProposer)
 
 
 def test_a_text_that_begins_to_repeat_is_told_after_two_tokens() -> None:

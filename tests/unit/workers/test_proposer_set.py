@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from outrider.catalog.proposers import DRAFT
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import Proposal, RowInit, RowPlan, SampleId, StepPlan, Verdict
-from outrider.workers.proposers.base import Proposers
+from outrider.workers.proposers.base import Proposer, Proposers
 
 
-class Recorder:
+class Recorder(Proposer):
     """Knows the rows it was told of, and fails like a real one if asked about another."""
 
     def __init__(self) -> None:
