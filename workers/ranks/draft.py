@@ -6,6 +6,8 @@ Catch-up comes after that, in parallel with the target's pass.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
@@ -18,7 +20,7 @@ from outrider.links.rank_messages import (
     RankSettings,
     Step,
 )
-from outrider.scheduler.types import StepPlan
+from outrider.scheduler.types import Agreement, Proposal, RowInit, StepPlan, Verdict
 from outrider.workers.groups.collective import Collective
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.inbox import Inbox
@@ -30,6 +32,27 @@ from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 
 
+class Drafter(Protocol):
+    """Follows the text and drafts: a `DraftProposer`, or a fake."""
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
+
+    def follow(self, plan: StepPlan) -> None: ...
+
+    def propose(self, plan: StepPlan) -> Mapping[int, Proposal]: ...
+
+    def observe(self, verdict: Verdict) -> None: ...
+
+    def catch_up(self) -> None: ...
+
+    def take_agreements(self) -> tuple[Agreement, ...]: ...
+
+
+def build_draft(runner: Runner, ops: Ops, settings: RankSettings) -> DraftProposer:
+    rows = RowTable(runner.num_rows)
+    return DraftProposer(rows, runner, ops, verification_mode(settings.verification))
+
+
 class DraftRank:
     """Its rows come from `Adopt` and later plans; its texts from those and the outcomes."""
 
@@ -39,16 +62,13 @@ class DraftRank:
         inbox: Inbox,
         group: Collective,
         links: LinkOpener,
-        runner: Runner,
-        ops: Ops,
-        settings: RankSettings,
+        draft: Drafter,
     ) -> None:
-        rows = RowTable(runner.num_rows)
         self._channel = channel
         self._is_first = group.rank == 0
         self._links = links
-        self._draft = DraftProposer(rows, runner, ops, verification_mode(settings.verification))
-        self._mailbox = DraftMailbox(group, inbox, runner.device)
+        self._draft = draft
+        self._mailbox = DraftMailbox(group, inbox, links.device)
         self._outcomes: OutcomeBatches[StepPlan] = OutcomeBatches()
         self._num_due = 0  # batches of outcomes that the target sends without being asked
 

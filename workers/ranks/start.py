@@ -55,10 +55,10 @@ from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.ranks.costs import RankCosts
-from outrider.workers.ranks.draft import DraftRank
+from outrider.workers.ranks.draft import DraftRank, build_draft
 from outrider.workers.ranks.inbox import Inbox
 from outrider.workers.ranks.proposal_link import LinkOpener
-from outrider.workers.ranks.target import TargetRank
+from outrider.workers.ranks.target import TargetRank, build_target
 from outrider.workers.runner import Runner
 from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.generation import load_sampling_defaults
@@ -166,14 +166,11 @@ class _Startup:
             runner, ready = self._allocate(settings, placement, decoder, group)
         self._channel.send(ready)
         links = LinkOpener(self._store, self._secret, placement.device, settings.transfer_timeout_s)
-        common = (self._channel, self.inbox, group, links, runner)
+        common = (self._channel, self.inbox, group, links)
         if self._where.role == Role.DRAFT:
-            return DraftRank(*common, placement.ops, settings)
+            return DraftRank(*common, build_draft(runner, placement.ops, settings))
         return TargetRank(
-            *common,
-            self._head_runner,
-            placement.ops,
-            settings,
+            *common, *build_target(runner, self._head_runner, placement.ops, settings)
         )
 
     def _stages(self, settings: RankSettings) -> AbstractContextManager[object]:

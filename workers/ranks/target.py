@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Protocol
 
 from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Join, RankSettings, Step, VerifyResult
-from outrider.scheduler.types import StepPlan, Ticket
+from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.workers.groups.collective import Collective
 from outrider.workers.heads.runner import HeadRunner
-from outrider.workers.proposers.base import ProposerContext, ProposerSettings
+from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
 from outrider.workers.proposers.registry import build_proposers
 from outrider.workers.ranks.inbox import Inbox
 from outrider.workers.ranks.mailbox import NO_ROUND, TargetMailbox
@@ -24,6 +25,22 @@ from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import LocalTarget
 
 logger = logging.getLogger(__name__)
+
+
+class Verifier(Protocol):
+    """Runs the target's pass: a `LocalTarget`, or a fake."""
+
+    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict: ...
+
+
+def build_target(
+    runner: Runner, head: HeadRunner | None, ops: Ops, settings: RankSettings
+) -> tuple[LocalTarget, Proposers]:
+    """What a target rank computes: the pass, and proposals without a draft model."""
+    rows, verification = RowTable(runner.num_rows), verification_mode(settings.verification)
+    own = ProposerSettings(settings.ngram_min, settings.ngram_max)
+    context = ProposerContext(rows, own, ops, verification, head=head)
+    return LocalTarget(rows, runner, ops, verification), build_proposers(context)
 
 
 class TargetRank:
@@ -39,21 +56,15 @@ class TargetRank:
         inbox: Inbox,
         group: Collective,
         links: LinkOpener,
-        runner: Runner,
-        head: HeadRunner | None,
-        ops: Ops,
-        settings: RankSettings,
+        worker: Verifier,
+        proposers: Proposers,
     ) -> None:
-        rows = RowTable(runner.num_rows)
         self._channel = channel
         self._is_first = group.rank == 0
         self._links = links
-        verification = verification_mode(settings.verification)
-        self._worker = LocalTarget(rows, runner, ops, verification)
-        own = ProposerSettings(settings.ngram_min, settings.ngram_max)
-        context = ProposerContext(rows, own, ops, verification, head=head)
-        self._proposers = build_proposers(context)
-        self._mailbox = TargetMailbox(group, inbox, runner.device)
+        self._worker = worker
+        self._proposers = proposers
+        self._mailbox = TargetMailbox(group, inbox, links.device)
 
     def handle(self, message: object) -> None:
         if isinstance(message, Step):

@@ -38,7 +38,7 @@ from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
 from outrider.workers.proposers.base import MAX_REPLAYED_TOKENS, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.ranks.draft import DraftRank
+from outrider.workers.ranks.draft import DraftRank, build_draft
 from outrider.workers.ranks.inbox import Inbox
 from outrider.workers.ranks.mailbox import TargetMailbox
 from outrider.workers.ranks.proposal_link import LinkOpener
@@ -332,7 +332,8 @@ def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None
         inbox, group = Inbox(channel), SingleRankGroup()
         target = TargetMailbox(group, inbox, CPU)
         own, others = (LinkOpener(board.store(), SECRET, CPU, 10.0) for _ in range(2))
-        rank: Any = DraftRank(channel, inbox, group, own, runner, OPS, RANK_SETTINGS)
+        draft = build_draft(runner, OPS, RANK_SETTINGS)
+        rank: Any = DraftRank(channel, inbox, group, own, draft)
         met = threading.Thread(target=lambda: target.add(others.listen(1)))
         met.start()
         rank.handle(Join(1))

@@ -25,7 +25,7 @@ from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
 from outrider.workers.ranks.inbox import Inbox
 from outrider.workers.ranks.proposal_link import LinkOpener
-from outrider.workers.ranks.target import TargetRank
+from outrider.workers.ranks.target import TargetRank, build_target
 from outrider.workers.runner import Runner
 from outrider.workers.weights.loader import load_model
 
@@ -57,10 +57,8 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
         Channel(far, RANK_CODEC) as engine,
     ):
         links = LinkOpener(board.store(), SECRET, CPU, 10.0)
-        rank = TargetRank(
-            *(channel, Inbox(channel), SingleRankGroup(), links, head.target, head, OPS),
-            RANK_SETTINGS,
-        )
+        parts = build_target(head.target, head, OPS, RANK_SETTINGS)
+        rank = TargetRank(channel, Inbox(channel), SingleRankGroup(), links, *parts)
         known_when_told: list[bool] = []
         send = channel.send
 
