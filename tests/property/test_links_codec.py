@@ -120,7 +120,7 @@ def test_noise_is_a_link_error_or_a_message_but_nothing_else(noise: bytes) -> No
 def test_a_damaged_message_is_a_link_error_or_a_message_but_nothing_else(
     data: st.DataObject,
 ) -> None:
-    encoded = bytearray(RANK_CODEC.encode(data.draw(values(rank_messages.Step))))
+    encoded = bytearray(RANK_CODEC.encode(data.draw(values(rank_messages.StepPlans))))
     place = data.draw(st.integers(0, len(encoded) - 1))
     encoded[place] = data.draw(st.integers(0, 255))
     try:

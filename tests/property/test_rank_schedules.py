@@ -29,10 +29,10 @@ from outrider.links.rank_messages import (
     DraftGroupJoined,
     Hello,
     Join,
-    Release,
+    LinkOpened,
+    ReleaseLink,
     Role,
     StopRank,
-    Welcome,
 )
 from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
@@ -41,7 +41,7 @@ from outrider.testing.fake_workers import FakeWorkers
 from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.proposers.base import Proposers
 from outrider.workers.ranks.draft import DraftRank
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.proposal_link import ProposalLink
 from outrider.workers.ranks.target import TargetRank
 
@@ -66,7 +66,7 @@ class SocketLinks:
 
     def dial(self, number: int) -> ProposalLink:
         link = self._open(number, 1)
-        assert isinstance(link.channel.receive(30), Welcome)
+        assert isinstance(link.channel.receive(30), LinkOpened)
         return link
 
     def _open(self, number: int, side: int) -> ProposalLink:
@@ -95,7 +95,7 @@ class RankThread(threading.Thread):
         super().__init__(daemon=True)
         near, far = socket.socketpair()
         self.channel = Channel(far, RANK_CODEC, peer="the engine")
-        self.inbox = Inbox(self.channel)
+        self.inbox = RankInbox(self.channel)
         self.error: Exception | None = None
         self.rank: TargetRank | DraftRank | None = None
         own = Channel(near, RANK_CODEC, peer=f"{role} rank 0")
@@ -184,7 +184,7 @@ class Exchange(Simulation):
             assert not thread.is_alive() and thread.error is None, thread.error
 
     def _lose(self, link: int, reason: str) -> None:
-        self.target.group.send_to_first(Release(link))
+        self.target.group.send_to_first(ReleaseLink(link))
         self.lost.append(reason)
 
     def _check_counters(self, request: Request) -> None:

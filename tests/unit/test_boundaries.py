@@ -82,7 +82,8 @@ DIRECTIONS = {
     ),
     "src/outrider/testing": (
         *("outrider.catalog", "outrider.scheduler"),
-        *("outrider.workers.selection", "outrider.workers.proposers.base"),
+        *("outrider.workers.rows", "outrider.workers.selection"),
+        "outrider.workers.proposers.base",
     ),
     "src/outrider/config": (
         *("outrider.catalog", "outrider.checkpoints"),

@@ -18,12 +18,12 @@ from outrider.links.rank_messages import (
     DraftReport,
     Join,
     RankSettings,
-    Step,
+    StepPlans,
 )
 from outrider.scheduler.types import Agreement, Proposal, RowInit, StepPlan, Verdict
 from outrider.workers.groups.collective import Collective
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import DraftMailbox
 from outrider.workers.ranks.outcome_batches import OutcomeBatches
 from outrider.workers.ranks.proposal_link import LinkOpener
@@ -32,7 +32,7 @@ from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 
 
-class Drafter(Protocol):
+class DraftWorker(Protocol):
     """Follows the text and drafts: a `DraftProposer`, or a fake."""
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
@@ -59,10 +59,10 @@ class DraftRank:
     def __init__(
         self,
         channel: Channel,
-        inbox: Inbox,
+        inbox: RankInbox,
         group: Collective,
         links: LinkOpener,
-        draft: Drafter,
+        draft: DraftWorker,
     ) -> None:
         self._channel = channel
         self._is_first = group.rank == 0
@@ -73,7 +73,7 @@ class DraftRank:
         self._num_due = 0  # batches of outcomes that the target sends without being asked
 
     def handle(self, message: object) -> None:
-        if isinstance(message, Step):
+        if isinstance(message, StepPlans):
             for plan in message.plans:
                 self._step(plan)
         elif isinstance(message, Adopt):

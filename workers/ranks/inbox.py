@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 
 from outrider.links.channel import Channel, wait_any
-from outrider.links.rank_messages import Release
+from outrider.links.rank_messages import ReleaseLink
 
 
-class Inbox:
+class RankInbox:
     """Messages in order. While a rank waits for another process, later messages are kept, and a
-    `Release` ends the wait."""
+    `ReleaseLink` ends the wait."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -20,7 +20,7 @@ class Inbox:
     def receive(self) -> object:
         while True:
             message = self._kept.popleft() if self._kept else self._channel.receive()
-            if not isinstance(message, Release):
+            if not isinstance(message, ReleaseLink):
                 return message
             self._released = max(self._released, message.link)
 
@@ -32,7 +32,7 @@ class Inbox:
             if other in ready:
                 return True
             message = self._channel.receive(0.0)
-            if isinstance(message, Release):
+            if isinstance(message, ReleaseLink):
                 self._released = max(self._released, message.link)
             else:
                 self._kept.append(message)

@@ -20,10 +20,10 @@ from outrider.errors import OutriderError
 from outrider.links.channel import wait_any
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
-from outrider.links.rank_messages import Outcomes, Round, RoundPart, Welcome
+from outrider.links.rank_messages import LinkOpened, OutcomeMail, RoundMail, RoundPart
 from outrider.scheduler.types import Proposal, StepPlan, Verdict
 from outrider.workers.groups.collective import Collective
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.outcome_batches import OutcomeBatches
 from outrider.workers.ranks.packed_round import (
     distributions_of,
@@ -53,7 +53,7 @@ NO_ROUND = ReceivedRound({})
 class TargetMailbox:
     """The target's end. A link that fails, or that the engine releases, yields no proposals."""
 
-    def __init__(self, group: Collective, inbox: Inbox, device: torch.device) -> None:
+    def __init__(self, group: Collective, inbox: RankInbox, device: torch.device) -> None:
         self._group = group
         self._inbox = inbox
         self._device = device
@@ -69,7 +69,7 @@ class TargetMailbox:
     def add(self, link: ProposalLink) -> None:
         """From the thread that opened it: a step may name this link from now on."""
         self._opened[link.number] = link
-        link.channel.send(Welcome())
+        link.channel.send(LinkOpened())
 
     def use(self, number: int) -> None:
         """The link of the next step; 0: none."""
@@ -105,7 +105,7 @@ class TargetMailbox:
         draft_s = min(found.draft_s, waited_s)
         return ReceivedRound(proposals, draft_s, waited_s - draft_s if found.was_idle else 0.0)
 
-    def _receive(self, plan: StepPlan) -> tuple[Round | None, Tensor, Tensor | None]:
+    def _receive(self, plan: StepPlan) -> tuple[RoundMail | None, Tensor, Tensor | None]:
         lost = empty_round(plan)
         link = self._link
         if link is None:
@@ -115,7 +115,7 @@ class TargetMailbox:
                 self._close()
                 return None, lost, None
             found = link.channel.receive(0.0)
-            if not isinstance(found, Round) or found.step != plan.step:
+            if not isinstance(found, RoundMail) or found.step != plan.step:
                 raise LinkError(f"the draft sent {found!r:.80} where step {plan.step} was due.")
             if link.transfer is None:
                 return found, *_received(link, found)
@@ -142,7 +142,7 @@ class TargetMailbox:
         if not verdicts or self._link is None:
             return
         try:
-            self._link.channel.send(Outcomes(tuple(map(_outcome, verdicts))))
+            self._link.channel.send(OutcomeMail(tuple(map(_outcome, verdicts))))
         except LinkError as error:
             logger.warning("the draft has missed an outcome: %s", error)
             self._close()
@@ -156,7 +156,7 @@ class TargetMailbox:
 class DraftMailbox:
     """The draft's end. Without its target a draft is of no use: failures are raised."""
 
-    def __init__(self, group: Collective, inbox: Inbox, device: torch.device) -> None:
+    def __init__(self, group: Collective, inbox: RankInbox, device: torch.device) -> None:
         self._group = group
         self._inbox = inbox
         self._device = device
@@ -182,22 +182,22 @@ class DraftMailbox:
         packed, q = pack_round(plan, proposals), distributions_of(proposals)
         if link.transfer is not None:
             link.transfer.post(packed, *([q] if q.numel() else []))
-            messages: list[object] = [Round(plan.step, draft_s, self.was_idle, b"")]
+            messages: list[object] = [RoundMail(plan.step, draft_s, self.was_idle, b"")]
         else:
             parts = _parts(q)
             own = packed.numpy().tobytes()
-            messages = [Round(plan.step, draft_s, self.was_idle, own, len(parts)), *parts]
+            messages = [RoundMail(plan.step, draft_s, self.was_idle, own, len(parts)), *parts]
         for message in messages:
             self._send(link, message)
 
-    def _next(self, link: ProposalLink) -> Outcomes:
+    def _next(self, link: ProposalLink) -> OutcomeMail:
         self.was_idle = not wait_any([link.channel], 0.0)
         self._inbox.wait_for(link.channel, link.number)
         try:
             outcomes = link.channel.receive(0.0)
         except LinkError as error:
             raise OutriderError(f"no outcome from the target: {error}") from error
-        if not isinstance(outcomes, Outcomes):
+        if not isinstance(outcomes, OutcomeMail):
             raise OutriderError(f"the target sent {outcomes!r:.80} where an outcome was due.")
         return outcomes
 
@@ -207,7 +207,7 @@ class DraftMailbox:
         except LinkError as error:
             raise OutriderError(f"the target takes no proposals: {error}") from error
 
-    def _share(self, outcomes: Outcomes | None) -> Outcomes:
+    def _share(self, outcomes: OutcomeMail | None) -> OutcomeMail:
         """The first rank's outcomes, on all ranks."""
         payload = b"" if outcomes is None else RANK_CODEC.encode(outcomes)
         size = torch.tensor([len(payload)], device=self._device)
@@ -216,7 +216,7 @@ class DraftMailbox:
         if payload:
             data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
         self._group.broadcast(data, 0)
-        found: Outcomes = RANK_CODEC.decode(data.numpy(force=True).tobytes())
+        found: OutcomeMail = RANK_CODEC.decode(data.numpy(force=True).tobytes())
         return found
 
 
@@ -227,7 +227,7 @@ def _outcome(verdict: Verdict) -> Verdict:
     return Verdict(verdict.epoch, verdict.step, rows)
 
 
-def _received(link: ProposalLink, found: Round) -> tuple[Tensor, Tensor | None]:
+def _received(link: ProposalLink, found: RoundMail) -> tuple[Tensor, Tensor | None]:
     """The message and the distributions of a round that came as bytes."""
     message = torch.from_numpy(np.frombuffer(found.packed, dtype=np.int64).copy())
     q = empty_distributions(message)

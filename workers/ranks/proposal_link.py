@@ -20,7 +20,7 @@ from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.handshake import dial_in
 from outrider.links.listener import Listener
-from outrider.links.rank_messages import Hello, Role, Welcome, proposal_meeting
+from outrider.links.rank_messages import Hello, LinkOpened, Role, proposal_meeting
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.ranks.device_transfer import DeviceTransfer
 
@@ -55,7 +55,7 @@ class LinkOpener:
     transfer_timeout_s: float
 
     def listen(self, number: int) -> ProposalLink:
-        """The target's end. The draft waits for its `Welcome`."""
+        """The target's end. The draft waits for its `LinkOpened`."""
         address = str(TcpAddress(self.store.own_host, 0))
         with closing(Listener([address], self.secret, {Role.DRAFT: 1})) as listener:
             self.store.set(_address_key(number), listener.addresses[0])
@@ -77,8 +77,8 @@ class LinkOpener:
         transfer = self._transfer(number, is_target=False)
         if transfer is not None:
             transfer.greet()
-        if not isinstance(channel.receive(_JOIN_TIMEOUT_S), Welcome):
-            raise LinkError("the target did not begin with a Welcome.")
+        if not isinstance(channel.receive(_JOIN_TIMEOUT_S), LinkOpened):
+            raise LinkError("the target did not begin with a LinkOpened.")
         return ProposalLink(number, channel, transfer)
 
     def _transfer(self, number: int, *, is_target: bool) -> DeviceTransfer | None:

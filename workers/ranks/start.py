@@ -56,7 +56,7 @@ from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache, bytes_per_block
 from outrider.workers.ranks.costs import RankCosts
 from outrider.workers.ranks.draft import DraftRank, build_draft
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.ranks.target import TargetRank, build_target
 from outrider.workers.runner import Runner
@@ -137,7 +137,7 @@ class _Startup:
         self._where = where
         self._store = store
         self._secret = secret
-        self.inbox = Inbox(channel)
+        self.inbox = RankInbox(channel)
         self.runner: Runner | None = None
         self._head: Head | None = None
         self._head_runner: HeadRunner | None = None

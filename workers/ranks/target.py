@@ -10,13 +10,13 @@ from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
-from outrider.links.rank_messages import Join, RankSettings, Step, VerifyResult
+from outrider.links.rank_messages import Join, RankSettings, StepPlans, VerifyResult
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.workers.groups.collective import Collective
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
 from outrider.workers.proposers.registry import build_proposers
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import NO_ROUND, TargetMailbox
 from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.rows import RowTable
@@ -27,8 +27,8 @@ from outrider.workers.target import LocalTarget
 logger = logging.getLogger(__name__)
 
 
-class Verifier(Protocol):
-    """Runs the target's pass: a `LocalTarget`, or a fake."""
+class TargetPass(Protocol):
+    """Verifies a plan: a `LocalTarget`, or a fake."""
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict: ...
 
@@ -53,10 +53,10 @@ class TargetRank:
     def __init__(
         self,
         channel: Channel,
-        inbox: Inbox,
+        inbox: RankInbox,
         group: Collective,
         links: LinkOpener,
-        worker: Verifier,
+        worker: TargetPass,
         proposers: Proposers,
     ) -> None:
         self._channel = channel
@@ -67,7 +67,7 @@ class TargetRank:
         self._mailbox = TargetMailbox(group, inbox, links.device)
 
     def handle(self, message: object) -> None:
-        if isinstance(message, Step):
+        if isinstance(message, StepPlans):
             for plan in message.plans:
                 self._verify(plan, message.link)
         elif isinstance(message, Join):

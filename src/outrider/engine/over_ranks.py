@@ -36,7 +36,7 @@ from outrider.links.rank_messages import (
     DraftGroupJoined,
     Join,
     RankDescription,
-    Release,
+    ReleaseLink,
     Role,
     proposal_meeting,
 )
@@ -263,9 +263,9 @@ class RankModels:
         self._report(f"draft joined, proposals over {joined.backend}")
 
     def _lose_draft(self, link: int, reason: str) -> None:
-        """Release the target ranks that wait for its proposals, and have it restarted."""
+        """ReleaseLink the target ranks that wait for its proposals, and have it restarted."""
         with contextlib.suppress(RankError):  # lost too, which the next step raises
-            self._target.send_to_first(Release(link))
+            self._target.send_to_first(ReleaseLink(link))
         self._on_draft_lost(reason)
 
     # -- a draft that rejoins -------------------------------------------------------------------

@@ -15,7 +15,7 @@ from outrider.engine.rank_group import TRANSFER_SHARE, RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Adopt, DraftReport, Step, VerifyResult
+from outrider.links.rank_messages import Adopt, DraftReport, StepPlans, VerifyResult
 from outrider.scheduler.types import (
     Agreement,
     DraftEvent,
@@ -83,7 +83,7 @@ class RemoteTarget:
         sent_s = time.monotonic()
         try:
             self.group.send_encoded(
-                self._draft.sent_alone(plan) or RANK_CODEC.encode(Step(ticket.link, (plan,)))
+                self._draft.sent_alone(plan) or RANK_CODEC.encode(StepPlans(ticket.link, (plan,)))
             )
         except RankError as error:
             raise EngineDeadError(str(error)) from error
@@ -200,12 +200,12 @@ class RemoteDraft:
             self._owed.append(owed)
         if plan.uses_draft or len(self._unsent) >= _MAX_UNSENT:
             plans, self._unsent = tuple(self._unsent), []
-            self._last_sent = plans, RANK_CODEC.encode(Step(self.link, plans))
+            self._last_sent = plans, RANK_CODEC.encode(StepPlans(self.link, plans))
             self._send(self._last_sent[1])
         return Ticket(plan.step, link=0 if self.group is None else self.link)
 
     def sent_alone(self, plan: StepPlan) -> bytes | None:
-        """The encoded `Step` of this plan, if it has been sent no other with it."""
+        """The encoded `StepPlans` of this plan, if it has been sent no other with it."""
         plans, payload = self._last_sent
         return payload if self.group is not None and len(plans) == 1 and plans[0] is plan else None
 

@@ -195,7 +195,7 @@ class Adopt:
 
 @message("Step")
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPlans:
     """Engine to ranks: the next plans, in order, usually before the outcome of the plan before is
     known. Target ranks get one at a time; draft ranks get plans without their part later, together
     with the next one that has a part for them.
@@ -230,7 +230,7 @@ class VerifyResult:
 
 @message("Release")
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseLink:
     """Engine to the first target rank: wait for nothing more on this proposal link, its draft is
     lost."""
 
@@ -240,15 +240,15 @@ class Release:
 # -- on a proposal link, between the first ranks of target and draft ----------------------------
 
 
-@message("Welcome")
+@message("Opened")
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class LinkOpened:
     """Target to draft, its first message: the link may be used."""
 
 
 @message("Outcomes")
 @dataclass(frozen=True, slots=True)
-class Outcomes:
+class OutcomeMail:
     """Target to draft: the verdicts of consecutive steps, without log-probabilities and without
     rows that sampled nothing. When they are sent follows from the plans; see
     `outrider.workers.ranks.outcome_batches`."""
@@ -258,7 +258,7 @@ class Outcomes:
 
 @message("Round")
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundMail:
     """Draft to target: the proposals of a step. `num_parts` `RoundPart`s follow."""
 
     step: int

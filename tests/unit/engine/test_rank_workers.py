@@ -23,10 +23,10 @@ from outrider.links.rank_messages import (
     DraftReport,
     Hello,
     RankFailed,
-    Release,
+    ReleaseLink,
     Role,
     Stage,
-    Step,
+    StepPlans,
     VerifyResult,
     WeightsLoaded,
 )
@@ -140,8 +140,8 @@ def test_plans_go_to_the_draft_ahead_of_verdicts_and_reports() -> None:
         draft = joined_draft(ranks, [])
         assert draft.propose(plan_of(5)) == Ticket(5, link=LINK)
         assert draft.propose(plan_of(6)) == Ticket(6, link=LINK)
-        assert ranks.ends[0].receive(5) == Step(LINK, (plan_of(5),))
-        assert ranks.ends[0].receive(5) == Step(LINK, (plan_of(6),))
+        assert ranks.ends[0].receive(5) == StepPlans(LINK, (plan_of(5),))
+        assert ranks.ends[0].receive(5) == StepPlans(LINK, (plan_of(6),))
 
 
 def test_plans_without_its_part_are_sent_with_the_next_that_has_one() -> None:
@@ -150,7 +150,7 @@ def test_plans_without_its_part_are_sent_with_the_next_that_has_one() -> None:
         for step in (5, 6):
             assert draft.propose(plain(step)) == Ticket(step, link=LINK)
         draft.propose(caught_up_on(7))
-        assert ranks.ends[0].receive(5) == Step(LINK, (plain(5), plain(6), caught_up_on(7)))
+        assert ranks.ends[0].receive(5) == StepPlans(LINK, (plain(5), plain(6), caught_up_on(7)))
 
 
 def test_an_idle_draft_is_sent_plans_before_they_are_many() -> None:
@@ -285,7 +285,7 @@ def test_a_target_that_hangs_but_sends_heartbeats_ends_the_engine(size: int) -> 
         target = RemoteTarget(ranks.group, without_draft(), STALL_S)
         ranks.ends[0].send(VerifyResult(VERDICT))
         assert target.verify(PLAN, Ticket(PLAN.step)).wait() == VERDICT
-        assert ranks.ends[0].receive(5) == Step(0, (PLAN,))
+        assert ranks.ends[0].receive(5) == StepPlans(0, (PLAN,))
         with pytest.raises(EngineDeadError, match="target rank 0 has not answered for 0.3 s"):
             target.verify(PLAN, Ticket(PLAN.step)).wait()
 
@@ -295,8 +295,8 @@ def test_plans_go_to_the_target_ahead_of_its_verdicts() -> None:
         target = RemoteTarget(ranks.group, without_draft(), STALL_S)
         first = target.verify(PLAN, Ticket(PLAN.step))
         second = target.verify(PLAN, Ticket(PLAN.step))
-        assert isinstance(ranks.ends[0].receive(5), Step)
-        assert isinstance(ranks.ends[0].receive(5), Step)
+        assert isinstance(ranks.ends[0].receive(5), StepPlans)
+        assert isinstance(ranks.ends[0].receive(5), StepPlans)
         later = Verdict(1, 6, ())
         for verdict in (VERDICT, later):
             ranks.ends[0].send(VerifyResult(verdict))
@@ -310,7 +310,7 @@ def test_a_target_that_waits_for_a_hung_draft_does_not_hang() -> None:
         target = RemoteTarget(targets.group, draft, STALL_S)
 
         def lose(link: int, reason: str) -> None:
-            targets.group.send_to_first(Release(link))
+            targets.group.send_to_first(ReleaseLink(link))
             lost.append(reason)
 
         draft._on_lost = lose
@@ -319,10 +319,10 @@ def test_a_target_that_waits_for_a_hung_draft_does_not_hang() -> None:
         plan = plan_of(1)
         outcome = target.verify(plan, draft.propose(plan))
         far = targets.ends[0]
-        assert far.receive(5) == Step(LINK, (plan,))
+        assert far.receive(5) == StepPlans(LINK, (plan,))
 
         def rank() -> None:
-            assert far.receive(30) == Release(LINK)
+            assert far.receive(30) == ReleaseLink(LINK)
             far.send(VerifyResult(verdict_of(1)))
 
         released = threading.Thread(target=rank)

@@ -27,7 +27,7 @@ from outrider.links.rank_messages import (
     DraftGroupJoined,
     LoadWeights,
     RankFailed,
-    Step,
+    StepPlans,
     StopRank,
     VerifyResult,
 )
@@ -73,7 +73,7 @@ def test_a_plan_comes_back_with_its_rows_and_requests() -> None:
         seed=2**64 - 1,
         bad_word_ids=((1,), (2, 3)),
     )
-    sent = Step(3, (StepPlan(1, 2, (row,), (admitted,), (9,)),))
+    sent = StepPlans(3, (StepPlan(1, 2, (row,), (admitted,), (9,)),))
     got = RANK_CODEC.decode(RANK_CODEC.encode(sent))
     assert got == sent
     assert isinstance(got.plans[0].rows[0], RowPlan)

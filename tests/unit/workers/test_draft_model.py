@@ -19,7 +19,7 @@ from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import DraftGroupJoined, DraftReport, Join, Step
+from outrider.links.rank_messages import DraftGroupJoined, DraftReport, Join, StepPlans
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import (
     NO_PROPOSER,
@@ -39,7 +39,7 @@ from outrider.workers.models.shard import Shard
 from outrider.workers.proposers.base import MAX_REPLAYED_TOKENS, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.draft import DraftRank, build_draft
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import TargetMailbox
 from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.rows import RowTable
@@ -329,7 +329,7 @@ def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None
         Channel(near, RANK_CODEC) as channel,
         Channel(far, RANK_CODEC) as engine,
     ):
-        inbox, group = Inbox(channel), SingleRankGroup()
+        inbox, group = RankInbox(channel), SingleRankGroup()
         target = TargetMailbox(group, inbox, CPU)
         own, others = (LinkOpener(board.store(), SECRET, CPU, 10.0) for _ in range(2))
         draft = build_draft(runner, OPS, RANK_SETTINGS)
@@ -358,7 +358,7 @@ def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None
             post(*args)
 
         rank._mailbox.post = posted
-        rank.handle(Step(1, (plan,)))
+        rank.handle(StepPlans(1, (plan,)))
         target.use(1)
         assert target.take(plan).proposals[0].tokens == text[6:8]
         report = engine.receive(10)

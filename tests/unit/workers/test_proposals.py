@@ -18,7 +18,7 @@ from rank_threads import run_ranks, same_on_all
 from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Outcomes, Release, Step, Welcome
+from outrider.links.rank_messages import LinkOpened, OutcomeMail, ReleaseLink, StepPlans
 from outrider.scheduler.types import (
     Proposal,
     RowPlan,
@@ -29,7 +29,7 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.ranks import mailbox
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import DraftMailbox, TargetMailbox
 from outrider.workers.ranks.outcome_batches import MAX_BATCH, OutcomeBatches
 from outrider.workers.ranks.packed_round import pack_round, unpack_round
@@ -109,10 +109,10 @@ def linked(group: Any = SOLE, number: int = 1) -> Iterator[Linked]:
     pairs = [socket.socketpair() for _ in range(3)]
     ends = [[Channel(sock, RANK_CODEC, heartbeat_s=0.05) for sock in pair] for pair in pairs]
     (near, far), (engine, own), (_, drafts_own) = ends
-    target = TargetMailbox(group, Inbox(own), CPU)
+    target = TargetMailbox(group, RankInbox(own), CPU)
     target.add(ProposalLink(number, near, None))
-    assert isinstance(far.receive(10), Welcome)
-    draft = DraftMailbox(SOLE, Inbox(drafts_own), CPU)
+    assert isinstance(far.receive(10), LinkOpened)
+    draft = DraftMailbox(SOLE, RankInbox(drafts_own), CPU)
     draft.use(ProposalLink(number, far, None))
     target.use(number)
     try:
@@ -149,7 +149,7 @@ def test_a_round_costs_the_draft_its_time_and_the_transfer_the_rest() -> None:
 def test_every_rank_gets_what_the_first_received() -> None:
     def take(group: Any) -> object:
         if group.rank:
-            other = TargetMailbox(group, Inbox(idle), CPU)
+            other = TargetMailbox(group, RankInbox(idle), CPU)
             other.use(1)
             return content(dict(other.take(PLAN).proposals))
         with linked(group) as link:
@@ -168,7 +168,7 @@ def test_ranks_agree_that_a_round_is_lost() -> None:
     with Channel(near, RANK_CODEC) as idle:
 
         def take(group: Any) -> object:
-            target = TargetMailbox(group, Inbox(idle), CPU)
+            target = TargetMailbox(group, RankInbox(idle), CPU)
             target.use(1)  # which was never opened
             return dict(target.take(PLAN).proposals)
 
@@ -177,16 +177,16 @@ def test_ranks_agree_that_a_round_is_lost() -> None:
 
 def test_a_released_round_is_lost_and_later_messages_of_the_engine_are_not() -> None:
     with linked() as link:
-        link.engine.send(Step(1, (PLAN,)))
-        threading.Timer(0.05, link.engine.send, (Release(1),)).start()
+        link.engine.send(StepPlans(1, (PLAN,)))
+        threading.Timer(0.05, link.engine.send, (ReleaseLink(1),)).start()
         assert link.target.take(PLAN).proposals == {}
         assert link.target.has_lost_link
-        assert link.target._inbox.receive() == Step(1, (PLAN,))
+        assert link.target._inbox.receive() == StepPlans(1, (PLAN,))
 
 
 def test_a_release_of_an_earlier_link_ends_no_wait() -> None:
     with linked(number=2) as link:
-        link.engine.send(Release(1))
+        link.engine.send(ReleaseLink(1))
         threading.Timer(0.05, link.draft.post, (PLAN, ROUND, 0.0)).start()
         assert content(dict(link.target.take(PLAN).proposals)) == content(ROUND)
 
@@ -198,7 +198,7 @@ def test_a_draft_that_sends_something_else_is_lost_and_nothing_more(sent: str) -
         if sent == "another step":
             link.draft.post(replace(PLAN, step=9), ROUND, 0.0)
         elif sent == "an outcome":
-            channel.send(Outcomes(()))
+            channel.send(OutcomeMail(()))
         else:
             channel.close()
         assert link.target.take(PLAN).proposals == {}
@@ -223,7 +223,7 @@ def test_all_ranks_of_a_draft_get_the_outcomes() -> None:
 
         def receive(group: Any) -> object:
             if group.rank:
-                return DraftMailbox(group, Inbox(idle), CPU).receive()
+                return DraftMailbox(group, RankInbox(idle), CPU).receive()
             link.draft._group = group
             return link.draft.receive()
 

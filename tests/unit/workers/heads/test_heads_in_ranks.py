@@ -16,14 +16,14 @@ from rendezvous import SECRET, OpenRendezvous
 from outrider.kernels.ops import select_ops
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Step, VerifyResult
+from outrider.links.rank_messages import StepPlans, VerifyResult
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import NO_PROPOSER, RowInit, RowPlan, SampleId, StepPlan
 from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.heads.loader import load_head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
-from outrider.workers.ranks.inbox import Inbox
+from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.proposal_link import LinkOpener
 from outrider.workers.ranks.target import TargetRank, build_target
 from outrider.workers.runner import Runner
@@ -58,7 +58,7 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
     ):
         links = LinkOpener(board.store(), SECRET, CPU, 10.0)
         parts = build_target(head.target, head, OPS, RANK_SETTINGS)
-        rank = TargetRank(channel, Inbox(channel), SingleRankGroup(), links, *parts)
+        rank = TargetRank(channel, RankInbox(channel), SingleRankGroup(), links, *parts)
         known_when_told: list[bool] = []
         send = channel.send
 
@@ -72,7 +72,7 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
             proposer="eagle3",
         )
         row = RowPlan(0, 1, len(PROMPT), 0, 0, True, NO_PROPOSER, 0, (0, 1), 0, (), 0)
-        rank.handle(Step(0, (StepPlan(1, 1, (row,), (init,)),)))
+        rank.handle(StepPlans(0, (StepPlan(1, 1, (row,), (init,)),)))
         judged = engine.receive(10)
     assert isinstance(judged, VerifyResult) and len(judged.verdict.rows[0].tokens) == 1
     assert known_when_told == [False]
