@@ -21,6 +21,7 @@ from outrider.links.rank_messages import (
     StepPlans,
 )
 from outrider.scheduler.types import Agreement, Proposal, RowInit, StepPlan, Verdict
+from outrider.trace import TracedMethod
 from outrider.workers.groups.collective import Collective
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.inbox import RankInbox
@@ -71,6 +72,12 @@ class DraftRank:
         self._mailbox = DraftMailbox(group, inbox, links.device)
         self._outcomes: OutcomeBatches[StepPlan] = OutcomeBatches()
         self._num_due = 0  # batches of outcomes that the target sends without being asked
+
+    def traced_methods(self) -> list[TracedMethod]:
+        return [
+            TracedMethod(self._draft, "propose", "draft"),
+            TracedMethod(self._mailbox, "post", "send proposals"),
+        ]
 
     def handle(self, message: object) -> None:
         if isinstance(message, StepPlans):

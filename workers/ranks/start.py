@@ -38,6 +38,7 @@ from outrider.links.rank_messages import (
 )
 from outrider.logs import setup_logging
 from outrider.progress_stages import StageReporter, stage
+from outrider.trace import TracedMethod, traced
 from outrider.workers.cuda_graphs.runner_passes import cuda_graph_bytes
 from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Collective, SingleRankGroup
@@ -79,6 +80,8 @@ class RankServer(Protocol):
 
     def handle(self, message: object) -> None: ...
 
+    def traced_methods(self) -> list[TracedMethod]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
@@ -100,6 +103,7 @@ def run_rank(
     sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
     on_link(sock)
     with (
+        contextlib.ExitStack() as tracing,
         Channel(sock, RANK_CODEC, peer="the engine") as channel,
         contextlib.closing(
             LinkStore(where.engine, secret, GROUP_TIMEOUT_S, where.own_host)
@@ -108,6 +112,7 @@ def run_rank(
         start = _Startup(channel, where, store, secret)
         try:
             server = start.run()
+            tracing.enter_context(traced(_name(where), server.traced_methods))
             gc.freeze()  # start-up objects: a full collection takes 100 ms
             while not isinstance(message := start.inbox.receive(), StopRank):
                 server.handle(message)
@@ -119,6 +124,10 @@ def run_rank(
         finally:
             if start.runner is not None:
                 start.runner.release_graphs()
+
+
+def _name(where: RankPlace) -> str:
+    return where.role if where.rank == 0 else f"{where.role}-{where.rank}"
 
 
 def _report_failure(channel: Channel, error: Exception) -> None:

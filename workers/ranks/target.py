@@ -12,6 +12,7 @@ from outrider.links.channel import Channel
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import Join, RankSettings, StepPlans, VerifyResult
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
+from outrider.trace import TracedMethod
 from outrider.workers.groups.collective import Collective
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
@@ -65,6 +66,14 @@ class TargetRank:
         self._worker = worker
         self._proposers = proposers
         self._mailbox = TargetMailbox(group, inbox, links.device)
+
+    def traced_methods(self) -> list[TracedMethod]:
+        return [
+            TracedMethod(self._mailbox, "take", "wait for proposals"),
+            TracedMethod(self._worker, "verify", "verify"),
+            TracedMethod(self._mailbox, "end", "send outcome"),
+            TracedMethod(self._channel, "send", "send verdict"),
+        ]
 
     def handle(self, message: object) -> None:
         if isinstance(message, StepPlans):

@@ -49,6 +49,7 @@ COMMANDS = {
     "drain": _Lazy("outrider.cli.drain", "Make a server refuse new requests."),
     "leave": _Lazy("outrider.cli.leave", "Move replicas off this host before it ends."),
     "abort": _Lazy("outrider.cli.abort", "End a running request."),
+    "trace": _Lazy("outrider.cli.trace", "Trace rounds of draft and target as processes."),
     "explain": _Lazy("outrider.cli.explain", "Explain the drafting depth of recent steps."),
     "deploy": _Lazy("outrider.cli.deploy", "Bring a cluster up (`ray up`) with a server on it."),
     "bench": _Lazy("outrider.cli.bench", "Measure servers under load; compare runs."),

@@ -17,6 +17,7 @@ from outrider.scheduler.types import (
     Ticket,
     Verdict,
 )
+from outrider.trace import TracedMethod
 
 
 class TargetWorker(Protocol):
@@ -76,6 +77,14 @@ class StepLoop:
         if self._unapplied and (plan is None or len(self._unapplied) > self.scheduler.limits.lag):
             self._apply_oldest()
         return self.scheduler.take_updates()
+
+    def traced_methods(self) -> list[TracedMethod]:
+        return [
+            TracedMethod(self.scheduler, "plan", "plan"),
+            TracedMethod(self._proposers, "propose", "send to draft"),
+            TracedMethod(self._target, "verify", "send to target"),
+            TracedMethod(self.scheduler, "apply", "apply"),
+        ]
 
     def follow_draft(self) -> None:
         """Report a lost or joined draft to the scheduler, and the rows to a joined one, which sees

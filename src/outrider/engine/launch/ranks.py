@@ -107,17 +107,20 @@ class SpawnedRanks:
         self._lock = threading.Lock()
         self._processes: dict[str, list[subprocess.Popen[bytes]]] = {}
         self._is_closed = threading.Event()
+        self._have_ended = threading.Event()
         self._may_restart = threading.Event()
         self._give_up_reason = ""  # why the engine gave up the present draft group
 
     def start(self, report: Report) -> None:
-        """Children end with the thread that started them, so one dedicated thread starts all."""
+        """Children are killed when the thread that started them ends, so one dedicated thread
+        starts all, and lasts until they have ended."""
         threading.Thread(target=self._run, args=(report,), name="rank watch", daemon=True).start()
 
     def _run(self, report: Report) -> None:
         for role in self._sizes:
             self._start_group(role)
         self._keep_draft(report)
+        self._have_ended.wait()
 
     def restart_drafts(self) -> None:
         self._may_restart.set()
@@ -149,6 +152,7 @@ class SpawnedRanks:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+        self._have_ended.set()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_group(self, role: str) -> None:
