@@ -33,20 +33,21 @@ class DeviceTransfer:
         is_target: bool,
     ) -> None:
         rank = _TARGET if is_target else _DRAFT
+        self._is_target = is_target
         self._peer = 1 - rank
         self._device = device
         self._timeout_s = timeout_s
         self._group: Group = make_group(store, proposal_meeting(number), rank, 2, device)
         self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
 
-    def greet(self) -> None:
-        """The draft's first transfer; returns once the target has joined. NCCL connects at the
-        first transfer and blocks until both sides join, which must not happen within a step."""
+    def meet(self) -> None:
+        """A first transfer, from the draft. NCCL connects then and blocks until both sides join,
+        which must not happen within a step."""
         greeting = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._finish(self._group.send([greeting], self._peer, 0), _GREETING_TIMEOUT_S)
-
-    def await_greeting(self) -> None:
-        self._take(torch.zeros(1, dtype=torch.int64), _GREETING_TIMEOUT_S)
+        if self._is_target:
+            self._take(greeting, _GREETING_TIMEOUT_S)
+        else:
+            self._finish(self._group.send([greeting], self._peer, 0), _GREETING_TIMEOUT_S)
 
     def post(self, *tensors: Tensor) -> None:
         """Post a round. Returns at once; the target receives it later."""

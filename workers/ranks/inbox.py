@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 
 from outrider.links.channel import Channel, wait_any
@@ -18,22 +20,31 @@ class RankInbox:
         self._released = 0  # this proposal link and all before it
 
     def receive(self) -> object:
-        while True:
-            message = self._kept.popleft() if self._kept else self._channel.receive()
-            if not isinstance(message, ReleaseLink):
-                return message
-            self._released = max(self._released, message.link)
+        while not self._kept:
+            self._keep(self._channel.receive())
+        return self._kept.popleft()
 
-    def wait_for(self, other: Channel, link: int) -> bool:
-        """Wait until `other`, which is proposal link `link`, has a message or has failed. False if
-        the engine releases the link first. Raises if the engine is gone."""
-        while self._released < link:
-            ready = wait_any([other, self._channel])
-            if other in ready:
-                return True
-            message = self._channel.receive(0.0)
-            if isinstance(message, ReleaseLink):
-                self._released = max(self._released, message.link)
-            else:
-                self._kept.append(message)
+    def wait_for(self, other: Channel, link: int, timeout_s: float | None = None) -> bool:
+        """Wait until `other`, which is proposal link `link`, has a message or has failed, or the
+        engine releases it, or until the timeout; whether it has one. Raises if the engine is
+        gone."""
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self.is_released(link):
+            left_s = deadline_s - time.monotonic()
+            ready = wait_any(
+                [other, self._channel], None if timeout_s is None else max(left_s, 0.0)
+            )
+            if self._channel in ready:
+                self._keep(self._channel.receive(0.0))
+            if other in ready or not ready:
+                return other in ready
         return False
+
+    def is_released(self, link: int) -> bool:
+        return self._released >= link
+
+    def _keep(self, message: object) -> None:
+        if isinstance(message, ReleaseLink):
+            self._released = max(self._released, message.link)
+        else:
+            self._kept.append(message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,14 +29,21 @@ from outrider.workers.ranks.packed_round import (
     distributions_of,
     empty_distributions,
     empty_round,
+    is_waiting,
     pack_round,
     unpack_round,
+    waiting_round,
 )
 from outrider.workers.ranks.proposal_link import ProposalLink
 
 logger = logging.getLogger(__name__)
 
 _PART_BYTES = 16 * 2**20
+_WAIT_S = 1.0  # at a time, within a group
+
+
+class ProposalLinkError(OutriderError):
+    """The proposal link has failed, and with it the draft."""
 
 
 class ReceivedRound(NamedTuple):
@@ -53,10 +60,18 @@ NO_ROUND = ReceivedRound({})
 class TargetMailbox:
     """The target's end. A link that fails, or that the engine releases, yields no proposals."""
 
-    def __init__(self, group: Collective, inbox: RankInbox, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: Collective,
+        inbox: RankInbox,
+        device: torch.device,
+        on_long_wait: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        """`on_long_wait` is called once for a step whose round does not come for a second."""
         self._group = group
         self._inbox = inbox
         self._device = device
+        self._on_long_wait = on_long_wait
         self._opened: dict[int, ProposalLink] = {}
         self._number = 0
         self._link: ProposalLink | None = None  # only in the first rank
@@ -69,7 +84,11 @@ class TargetMailbox:
     def add(self, link: ProposalLink) -> None:
         """From the thread that opened it: a step may name this link from now on."""
         self._opened[link.number] = link
-        link.channel.send(LinkOpened())
+        try:
+            link.channel.send(LinkOpened())
+        except LinkError:
+            self._opened.pop(link.number, link).close()
+            raise
 
     def use(self, number: int) -> None:
         """The link of the next step; 0: none."""
@@ -89,14 +108,16 @@ class TargetMailbox:
     def end(self, plan: StepPlan, verdict: Verdict) -> None:
         """After the step: send its outcome if the next round may need it."""
         if self._number:
-            self._send(self._outcomes.after(verdict, uses_draft=plan.uses_draft))
+            self._send(self._outcomes.after(_outcome(verdict), uses_draft=plan.uses_draft))
 
     def take(self, plan: StepPlan) -> ReceivedRound:
         """Wait for the proposals of a step with a round."""
         start_s = time.perf_counter()
-        found, message, q = self._receive(plan)
-        if self._group.size > 1:
-            message, q = self._share(message, q)
+        found, message, q = self._receive_together(plan)
+        if is_waiting(message):
+            self._on_long_wait(plan.step)
+            while is_waiting(message):
+                found, message, q = self._receive_together(plan)
         proposals = unpack_round(plan, message, q) or {}
         waited_s = time.perf_counter() - start_s
         if found is None:
@@ -105,27 +126,54 @@ class TargetMailbox:
         draft_s = min(found.draft_s, waited_s)
         return ReceivedRound(proposals, draft_s, waited_s - draft_s if found.was_idle else 0.0)
 
+    def _receive_together(self, plan: StepPlan) -> tuple[RoundMail | None, Tensor, Tensor | None]:
+        """The round on all ranks, or that it has not come yet: a collective must not wait long."""
+        found, message, q = self._receive(plan)
+        if self._group.size > 1:
+            message, q = self._share(message, q)
+        return found, message, q
+
     def _receive(self, plan: StepPlan) -> tuple[RoundMail | None, Tensor, Tensor | None]:
-        lost = empty_round(plan)
-        link = self._link
+        lost, link = empty_round(plan), self._link
         if link is None:
             return None, lost, None
         try:
-            if not self._inbox.wait_for(link.channel, link.number):
-                self._close()
-                return None, lost, None
+            if not self._inbox.wait_for(link.channel, link.number, _WAIT_S):
+                if not self._inbox.is_released(link.number):
+                    return None, waiting_round(plan), None
+                raise LinkError("the engine has released it.")
             found = link.channel.receive(0.0)
             if not isinstance(found, RoundMail) or found.step != plan.step:
                 raise LinkError(f"the draft sent {found!r:.80} where step {plan.step} was due.")
             if link.transfer is None:
-                return found, *_received(link, found)
+                return found, *self._unpacked(link, found, lost)
             message = link.transfer.receive(lost)
             q = empty_distributions(message)
             return found, message, None if q is None else link.transfer.receive(q)
-        except (LinkError, TimeoutError, RuntimeError) as error:
+        except (LinkError, TimeoutError, RuntimeError, ValueError) as error:
             logger.warning("the round of step %d did not arrive: %s", plan.step, error)
             self._close()
             return None, lost, None
+
+    def _unpacked(
+        self, link: ProposalLink, found: RoundMail, lost: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The message and the distributions of a round that came as bytes."""
+        message = torch.from_numpy(np.frombuffer(found.packed, dtype=np.int64).copy())
+        if message.shape != lost.shape:
+            raise LinkError(f"the draft sent {len(message)} words where {len(lost)} were due.")
+        q = empty_distributions(message)
+        if q is None:
+            return message, None
+        data = bytearray()
+        for _ in range(found.num_parts):
+            if not self._inbox.wait_for(link.channel, link.number):
+                raise LinkError("the engine has released it.")
+            part = link.channel.receive(0.0)
+            if not isinstance(part, RoundPart):
+                raise LinkError(f"the draft sent {part!r:.80} where a part of its round was due.")
+            data += part.data
+        return message, torch.frombuffer(data, dtype=torch.float32).view(q.shape)
 
     def _share(self, message: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor | None]:
         on_device = message.to(self._device)
@@ -142,7 +190,7 @@ class TargetMailbox:
         if not verdicts or self._link is None:
             return
         try:
-            self._link.channel.send(OutcomeMail(tuple(map(_outcome, verdicts))))
+            self._link.channel.send(OutcomeMail(tuple(verdicts)))
         except LinkError as error:
             logger.warning("the draft has missed an outcome: %s", error)
             self._close()
@@ -168,9 +216,12 @@ class DraftMailbox:
 
     def receive(self) -> tuple[Verdict, ...]:
         """Wait for the next batch of outcomes."""
-        outcomes = None if self._link is None else self._next(self._link)
-        if self._group.size > 1:
-            outcomes = self._share(outcomes)
+        self.was_idle = self._link is None or not wait_any([self._link.channel], 0.0)
+        if self._group.size == 1:
+            outcomes = self._next(None)
+        else:
+            while (outcomes := self._share(self._next(_WAIT_S))) is None:
+                pass  # a collective must not wait as long as a pass of the target may take
         assert outcomes is not None
         return outcomes.verdicts
 
@@ -190,13 +241,15 @@ class DraftMailbox:
         for message in messages:
             self._send(link, message)
 
-    def _next(self, link: ProposalLink) -> OutcomeMail:
-        self.was_idle = not wait_any([link.channel], 0.0)
-        self._inbox.wait_for(link.channel, link.number)
+    def _next(self, timeout_s: float | None) -> OutcomeMail | None:
+        """None if it does not come in time, and in other ranks than the first."""
+        link = self._link
+        if link is None or not self._inbox.wait_for(link.channel, link.number, timeout_s):
+            return None
         try:
             outcomes = link.channel.receive(0.0)
         except LinkError as error:
-            raise OutriderError(f"no outcome from the target: {error}") from error
+            raise ProposalLinkError(f"no outcome from the target: {error}") from error
         if not isinstance(outcomes, OutcomeMail):
             raise OutriderError(f"the target sent {outcomes!r:.80} where an outcome was due.")
         return outcomes
@@ -205,14 +258,16 @@ class DraftMailbox:
         try:
             link.channel.send(message)
         except LinkError as error:
-            raise OutriderError(f"the target takes no proposals: {error}") from error
+            raise ProposalLinkError(f"the target takes no proposals: {error}") from error
 
-    def _share(self, outcomes: OutcomeMail | None) -> OutcomeMail:
-        """The first rank's outcomes, on all ranks."""
+    def _share(self, outcomes: OutcomeMail | None) -> OutcomeMail | None:
+        """The first rank's outcomes on all ranks; None if it has none yet."""
         payload = b"" if outcomes is None else RANK_CODEC.encode(outcomes)
         size = torch.tensor([len(payload)], device=self._device)
         self._group.broadcast(size, 0)
-        data = torch.zeros(int(size.item()), dtype=torch.uint8, device=self._device)
+        if not (num_bytes := int(size.item())):
+            return None
+        data = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         if payload:
             data.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
         self._group.broadcast(data, 0)
@@ -225,21 +280,6 @@ def _outcome(verdict: Verdict) -> Verdict:
     sampled = (row for row in verdict.rows if row.tokens)
     rows = tuple(row._replace(logprobs=(), prompt_logprobs=()) for row in sampled)
     return Verdict(verdict.epoch, verdict.step, rows)
-
-
-def _received(link: ProposalLink, found: RoundMail) -> tuple[Tensor, Tensor | None]:
-    """The message and the distributions of a round that came as bytes."""
-    message = torch.from_numpy(np.frombuffer(found.packed, dtype=np.int64).copy())
-    q = empty_distributions(message)
-    if q is None:
-        return message, None
-    data = bytearray()
-    for _ in range(found.num_parts):
-        part = link.channel.receive()
-        if not isinstance(part, RoundPart):
-            raise LinkError(f"the draft sent {part!r:.80} where a part of its round was due.")
-        data += part.data
-    return message, torch.frombuffer(data, dtype=torch.float32).view(q.shape)
 
 
 def _parts(q: Tensor) -> list[RoundPart]:

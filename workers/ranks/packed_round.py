@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.scheduler.types import Proposal, StepPlan
 
 _VERSION = 1
+_WAITING = -1  # in its place: the round has not come yet
 _HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
 _RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
 
@@ -83,6 +84,17 @@ def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int,
 def empty_round(plan: StepPlan) -> Tensor:
     """A message to receive into; as it is, it says that the round is lost."""
     return torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
+
+
+def waiting_round(plan: StepPlan) -> Tensor:
+    """What a group shares instead of a round that has not come yet."""
+    message = empty_round(plan)
+    message[0] = _WAITING
+    return message
+
+
+def is_waiting(message: Tensor) -> bool:
+    return int(message[0]) == _WAITING
 
 
 def distributions_of(proposals: Mapping[int, Proposal]) -> Tensor:

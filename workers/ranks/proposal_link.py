@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.errors import ConfigError
 from outrider.links.address import TcpAddress
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
@@ -25,6 +26,7 @@ from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.ranks.device_transfer import DeviceTransfer
 
 _JOIN_TIMEOUT_S = 30.0
+_REFUSAL = "!"  # before the reason, in the place of an address
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +59,45 @@ class LinkOpener:
     def listen(self, number: int) -> ProposalLink:
         """The target's end. The draft waits for its `LinkOpened`."""
         address = str(TcpAddress(self.store.own_host, 0))
-        with closing(Listener([address], self.secret, {Role.DRAFT: 1})) as listener:
+        try:
+            listener = Listener([address], self.secret, {Role.DRAFT: 1})
+        except ConfigError as error:
+            self.store.set(_address_key(number), f"{_REFUSAL}{error}")
+            raise
+        with closing(listener):
             self.store.set(_address_key(number), listener.addresses[0])
             try:
                 [arrival] = listener.take_group(Role.DRAFT, _JOIN_TIMEOUT_S)
             except queue.Empty:
                 raise LinkError("the draft has not dialled in.") from None
-        transfer = self._transfer(number, is_target=True)
-        if transfer is not None:
-            transfer.await_greeting()
-        return ProposalLink(number, arrival.channel, transfer)
+        return self._completed(number, arrival.channel, is_target=True)
 
     def dial(self, number: int) -> ProposalLink:
         """The draft's end; returns once the target uses the link."""
         address = self.store.get(_address_key(number)).decode()
+        if address.startswith(_REFUSAL):
+            raise LinkError(f"the target opens no link: {address.removeprefix(_REFUSAL)}")
         hello = Hello(Role.DRAFT, 0, 1, os.getpid(), socket.gethostname())
         sock = dial_in(address, self.secret, hello, _JOIN_TIMEOUT_S)
         channel = Channel(sock, RANK_CODEC, peer="the target")
-        transfer = self._transfer(number, is_target=False)
-        if transfer is not None:
-            transfer.greet()
+        link = self._completed(number, channel, is_target=False)
         if not isinstance(channel.receive(_JOIN_TIMEOUT_S), LinkOpened):
             raise LinkError("the target did not begin with a LinkOpened.")
-        return ProposalLink(number, channel, transfer)
+        return link
 
-    def _transfer(self, number: int, *, is_target: bool) -> DeviceTransfer | None:
+    def _completed(self, number: int, channel: Channel, *, is_target: bool) -> ProposalLink:
+        """With what carries tensors between GPUs; closes the channel if that fails."""
         if self.device.type != "cuda":
-            return None
-        return DeviceTransfer(
-            self.store, number, self.device, self.transfer_timeout_s, is_target=is_target
-        )
+            return ProposalLink(number, channel, None)
+        try:
+            transfer = DeviceTransfer(
+                self.store, number, self.device, self.transfer_timeout_s, is_target=is_target
+            )
+            transfer.meet()
+        except BaseException:
+            channel.close()
+            raise
+        return ProposalLink(number, channel, transfer)
 
 
 def _address_key(number: int) -> str:

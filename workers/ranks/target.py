@@ -9,8 +9,7 @@ from typing import Protocol
 from outrider.errors import OutriderError
 from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
-from outrider.links.frames import LinkError
-from outrider.links.rank_messages import Join, RankSettings, StepPlans, VerifyResult
+from outrider.links.rank_messages import AwaitingDraft, Join, RankSettings, StepPlans, VerifyResult
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.trace import TracedMethod
 from outrider.workers.groups.collective import Collective
@@ -65,7 +64,7 @@ class TargetRank:
         self._links = links
         self._worker = worker
         self._proposers = proposers
-        self._mailbox = TargetMailbox(group, inbox, links.device)
+        self._mailbox = TargetMailbox(group, inbox, links.device, self._report_long_wait)
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
@@ -104,8 +103,17 @@ class TargetRank:
             self._channel.send(VerifyResult(verdict, is_lost, drafted.transfer_s))
         self._proposers.observe(verdict)  # after the verdict: a head's extension delays no token
 
+    def _report_long_wait(self, step: int) -> None:
+        """So that the engine sees whether the draft hangs."""
+        if self._is_first:
+            self._channel.send(AwaitingDraft(step))
+
     def _join(self, number: int) -> None:
         try:
             self._mailbox.add(self._links.listen(number))
-        except (LinkError, RuntimeError) as error:  # the draft died again: the engine sees it, too
+        except (
+            OutriderError,
+            RuntimeError,
+            OSError,
+        ) as error:  # the engine hears of it from the draft
             logger.warning("cannot open proposal link %d: %s", number, error)

@@ -262,11 +262,13 @@ class RankModels:
         self._proposal_backend = joined.backend
         self._report(f"draft joined, proposals over {joined.backend}")
 
-    def _lose_draft(self, link: int, reason: str) -> None:
-        """ReleaseLink the target ranks that wait for its proposals, and have it restarted."""
+    def _lose_draft(self, link: int, reason: str | None) -> None:
+        """Release the target ranks that wait for its proposals, and have it restarted unless
+        another has taken its place."""
         with contextlib.suppress(RankError):  # lost too, which the next step raises
             self._target.send_to_first(ReleaseLink(link))
-        self._on_draft_lost(reason)
+        if reason is not None:
+            self._on_draft_lost(reason)
 
     # -- a draft that rejoins -------------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class RankGroup:
     def check(self) -> None:
         """Raise if any rank is lost; does not wait."""
         for channel in wait_any(self.channels, 0.0):
-            if not channel.has_buffered:
+            if channel is not self.channels[0] or not channel.has_buffered:
                 self._checked(channel, 0.0)
 
     def close(self) -> None:

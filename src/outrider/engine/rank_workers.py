@@ -13,9 +13,15 @@ from typing import NamedTuple
 
 from outrider.engine.rank_group import TRANSFER_SHARE, RankError, RankGroup
 from outrider.errors import EngineDeadError, OutriderError
-from outrider.links.channel import Channel
+from outrider.links.channel import Channel, wait_any
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import Adopt, DraftReport, StepPlans, VerifyResult
+from outrider.links.rank_messages import (
+    Adopt,
+    AwaitingDraft,
+    DraftReport,
+    StepPlans,
+    VerifyResult,
+)
 from outrider.scheduler.types import (
     Agreement,
     DraftEvent,
@@ -30,6 +36,7 @@ from outrider.scheduler.types import (
 logger = logging.getLogger(__name__)
 
 _MAX_UNSENT = 64  # plans that an idle draft is not sent yet
+_MAX_OWED = 16  # steps that a draft may be behind
 _MARGIN = 10.0  # times the slowest comparable step
 _DECAY = 0.9  # per step, of the slowest time: a compilation must not count for long
 _FIRST_FACTOR = 10.0  # times `min_s`, for the first step of a size: kernels may be compiled
@@ -93,14 +100,13 @@ class RemoteTarget:
         num_tokens = sum(row.pass_tokens for row in plan.rows)
         limit_s = self._timeout.limit_s(num_tokens)
         if link and plan.has_round:
-            self._await_round()
             limit_s += self._round_s
         # The ranks start a plan when the one before it is done.
         start_s = max(sent_s, self._read_s)
-        try:
-            result = self.group.answer(limit_s)
-        except RankError as error:
-            raise EngineDeadError(str(error)) from error
+        result = self._answer(limit_s)
+        if isinstance(result, AwaitingDraft):
+            self._await_draft(link)
+            result = self._answer(limit_s)
         self._read_s = time.monotonic()
         if not isinstance(result, VerifyResult):
             raise OutriderError(f"the target sent {type(result).__name__} where a verdict was due")
@@ -110,13 +116,26 @@ class RemoteTarget:
             self._draft.give_up(link)
         return self._draft.with_reports(result.verdict)
 
-    def _await_round(self) -> None:
-        """Returns once the draft has done its part of the step or is lost, which releases the
-        ranks that wait for it, or once the target has answered."""
-        while (left_s := self._draft.seconds_left) is not None:
+    def _answer(self, limit_s: float) -> object:
+        try:
+            return self.group.answer(limit_s)
+        except RankError as error:
+            raise EngineDeadError(str(error)) from error
+
+    def _await_draft(self, link: int) -> None:
+        """The ranks wait for proposals: until they answer, or the draft is lost, which releases
+        them. It is lost, too, if it takes too long, or if what it has sent does not arrive."""
+        arrives_s = time.monotonic() + self._round_s
+        while self._draft.group is not None:
+            left_s = self._draft.seconds_left
+            if left_s is None:
+                left_s = max(arrives_s - time.monotonic(), 0.0)
+                if left_s == 0.0:
+                    self._draft.give_up(link)
+                    return
             if self.group.has_answer(self._draft.channels, left_s):
                 return
-            self._draft.check()
+            self._draft.check(is_awaited=True)
 
 
 class _Owed(NamedTuple):
@@ -124,6 +143,7 @@ class _Owed(NamedTuple):
 
     step: int
     num_tokens: int
+    has_round: bool
     has_report: bool  # else the target's verdict shows that it is done
     sent_s: float
 
@@ -136,9 +156,9 @@ class RemoteDraft:
     sent later: they cost the draft nothing.
     """
 
-    def __init__(self, on_lost: Callable[[int, str], None], stall_timeout_s: float) -> None:
+    def __init__(self, on_lost: Callable[[int, str | None], None], stall_timeout_s: float) -> None:
         """`on_lost` gets the number of the proposal link, on which nothing more will arrive, and
-        the reason."""
+        the reason, or None for a draft that another has replaced."""
         self.num_losses = 0
         self.num_rounds = 0  # of the present group
         self.group: RankGroup | None = None
@@ -175,8 +195,7 @@ class RemoteDraft:
             self._is_joined = False
             events.append(DraftEvent.LOST)
         if arrival is not None:
-            if self.group is not None:
-                self._lose(RankError("another draft has taken its place."))
+            self._drop()
             self.group, self.link = arrival
             self._timeout = StepTimeout(self._stall_timeout_s)
             self.num_rounds = 0
@@ -190,19 +209,29 @@ class RemoteDraft:
             self._send(RANK_CODEC.encode(Adopt(epoch, tuple(rows))))
 
     def propose(self, plan: StepPlan) -> Ticket:
-        self.check()
+        self._keep_pace()
         if self.group is None:
             return Ticket(plan.step)
         self._unsent.append(plan)
         if plan.uses_draft:
             num_tokens = sum(row.draft_tokens + row.depth for row in plan.rows if row.draft_tokens)
-            owed = _Owed(plan.step, num_tokens, plan.catches_up, time.monotonic())
+            owed = _Owed(
+                *(plan.step, num_tokens, plan.has_round, plan.catches_up), time.monotonic()
+            )
             self._owed.append(owed)
         if plan.uses_draft or len(self._unsent) >= _MAX_UNSENT:
             plans, self._unsent = tuple(self._unsent), []
             self._last_sent = plans, RANK_CODEC.encode(StepPlans(self.link, plans))
             self._send(self._last_sent[1])
         return Ticket(plan.step, link=0 if self.group is None else self.link)
+
+    def _keep_pace(self) -> None:
+        """Check it, and wait for one that is many steps of catching up behind: it would not read
+        what is sent to it."""
+        self.check()
+        while self.group is not None and len(self._owed) > _MAX_OWED:
+            wait_any(self.channels, self.seconds_left)
+            self.check()
 
     def sent_alone(self, plan: StepPlan) -> bytes | None:
         """The encoded `StepPlans` of this plan, if it has been sent no other with it."""
@@ -211,14 +240,16 @@ class RemoteDraft:
 
     def observe(self, verdict: Verdict) -> None:
         """The target has sent it to the draft, and has had its proposals."""
-        self._observed, self._unblocked_s = verdict.step, time.monotonic()
+        self._observed = verdict.step
         self._settle(verdict.draft_s)
+        if self._owed and self._owed[0].step == verdict.step + 1:
+            self._unblocked_s = time.monotonic()
 
     # -- reports and losses -------------------------------------------------------------------
 
     @property
     def seconds_left(self) -> float | None:
-        """Until it is overdue; None if it owes no step that it can do yet."""
+        """Until the oldest step that it owes is overdue; None if it owes none that it can do."""
         if not self._owed or self._owed[0].step > self._observed + 1:
             return None
         limit_s = self._timeout.limit_s(self._owed[0].num_tokens)
@@ -229,12 +260,18 @@ class RemoteDraft:
         """When it could begin the oldest step that it owes."""
         return max(self._owed[0].sent_s, self._unblocked_s)
 
-    def check(self) -> None:
-        """Take what it has reported, and detect that it is lost or hangs; does not wait."""
+    def check(self, *, is_awaited: bool = False) -> None:
+        """Take what it has reported, and detect that it is lost or hangs; does not wait.
+
+        A round that is not reported is overdue only if the target says that it awaits it: it may
+        have come long ago.
+        """
         try:
             while self.group is not None and (message := self.group.poll()) is not None:
                 self._take(message)
-            if self.group is not None and self.seconds_left == 0.0:
+            if self.group is None or self.seconds_left != 0.0:
+                return
+            if is_awaited or self._owed[0].has_report:
                 raise self.group.hung(time.monotonic() - self._began_s)
         except RankError as error:
             self._lose(error)
@@ -256,24 +293,31 @@ class RemoteDraft:
             agreements=(*verdict.agreements, *agreements),
         )
 
-    def _settle(self, draft_s: float) -> None:
-        """Drop the rounds that verdicts show to be done; the last took this long."""
-        owed = self._owed
-        while owed and owed[0].step <= self._observed and not owed[0].has_report:
-            self._timeout.learn(owed.popleft().num_tokens, draft_s)
-            self.num_rounds += 1
+    def _settle(self, draft_s: float | None = None) -> None:
+        """Drop the rounds that verdicts show to be done; the last took this long, if known."""
+        while self._owed and self._owed[0].step <= self._observed and not self._owed[0].has_report:
+            owed = self._done()
+            if draft_s is not None:
+                self._timeout.learn(owed.num_tokens, draft_s)
+
+    def _done(self) -> _Owed:
+        owed = self._owed.popleft()
+        self.num_rounds += owed.has_round
+        return owed
 
     def _take(self, message: object) -> None:
-        owed = next((each for each in self._owed if each.has_report), None)
-        if owed is None or not isinstance(message, DraftReport) or message.step != owed.step:
+        reported = next((each for each in self._owed if each.has_report), None)
+        if (
+            reported is None
+            or not isinstance(message, DraftReport)
+            or message.step != reported.step
+        ):
             raise RankError(f"it sent {message!r:.200} where no message was due.")
-        while self._owed[0].step < owed.step:  # rounds before it, whose verdicts are on their way
-            self._owed.popleft()
-            self.num_rounds += 1
-        self._owed.popleft()
-        self._settle(0.0)
+        while self._done() is not reported:
+            pass  # rounds before it, whose verdicts are on their way
+        self._settle()
         self._unblocked_s = time.monotonic()
-        self._timeout.learn(owed.num_tokens, message.caught_up_s)
+        self._timeout.learn(reported.num_tokens, message.caught_up_s)
         self._caught_up_s += message.caught_up_s
         self._agreements += message.agreements
 
@@ -285,11 +329,16 @@ class RemoteDraft:
             self._lose(error)
 
     def _lose(self, error: RankError) -> None:
-        assert self.group is not None
         logger.warning("decoding continues without the draft: %s", error)
+        self.num_losses += 1
+        self._drop(str(error))
+
+    def _drop(self, reason: str | None = None) -> None:
+        """Close the present group, if there is one; it is restarted if there is a reason."""
+        if self.group is None:
+            return
         self.group.close()
         self.group = None
-        self.num_losses += 1
         self._unsent = []
         self._owed.clear()
-        self._on_lost(self.link, str(error))
+        self._on_lost(self.link, reason)

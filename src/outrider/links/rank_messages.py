@@ -70,7 +70,7 @@ class RankSettings:
     has_fixed_kv: bool  # kv_cache_gb is set
     log_level: str
     log_format: str
-    transfer_timeout_s: float  # for announced tensors on the proposal link, and its silence
+    transfer_timeout_s: float  # for announced tensors
     head_model: str | None = None  # with a target
     head_revision: str | None = None
     hears_stages: bool = added_field(False)  # the engine accepts `Stage`
@@ -226,6 +226,14 @@ class VerifyResult:
     verdict: Verdict
     lost_link: bool = False
     transfer_s: float = 0.0  # time waited for proposals beyond the time to draft them
+
+
+@message("Awaiting")
+@dataclass(frozen=True, slots=True)
+class AwaitingDraft:
+    """First target rank to engine: it has waited long for the proposals of this step."""
+
+    step: int
 
 
 @message("Release")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from outrider.catalog.proposers import DRAFT
+from outrider.engine import rank_workers
 from outrider.engine.rank_group import RankError, RankGroup
 from outrider.engine.rank_workers import RemoteDraft, RemoteTarget, StepTimeout
 from outrider.errors import EngineDeadError
@@ -20,6 +21,7 @@ from outrider.links.codec import RANK_CODEC
 from outrider.links.listener import Arrival
 from outrider.links.rank_messages import (
     Adopt,
+    AwaitingDraft,
     DraftReport,
     Hello,
     RankFailed,
@@ -166,7 +168,8 @@ def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
     with linked("draft") as ranks:
         draft = joined_draft(ranks, lost)
         draft._timeout.learn(4, 0.0)
-        draft.propose(plan_of(1))
+        draft._timeout.learn(9, 0.0)
+        draft.propose(caught_up_on(1))
         until(lambda: draft.group is None, draft)
         [reason] = lost
         assert reason.startswith(f"{LINK}: draft rank 0 has not answered for 0.3 s")
@@ -176,17 +179,67 @@ def test_a_draft_that_hangs_but_sends_heartbeats_is_given_up() -> None:
 
 
 def test_a_draft_does_not_hang_while_it_waits_for_the_outcome_of_a_step() -> None:
-    lost: list[str] = []
     with linked("draft") as ranks:
-        draft = joined_draft(ranks, lost)
-        draft._timeout.learn(4, 0.0)
-        draft.propose(plan_of(2))  # the target has not done step 1
+        draft = joined_draft(ranks, [])
+        draft._timeout.learn(9, 0.0)
+        draft.propose(caught_up_on(2))  # the target has not done step 1
         time.sleep(1.5 * STALL_S)
         draft.check()
         assert draft.seconds_left is None and draft.group is not None
         draft.observe(verdict_of(1))
         assert draft.seconds_left is not None
         until(lambda: draft.group is None, draft)
+
+
+def test_a_draft_that_hangs_while_it_catches_up_is_noticed_while_verdicts_come() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft._timeout.learn(9, 0.0)
+        draft.propose(caught_up_on(1))
+        deadline_s = time.monotonic() + 60
+        step = 1
+        while draft.group is not None:
+            assert time.monotonic() < deadline_s
+            draft.observe(verdict_of(step))
+            step += 1
+            draft.propose(plain(step))
+            time.sleep(STALL_S / 20)
+
+
+def test_a_round_that_no_target_awaits_is_not_overdue() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        draft._timeout.learn(4, 0.0)
+        draft.propose(plan_of(1))  # the target may be in a long pass that has its proposals
+        time.sleep(1.5 * STALL_S)
+        draft.check()
+        assert draft.group is not None
+        draft.check(is_awaited=True)
+        assert draft.group is None
+
+
+def test_a_draft_many_steps_behind_is_waited_for() -> None:
+    with linked("draft") as ranks:
+        draft = joined_draft(ranks, [])
+        for step in range(1, rank_workers._MAX_OWED + 2):
+            draft.propose(caught_up_on(step))
+            draft.observe(verdict_of(step))
+        later = threading.Timer(0.1, ranks.ends[0].send, (DraftReport(1, 0.0, ()),))
+        later.start()
+        start_s = time.monotonic()
+        draft.propose(plain(40))
+        later.join()
+        assert time.monotonic() - start_s > 0.05 and draft.group is not None
+
+
+def test_a_failure_of_any_rank_of_a_draft_is_its_loss() -> None:
+    lost: list[str] = []
+    with linked("draft", 2) as ranks:
+        draft = joined_draft(ranks, lost)
+        ranks.ends[1].send(RankFailed("out of memory"))
+        ranks.ends[1].close()
+        until(lambda: draft.group is None, draft)
+        assert "out of memory" in lost[0]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +292,7 @@ def test_a_verdict_shows_that_the_round_is_done_and_a_report_that_it_has_caught_
         assert (draft.num_rounds, draft._owed[0].step) == (1, 2)
         ranks.ends[0].send(DraftReport(2, 0.5, ()))
         until(lambda: not draft._owed, draft)
-        assert draft.seconds_left is None and draft.num_rounds == 2
+        assert draft.seconds_left is None and draft.num_rounds == 3
 
 
 def test_a_report_may_come_before_the_verdicts_of_rounds_before_it() -> None:
@@ -253,14 +306,16 @@ def test_a_report_may_come_before_the_verdicts_of_rounds_before_it() -> None:
 
 
 def test_rounds_are_counted_for_the_present_draft() -> None:
+    lost: list[str] = []
     with linked("draft") as ranks, linked("draft") as others:
-        draft = joined_draft(ranks, [])
+        draft = joined_draft(ranks, lost)
         draft.propose(plan_of(1))
         draft.observe(verdict_of(1))
         assert draft.num_rounds == 1
         draft.join(others.group, LINK + 1)
         assert draft.events() == [DraftEvent.LOST, DraftEvent.JOINED]
         assert (draft.num_rounds, draft.link) == (0, LINK + 1)
+        assert lost == [f"{LINK}: None"], "it is not restarted: another has its place"
 
 
 def test_a_draft_that_ends_is_noticed_while_nothing_is_planned() -> None:
@@ -309,9 +364,9 @@ def test_a_target_that_waits_for_a_hung_draft_does_not_hang() -> None:
         draft = joined_draft(drafts, lost)
         target = RemoteTarget(targets.group, draft, STALL_S)
 
-        def lose(link: int, reason: str) -> None:
+        def lose(link: int, reason: str | None) -> None:
             targets.group.send_to_first(ReleaseLink(link))
-            lost.append(reason)
+            lost.append(str(reason))
 
         draft._on_lost = lose
         draft._timeout.learn(4, 0.0)
@@ -322,6 +377,7 @@ def test_a_target_that_waits_for_a_hung_draft_does_not_hang() -> None:
         assert far.receive(5) == StepPlans(LINK, (plan,))
 
         def rank() -> None:
+            far.send(AwaitingDraft(1))
             assert far.receive(30) == ReleaseLink(LINK)
             far.send(VerifyResult(verdict_of(1)))
 

@@ -18,7 +18,14 @@ from rank_threads import run_ranks, same_on_all
 from outrider.catalog.proposers import DRAFT, NGRAM
 from outrider.links.channel import Channel
 from outrider.links.codec import RANK_CODEC
-from outrider.links.rank_messages import LinkOpened, OutcomeMail, ReleaseLink, StepPlans
+from outrider.links.rank_messages import (
+    LinkOpened,
+    OutcomeMail,
+    ReleaseLink,
+    RoundMail,
+    RoundPart,
+    StepPlans,
+)
 from outrider.scheduler.types import (
     Proposal,
     RowPlan,
@@ -182,6 +189,71 @@ def test_a_released_round_is_lost_and_later_messages_of_the_engine_are_not() -> 
         assert link.target.take(PLAN).proposals == {}
         assert link.target.has_lost_link
         assert link.target._inbox.receive() == StepPlans(1, (PLAN,))
+
+
+def test_a_long_wait_is_reported_once_and_shared_by_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "_WAIT_S", 0.05)
+
+    def take(group: Any) -> object:
+        waits: list[int] = []
+        if group.rank:
+            other = TargetMailbox(group, RankInbox(idle), CPU, waits.append)
+            other.use(1)
+            return content(dict(other.take(PLAN).proposals)), waits
+        with linked(group) as link:
+            link.target._on_long_wait = waits.append
+            threading.Timer(0.3, link.draft.post, (PLAN, ROUND, 0.0)).start()
+            return content(dict(link.target.take(PLAN).proposals)), waits
+
+    near, _far = socket.socketpair()
+    with Channel(near, RANK_CODEC) as idle:
+        received: Any = same_on_all(run_ranks(2, take))
+    assert received == (content(ROUND), [PLAN.step])
+
+
+def test_a_draft_that_hangs_between_the_parts_of_a_round_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "_PART_BYTES", 50)
+    with linked() as link:
+        channel = link.draft._link.channel  # type: ignore[union-attr]
+        send = channel.send
+        monkeypatch.setattr(
+            channel, "send", lambda each: None if isinstance(each, RoundPart) else send(each)
+        )
+        link.draft.post(PLAN, {0: ROUND[0]._replace(q=torch.rand(3, 11))}, 0.0)
+        threading.Timer(0.05, link.engine.send, (ReleaseLink(1),)).start()
+        assert link.target.take(PLAN).proposals == {}
+
+
+@pytest.mark.parametrize("packed", [b"", b"1234", bytes(80)])
+def test_a_malformed_round_is_lost_and_nothing_more(packed: bytes) -> None:
+    with linked() as link:
+        link.draft._link.channel.send(RoundMail(PLAN.step, 0.0, True, packed))  # type: ignore[union-attr]
+        assert link.target.take(PLAN).proposals == {}
+        assert link.target.has_lost_link
+
+
+def test_outcomes_that_come_late_keep_no_rank_of_a_draft_in_a_collective(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox, "_WAIT_S", 0.05)
+    near, _far = socket.socketpair()
+    with Channel(near, RANK_CODEC) as idle, linked() as link:
+        threading.Timer(0.3, link.target.end, (PLAN, VERDICT)).start()
+
+        def receive(group: Any) -> object:
+            if group.rank:
+                return DraftMailbox(group, RankInbox(idle), CPU).receive()
+            link.draft._group = group
+            found = link.draft.receive()
+            assert len(group.calls) > 3, "it was shared that nothing has come"
+            return found
+
+        outcomes: Any = same_on_all(run_ranks(2, receive))
+    assert outcomes[0].rows[0].tokens == (7, 8, 9)
 
 
 def test_a_release_of_an_earlier_link_ends_no_wait() -> None:
