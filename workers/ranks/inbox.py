@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 
-from outrider.links.channel import Channel, wait_any
+from outrider.links.channel import Channel, wait_any, wait_reading
 from outrider.links.rank_messages import ReleaseLink
 
 
@@ -18,9 +18,12 @@ class RankInbox:
         self._channel = channel
         self._kept: deque[object] = deque()
         self._released = 0  # this proposal link and all before it
+        self.beside: Channel | None = None  # the proposal link, which is read meanwhile
 
     def receive(self) -> object:
         while not self._kept:
+            if self.beside is not None:
+                wait_reading(self._channel, self.beside)
             self._keep(self._channel.receive())
         return self._kept.popleft()
 

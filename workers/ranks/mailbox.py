@@ -96,6 +96,7 @@ class TargetMailbox:
             return
         self._close()
         self._number, self._link = number, self._opened.pop(number, None)
+        self._inbox.beside = None if self._link is None else self._link.channel
         for unused in [each for each in list(self._opened) if each < number]:
             self._opened.pop(unused).close()
         self._outcomes = OutcomeBatches()
@@ -197,6 +198,7 @@ class TargetMailbox:
 
     def _close(self) -> None:
         if self._link is not None:
+            self._inbox.beside = None
             self._link.close()
             self._link = None
 
@@ -213,6 +215,7 @@ class DraftMailbox:
 
     def use(self, link: ProposalLink) -> None:
         self._link = link
+        self._inbox.beside = link.channel
 
     def receive(self) -> tuple[Verdict, ...]:
         """Wait for the next batch of outcomes."""

@@ -152,8 +152,8 @@ class RemoteDraft:
     """A draft group that may be lost and rejoin; see `ProposalSource` in `outrider.engine.step`.
 
     It gets plans ahead, like the target, and outcomes straight from the target. Nothing waits for
-    its reports of catching up. Plans without a part for it are batched and
-    sent later: they cost the draft nothing.
+    its reports of catching up, unless it is many steps behind. Plans without a part for it are
+    batched and sent later: they cost the draft nothing.
     """
 
     def __init__(self, on_lost: Callable[[int, str | None], None], stall_timeout_s: float) -> None:

@@ -276,6 +276,15 @@ def wait_any(channels: Sequence[Channel], timeout_s: float | None = None) -> lis
             return found
 
 
+def wait_reading(channel: Channel, beside: Channel) -> None:
+    """Wait until `receive` of a channel returns or raises at once. Meanwhile read what arrives on
+    the one beside it, for later: else its peer's heartbeats would fill it and block its messages.
+    """
+    while not channel._is_ready:
+        both = [channel] if beside._failure is not None or beside.is_closed else [channel, beside]
+        _poll(both, min(each._silence_left_s() for each in both))
+
+
 def _poll(channels: Sequence[Channel], wait_s: float) -> None:
     poller = select.poll()
     by_descriptor = {channel.fileno(): channel for channel in channels}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -302,6 +303,28 @@ def test_all_ranks_of_a_draft_get_the_outcomes() -> None:
         outcomes: Any = same_on_all(run_ranks(2, receive))
     [outcome] = outcomes
     assert outcome.rows[0].tokens == (7, 8, 9)
+
+
+def test_heartbeats_of_an_idle_link_block_no_outcome() -> None:
+    sockets = socket.socketpair()
+    sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    near, far = (Channel(each, RANK_CODEC, heartbeat_s=0.001) for each in sockets)
+    engine, own = (Channel(each, RANK_CODEC) for each in socket.socketpair())
+    draft = RankInbox(own)
+    mail = DraftMailbox(SOLE, draft, CPU)
+    mail.use(ProposalLink(1, far, None))
+    with near, far, engine, own:
+        waiting = threading.Thread(target=draft.receive)
+        waiting.start()
+        time.sleep(1.0)  # the heartbeats of a day
+        for _ in range(20):
+            near.send(OutcomeMail((VERDICT,)))
+            time.sleep(0.02)
+        assert near._send_failure is None and not near._unsent
+        engine.send(StepPlans(1, ()))
+        waiting.join(10)
+        assert not waiting.is_alive()
+        assert mail.receive() == (VERDICT,)
 
 
 # -- which outcomes travel together ---------------------------------------------------------------
