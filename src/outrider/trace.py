@@ -21,7 +21,7 @@ FOLDER_VARIABLE = "OUTRIDER_TRACE_FOLDER"
 _MAX_SPANS = 100_000
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """One part of a step in one process; times are of the host's monotonic clock."""
 
     name: str
@@ -43,7 +43,7 @@ class Tracer:
 
     def __init__(self, process: str) -> None:
         self._process = process
-        self._spans: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self._spans: deque[TraceSpan] = deque(maxlen=_MAX_SPANS)
 
     def wrap(self, methods: Iterable[TracedMethod]) -> None:
         for owner, method, name in methods:
@@ -57,7 +57,7 @@ class Tracer:
         begin_ns = time.monotonic_ns()
         result = call(*args, **kwargs)
         step = next((found for each in (*args, result) if (found := _step(each))), None)
-        self._spans.append(Span(name, step, begin_ns, time.monotonic_ns()))
+        self._spans.append(TraceSpan(name, step, begin_ns, time.monotonic_ns()))
         return result
 
 

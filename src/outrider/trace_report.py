@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from outrider.trace import Span
+from outrider.trace import TraceSpan
 
 
 class Hop(NamedTuple):
@@ -32,7 +32,7 @@ CRITICAL = HOPS[2:4]  # of a round, with drafting and verifying
 _DRAFT, _VERIFY = ("draft", "draft"), ("target", "verify")
 
 
-class Round(NamedTuple):
+class RoundTimes(NamedTuple):
     """Where one round's time went, in ms: from an outcome to the next."""
 
     total: float
@@ -42,16 +42,16 @@ class Round(NamedTuple):
     verify: float
 
 
-Spans = Mapping[tuple[str, str], Mapping[int, Span]]
+SpansByStep = Mapping[tuple[str, str], Mapping[int, TraceSpan]]
 """By process and name, then by step."""
 
 
-def read_spans(folder: Path, last: int) -> dict[str, list[Span]]:
+def read_spans(folder: Path, last: int) -> dict[str, list[TraceSpan]]:
     """The spans of each process, of the last steps that every process took part in."""
     found = {}
     for path in sorted(folder.glob("*.json")):
         document = json.loads(path.read_text())
-        found[document["process"]] = [Span(*each) for each in document["spans"]]
+        found[document["process"]] = [TraceSpan(*each) for each in document["spans"]]
     common = set.intersection(*({s.step for s in spans if s.step} for spans in found.values()))
     kept = set(sorted(each for each in common if each is not None)[-last:])
     return {
@@ -59,8 +59,8 @@ def read_spans(folder: Path, last: int) -> dict[str, list[Span]]:
     }
 
 
-def by_step(processes: Mapping[str, Sequence[Span]]) -> Spans:
-    found: dict[tuple[str, str], dict[int, Span]] = {}
+def by_step(processes: Mapping[str, Sequence[TraceSpan]]) -> SpansByStep:
+    found: dict[tuple[str, str], dict[int, TraceSpan]] = {}
     for process, spans in processes.items():
         for span in spans:
             if span.step is not None:
@@ -68,7 +68,7 @@ def by_step(processes: Mapping[str, Sequence[Span]]) -> Spans:
     return found
 
 
-def rounds(spans: Spans) -> list[Round]:
+def rounds(spans: SpansByStep) -> list[RoundTimes]:
     """The critical path of each round whose parts are all known."""
     outcomes, drafts = spans.get(CRITICAL[0].sender, {}), spans.get(_DRAFT, {})
     posts, passes = spans.get(CRITICAL[1].sender, {}), spans.get(_VERIFY, {})
@@ -86,22 +86,22 @@ def rounds(spans: Spans) -> list[Round]:
             (post.begin_ns, verify.begin_ns),
             (verify.begin_ns, done.begin_ns),
         )
-        found.append(Round(*((end - begin) / 1e6 for begin, end in marks)))
+        found.append(RoundTimes(*((end - begin) / 1e6 for begin, end in marks)))
     return found
 
 
-def message_counts(spans: Spans) -> dict[str, float]:
+def message_counts(spans: SpansByStep) -> dict[str, float]:
     """Messages a step, by process and kind."""
     counts = Counter({key: len(each) for key, each in spans.items() if key[1].startswith("send")})
     num_steps = max(len(spans.get(_VERIFY, {})), 1)
     return {f"{process}: {name}": count / num_steps for (process, name), count in counts.items()}
 
 
-def medians(found: Iterable[Round]) -> Round:
-    return Round(*(median(each) for each in zip(*found, strict=True)))
+def medians(found: Iterable[RoundTimes]) -> RoundTimes:
+    return RoundTimes(*(median(each) for each in zip(*found, strict=True)))
 
 
-def chrome_trace(processes: Mapping[str, Sequence[Span]]) -> dict[str, Any]:
+def chrome_trace(processes: Mapping[str, Sequence[TraceSpan]]) -> dict[str, Any]:
     """In the format of chrome://tracing and Perfetto; arrows are messages."""
     events: list[dict[str, Any]] = []
     pids = {process: pid for pid, process in enumerate(processes, 1)}
@@ -122,7 +122,7 @@ def chrome_trace(processes: Mapping[str, Sequence[Span]]) -> dict[str, Any]:
     return {"traceEvents": [*events, *_arrows(by_step(processes), pids, begin_ns)]}
 
 
-def _arrows(spans: Spans, pids: Mapping[str, int], begin_ns: int) -> list[dict[str, Any]]:
+def _arrows(spans: SpansByStep, pids: Mapping[str, int], begin_ns: int) -> list[dict[str, Any]]:
     events = []
     for hop in HOPS:
         receivers = spans.get(hop.receiver, {})

@@ -78,7 +78,7 @@ DIRECTIONS = {
         *("outrider.kernels", "outrider.scheduler.types", "outrider.scheduler.params"),
         *("outrider.scheduler.proposers", "outrider.scheduler.costs"),
         *("outrider.links", "outrider.logs", "outrider.log_stream"),
-        *("outrider.progress_stages", "outrider.requirements"),
+        *("outrider.progress_stages", "outrider.requirements", "outrider.trace"),
     ),
     "src/outrider/testing": (
         *("outrider.catalog", "outrider.scheduler"),
@@ -129,6 +129,7 @@ DIRECTIONS = {
             "outrider.links",
             "outrider.restarts",
             "outrider.text",
+            "outrider.trace",
         ),
     ),
 }

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.trace import FOLDER_VARIABLE, Span, TracedMethod, traced
+from outrider.trace import FOLDER_VARIABLE, TracedMethod, TraceSpan, traced
 from outrider.trace_report import (
-    Round,
+    RoundTimes,
     by_step,
     chrome_trace,
     medians,
@@ -21,13 +21,13 @@ from outrider.trace_report import (
 MS = 1_000_000
 
 
-def span(name: str, step: int, begin_ms: float, end_ms: float) -> Span:
-    return Span(name, step, int(begin_ms * MS), int(end_ms * MS))
+def span(name: str, step: int, begin_ms: float, end_ms: float) -> TraceSpan:
+    return TraceSpan(name, step, int(begin_ms * MS), int(end_ms * MS))
 
 
-def processes() -> dict[str, list[Span]]:
+def processes() -> dict[str, list[TraceSpan]]:
     """Rounds of 10 ms: 1 to the draft, 2 there, 1 back, 6 to verify."""
-    found: dict[str, list[Span]] = {"draft": [], "target": []}
+    found: dict[str, list[TraceSpan]] = {"draft": [], "target": []}
     for step in range(1, 6):
         at = 10.0 * step
         found["draft"].append(span("draft", step, at + 1, at + 3))
@@ -40,7 +40,7 @@ def processes() -> dict[str, list[Span]]:
 def test_a_round_goes_from_outcome_to_outcome() -> None:
     found = rounds(by_step(processes()))
     assert len(found) == 4, "the first has no outcome before it"
-    assert medians(found) == Round(10.0, 1.0, 2.0, 1.0, 6.0)
+    assert medians(found) == RoundTimes(10.0, 1.0, 2.0, 1.0, 6.0)
     assert all(sum(each[1:]) == pytest.approx(each.total) for each in found)
 
 

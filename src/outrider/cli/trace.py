@@ -21,7 +21,7 @@ from outrider.errors import ConfigError
 from outrider.progress import ProgressSpinner
 from outrider.requirements import need
 from outrider.scheduler.params import SamplingParams
-from outrider.trace import FOLDER_VARIABLE, Span, traced
+from outrider.trace import FOLDER_VARIABLE, TraceSpan, traced
 from outrider.trace_report import (
     by_step,
     chrome_trace,
@@ -109,7 +109,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
 
 
-def _print(processes: Mapping[str, Sequence[Span]], out: Path) -> None:
+def _print(processes: Mapping[str, Sequence[TraceSpan]], out: Path) -> None:
     spans = by_step(processes)
     found = rounds(spans)
     print(f"{len(found)} rounds in {out}; open it in chrome://tracing or ui.perfetto.dev")
