@@ -82,7 +82,7 @@ class Engine:
         )
         num_blocks = len(ROWS) * NUM_BLOCKS
         pools = PoolSizes(num_blocks, num_blocks, MAX_LEN)
-        workers = make_workers(config, placement, target, draft, pools, Runner)
+        workers = make_workers(config, placement, target, draft, pools, Runner).workers
         assert isinstance(workers[0], ColocatedWorker)
         self.worker = workers[0]
         self.inits = [_init(row, tokens, params) for row, (tokens, params) in enumerate(ROWS)]

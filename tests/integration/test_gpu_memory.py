@@ -102,7 +102,7 @@ def measured_workers(
     pools = PoolSizes(1, 1, limits.max_len)
     head = inline.load_own_head(config, placement, target, limits.max_len)
     flat = None if head is None else FlatHead(head)
-    return make_workers(config, placement, target, draft, pools, FlatRunner, flat)
+    return make_workers(config, placement, target, draft, pools, FlatRunner, flat).workers
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ from outrider.workers.gpu.proposing import (
     DeviceContext,
     DeviceProposer,
     LateResult,
+    NoDrafts,
 )
 from outrider.workers.gpu.readback import Readback, row_verdict
 from outrider.workers.gpu.state import DeviceRows
@@ -87,9 +88,7 @@ class ColocatedWorker:
         self._plan = StepPlanBuffers(sizes.rows, len(on_device), self._device)
         self._passes = TargetPasses(runner, self._state, self._plan.target, sizes, kv_rule)
         self._device_proposers = self._build(context, on_device)
-        self._with_kv = (
-            DeviceProposer() if with_kv is None else self._device_proposers[with_kv.name]
-        )
+        self._with_kv = NoDrafts() if with_kv is None else self._device_proposers[with_kv.name]
         self._exclusivity = [Exclusive.ALWAYS] * sizes.rows
         self._num_top: dict[int, int] = {}  # of rows that request log-probabilities
         self._pending: deque[PendingVerdict] = deque()

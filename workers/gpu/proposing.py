@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -25,7 +26,7 @@ class LateResult(Protocol):
     def added_to(self, verdict: Verdict) -> Verdict: ...
 
 
-class DeviceProposer:
+class DeviceProposer(ABC):
     """Enqueues its work without waiting; texts and lengths are those on the device. Every proposer
     implements `draft`; the rest has defaults for those without such a part."""
 
@@ -40,10 +41,10 @@ class DeviceProposer:
     def begin(self, row: int) -> None:
         """A new request takes the row: reset its state."""
 
+    @abstractmethod
     def draft(self, counts: Sequence[int]) -> None:
         """Write the draft tokens of its entries, deepest first, into the table of drafts, and their
         confidences into theirs. The first `counts[j]` entries draft token j."""
-        raise NotImplementedError
 
     # -- state beside the target's -------------------------------------------------------------
 
@@ -72,6 +73,12 @@ class DeviceProposer:
 
     def catch_up(self) -> None:
         """Enqueue what was planned; its entries are on the device."""
+
+
+class NoDrafts(DeviceProposer):
+    """In the place of a proposer with KV where there is none."""
+
+    def draft(self, counts: Sequence[int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

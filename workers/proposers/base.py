@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ NO_COST = CostTable((1,), (0.0,))
 """The cost of drafting without a model: negligible."""
 
 
-class Proposer:
+class Proposer(ABC):
     """Drafts tokens for the target to verify, from the host's texts. Every proposer implements
     `follow`, `propose` and `observe`; the rest has defaults for those without such a part."""
 
@@ -40,17 +41,17 @@ class Proposer:
     """By row: valid positions of its KV in the draft pool. Only a proposer with a `kv_rule` has it;
     its passes on the device share it."""
 
+    @abstractmethod
     def follow(self, plan: StepPlan) -> None:
         """Called first, for every plan: apply its row changes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Proposals by row, for this proposer's rows of the plan or some of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def observe(self, verdict: Verdict) -> None:
         """Learn the outcome of a round."""
-        raise NotImplementedError
 
     def note(self, plan: StepPlan, verdict: Verdict) -> None:
         """Learn the outcome of a step that ran on the device; the row table has it already."""

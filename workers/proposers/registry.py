@@ -85,7 +85,7 @@ def build_on_device(entry: ProposerEntry, context: DeviceContext) -> DevicePropo
     return _checked(entry.traits.name, entry.build_on_device(context), DeviceProposer)
 
 
-def _checked(name: str, built: _Built, base: type[_Built]) -> _Built:
+def _checked(name: str, built: _Built, base: type) -> _Built:
     if not isinstance(built, base):
         raise ConfigError(
             f"proposer {name!r} is built as {type(built).__name__!r}; derive that class from "

@@ -241,7 +241,7 @@ def _measure(
 
     def workers_of_one_block() -> Workers:
         sizes = PoolSizes(1, 1, length)
-        return make_workers(config, placement, target, draft, sizes, FlatRunner, flat)
+        return make_workers(config, placement, target, draft, sizes, FlatRunner, flat).workers
 
     with stage("measuring the memory that steps take"):
         return measure(placement.device, workers_of_one_block, limits)

@@ -49,7 +49,7 @@ def wire(
 ) -> StepLoop:
     """Scheduler and workers of loaded models, for a settled configuration. Captures every pass
     that can be captured. On CPUs, costs in the cache `kept` are not measured again."""
-    built = _build(config, placement, target, draft, pools, Runner, head)
+    built = make_workers(config, placement, target, draft, pools, Runner, head)
     _, worker = built.workers
     costs = None
     if worker.num_captures:  # such passes are timed at every start: it takes a second or two
@@ -71,7 +71,7 @@ def wire(
 
 
 @dataclass(frozen=True, slots=True)
-class _Built:
+class BuiltWorkers:
     """Workers, and what times the parts of their steps."""
 
     workers: Workers
@@ -86,20 +86,8 @@ def make_workers(
     pools: PoolSizes,
     runner_type: type[Runner],
     head: Head | None = None,
-) -> Workers:
+) -> BuiltWorkers:
     """The proposers and the verifying worker."""
-    return _build(config, placement, target, draft, pools, runner_type, head).workers
-
-
-def _build(
-    config: EngineConfig,
-    placement: Placement,
-    target: Decoder,
-    draft: Decoder | None,
-    pools: PoolSizes,
-    runner_type: type[Runner],
-    head: Head | None,
-) -> _Built:
     block_size, num_rows = config.cache.block_size, config.scheduler.num_seats
     rows = RowTable(num_rows)
 
@@ -122,15 +110,15 @@ def _build(
     worker = LocalTarget(rows, target_runner, ops, verification)
     if ops.fused is not None:
         colocated = _colocate(config, context, worker, proposers, pools.max_model_len)
-        return _Built((colocated, colocated), colocated.measure_costs)
+        return BuiltWorkers((colocated, colocated), colocated.measure_costs)
 
     def measure_costs() -> StepCosts:
         return proposers.measure_costs(target_runner) or measure_step(target_runner, None, ops)
 
-    return _Built((proposers, worker), measure_costs)
+    return BuiltWorkers((proposers, worker), measure_costs)
 
 
-def _costs_of(built: _Built, kept: CostsCache | None) -> StepCosts:
+def _costs_of(built: BuiltWorkers, kept: CostsCache | None) -> StepCosts:
     if kept is not None and (found := kept.read()) is not None and found.is_own:
         return found.costs
     with stage("timing passes"):

@@ -91,7 +91,9 @@ def test_costly_steps_run_on_a_single_block(tmp_path: Path, has_draft: bool) -> 
     target = inline.load_decoder(str(tmp_path), placement)
     draft = inline.load_decoder(str(tmp_path), placement) if has_draft else None
     length = min(40, load_spec(tmp_path).max_position)
-    workers = make_workers(config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner)
+    workers = make_workers(
+        config, placement, target, draft, PoolSizes(1, 1, length), FlatRunner
+    ).workers
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=length, has_draft=has_draft)
     steps: list[CostlyStep] = costliest_steps(limits)
     for step in steps:
@@ -120,7 +122,7 @@ def test_a_head_drafts_in_a_costly_step_of_its_own(tmp_path: Path, kind: str) ->
     assert head is not None
     workers = make_workers(
         config, placement, target, None, PoolSizes(1, 1, 40), FlatRunner, FlatHead(head)
-    )
+    ).workers
     limits = StepLimits(rows=4, tokens=64, depth=3, max_len=40, has_draft=False, head=kind)
     *others, last = costliest_steps(limits)
     for step in others:
