@@ -288,3 +288,10 @@ _RULES: dict[str, _Rule] = {
     "num_speculative_tokens": (int, lambda v: 0 <= v <= 32, "a whole number from 0 to 32, or None"),
     "fix_depth": (bool, lambda v: True, "True or False"),
 }
+
+
+_MIN_TEMPERATURE = 1e-5
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < _MIN_TEMPERATURE

@@ -178,6 +178,10 @@ class Runner:
             hidden = hidden[torch.tensor(indices, dtype=torch.int64, device=self.device)]
         return self.decoder.logits(hidden, num_ids)[:, : len(self.vocab.held)]
 
+    def whole_logits(self, hidden: Tensor) -> Tensor:
+        """float32 [n, vocab_size] of hidden states [n, hidden], gathered from all ranks."""
+        return self.vocab.gather(self.decoder.logits(hidden)[:, : len(self.vocab.held)])
+
     def score(
         self, chunks: Sequence[RowChunk], logit_indices: Sequence[int], num_ids: int | None = None
     ) -> Tensor | None:

@@ -48,7 +48,7 @@ class LocalTarget:
     lag = 0  # synchronous: the pass has ended when `verify` returns
     exclusivity = None  # any requests can share a step
     max_depth: int | None = None
-    num_captures = 0  # see `ColocatedWorker`, which captures its passes
+    num_captures = 0  # see `DeviceStep`, which captures its passes
 
     def __init__(
         self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode

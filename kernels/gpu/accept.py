@@ -147,3 +147,53 @@ def _accept_kernel(
         tl.store(own + _DEPTH, depth)
         tl.store(own + _NUM_ACCEPTED, num_accepted)
         tl.store(own + _TOKENS + place, tl.where(is_new, chosen, -1), mask=place <= max_depth)
+
+
+def follow_outcomes(
+    outcomes: Tensor,
+    drafted: Tensor,
+    rows: Tensor,
+    text: TextTable,
+    kv_rule: Callable[[int, int, int, int, int], int],
+) -> None:
+    """Append what another device committed to the same texts, as `accept_drafts` did there.
+
+    `outcomes` int32 [B, outcome_width(max_depth)] are its, of rows `rows` int32 [B]. `drafted[b]`
+    drafts were made here; a negative number is padding.
+    """
+    pdl = pdl_enabled(outcomes.device)
+    _follow_kernel[(len(rows),)](
+        outcomes, drafted, rows, text.lengths, text.tokens, text.draft_computed,
+        outcomes.stride(0), text.tokens.stride(0), text.tokens.shape[1],
+        KV_RULE=_compiled(kv_rule),
+        BLOCK=triton.next_power_of_2(outcomes.shape[1] - OutcomeColumn.TOKENS),
+        PDL=pdl, num_warps=1, **launch_options(pdl),
+    )  # fmt: skip
+
+
+@triton.jit
+def _follow_kernel(
+    outcome_ptr, drafted_ptr, row_ptr, length_ptr, token_ptr, draft_computed_ptr,
+    outcome_stride, token_stride, max_len,
+    KV_RULE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_inputs(PDL)
+    let_next_start(PDL)
+    index = tl.program_id(0)
+    drafted = tl.load(drafted_ptr + index)
+    if drafted >= 0:
+        row = tl.load(row_ptr + index).to(tl.int64)
+        own = outcome_ptr + index.to(tl.int64) * outcome_stride
+        length = tl.load(own + _BASE_LEN)
+        num_accepted = tl.load(own + _NUM_ACCEPTED)
+        place = tl.arange(0, BLOCK)
+        is_new = place <= num_accepted
+        tokens = tl.load(own + _TOKENS + place, mask=is_new, other=0)
+        at = length + place
+        kept = tl.maximum(tokens, 0)
+        tl.store(token_ptr + row * token_stride + at, kept, mask=is_new & (at < max_len))
+        tl.store(length_ptr + row, length + num_accepted + 1)
+        if drafted > 0:
+            computed = tl.load(draft_computed_ptr + row)
+            valid = KV_RULE(computed, length - computed, drafted, num_accepted, length)
+            tl.store(draft_computed_ptr + row, valid)

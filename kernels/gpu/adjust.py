@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from outrider.kernels.gpu.accept import OutcomeColumn
+from outrider.kernels.gpu.columns import Mark
 from outrider.kernels.gpu.launch import (
     launch_options,
     let_next_start,
@@ -25,17 +26,6 @@ from outrider.kernels.gpu.launch import (
 _BLOCK = 1024
 # Most passes have nothing to adjust: limit the programs that only find this out.
 _PROGRAMS = 512
-
-
-class Mark:
-    """The bits of a token's mark: its adjustments in one row, and its count there."""
-
-    COUNT_BITS = 20  # lowest: occurrences in the output
-    BIAS_SHIFT = 20  # then 9 bits: index of the row's bias; 0: none
-    MAX_BIASES = 511
-    IN_PROMPT = 1 << 29  # and penalized for it
-    BARRED_EARLY = 1 << 30  # at positions before `AdjustTable.late_from`
-    BARRED_LATE = 1 << 31  # from there on
 
 
 _MAX_COUNT = tl.constexpr((1 << Mark.COUNT_BITS) - 1)

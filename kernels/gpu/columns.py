@@ -1,4 +1,4 @@
-"""Column layout of a plan on the device."""
+"""Layout of tables on the device: the columns of a plan, the bits of a mark."""
 
 
 class EntryColumn:
@@ -25,3 +25,14 @@ class TotalColumn:
     SELECTED = 4  # drafts to verify in all; negative: those of every entry's depth
     TILE_TOKENS = 5  # the most a tile holds
     SIZE = 6
+
+
+class Mark:
+    """The bits of a token's mark: its adjustments in one row, and its count there."""
+
+    COUNT_BITS = 20  # lowest: occurrences in the output
+    BIAS_SHIFT = 20  # then 9 bits: index of the row's bias; 0: none
+    MAX_BIASES = 511
+    IN_PROMPT = 1 << 29  # and penalized for it
+    BARRED_EARLY = 1 << 30  # at positions before `AdjustTable.late_from`
+    BARRED_LATE = 1 << 31  # from there on

@@ -196,7 +196,8 @@ def target_layout_kernel(
             known = (index < num_known) & (position < max_len)
             token = tl.load(tokens_ptr + row * max_len + position, mask=known, other=0)
             guess = drafts_ptr + row * max_drafts + index - 1
-            token += tl.load(guess, mask=drafted, other=0)
+            # A draft that is not there is negative; its row of the pass is computed for nothing.
+            token += tl.maximum(tl.load(guess, mask=drafted, other=0), 0)
             slot = _block_slot(
                 tables_ptr, row, position, inside & (position < max_len), max_blocks, BLOCK
             )

@@ -36,7 +36,7 @@ from outrider import LLM
 from outrider.catalog.heads import HeadKind
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.workers import device
-from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.gpu.step import DeviceStep
 
 pytestmark = pytest.mark.model
 
@@ -142,7 +142,7 @@ def colocated(pair: Any) -> EngineFactory:
                     log_level="error",
                     **{"kv_cache_gb": 0.01, "max_model_len": SMALL_BATCH.longest, **options},
                 )
-            assert isinstance(built[key].engine.built.loop._target, ColocatedWorker)
+            assert isinstance(built[key].engine.built.loop._target, DeviceStep)
         return built[key]
 
     return get

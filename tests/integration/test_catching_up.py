@@ -34,7 +34,7 @@ from outrider.scheduler.types import (
     Verdict,
 )
 from outrider.workers.device import Placement
-from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.gpu.step import DeviceStep
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.choose import sample
@@ -83,7 +83,7 @@ class Engine:
         num_blocks = len(ROWS) * NUM_BLOCKS
         pools = PoolSizes(num_blocks, num_blocks, MAX_LEN)
         workers = make_workers(config, placement, target, draft, pools, Runner).workers
-        assert isinstance(workers[0], ColocatedWorker)
+        assert isinstance(workers[0], DeviceStep)
         self.worker = workers[0]
         self.inits = [_init(row, tokens, params) for row, (tokens, params) in enumerate(ROWS)]
         self.texts = [list(init.token_ids) for init in self.inits]

@@ -27,7 +27,7 @@ from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
 from outrider.workers.gpu import drafting, passes
-from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.gpu.step import DeviceStep
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
@@ -85,7 +85,7 @@ def colocated(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LL
             "device": DEVICE.type,
         }
         llm = LLM(target, **(_COMMON | defaults | options))
-        assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
+        assert isinstance(llm.engine.built.loop._target, DeviceStep)
         return llm
 
     return build
@@ -138,7 +138,7 @@ def _adjusted_requests() -> tuple[list[list[int]], list[SamplingParams]]:
 def _host_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     """The plans of all steps from now on that leave the device."""
     worker = llm.engine.built.loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     verify, plans = worker._target.verify, []
 
     def watched(plan: StepPlan, ticket: Ticket) -> Verdict:
@@ -178,7 +178,7 @@ def test_drafted_texts_are_the_plain_ones(
     stats = llm.engine.built.loop.scheduler.stats
     assert 0 < stats.accepted_tokens < stats.drafted_tokens
     worker = llm.engine.built.loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     assert len(worker._pending) <= 2  # what was read is let go, the memory it came in as well
     assert all(len(output.outputs[0].token_ids) == NUM_TOKENS for output in outputs)
 
@@ -253,7 +253,7 @@ def test_each_level_drafts_for_the_rows_that_want_it(
     monkeypatch.setattr(passes, "_DECODE_TOKENS", 4)
     llm = colocated()
     worker = llm.engine.built.loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     proposer = worker._device_proposers["draft"]
     assert isinstance(proposer, drafting.DraftPasses)
     on_host = _host_steps(llm, monkeypatch)
@@ -288,7 +288,7 @@ def test_each_level_drafts_for_the_rows_that_want_it(
 def test_passes_before_the_first_plan_change_no_text(colocated: Callable[..., LLM]) -> None:
     """They run to be recorded; on a GPU they have been by now."""
     worker = colocated().engine.built.loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     worker._passes.run(1, 1, 1)
     worker._device_proposers["draft"].draft([1] * DEPTH)
     text = worker._state.text
@@ -303,7 +303,7 @@ def test_a_prompt_goes_through_the_draft_behind_its_first_token_and_is_counted(
     llm = colocated()
     loop = llm.engine.built.loop
     worker = loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     captured = worker._with_kv.catch_up_pass
     assert captured is not None
     done: list[str] = []

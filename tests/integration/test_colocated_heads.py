@@ -26,8 +26,8 @@ from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.text.outputs import RequestOutput
 from outrider.workers import device
 from outrider.workers.gpu import drafting, passes
-from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.gpu.head_passes import HeadPasses
+from outrider.workers.gpu.step import DeviceStep
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
 from outrider.workers.proposers.head import HeadProposer
@@ -115,15 +115,15 @@ def colocated(models: Models, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     def build(kind: str, **options: Any) -> LLM:
         defaults = {"head_model": str(models.heads[kind]), "lag": 1, "device": DEVICE.type}
         llm = LLM(str(models.target), **(COMMON | defaults | options))
-        assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
+        assert isinstance(llm.engine.built.loop._target, DeviceStep)
         return llm
 
     return build
 
 
-def _worker(llm: LLM) -> ColocatedWorker:
+def _worker(llm: LLM) -> DeviceStep:
     worker = llm.engine.built.loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     return worker
 
 
@@ -247,7 +247,7 @@ def test_steps_in_which_nobody_drafts_with_a_head_go_without_it(
     _assert_remembers(_worker(llm), row, [*prompt, *output.outputs[0].token_ids])
 
 
-def _assert_remembers(worker: ColocatedWorker, row: int, text: list[int]) -> None:
+def _assert_remembers(worker: DeviceStep, row: int, text: list[int]) -> None:
     proposer = worker._proposers.of(worker._rows[row].init.proposer)
     assert isinstance(proposer, HeadProposer)
     assert proposer._lengths[row] == len(text)

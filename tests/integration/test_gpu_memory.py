@@ -27,7 +27,6 @@ from outrider.workers import target
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
 from outrider.workers.device import Placement
 from outrider.workers.gpu import memory
-from outrider.workers.gpu.colocated import ColocatedWorker
 from outrider.workers.gpu.memory import (
     MARGIN_BYTES,
     FlatHead,
@@ -37,6 +36,7 @@ from outrider.workers.gpu.memory import (
     costliest_steps,
     run_step,
 )
+from outrider.workers.gpu.step import DeviceStep
 from outrider.workers.models.kv import bytes_per_block
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
@@ -120,7 +120,7 @@ def test_costly_steps_run_over_one_block_with_kernels_of_a_gpu(
     limits = StepLimits(4, 10, MAX_SPECULATIVE_TOKENS, 48, has_draft=has_draft, head=head)
     placement = Placement(DEVICE, torch.float32, GpuOps())
     worker, _ = measured_workers(small, placement, limits, verification)
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     for step in costliest_steps(limits):
         run_step((worker, worker), step)
     verifier, state = worker._target, worker._state
@@ -313,7 +313,7 @@ def test_only_the_largest_passes_are_recorded_to_measure(
         log_level="error",
     )
     worker = llm.engine.built.loop._target
-    assert isinstance(worker, ColocatedWorker)
+    assert isinstance(worker, DeviceStep)
     kinds = [each for each in worker._captured_passes() if each.sizes]
     again = 1  # the first once more: what any recording takes is not the others' as well
     to_measure, kept = made[: again + len(kinds)], made[again + len(kinds) :]

@@ -20,7 +20,7 @@ from outrider.kernels.gpu.ops import GpuOps
 from outrider.kernels.quantized import quantize
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers import device
-from outrider.workers.gpu.colocated import ColocatedWorker
+from outrider.workers.gpu.step import DeviceStep
 from outrider.workers.weights.loader import load_model
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
@@ -171,7 +171,7 @@ def test_gpu_kernels_give_the_text_of_the_rounded_checkpoint(
     plain = LLM(str(models.rounded[kind]), device="cpu", **COMMON)
     expected = texts_of(plain, models.reference[kind], plain.generate(prompts, params), params)
     llm = colocated(kind)
-    assert isinstance(llm.engine.built.loop._target, ColocatedWorker)
+    assert isinstance(llm.engine.built.loop._target, DeviceStep)
     found = texts_of(llm, models.reference[kind], llm.generate(prompts, params), params)
     assert_same_texts(zip(expected, found, strict=True))
     assert llm.engine.built.loop.scheduler.stats.accepted_tokens > 0

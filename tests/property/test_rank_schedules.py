@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -42,8 +42,11 @@ from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.proposers.base import Proposers
 from outrider.workers.ranks import mailbox
 from outrider.workers.ranks.draft import DraftRank
+from outrider.workers.ranks.host_draft import HostDraft
+from outrider.workers.ranks.host_target import HostTarget
 from outrider.workers.ranks.inbox import RankInbox
-from outrider.workers.ranks.mailbox import ProposalLinkError
+from outrider.workers.ranks.mailbox import ProposalLinkError, ReceivedRound
+from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.proposal_link import ProposalLink
 from outrider.workers.ranks.target import TargetRank
 
@@ -88,6 +91,45 @@ class SlowTarget:
         if self._rng.random() < 0.3:
             time.sleep(self._rng.random() * DELAY_S)
         return self._workers.verify(plan, ticket)
+
+
+class LateStep(NamedTuple):
+    """A step whose outcome is known some time after it was enqueued."""
+
+    found: Verdict
+    due_s: float
+
+    @property
+    def is_done(self) -> bool:
+        return time.monotonic() >= self.due_s
+
+    def outcome(self) -> PackedOutcome:
+        while not self.is_done:
+            time.sleep(1e-4)
+        return PackedOutcome.of(self.found)
+
+    def verdict(self) -> Verdict:
+        return self.found
+
+
+class LateTarget:
+    """A fake of a target on a GPU: steps end in order, while the next are enqueued."""
+
+    def __init__(self, workers: FakeWorkers, rng: random.Random) -> None:
+        self._workers = workers
+        self._rng = rng
+        self._free_s = 0.0
+
+    def begin(self, plan: StepPlan) -> Ticket:
+        return Ticket(plan.step)
+
+    def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> LateStep:
+        verdict = self._workers.verify(plan, Ticket(plan.step, drafted.proposals(plan)))
+        begun_s = max(self._free_s, time.monotonic())
+        self._free_s = begun_s + self._rng.random() * DELAY_S
+        return LateStep(verdict, self._free_s)
+
+    def observe(self, verdict: Verdict) -> None: ...
 
 
 class RankThread(threading.Thread):
@@ -135,8 +177,7 @@ class Exchange(Simulation):
         self.target.rank = TargetRank(
             *(self.target.channel, self.target.inbox, SingleRankGroup()),
             self.links,  # type: ignore[arg-type]
-            SlowTarget(self.workers, random.Random(self.seed + 1)),
-            Proposers({}),
+            self._make_target(random.Random(self.seed + 1)),
         )
         self.target.start()
         self.drafts: list[RankThread] = []
@@ -144,6 +185,11 @@ class Exchange(Simulation):
         remote_target = RemoteTarget(self.target.group, self.remote_draft, 60.0)
         self.loop = StepLoop(self.scheduler, self.remote_draft, remote_target)
         self.start_draft()
+
+    def _make_target(self, rng: random.Random) -> HostTarget | LateTarget:
+        if rng.random() < 0.5:
+            return LateTarget(self.workers, rng)
+        return HostTarget(SlowTarget(self.workers, rng), Proposers({}))
 
     def start_draft(self) -> None:
         number = len(self.drafts) + 1
@@ -153,7 +199,7 @@ class Exchange(Simulation):
         thread.rank = DraftRank(
             *(thread.channel, thread.inbox, SingleRankGroup()),
             self.links,  # type: ignore[arg-type]
-            draft,
+            HostDraft(draft),
         )
         self.drafts.append(thread)
         thread.start()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.kernels.gpu.adjust import Mark
+from outrider.kernels.gpu.columns import Mark
 from outrider.workers.sampling.rows import LogitSpan, RowSampler
 
 

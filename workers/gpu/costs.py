@@ -63,6 +63,14 @@ def measure_costs(
     )
 
 
+def measure_drafting_costs(draft: Runner, passes: DeviceProposer) -> StepCosts:
+    """As `measure_costs`, of a draft model without its target."""
+    meter = _Meter(draft.device)
+    assert passes.rounds is not None and passes.catch_up_pass is not None
+    first, next_ = _draft_costs(meter, passes.rounds)
+    return StepCosts(_FREE, first, next_, prefill_s=_prefill_s(meter, passes.catch_up_pass))
+
+
 class _Meter:
     """Times work enqueued on a device, gaps between launches included."""
 

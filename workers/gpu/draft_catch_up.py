@@ -60,14 +60,20 @@ class CatchUpReadback:
         self._guessed, self._hits = guessed, copied_to_host(hits)
         self._begin, self._end = begin, record_event(hits.device)
 
-    def added_to(self, verdict: Verdict) -> Verdict:
+    def wait(self) -> tuple[float, tuple[Agreement, ...]]:
+        """Its time, and what the draft would have guessed."""
         self._end.synchronize()
         hits = self._hits.tolist()
         found = [guessed.agreement(hits) for guessed in self._guessed]
+        agreements = tuple(each for each in found if each.hits)
+        return seconds_between(self._begin, self._end), agreements
+
+    def added_to(self, verdict: Verdict) -> Verdict:
+        seconds, agreements = self.wait()
         return replace(
             verdict,
-            draft_s=verdict.draft_s + seconds_between(self._begin, self._end),
-            agreements=(*verdict.agreements, *(each for each in found if each.hits)),
+            draft_s=verdict.draft_s + seconds,
+            agreements=(*verdict.agreements, *agreements),
         )
 
 
@@ -106,7 +112,7 @@ class CatchUpPasses:
         batch = buffers.batch(tables, _ROW_TOKENS, self._sizes.max_len)
         ids = self._runner.known_ids(buffers.ids)
         hidden = self._decoder.forward_some(ids, batch, self._kv, buffers.logit_tokens)
-        logits = self._decoder.logits(hidden)[:, : self._runner.vocab_size]
+        logits = self._runner.whole_logits(hidden)
         chosen = self._chosen[:num_guesses]
         rows, positions = buffers.logit_rows, buffers.logit_positions
         choose_tokens(logits, self._rows.settings, rows, positions, chosen)

@@ -20,9 +20,9 @@ from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.gpu.tables import keep_drafts
 from outrider.scheduler.types import StepPlan
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses, kernels_of, row_sizes
-from outrider.workers.gpu.draft_catch_up import DraftCatchUp
+from outrider.workers.gpu.draft_catch_up import CatchUpReadback, DraftCatchUp
 from outrider.workers.gpu.plan_buffers import PassShare, StepSizes
-from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer, LateResult
+from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.runner import Runner
 
@@ -146,7 +146,7 @@ class DraftPasses(DeviceProposer):
     def captured_passes(self) -> Sequence[CapturedPasses]:
         return [*self.rounds.captured_passes, self._catch_up.captured]
 
-    def take_late_results(self) -> Sequence[LateResult]:
+    def take_late_results(self) -> Sequence[CatchUpReadback]:
         return self._catch_up.take_results()
 
     def extend_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
@@ -183,4 +183,4 @@ class DraftPasses(DeviceProposer):
         ids = self._runner.known_ids(buffers.ids)
         batch = buffers.batch(self._rows.draft_tables, FIRST_TOKENS, self._sizes.max_len)
         hidden = self._decoder.forward_some(ids, batch, self._kv, buffers.logit_tokens)
-        return self._decoder.logits(hidden)[:, : self._runner.vocab_size]
+        return self._runner.whole_logits(hidden)

@@ -3,9 +3,9 @@ copy of the texts."""
 
 from __future__ import annotations
 
-from outrider.kernels.gpu.adjust import Mark
+from outrider.kernels.gpu.columns import Mark
+from outrider.scheduler.params import is_greedy
 from outrider.scheduler.types import Exclusive, RequestSpec, RowInit
-from outrider.workers.sampling.rows import is_greedy
 
 
 def exclusivity(request: RequestSpec | RowInit, max_len: int, is_shared_noise: bool) -> Exclusive:

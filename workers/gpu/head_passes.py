@@ -53,6 +53,7 @@ class HeadPasses(DeviceProposer):
     def __init__(self, runner: HeadRunner, context: DeviceContext) -> None:
         head, device = runner.head, runner.device
         passes, sizes = context.passes, context.sizes
+        assert passes is not None
         if head.spec.keeps_kv and not head.spec.layers:
             raise ModelError(
                 f"this {head.spec.kind} head attends to hidden states after the target's last "

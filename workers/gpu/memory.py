@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ from outrider.workers.runner import Runner
 from outrider.workers.target import LOGIT_ROWS, LocalTarget
 
 if TYPE_CHECKING:  # Triton, which it needs, is not there on every machine
-    from outrider.workers.gpu.colocated import ColocatedWorker
+    from outrider.workers.gpu.step import DeviceStep
 
 # Beyond what is measured: token id lists of requests, kernels loaded later, and fragmentation by
 # tensors of other sizes.
@@ -146,10 +147,21 @@ class FlatHead:
         return self._head.logits(state, level).zero_()
 
 
-Workers = tuple["Proposers | ColocatedWorker", "LocalTarget | ColocatedWorker"]
+Workers = tuple["Proposers | DeviceStep", "LocalTarget | DeviceStep"]
 
 
-def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimits) -> GpuMemory:
+class Rehearsal(NamedTuple):
+    """Workers whose memory is measured."""
+
+    capture_largest: Callable[[], int]  # see `DeviceStep`
+    run: Callable[[CostlyStep], None]
+
+
+def rehearsal(workers: Workers) -> Rehearsal:
+    return Rehearsal(workers[1].capture_largest, partial(run_step, workers))
+
+
+def measure(device: torch.device, build: Callable[[], Rehearsal], limits: StepLimits) -> GpuMemory:
     """`build` makes workers with one KV block. Only the largest of each kind of pass is captured,
     and the memory of all is extrapolated from that; they are captured over the real cache later.
     All memory is freed afterwards: otherwise the cache would be carved out of reserved segments."""
@@ -157,8 +169,7 @@ def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimi
     loaded, total = _used_and_total(device)
     try:
         workers = build()
-        _, worker = workers
-        graph_bytes = worker.capture_largest()
+        graph_bytes = workers.capture_largest()
         step = max(_growth(device, workers, each) for each in costliest_steps(limits))
     except torch.OutOfMemoryError as error:
         raise CapacityError(
@@ -168,7 +179,7 @@ def measure(device: torch.device, build: Callable[[], Workers], limits: StepLimi
         ) from error
     torch.cuda.empty_cache()
     standing, _ = _used_and_total(device)
-    del workers, worker
+    del workers
     _free_all()
     return GpuMemory(total, loaded, standing + graph_bytes, step)
 
@@ -325,12 +336,12 @@ def _drafting_rows(limits: StepLimits) -> tuple[_Rows, int, int]:
 # -- readings -----------------------------------------------------------------------------------
 
 
-def _growth(device: torch.device, workers: Workers, step: CostlyStep) -> int:
+def _growth(device: torch.device, workers: Rehearsal, step: CostlyStep) -> int:
     """Memory that an empty allocator reserves for a step, fragmentation included."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    run_step(workers, step)
+    workers.run(step)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_reserved(device) - before
 

@@ -162,7 +162,7 @@ class TargetPasses:
         self._choose_from(self._logits(size))
 
     def _logits(self, size: int) -> Tensor:
-        return self._decoder.logits(self.hidden[:size])[:, : self._runner.vocab_size]
+        return self._runner.whole_logits(self.hidden[:size])
 
     def _choose_from(self, logits: Tensor) -> None:
         size = logits.shape[0]

@@ -92,4 +92,4 @@ class DeviceContext(ProposerContext):
     entries: PassEntries  # its own rows of the step
     catch_up: PassEntries  # rows that catch up, of a proposer with KV
     sizes: StepSizes
-    passes: TargetPasses
+    passes: TargetPasses | None = None  # where there is a target

@@ -24,6 +24,9 @@ class _HostEvent:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        return True
+
 
 StreamEvent: TypeAlias = "torch.cuda.Event | _HostEvent"
 """A point in the stream of the device's work."""
@@ -63,15 +66,18 @@ class Readback:
         self._host = copied_to_host(self._source[:num_rows])
         self._events.append(record_event(self._source.device))
 
-    def rows(self) -> list[list[int]]:
-        """Wait for the outcomes and return them."""
+    @property
+    def is_done(self) -> bool:
+        return self._events[-1].query()
+
+    def records(self) -> Tensor:
+        """Wait for the outcomes and return them, on the host."""
         assert self._host is not None
         self._events[-1].synchronize()
-        rows: list[list[int]] = self._host.tolist()
-        return rows
+        return self._host
 
     def seconds(self) -> tuple[float, float]:
-        """Drafting and verification time; valid after `rows`."""
+        """Drafting and verification time; valid after `records`."""
         begin, drafted, end = self._events
         return seconds_between(begin, drafted), seconds_between(drafted, end)
 

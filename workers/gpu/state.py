@@ -15,6 +15,7 @@ from outrider.kernels.gpu.accept import TextTable
 from outrider.kernels.gpu.adjust import AdjustTable
 from outrider.kernels.gpu.sampling import SamplingTable
 from outrider.kernels.gpu.tables import update_tables
+from outrider.scheduler.types import RowInit
 from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.sampling.rows import RowSampler
 
@@ -60,6 +61,18 @@ class DeviceRows:
             if self._is_adjusted[row]:
                 self.adjustments.marks[row].index_add_(0, ids, torch.ones_like(ids))
         self._set_counts(row, end, computed)
+
+    def set_drafts(self, tokens: Tensor, confidences: Tensor) -> None:
+        """Set the draft tokens and their confidences of all rows."""
+        self._copy(self.text.drafts, tokens)
+        self._copy(self.confidences, confidences)
+
+    def admit(self, init: RowInit, sampler: RowSampler, *, is_adjusted: bool) -> None:
+        """A request takes a row. `is_adjusted`: its logits are adjusted by the tables."""
+        self.set_text(init.row, init.token_ids, init.draft_cached)
+        self.set_sampling(init.row, sampler)
+        adjustment = RowAdjustment.of(sampler, init.token_ids) if is_adjusted else None
+        self.set_adjustment(init.row, adjustment)
 
     def set_draft_computed(self, row: int, computed: int) -> None:
         self.text.draft_computed[row : row + 1] = self.upload((computed,))

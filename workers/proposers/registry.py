@@ -106,8 +106,10 @@ def _build_draft_model(context: ProposerContext) -> Proposer:
 
 def _build_draft_passes(context: DeviceContext) -> DeviceProposer:
     from outrider.workers.gpu.drafting import DraftPasses
+    from outrider.workers.gpu.mailed_drafts import MailedDrafts
 
-    assert context.draft is not None
+    if context.draft is None:  # it is in a rank of its own
+        return MailedDrafts(context)
     return DraftPasses(context.draft, context)
 
 

@@ -6,52 +6,37 @@ Catch-up comes after that, in parallel with the target's pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.errors import OutriderError
-from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
-from outrider.links.rank_messages import (
-    Adopt,
-    DraftGroupJoined,
-    DraftReport,
-    Join,
-    RankSettings,
-    StepPlans,
-)
-from outrider.scheduler.types import Agreement, Proposal, RowInit, StepPlan, Verdict
+from outrider.links.rank_messages import Adopt, DraftGroupJoined, DraftReport, Join, StepPlans
+from outrider.scheduler.types import Agreement, RowInit, StepPlan
 from outrider.trace import TracedMethod
 from outrider.workers.groups.collective import Collective
-from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import DraftMailbox
 from outrider.workers.ranks.outcome_batches import OutcomeBatches
+from outrider.workers.ranks.packed_outcome import PackedOutcome
+from outrider.workers.ranks.packed_round import PackedRound
 from outrider.workers.ranks.proposal_link import LinkOpener
-from outrider.workers.rows import RowTable
-from outrider.workers.runner import Runner
-from outrider.workers.sampling.verify import verification_mode
 
 
-class DraftWorker(Protocol):
-    """Follows the text and drafts: a `DraftProposer`, or a fake."""
+class RankDraft(Protocol):
+    """Follows the text and drafts: `HostDraft`, or `DeviceDraft` on a GPU."""
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
 
     def follow(self, plan: StepPlan) -> None: ...
 
-    def propose(self, plan: StepPlan) -> Mapping[int, Proposal]: ...
+    def propose(self, plan: StepPlan) -> PackedRound: ...
 
-    def observe(self, verdict: Verdict) -> None: ...
+    def observe(self, outcome: PackedOutcome) -> None: ...
 
-    def catch_up(self) -> None: ...
-
-    def take_agreements(self) -> tuple[Agreement, ...]: ...
-
-
-def build_draft(runner: Runner, ops: Ops, settings: RankSettings) -> DraftProposer:
-    rows = RowTable(runner.num_rows)
-    return DraftProposer(rows, runner, ops, verification_mode(settings.verification))
+    def catch_up(self) -> tuple[float, tuple[Agreement, ...]]:
+        """Compute what the last plan deferred; the seconds it took, and replayed acceptance."""
+        ...
 
 
 class DraftRank:
@@ -63,7 +48,7 @@ class DraftRank:
         inbox: RankInbox,
         group: Collective,
         links: LinkOpener,
-        draft: DraftWorker,
+        draft: RankDraft,
     ) -> None:
         self._channel = channel
         self._is_first = group.rank == 0
@@ -100,9 +85,9 @@ class DraftRank:
         start_s = time.perf_counter()
         self._draft.follow(plan)
         if uses_draft:
-            proposals = self._draft.propose(plan)
+            drafted = self._draft.propose(plan)
             if plan.has_round:
-                self._mailbox.post(plan, proposals, time.perf_counter() - start_s)
+                self._mailbox.post(plan, drafted, time.perf_counter() - start_s)
             if plan.catches_up:
                 self._catch_up(plan.step)
         if self._outcomes.after(plan, uses_draft=uses_draft):
@@ -112,14 +97,11 @@ class DraftRank:
 
     def _observe_outcomes(self) -> None:
         for _ in range(self._num_due):
-            for verdict in self._mailbox.receive():
-                self._draft.observe(verdict)
+            for outcome in self._mailbox.receive():
+                self._draft.observe(outcome)
         self._num_due = 0
 
     def _catch_up(self, step: int) -> None:
-        start_s = time.perf_counter()
-        self._draft.catch_up()
-        agreements = self._draft.take_agreements()
+        caught_up_s, agreements = self._draft.catch_up()
         if self._is_first:
-            caught_up_s = time.perf_counter() - start_s
             self._channel.send(DraftReport(step, caught_up_s, agreements))

@@ -27,6 +27,12 @@ class RankInbox:
             self._keep(self._channel.receive())
         return self._kept.popleft()
 
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once. Raises if the engine is gone."""
+        while not self._kept and wait_any([self._channel], 0.0):
+            self._keep(self._channel.receive(0.0))
+        return bool(self._kept)
+
     def wait_for(self, other: Channel, link: int, timeout_s: float | None = None) -> bool:
         """Wait until `other`, which is proposal link `link`, has a message or has failed, or the
         engine releases it, or until the timeout; whether it has one. Raises if the engine is

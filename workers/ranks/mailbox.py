@@ -21,16 +21,16 @@ from outrider.links.channel import wait_any
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import LinkOpened, OutcomeMail, RoundMail, RoundPart
-from outrider.scheduler.types import Proposal, StepPlan, Verdict
+from outrider.scheduler.types import Proposal, StepPlan
 from outrider.workers.groups.collective import Collective
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.outcome_batches import OutcomeBatches
+from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.packed_round import (
-    distributions_of,
+    PackedRound,
     empty_distributions,
     empty_round,
     is_waiting,
-    pack_round,
     unpack_round,
     waiting_round,
 )
@@ -47,14 +47,21 @@ class ProposalLinkError(OutriderError):
 
 
 class ReceivedRound(NamedTuple):
-    """The proposals by row, and the time the target waited: for drafting and for the transfer."""
+    """A packed round, and the time the target waited: for drafting and for the transfer."""
 
-    proposals: Mapping[int, Proposal]
+    message: Tensor | None = None  # None: no round came
+    q: Tensor | None = None
     draft_s: float = 0.0
     transfer_s: float = 0.0
 
+    def proposals(self, plan: StepPlan) -> Mapping[int, Proposal]:
+        """By row; empty if the round was lost."""
+        if self.message is None:
+            return {}
+        return unpack_round(plan, self.message, self.q) or {}
 
-NO_ROUND = ReceivedRound({})
+
+NO_ROUND = ReceivedRound()
 
 
 class TargetMailbox:
@@ -75,7 +82,7 @@ class TargetMailbox:
         self._opened: dict[int, ProposalLink] = {}
         self._number = 0
         self._link: ProposalLink | None = None  # only in the first rank
-        self._outcomes: OutcomeBatches[Verdict] = OutcomeBatches()
+        self._outcomes: OutcomeBatches[bytes] = OutcomeBatches()
 
     @property
     def has_lost_link(self) -> bool:
@@ -106,10 +113,11 @@ class TargetMailbox:
         if self._number:
             self._send(self._outcomes.before(uses_draft=plan.uses_draft))
 
-    def end(self, plan: StepPlan, verdict: Verdict) -> None:
+    def end(self, plan: StepPlan, outcome: PackedOutcome) -> None:
         """After the step: send its outcome if the next round may need it."""
         if self._number:
-            self._send(self._outcomes.after(_outcome(verdict), uses_draft=plan.uses_draft))
+            packed = outcome.to_bytes()
+            self._send(self._outcomes.after(packed, uses_draft=plan.uses_draft))
 
     def take(self, plan: StepPlan) -> ReceivedRound:
         """Wait for the proposals of a step with a round."""
@@ -119,13 +127,13 @@ class TargetMailbox:
             self._on_long_wait(plan.step)
             while is_waiting(message):
                 found, message, q = self._receive_together(plan)
-        proposals = unpack_round(plan, message, q) or {}
         waited_s = time.perf_counter() - start_s
         if found is None:
-            return ReceivedRound(proposals)
+            return ReceivedRound(message, q)
         # After catching up the draft was late for another reason than this round.
         draft_s = min(found.draft_s, waited_s)
-        return ReceivedRound(proposals, draft_s, waited_s - draft_s if found.was_idle else 0.0)
+        transfer_s = waited_s - draft_s if found.was_idle else 0.0
+        return ReceivedRound(message, q, draft_s, transfer_s)
 
     def _receive_together(self, plan: StepPlan) -> tuple[RoundMail | None, Tensor, Tensor | None]:
         """The round on all ranks, or that it has not come yet: a collective must not wait long."""
@@ -146,11 +154,7 @@ class TargetMailbox:
             found = link.channel.receive(0.0)
             if not isinstance(found, RoundMail) or found.step != plan.step:
                 raise LinkError(f"the draft sent {found!r:.80} where step {plan.step} was due.")
-            if link.transfer is None:
-                return found, *self._unpacked(link, found, lost)
-            message = link.transfer.receive(lost)
-            q = empty_distributions(message)
-            return found, message, None if q is None else link.transfer.receive(q)
+            return found, *self._unpacked(link, found, lost)
         except (LinkError, TimeoutError, RuntimeError, ValueError) as error:
             logger.warning("the round of step %d did not arrive: %s", plan.step, error)
             self._close()
@@ -159,13 +163,15 @@ class TargetMailbox:
     def _unpacked(
         self, link: ProposalLink, found: RoundMail, lost: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """The message and the distributions of a round that came as bytes."""
+        """The message and the distributions of a round."""
         message = torch.from_numpy(np.frombuffer(found.packed, dtype=np.int64).copy())
         if message.shape != lost.shape:
             raise LinkError(f"the draft sent {len(message)} words where {len(lost)} were due.")
         q = empty_distributions(message)
         if q is None:
             return message, None
+        if link.transfer is not None:
+            return message, link.transfer.receive(q)
         data = bytearray()
         for _ in range(found.num_parts):
             if not self._inbox.wait_for(link.channel, link.number):
@@ -187,11 +193,11 @@ class TargetMailbox:
         self._group.broadcast(shared_q, 0)
         return message, shared_q
 
-    def _send(self, verdicts: Sequence[Verdict]) -> None:
-        if not verdicts or self._link is None:
+    def _send(self, outcomes: Sequence[bytes]) -> None:
+        if not outcomes or self._link is None:
             return
         try:
-            self._link.channel.send(OutcomeMail(tuple(verdicts)))
+            self._link.channel.send(OutcomeMail(tuple(outcomes)))
         except LinkError as error:
             logger.warning("the draft has missed an outcome: %s", error)
             self._close()
@@ -217,7 +223,7 @@ class DraftMailbox:
         self._link = link
         self._inbox.beside = link.channel
 
-    def receive(self) -> tuple[Verdict, ...]:
+    def receive(self) -> list[PackedOutcome]:
         """Wait for the next batch of outcomes."""
         self.was_idle = self._link is None or not wait_any([self._link.channel], 0.0)
         if self._group.size == 1:
@@ -226,21 +232,19 @@ class DraftMailbox:
             while (outcomes := self._share(self._next(_WAIT_S))) is None:
                 pass  # a collective must not wait as long as a pass of the target may take
         assert outcomes is not None
-        return outcomes.verdicts
+        return [PackedOutcome.from_bytes(each) for each in outcomes.outcomes]
 
-    def post(self, plan: StepPlan, proposals: Mapping[int, Proposal], draft_s: float) -> None:
+    def post(self, plan: StepPlan, drafted: PackedRound, draft_s: float) -> None:
         """Send a round; called by all ranks of the draft."""
         link = self._link
         if link is None:
             return
-        packed, q = pack_round(plan, proposals), distributions_of(proposals)
-        if link.transfer is not None:
-            link.transfer.post(packed, *([q] if q.numel() else []))
-            messages: list[object] = [RoundMail(plan.step, draft_s, self.was_idle, b"")]
+        packed, parts = drafted.message.numpy().tobytes(), list[RoundPart]()
+        if link.transfer is not None and drafted.q.numel():
+            link.transfer.post(drafted.q)
         else:
-            parts = _parts(q)
-            own = packed.numpy().tobytes()
-            messages = [RoundMail(plan.step, draft_s, self.was_idle, own, len(parts)), *parts]
+            parts = _parts(drafted.q)
+        messages = [RoundMail(plan.step, draft_s, self.was_idle, packed, len(parts)), *parts]
         for message in messages:
             self._send(link, message)
 
@@ -276,13 +280,6 @@ class DraftMailbox:
         self._group.broadcast(data, 0)
         found: OutcomeMail = RANK_CODEC.decode(data.numpy(force=True).tobytes())
         return found
-
-
-def _outcome(verdict: Verdict) -> Verdict:
-    """What a draft needs of a verdict: log-probabilities would be most of it."""
-    sampled = (row for row in verdict.rows if row.tokens)
-    rows = tuple(row._replace(logprobs=(), prompt_logprobs=()) for row in sampled)
-    return Verdict(verdict.epoch, verdict.step, rows)
 
 
 def _parts(q: Tensor) -> list[RoundPart]:

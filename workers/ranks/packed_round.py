@@ -12,14 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.scheduler.types import Proposal, StepPlan
+from outrider.scheduler.types import Proposal, RowPlan, StepPlan
 
 _VERSION = 1
 _WAITING = -1  # in its place: the round has not come yet
 _HEADER = 6  # version, epoch, step, number of rows; number of rows of q and their width
 _RECORD = 5  # row, generation, base_len, count, rows of q; then tokens and confidences
+
+
+_NO_DISTRIBUTIONS = torch.empty((0, 0))
 
 
 class _Shape(NamedTuple):
@@ -42,12 +46,16 @@ class _Shape(NamedTuple):
         return _HEADER + self.rows * self.record
 
 
-def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
-    """The message; `distributions_of` are not in it."""
+class PackedRound(NamedTuple):
+    message: Tensor
+    q: Tensor  # float32 [draft tokens, vocab]: all distributions, concatenated by row; or empty
+
+
+def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> PackedRound:
     shape = _Shape.of(plan)
     message = np.zeros(shape.size, dtype=np.int64)
-    q_shape = distributions_of(proposals).shape
-    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, len(proposals), *q_shape)
+    q = _distributions_of(proposals)
+    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, len(proposals), *q.shape)
     records = message[_HEADER:].reshape(shape.rows, shape.record)
     for record, (row, proposal) in zip(records, proposals.items(), strict=False):
         count = len(proposal.tokens)
@@ -56,18 +64,73 @@ def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> Tensor:
         record[_RECORD : _RECORD + count] = proposal.tokens
         confidences = record[_RECORD + shape.depth :].view(np.float64)
         confidences[:count] = proposal.confidences
-    return torch.from_numpy(message)
+    return PackedRound(torch.from_numpy(message), q)
+
+
+class DraftedRows(NamedTuple):
+    """The rows of a round as arrays, in the order of the plan."""
+
+    base_lens: NDArray[np.int64]  # [rows]
+    tokens: NDArray[np.int32]  # [rows, depth or more]
+    confidences: NDArray[np.float32]  # likewise
+
+
+def drafted_rows(plan: StepPlan) -> list[RowPlan]:
+    """The rows of the plan that the draft model drafts for."""
+    return [row for row in plan.rows if row.depth and row.draft_tokens]
+
+
+def pack_arrays(plan: StepPlan, drafted: DraftedRows) -> PackedRound:
+    """`pack_round` of a device's round, in which every row has all its drafts."""
+    shape, rows = _Shape.of(plan), drafted_rows(plan)
+    message = np.zeros(shape.size, dtype=np.int64)
+    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, shape.rows, 0, 0)
+    if not rows:
+        return PackedRound(torch.from_numpy(message), _NO_DISTRIBUTIONS)
+    records = message[_HEADER:].reshape(shape.rows, shape.record)
+    records[:, :2] = [(row.row, row.generation) for row in rows]
+    records[:, 2] = drafted.base_lens
+    records[:, 3] = [row.depth for row in rows]
+    first = _RECORD + shape.depth
+    records[:, _RECORD:first] = drafted.tokens[:, : shape.depth]
+    records[:, first:].view(np.float64)[:] = drafted.confidences[:, : shape.depth]
+    return PackedRound(torch.from_numpy(message), _NO_DISTRIBUTIONS)
+
+
+class RoundArrays(NamedTuple):
+    """A round as arrays: a record per row that has a proposal."""
+
+    rows: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    tokens: NDArray[np.int64]  # [rows, depth], those beyond a row's count are meaningless
+    confidences: NDArray[np.float64]  # likewise
+
+
+def unpack_arrays(plan: StepPlan, message: Tensor) -> RoundArrays | None:
+    """None if the message is empty or another step's."""
+    found = _records_of(plan, message)
+    if found is None:
+        return None
+    first = _RECORD + _Shape.of(plan).depth
+    confidences = found[:, first:].view(np.float64)
+    return RoundArrays(found[:, 0], found[:, 3], found[:, _RECORD:first], confidences)
+
+
+def _records_of(plan: StepPlan, message: Tensor) -> NDArray[np.int64] | None:
+    shape = _Shape.of(plan)
+    values: NDArray[np.int64] = message.numpy()
+    version, epoch, found, num_rows, _, _ = values[:_HEADER].tolist()
+    if (version, epoch, found) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
+        return None
+    return values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
 
 
 def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int, Proposal] | None:
     """The proposals by row; None if the message is empty or another step's."""
-    shape = _Shape.of(plan)
-    values = message.numpy()
-    version, epoch, found, num_rows, _, _ = values[:_HEADER].tolist()
-    if (version, epoch, found) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
+    records = _records_of(plan, message)
+    if records is None:
         return None
-    records = values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
-    confidences = records[:, _RECORD + shape.depth :].view(np.float64).tolist()
+    confidences = records[:, _RECORD + _Shape.of(plan).depth :].view(np.float64).tolist()
     proposals: dict[int, Proposal] = {}
     first_q = 0
     for record, confidence in zip(records.tolist(), confidences, strict=True):
@@ -97,10 +160,9 @@ def is_waiting(message: Tensor) -> bool:
     return int(message[0]) == _WAITING
 
 
-def distributions_of(proposals: Mapping[int, Proposal]) -> Tensor:
-    """float32 [draft tokens, vocab]: all distributions of a round, concatenated by row."""
+def _distributions_of(proposals: Mapping[int, Proposal]) -> Tensor:
     parts = [proposal.q for proposal in proposals.values() if proposal.q is not None]
-    return torch.cat(parts).float().contiguous() if parts else torch.empty((0, 0))
+    return torch.cat(parts).float().contiguous() if parts else _NO_DISTRIBUTIONS
 
 
 def empty_distributions(message: Tensor) -> Tensor | None:

@@ -29,7 +29,6 @@ from outrider.links.rank_messages import (
     RankDescription,
     RankFailed,
     RankSettings,
-    Ready,
     Role,
     Setup,
     Stage,
@@ -39,28 +38,24 @@ from outrider.links.rank_messages import (
 from outrider.logs import setup_logging
 from outrider.progress_stages import StageReporter, stage
 from outrider.trace import TracedMethod, traced
-from outrider.workers.cuda_graphs.runner_passes import cuda_graph_bytes
-from outrider.workers.device import Placement, free_kv_bytes, gpu_bytes, place, take_cores
+from outrider.workers.device import Placement, gpu_bytes, place, take_cores
 from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import (
     GROUP_TIMEOUT_S,
-    can_capture,
     shard_of,
     tensor_parallel_group,
 )
 from outrider.workers.heads.base import Head
 from outrider.workers.heads.kv import head_bytes_per_block
 from outrider.workers.heads.loader import load_head
-from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
-from outrider.workers.models.kv import KVCache, bytes_per_block
-from outrider.workers.ranks.costs import RankCosts
-from outrider.workers.ranks.draft import DraftRank, build_draft
+from outrider.workers.models.kv import bytes_per_block
+from outrider.workers.ranks.build import BuiltDraft, BuiltTarget, RankBuilder
+from outrider.workers.ranks.draft import DraftRank
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.proposal_link import LinkOpener
-from outrider.workers.ranks.target import TargetRank, build_target
-from outrider.workers.runner import Runner
+from outrider.workers.ranks.target import TargetRank
 from outrider.workers.weights.checkpoint import load_spec
 from outrider.workers.weights.generation import load_sampling_defaults
 from outrider.workers.weights.loader import load_model
@@ -68,9 +63,6 @@ from outrider.workers.weights.loader import load_model
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 60.0
-# Tokens a row usually has in a pass: a span verified at the default depth; what a draft lacks after
-# full acceptance.
-_QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
 
 M = TypeVar("M")
 
@@ -122,8 +114,7 @@ def run_rank(
             _report_failure(channel, error)
             raise
         finally:
-            if start.runner is not None:
-                start.runner.release_graphs()
+            start.release_graphs()
 
 
 def _name(where: RankPlace) -> str:
@@ -147,9 +138,7 @@ class _Startup:
         self._store = store
         self._secret = secret
         self.inbox = RankInbox(channel)
-        self.runner: Runner | None = None
-        self._head: Head | None = None
-        self._head_runner: HeadRunner | None = None
+        self.release_graphs: Callable[[], None] = lambda: None
 
     def run(self) -> RankServer:
         setup = self._expect(Setup)
@@ -171,16 +160,15 @@ class _Startup:
             )
             self._describe(settings, placement)
             group = self._meet(setup, placement)
-            decoder = self._load(settings, placement, group)
-            runner, ready = self._allocate(settings, placement, decoder, group)
-        self._channel.send(ready)
+            builder = self._load(settings, placement, group)
+            built = self._build(builder)
+        self.release_graphs = built.release
+        self._channel.send(built.ready)
         links = LinkOpener(self._store, self._secret, placement.device, settings.transfer_timeout_s)
         common = (self._channel, self.inbox, group, links)
-        if self._where.role == Role.DRAFT:
-            return DraftRank(*common, build_draft(runner, placement.ops, settings))
-        return TargetRank(
-            *common, *build_target(runner, self._head_runner, placement.ops, settings)
-        )
+        if isinstance(built, BuiltDraft):
+            return DraftRank(*common, built.worker)
+        return TargetRank(*common, built.worker)
 
     def _stages(self, settings: RankSettings) -> AbstractContextManager[object]:
         """Report long stages to the engine."""
@@ -220,7 +208,7 @@ class _Startup:
                 self._store, setup.meeting, rank, size, placement, setup.settings.deterministic
             )
 
-    def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> Decoder:
+    def _load(self, settings: RankSettings, placement: Placement, group: Collective) -> RankBuilder:
         request = self._expect(LoadWeights)
         start_s = time.monotonic()
         shard = shard_of(group)
@@ -238,46 +226,33 @@ class _Startup:
             narrow=self._where.role
             == Role.DRAFT,  # only with dtype auto, else nothing stays as stored
         )
-        self._head = _load_head(settings, placement, decoder)
+        head = _load_head(settings, placement, decoder)
+        assert request.bounds is not None
+        builder = RankBuilder(
+            self._where.role, settings, placement, group, decoder, head, request.bounds
+        )
         block_bytes = bytes_per_block(decoder.spec, settings.block_size, placement.dtype, shard)
-        if self._head is not None:
-            spec = self._head.spec
+        if head is not None:
+            spec = head.spec
             block_bytes += head_bytes_per_block(spec, settings.block_size, placement.dtype)
         self._channel.send(
             WeightsLoaded(
                 block_bytes,
-                _kv_bytes(settings, placement, decoder, group),
+                builder.kv_bytes(),
                 placement.ops.name,
                 time.monotonic() - start_s,
-                None if self._head is None else self._head.spec.max_depth,
+                None if head is None else head.spec.max_depth,
             )
         )
-        return decoder
+        return builder
 
-    def _allocate(
-        self, settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
-    ) -> tuple[Runner, Ready]:
+    def _build(self, builder: RankBuilder) -> BuiltDraft | BuiltTarget:
         request = self._expect(Allocate)
-        kv = KVCache(
-            decoder.spec,
-            request.num_blocks,
-            settings.block_size,
-            placement.dtype,
-            placement.device,
-            decoder.shard,
-            is_interleaved=placement.ops.supports_strided_blocks,
-        )
-        runner = Runner(
-            decoder, kv, request.num_rows, request.max_model_len, request.vocab_size, group
-        )
-        self.runner = runner
-        if self._head is not None:
-            self._head_runner = HeadRunner(self._head, runner)
-        if can_capture(group):
-            with stage("capturing CUDA graphs"):
-                runner.capture(_QUERY_LENS[self._where.role])
-        costs = RankCosts(self._where.role, group, runner, placement.ops, self._head_runner)
-        return runner, costs.measure(self._secret, settings)
+        builder = builder.with_sizes(request.num_rows, request.max_model_len)
+        runner = builder.runner(request.num_blocks, request.vocab_size)
+        if self._where.role == Role.DRAFT:
+            return builder.draft(runner, self._secret)
+        return builder.target(runner, self._secret)
 
     def _expect(self, kind: type[M]) -> M:
         message = self._channel.receive()
@@ -307,16 +282,6 @@ def _load_head(settings: RankSettings, placement: Placement, decoder: Decoder) -
         target_revision=settings.revision,
         target_embedding=decoder.whole_embedding,
     )
-
-
-def _kv_bytes(
-    settings: RankSettings, placement: Placement, decoder: Decoder, group: Collective
-) -> int | None:
-    """Memory left for KV beside the passes; None if only the configuration limits it."""
-    if placement.device.type != "cuda" or settings.has_fixed_kv:
-        return None
-    free = free_kv_bytes(placement.device, settings.gpu_memory_utilization)
-    return max(free - cuda_graph_bytes(decoder), 0) if can_capture(group) else free
 
 
 ROLES = (Role.TARGET, Role.DRAFT)

@@ -4,50 +4,65 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Protocol
+import time
+from collections import deque
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from outrider.errors import OutriderError
-from outrider.kernels.ops import Ops
 from outrider.links.channel import Channel
-from outrider.links.rank_messages import AwaitingDraft, Join, RankSettings, StepPlans, VerifyResult
+from outrider.links.rank_messages import AwaitingDraft, Join, StepPlans, VerifyResult
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.trace import TracedMethod
 from outrider.workers.groups.collective import Collective
-from outrider.workers.heads.runner import HeadRunner
-from outrider.workers.proposers.base import ProposerContext, Proposers, ProposerSettings
-from outrider.workers.proposers.registry import build_proposers
 from outrider.workers.ranks.inbox import RankInbox
-from outrider.workers.ranks.mailbox import NO_ROUND, TargetMailbox
+from outrider.workers.ranks.mailbox import NO_ROUND, ReceivedRound, TargetMailbox
+from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.proposal_link import LinkOpener
-from outrider.workers.rows import RowTable
-from outrider.workers.runner import Runner
-from outrider.workers.sampling.verify import verification_mode
-from outrider.workers.target import LocalTarget
 
 logger = logging.getLogger(__name__)
 
-
-class TargetPass(Protocol):
-    """Verifies a plan: a `LocalTarget`, or a fake."""
-
-    def verify(self, plan: StepPlan, ticket: Ticket) -> Verdict: ...
+_POLL_S = 20e-6
 
 
-def build_target(
-    runner: Runner, head: HeadRunner | None, ops: Ops, settings: RankSettings
-) -> tuple[LocalTarget, Proposers]:
-    """What a target rank computes: the pass, and proposals without a draft model."""
-    rows, verification = RowTable(runner.num_rows), verification_mode(settings.verification)
-    own = ProposerSettings(settings.ngram_min, settings.ngram_max)
-    context = ProposerContext(rows, own, ops, verification, head=head)
-    return LocalTarget(rows, runner, ops, verification), build_proposers(context)
+class StartedStep(Protocol):
+    """A step of a target worker: done, or running on its device."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    def outcome(self) -> PackedOutcome:
+        """Wait; what the draft needs of the verdict."""
+        ...
+
+    def verdict(self) -> Verdict: ...
+
+
+class RankTarget(Protocol):
+    """What a target rank computes: `HostTarget`, or `DeviceTarget` on a GPU."""
+
+    def begin(self, plan: StepPlan) -> Ticket:
+        """Apply the plan's row changes; returns the proposals made without a draft model."""
+        ...
+
+    def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> StartedStep: ...
+
+    def observe(self, verdict: Verdict) -> None:
+        """Called once the verdict is sent, so that what this does delays no token."""
+        ...
+
+
+class _Pending(NamedTuple):
+    plan: StepPlan
+    step: StartedStep
+    drafted: ReceivedRound
 
 
 class TargetRank:
     """All ranks of the group run this in lockstep; they agree because each has the same data.
 
-    Proposers without a model run here, in every rank: they depend on the text alone. So does a
-    head: hidden states are the same in all ranks, bit for bit.
+    A step without a round is enqueued while the one before it runs. One with a round needs the
+    outcome of the step before first, which goes to the draft before anything else.
     """
 
     def __init__(
@@ -56,15 +71,15 @@ class TargetRank:
         inbox: RankInbox,
         group: Collective,
         links: LinkOpener,
-        worker: TargetPass,
-        proposers: Proposers,
+        worker: RankTarget,
     ) -> None:
         self._channel = channel
+        self._inbox = inbox
         self._is_first = group.rank == 0
         self._links = links
         self._worker = worker
-        self._proposers = proposers
         self._mailbox = TargetMailbox(group, inbox, links.device, self._report_long_wait)
+        self._pending: deque[_Pending] = deque()
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
@@ -77,31 +92,49 @@ class TargetRank:
     def handle(self, message: object) -> None:
         if isinstance(message, StepPlans):
             for plan in message.plans:
-                self._verify(plan, message.link)
+                self._start(plan, message.link)
         elif isinstance(message, Join):
             # In a thread: joining a new draft takes a while, and it may die again.
             threading.Thread(target=self._join, args=(message.number,), daemon=True).start()
         else:
             raise OutriderError(f"a target rank cannot handle {type(message).__name__}")
+        self._settle_until_next()
 
-    def _verify(self, plan: StepPlan, link: int) -> None:
-        mailbox = self._mailbox
+    def _start(self, plan: StepPlan, link: int) -> None:
+        mailbox, drafted = self._mailbox, NO_ROUND
         mailbox.use(link)
-        mailbox.begin(plan)
-        own = self._proposers.propose(plan)
-        drafted = mailbox.take(plan) if link and plan.has_round else NO_ROUND
-        ticket = Ticket(
-            plan.step,
-            {**own.proposals, **drafted.proposals},
-            own.draft_s + drafted.draft_s + drafted.transfer_s,
-            agreements=own.agreements,
-        )
-        verdict = self._worker.verify(plan, ticket)
-        mailbox.end(plan, verdict)  # first: the draft may wait for it
+        own = self._worker.begin(plan)
+        if link and plan.has_round:
+            while self._pending:
+                self._settle_oldest()
+        if not self._pending:
+            mailbox.begin(plan)
+        if link and plan.has_round:
+            drafted = mailbox.take(plan)
+        self._pending.append(_Pending(plan, self._worker.verify(plan, own, drafted), drafted))
+
+    def _settle_until_next(self) -> None:
+        """Settle steps as they end, until the engine sends another message."""
+        while self._pending:
+            if self._pending[0].step.is_done:
+                self._settle_oldest()
+            elif self._inbox.has_message():
+                return
+            else:
+                time.sleep(_POLL_S)
+
+    def _settle_oldest(self) -> None:
+        plan, step, drafted = self._pending.popleft()
+        self._mailbox.end(plan, step.outcome())  # first: the draft may wait for it
+        if self._pending:  # now the draft can have all outcomes before the next step
+            self._mailbox.begin(self._pending[0].plan)
+        verdict = step.verdict()
         if self._is_first:
-            is_lost = mailbox.has_lost_link
-            self._channel.send(VerifyResult(verdict, is_lost, drafted.transfer_s))
-        self._proposers.observe(verdict)  # after the verdict: a head's extension delays no token
+            waited_s = drafted.draft_s + drafted.transfer_s
+            timed = replace(verdict, draft_s=verdict.draft_s + waited_s)
+            is_lost = self._mailbox.has_lost_link
+            self._channel.send(VerifyResult(timed, is_lost, drafted.transfer_s))
+        self._worker.observe(verdict)
 
     def _report_long_wait(self, step: int) -> None:
         """So that the engine sees whether the draft hangs."""

@@ -14,15 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.kernels.seeds import signed64
-from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.params import SamplingParams, is_greedy
 from outrider.scheduler.types import RowInit
-
-# Below this, dividing by the temperature could overflow float32; the result is the argmax anyway.
-_MIN_TEMPERATURE = 1e-5
-
-
-def is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < _MIN_TEMPERATURE
 
 
 class RowSampler:

@@ -37,10 +37,11 @@ from outrider.workers.gpu.memory import (
     FlatHead,
     FlatRunner,
     GpuMemory,
+    Rehearsal,
     StepLimits,
-    Workers,
     hold,
     measure,
+    rehearsal,
 )
 from outrider.workers.heads.base import Head
 from outrider.workers.heads.kv import head_bytes_per_block
@@ -239,9 +240,10 @@ def _measure(
     )
     flat = None if head is None else FlatHead(head)
 
-    def workers_of_one_block() -> Workers:
+    def workers_of_one_block() -> Rehearsal:
         sizes = PoolSizes(1, 1, length)
-        return make_workers(config, placement, target, draft, sizes, FlatRunner, flat).workers
+        built = make_workers(config, placement, target, draft, sizes, FlatRunner, flat)
+        return rehearsal(built.workers)
 
     with stage("measuring the memory that steps take"):
         return measure(placement.device, workers_of_one_block, limits)

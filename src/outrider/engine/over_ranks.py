@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -38,10 +38,13 @@ from outrider.links.rank_messages import (
     RankDescription,
     ReleaseLink,
     Role,
+    StepBounds,
     proposal_meeting,
 )
 from outrider.progress_stages import stage
 from outrider.scheduler.costs import StepCosts
+from outrider.scheduler.types import Exclusive, RequestSpec
+from outrider.workers.gpu.exclusive import exclusivity
 from outrider.workers.proposers.base import NO_COST
 
 logger = logging.getLogger(__name__)
@@ -98,8 +101,26 @@ def _costs_of(target: RankGroup, draft: RankGroup | None) -> StepCosts | None:
         verify,
         drafting.first_draft or NO_COST,
         drafting.next_draft or NO_COST,
-        prefill_s=drafting.prefill_s,
+        target.ready.context_s,
+        target.ready.tile_tokens,
+        drafting.prefill_s,
     )
+
+
+def _max_depth(groups: Sequence[RankGroup]) -> int | None:
+    """The least bound of all groups on depth."""
+    found = (group.ready.max_depth for group in groups)
+    return min((each for each in found if each is not None), default=None)
+
+
+def _exclusive(
+    target: RankGroup, config: EngineConfig, length: int
+) -> Callable[[RequestSpec], Exclusive] | None:
+    """Which requests need exclusive steps; None: any requests can share a step."""
+    if target.ready.max_depth is None:
+        return None
+    is_shared_noise = config.speculation.verification == "shared"
+    return lambda request: exclusivity(request, length, is_shared_noise)
 
 
 def _meeting(role: str, life: int) -> str:
@@ -193,9 +214,11 @@ class RankModels:
             config,
             pools,
             RemoteTarget.lag,
+            _max_depth(groups),
             costs=self.costs,
             head_depth=groups[0].loaded[0].head_depth,
             texts_are_remote=True,
+            exclusive=_exclusive(groups[0], config, pools.max_model_len),
         )
         self.facts = EngineFacts(
             settings=config.without_secrets().to_settings(),
@@ -238,7 +261,14 @@ class RankModels:
 
     def _load(self, group: RankGroup, length: int) -> None:
         is_short = group.role == Role.DRAFT and group.described[0].max_position < length
-        group.load(length if is_short else None)
+        scheduler, device = self.config.scheduler, group.described[0].device.partition(":")[0]
+        bounds = StepBounds(
+            scheduler.num_seats,
+            scheduler.num_step_tokens,
+            default_max_depth(self.config, device),
+            length,
+        )
+        group.load(length if is_short else None, bounds)
 
     def _allocate(self, group: RankGroup, num_blocks: int | None = None) -> None:
         pools = self._sizes.pools

@@ -24,6 +24,7 @@ from outrider.links.rank_messages import (
     Role,
     Setup,
     Stage,
+    StepBounds,
     StopRank,
     WeightsLoaded,
 )
@@ -64,6 +65,7 @@ def rank_settings(config: EngineConfig, role: str) -> RankSettings:
         transfer_timeout_s=config.stall_timeout_s * TRANSFER_SHARE,
         head_model=config.head.model if is_target else None,
         head_revision=config.head.revision if is_target else None,
+        has_draft=is_target and config.draft.model is not None,
         hears_stages=True,
     )
 
@@ -104,9 +106,9 @@ class RankGroup:
         self.described = [self._receive(channel, RankDescription) for channel in self.channels]
         return self.described[0]
 
-    def load(self, max_position: int | None) -> None:
-        """Load the weights on all ranks concurrently."""
-        self.send(LoadWeights(max_position or 0))
+    def load(self, max_position: int | None, bounds: StepBounds) -> None:
+        """Load the weights on all ranks concurrently. `bounds` are those of the largest step."""
+        self.send(LoadWeights(max_position or 0, bounds))
         self.loaded = [self._receive(channel, WeightsLoaded) for channel in self.channels]
         for rank, loaded in enumerate(self.loaded):
             self._report(f"{self.role} rank {rank}: weights loaded in {loaded.seconds:.1f} s")

@@ -33,7 +33,7 @@ from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import LocalTarget
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.colocated import ColocatedWorker
+    from outrider.workers.gpu.step import DeviceStep
 
 logger = logging.getLogger(__name__)
 
@@ -134,11 +134,11 @@ def _colocate(
     target: LocalTarget,
     proposers: Proposers,
     max_model_len: int,
-) -> ColocatedWorker:
+) -> DeviceStep:
     """All models on one GPU; passes are captured once the final KV is allocated."""
     # These need Triton, which not every machine has.
-    from outrider.workers.gpu.colocated import ColocatedWorker
     from outrider.workers.gpu.plan_buffers import StepSizes
+    from outrider.workers.gpu.step import DeviceStep
 
     found = entries(has_draft_model=context.draft is not None, head=config.head_kind)
     on_device = [entry for entry in found if entry.build_on_device is not None]
@@ -148,7 +148,7 @@ def _colocate(
         depth=default_max_depth(config, target.runner.device.type) if on_device else 0,
         max_len=max_model_len,
     )
-    return ColocatedWorker(context, target, proposers, on_device, sizes)
+    return DeviceStep(context, target, proposers, on_device, sizes)
 
 
 @contextmanager

@@ -73,6 +73,7 @@ class RankSettings:
     transfer_timeout_s: float  # for announced tensors
     head_model: str | None = None  # with a target
     head_revision: str | None = None
+    has_draft: bool = False  # a target that receives proposals
     hears_stages: bool = added_field(False)  # the engine accepts `Stage`
 
 
@@ -115,12 +116,24 @@ class Stage:
     words: str
 
 
+@message("StepBounds")
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """The largest step that any requests can cause."""
+
+    rows: int  # max_num_seqs, settled
+    tokens: int
+    depth: int  # of proposers that run on a GPU
+    max_len: int
+
+
 @message("Load")
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Engine to rank: read your share of the weights."""
+    """Engine to rank: read your share of the weights. `bounds` are those of the largest step."""
 
     max_position: int
+    bounds: StepBounds | None = None
 
 
 @message("Loaded")
@@ -154,12 +167,15 @@ class Allocate:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Rank to engine: ready for plans. The first rank of a group adds its measured pass times; see
-    `StepCosts`."""
+    `StepCosts`. `max_depth` bounds drafting; None: unbounded."""
 
     verify: CostTable | None = None
     first_draft: CostTable | None = None
     next_draft: CostTable | None = None
     prefill_s: float = 0.0
+    context_s: float = 0.0
+    tile_tokens: int = 4
+    max_depth: int | None = None
 
 
 @message("Join")
@@ -257,22 +273,23 @@ class LinkOpened:
 @message("Outcomes")
 @dataclass(frozen=True, slots=True)
 class OutcomeMail:
-    """Target to draft: the verdicts of consecutive steps, without log-probabilities and without
-    rows that sampled nothing. When they are sent follows from the plans; see
+    """Target to draft: the outcomes of consecutive steps, see
+    `outrider.workers.ranks.packed_outcome`. When they are sent follows from the plans; see
     `outrider.workers.ranks.outcome_batches`."""
 
-    verdicts: tuple[Verdict, ...]
+    outcomes: tuple[bytes, ...]
 
 
 @message("Round")
 @dataclass(frozen=True, slots=True)
 class RoundMail:
-    """Draft to target: the proposals of a step. `num_parts` `RoundPart`s follow."""
+    """Draft to target: the proposals of a step. `num_parts` `RoundPart`s follow; between GPUs NCCL
+    carries what they would."""
 
     step: int
     draft_s: float
     was_idle: bool  # the draft had to wait for the outcome before; else it was catching up
-    packed: bytes  # see `outrider.workers.ranks.packed_round`; empty if NCCL carries the round
+    packed: bytes  # see `outrider.workers.ranks.packed_round`
     num_parts: int = 0
 
 

@@ -29,6 +29,7 @@ from outrider.workers.gpu.memory import (
     costliest_steps,
     hold,
     measure,
+    rehearsal,
     run_step,
 )
 from outrider.workers.weights.checkpoint import load_spec
@@ -198,7 +199,7 @@ class FakeWorkers:
 def _measured(gpu: FakeGpu, per_token: int) -> GpuMemory:
     def build_workers() -> Any:
         workers = FakeWorkers(gpu, per_token)
-        return workers, workers
+        return rehearsal((workers, workers))
 
     return measure(torch.device("cuda"), build_workers, LIMITS[0])
 

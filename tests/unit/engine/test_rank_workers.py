@@ -28,6 +28,7 @@ from outrider.links.rank_messages import (
     ReleaseLink,
     Role,
     Stage,
+    StepBounds,
     StepPlans,
     VerifyResult,
     WeightsLoaded,
@@ -48,6 +49,8 @@ ROW = RowPlan(0, 1, 1, 3, 3, True, DRAFT, 0, (), 0, (), 1)
 PLAN = StepPlan(1, 5, (ROW,))
 LOGPROBS = (TokenLogprobs(7, -0.5, 1, tuple((i, -1.0) for i in range(20))),)
 VERDICT = Verdict(1, 5, (RowVerdict(0, 1, 9, 3, 3, 2, (7, 8, 9), LOGPROBS, LOGPROBS),))
+
+BOUNDS = StepBounds(4, 64, 5, 128)
 
 
 @dataclass
@@ -83,12 +86,12 @@ def test_what_takes_a_rank_long_is_reported_while_it_does(
             first.send(Stage(words))
         first.send(WeightsLoaded(1, None, "c", 0.5))
         second.send(WeightsLoaded(1, None, "c", 0.5))
-        ranks.group.load(None)
+        ranks.group.load(None, BOUNDS)
         assert capsys.readouterr().out.splitlines() == [
             "target rank 0: weights loaded in 0.5 s",
             "target rank 1: weights loaded in 0.5 s",
         ], "what is over is not reported"
-        reading = threading.Thread(target=ranks.group.load, args=(None,))
+        reading = threading.Thread(target=ranks.group.load, args=(None, BOUNDS))
         reading.start()
         first.send(Stage("reading weights (layer 10 of 30)"))
         time.sleep(STALL_S / 3)
@@ -406,7 +409,7 @@ def test_a_draft_whose_link_the_target_lost_is_given_up() -> None:
 
 def test_a_rank_that_hangs_while_it_starts_is_an_error() -> None:
     with linked("draft") as ranks, pytest.raises(RankError, match="has not answered for 0.3 s"):
-        ranks.group.load(None)
+        ranks.group.load(None, BOUNDS)
 
 
 def test_a_step_may_take_several_times_what_comparable_ones_took() -> None:

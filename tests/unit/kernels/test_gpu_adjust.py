@@ -13,7 +13,8 @@ from torch import Tensor
 
 from outrider.kernels.gpu import adjust
 from outrider.kernels.gpu.accept import accept_drafts, outcome_width
-from outrider.kernels.gpu.adjust import Mark, adjust_logits, count_tokens
+from outrider.kernels.gpu.adjust import adjust_logits, count_tokens
+from outrider.kernels.gpu.columns import Mark
 from outrider.kernels.gpu.sampling import choose_tokens
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.gpu.adjustments import RowAdjustment

@@ -38,7 +38,8 @@ from outrider.workers.models.kv import KVCache
 from outrider.workers.models.shard import Shard
 from outrider.workers.proposers.base import MAX_REPLAYED_TOKENS, Proposers
 from outrider.workers.proposers.draft_model import DraftProposer
-from outrider.workers.ranks.draft import DraftRank, build_draft
+from outrider.workers.ranks.draft import DraftRank
+from outrider.workers.ranks.host_draft import HostDraft
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import TargetMailbox
 from outrider.workers.ranks.proposal_link import LinkOpener
@@ -332,7 +333,7 @@ def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None
         inbox, group = RankInbox(channel), SingleRankGroup()
         target = TargetMailbox(group, inbox, CPU)
         own, others = (LinkOpener(board.store(), SECRET, CPU, 10.0) for _ in range(2))
-        draft = build_draft(runner, OPS, RANK_SETTINGS)
+        draft = HostDraft.build(runner, OPS, RANK_SETTINGS)
         rank: Any = DraftRank(channel, inbox, group, own, draft)
         met = threading.Thread(target=lambda: target.add(others.listen(1)))
         met.start()
@@ -360,7 +361,7 @@ def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None
         rank._mailbox.post = posted
         rank.handle(StepPlans(1, (plan,)))
         target.use(1)
-        assert target.take(plan).proposals[0].tokens == text[6:8]
+        assert target.take(plan).proposals(plan)[0].tokens == text[6:8]
         report = engine.receive(10)
         target.use(0)
     assert isinstance(report, DraftReport) and report.step == 1

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from outrider.kernels.gpu.adjust import Mark
+from outrider.kernels.gpu.columns import Mark
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.types import Exclusive, RequestSpec
 from outrider.workers.gpu.exclusive import exclusivity

@@ -40,6 +40,7 @@ from outrider.workers.ranks import mailbox
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import DraftMailbox, TargetMailbox
 from outrider.workers.ranks.outcome_batches import MAX_BATCH, OutcomeBatches
+from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.packed_round import pack_round, unpack_round
 from outrider.workers.ranks.proposal_link import ProposalLink
 
@@ -67,6 +68,8 @@ VERDICT = Verdict(
     ),
     draft_s=0.5,
 )
+OUTCOME = PackedOutcome.of(VERDICT)
+PACKED = pack_round(PLAN, ROUND)
 
 
 def content(proposals: dict[int, Proposal] | None) -> dict[int, tuple[object, ...]] | None:
@@ -80,26 +83,26 @@ def _plain(value: object) -> object:
 
 
 def test_a_round_comes_out_as_it_went_in() -> None:
-    assert content(unpack_round(PLAN, pack_round(PLAN, ROUND), None)) == content(ROUND)
+    assert content(unpack_round(PLAN, pack_round(PLAN, ROUND).message, None)) == content(ROUND)
 
 
 def test_the_size_of_a_message_depends_on_the_plan_alone() -> None:
-    sizes = {pack_round(PLAN, part).shape for part in (ROUND, {4: ROUND[4]}, {})}
+    sizes = {pack_round(PLAN, part).message.shape for part in (ROUND, {4: ROUND[4]}, {})}
     assert len(sizes) == 1
 
 
 def test_rows_the_draft_had_nothing_for_are_left_out() -> None:
-    assert unpack_round(PLAN, pack_round(PLAN, {}), None) == {}
+    assert unpack_round(PLAN, pack_round(PLAN, {}).message, None) == {}
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(2, 8), (3, 7)])
 def test_a_message_of_another_step_or_engine_is_dropped(epoch: int, step: int) -> None:
     other = StepPlan(epoch, step, PLAN.rows)
-    assert unpack_round(PLAN, pack_round(other, ROUND), None) is None
+    assert unpack_round(PLAN, pack_round(other, ROUND).message, None) is None
 
 
 def test_an_empty_message_is_a_lost_round() -> None:
-    message = torch.zeros_like(pack_round(PLAN, ROUND))
+    message = torch.zeros_like(PACKED.message)
     assert unpack_round(PLAN, message, None) is None
 
 
@@ -136,21 +139,21 @@ def test_a_round_travels_with_the_distributions_it_was_sampled_from(
     monkeypatch.setattr(mailbox, "_PART_BYTES", 50)  # of 132
     q = torch.rand(3, 11)
     with linked() as link:
-        link.draft.post(PLAN, {0: ROUND[0]._replace(q=q), 4: ROUND[4]}, 0.0)
+        link.draft.post(PLAN, pack_round(PLAN, {0: ROUND[0]._replace(q=q), 4: ROUND[4]}), 0.0)
         received = link.target.take(PLAN)
-    assert torch.equal(received.proposals[0].q, q)
-    assert received.proposals[4].q is None
+    assert torch.equal(received.proposals(PLAN)[0].q, q)
+    assert received.proposals(PLAN)[4].q is None
 
 
 def test_a_round_costs_the_draft_its_time_and_the_transfer_the_rest() -> None:
     with linked() as link:
-        later = threading.Timer(0.05, link.draft.post, (PLAN, ROUND, 0.01))
+        later = threading.Timer(0.05, link.draft.post, (PLAN, PACKED, 0.01))
         later.start()
         received = link.target.take(PLAN)
         later.join()
         assert received.draft_s == 0.01 and received.transfer_s > 0.03
         link.draft.was_idle = False
-        link.draft.post(PLAN, ROUND, 0.0)
+        link.draft.post(PLAN, PACKED, 0.0)
         assert link.target.take(PLAN).transfer_s == 0, "it was catching up"
 
 
@@ -159,11 +162,11 @@ def test_every_rank_gets_what_the_first_received() -> None:
         if group.rank:
             other = TargetMailbox(group, RankInbox(idle), CPU)
             other.use(1)
-            return content(dict(other.take(PLAN).proposals))
+            return content(dict(other.take(PLAN).proposals(PLAN)))
         with linked(group) as link:
             rows = {0: ROUND[0]._replace(q=torch.ones(3, 5)), 4: ROUND[4]}
-            link.draft.post(PLAN, rows, 0.0)
-            return content(dict(link.target.take(PLAN).proposals))
+            link.draft.post(PLAN, pack_round(PLAN, rows), 0.0)
+            return content(dict(link.target.take(PLAN).proposals(PLAN)))
 
     near, _far = socket.socketpair()
     with Channel(near, RANK_CODEC) as idle:
@@ -178,7 +181,7 @@ def test_ranks_agree_that_a_round_is_lost() -> None:
         def take(group: Any) -> object:
             target = TargetMailbox(group, RankInbox(idle), CPU)
             target.use(1)  # which was never opened
-            return dict(target.take(PLAN).proposals)
+            return dict(target.take(PLAN).proposals(PLAN))
 
         assert run_ranks(2, take) == [{}, {}]
 
@@ -187,7 +190,7 @@ def test_a_released_round_is_lost_and_later_messages_of_the_engine_are_not() -> 
     with linked() as link:
         link.engine.send(StepPlans(1, (PLAN,)))
         threading.Timer(0.05, link.engine.send, (ReleaseLink(1),)).start()
-        assert link.target.take(PLAN).proposals == {}
+        assert link.target.take(PLAN).proposals(PLAN) == {}
         assert link.target.has_lost_link
         assert link.target._inbox.receive() == StepPlans(1, (PLAN,))
 
@@ -202,11 +205,11 @@ def test_a_long_wait_is_reported_once_and_shared_by_all_ranks(
         if group.rank:
             other = TargetMailbox(group, RankInbox(idle), CPU, waits.append)
             other.use(1)
-            return content(dict(other.take(PLAN).proposals)), waits
+            return content(dict(other.take(PLAN).proposals(PLAN))), waits
         with linked(group) as link:
             link.target._on_long_wait = waits.append
-            threading.Timer(0.3, link.draft.post, (PLAN, ROUND, 0.0)).start()
-            return content(dict(link.target.take(PLAN).proposals)), waits
+            threading.Timer(0.3, link.draft.post, (PLAN, PACKED, 0.0)).start()
+            return content(dict(link.target.take(PLAN).proposals(PLAN))), waits
 
     near, _far = socket.socketpair()
     with Channel(near, RANK_CODEC) as idle:
@@ -224,16 +227,16 @@ def test_a_draft_that_hangs_between_the_parts_of_a_round_is_released(
         monkeypatch.setattr(
             channel, "send", lambda each: None if isinstance(each, RoundPart) else send(each)
         )
-        link.draft.post(PLAN, {0: ROUND[0]._replace(q=torch.rand(3, 11))}, 0.0)
+        link.draft.post(PLAN, pack_round(PLAN, {0: ROUND[0]._replace(q=torch.rand(3, 11))}), 0.0)
         threading.Timer(0.05, link.engine.send, (ReleaseLink(1),)).start()
-        assert link.target.take(PLAN).proposals == {}
+        assert link.target.take(PLAN).proposals(PLAN) == {}
 
 
 @pytest.mark.parametrize("packed", [b"", b"1234", bytes(80)])
 def test_a_malformed_round_is_lost_and_nothing_more(packed: bytes) -> None:
     with linked() as link:
         link.draft._link.channel.send(RoundMail(PLAN.step, 0.0, True, packed))  # type: ignore[union-attr]
-        assert link.target.take(PLAN).proposals == {}
+        assert link.target.take(PLAN).proposals(PLAN) == {}
         assert link.target.has_lost_link
 
 
@@ -243,13 +246,13 @@ def test_outcomes_that_come_late_keep_no_rank_of_a_draft_in_a_collective(
     monkeypatch.setattr(mailbox, "_WAIT_S", 0.05)
     near, _far = socket.socketpair()
     with Channel(near, RANK_CODEC) as idle, linked() as link:
-        threading.Timer(0.3, link.target.end, (PLAN, VERDICT)).start()
+        threading.Timer(0.3, link.target.end, (PLAN, OUTCOME)).start()
 
         def receive(group: Any) -> object:
             if group.rank:
-                return DraftMailbox(group, RankInbox(idle), CPU).receive()
+                return verdicts(DraftMailbox(group, RankInbox(idle), CPU))
             link.draft._group = group
-            found = link.draft.receive()
+            found = verdicts(link.draft)
             assert len(group.calls) > 3, "it was shared that nothing has come"
             return found
 
@@ -260,8 +263,8 @@ def test_outcomes_that_come_late_keep_no_rank_of_a_draft_in_a_collective(
 def test_a_release_of_an_earlier_link_ends_no_wait() -> None:
     with linked(number=2) as link:
         link.engine.send(ReleaseLink(1))
-        threading.Timer(0.05, link.draft.post, (PLAN, ROUND, 0.0)).start()
-        assert content(dict(link.target.take(PLAN).proposals)) == content(ROUND)
+        threading.Timer(0.05, link.draft.post, (PLAN, PACKED, 0.0)).start()
+        assert content(dict(link.target.take(PLAN).proposals(PLAN))) == content(ROUND)
 
 
 @pytest.mark.parametrize("sent", ["another step", "an outcome", "nothing more"])
@@ -269,36 +272,40 @@ def test_a_draft_that_sends_something_else_is_lost_and_nothing_more(sent: str) -
     with linked() as link:
         channel = link.draft._link.channel  # type: ignore[union-attr]
         if sent == "another step":
-            link.draft.post(replace(PLAN, step=9), ROUND, 0.0)
+            link.draft.post(replace(PLAN, step=9), PACKED, 0.0)
         elif sent == "an outcome":
             channel.send(OutcomeMail(()))
         else:
             channel.close()
-        assert link.target.take(PLAN).proposals == {}
+        assert link.target.take(PLAN).proposals(PLAN) == {}
         assert link.target.has_lost_link
-        assert link.target.take(PLAN).proposals == {}, "a lost link stays lost"
-        link.target.end(PLAN, VERDICT)  # and nothing fails for it
+        assert link.target.take(PLAN).proposals(PLAN) == {}, "a lost link stays lost"
+        link.target.end(PLAN, OUTCOME)  # and nothing fails for it
 
 
 def test_a_draft_gets_what_was_committed_and_no_logprobs() -> None:
     with linked() as link:
         link.target.begin(PLAN)
-        link.target.end(PLAN, VERDICT)
+        link.target.end(PLAN, OUTCOME)
         [outcome] = link.draft.receive()
     sampled = VERDICT.rows[0]._replace(logprobs=(), prompt_logprobs=())
-    assert outcome == Verdict(2, 7, (sampled,))
+    assert outcome.verdict() == Verdict(2, 7, (sampled,))
+
+
+def verdicts(draft: DraftMailbox) -> list[Verdict]:
+    return [each.verdict() for each in draft.receive()]
 
 
 def test_all_ranks_of_a_draft_get_the_outcomes() -> None:
     near, _far = socket.socketpair()
     with Channel(near, RANK_CODEC) as idle, linked() as link:
-        link.target.end(PLAN, VERDICT)
+        link.target.end(PLAN, OUTCOME)
 
         def receive(group: Any) -> object:
             if group.rank:
-                return DraftMailbox(group, RankInbox(idle), CPU).receive()
+                return verdicts(DraftMailbox(group, RankInbox(idle), CPU))
             link.draft._group = group
-            return link.draft.receive()
+            return verdicts(link.draft)
 
         outcomes: Any = same_on_all(run_ranks(2, receive))
     [outcome] = outcomes
@@ -318,13 +325,13 @@ def test_heartbeats_of_an_idle_link_block_no_outcome() -> None:
         waiting.start()
         time.sleep(1.0)  # the heartbeats of a day
         for _ in range(20):
-            near.send(OutcomeMail((VERDICT,)))
+            near.send(OutcomeMail((OUTCOME.to_bytes(),)))
             time.sleep(0.02)
         assert near._send_failure is None and not near._unsent
         engine.send(StepPlans(1, ()))
         waiting.join(10)
         assert not waiting.is_alive()
-        assert mail.receive() == (VERDICT,)
+        assert [each.step for each in mail.receive()] == [VERDICT.step]
 
 
 # -- which outcomes travel together ---------------------------------------------------------------

@@ -23,9 +23,10 @@ from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.heads.loader import load_head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.kv import KVCache
+from outrider.workers.ranks.host_target import HostTarget
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.proposal_link import LinkOpener
-from outrider.workers.ranks.target import TargetRank, build_target
+from outrider.workers.ranks.target import TargetRank
 from outrider.workers.runner import Runner
 from outrider.workers.weights.loader import load_model
 
@@ -57,8 +58,8 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
         Channel(far, RANK_CODEC) as engine,
     ):
         links = LinkOpener(board.store(), SECRET, CPU, 10.0)
-        parts = build_target(head.target, head, OPS, RANK_SETTINGS)
-        rank = TargetRank(channel, RankInbox(channel), SingleRankGroup(), links, *parts)
+        worker = HostTarget.build(head.target, head, OPS, RANK_SETTINGS)
+        rank = TargetRank(channel, RankInbox(channel), SingleRankGroup(), links, worker)
         known_when_told: list[bool] = []
         send = channel.send
 

@@ -1,22 +1,25 @@
-"""Target and proposers on one GPU: a step is enqueued whole, and its outcome read a step later.
+"""The device step: a target's step is enqueued whole, and its outcome read a step later.
 
-Plans come from the host, texts stay on the device. Exclusive steps, for requests that captured
-passes do not support (see `outrider.workers.gpu.exclusive`), run on the workers of other devices,
-with the host's copy of the texts; their results are copied to the device.
+Plans come from the host, texts stay on the device. Drafts are made on the same device or, where the
+draft model is in a rank of its own, received before the step is enqueued. Exclusive steps, for
+requests that captured passes do not support (see `outrider.workers.gpu.exclusive`), run on the
+workers of other devices, with the host's copy of the texts; their results are copied to the device.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+
+from torch import Tensor
 
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.types import (
     DraftEvent,
     Exclusive,
     Outcome,
-    PendingVerdict,
     RequestSpec,
     RowInit,
     RowVerdict,
@@ -29,7 +32,6 @@ from outrider.workers.cuda_graphs.captured_passes import (
     capture_all,
     capture_largest,
 )
-from outrider.workers.gpu.adjustments import RowAdjustment
 from outrider.workers.gpu.costs import measure_costs
 from outrider.workers.gpu.exclusive import exclusivity
 from outrider.workers.gpu.logprobs import LogprobsReadback
@@ -53,9 +55,53 @@ from outrider.workers.proposers.base import ProposerContext, Proposers
 from outrider.workers.proposers.registry import ProposerEntry, build_on_device
 from outrider.workers.target import LocalTarget
 
+_ALL_OFFERED: Mapping[int, int] = MappingProxyType({})
 
-class ColocatedWorker:
-    """Proposes and verifies on one device; see `outrider.engine.step`."""
+
+class EnqueuedStep:
+    """The outcome of a step that the device runs. `wait` extends the host's texts."""
+
+    __slots__ = ("_outcomes", "_settle", "_verdict", "offered", "plan")
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        outcomes: Readback,
+        settle: Callable[[], Verdict],
+        offered: Mapping[int, int],
+    ) -> None:
+        """`offered`: by row, the number of drafts where it is less than planned."""
+        self.plan = plan
+        self.offered = offered
+        self._outcomes = outcomes
+        self._settle: Callable[[], Verdict] | None = settle
+        self._verdict: Verdict | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self._verdict is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not block."""
+        return self.is_known or self._outcomes.is_done
+
+    def records(self) -> Tensor:
+        """Wait; int32, a row per row of the plan, see `OutcomeColumn`. Those of rows that do not
+        sample are void."""
+        return self._outcomes.records()
+
+    def wait(self) -> Verdict:
+        if self._settle is not None:
+            self._verdict = self._settle()
+            self._settle = None  # frees the buffers it holds
+        assert self._verdict is not None
+        return self._verdict
+
+
+class DeviceStep:
+    """Proposes and verifies on one device; see `outrider.engine.step`. Ranks of a tensor-parallel
+    target each have one, and enqueue the same steps."""
 
     def __init__(
         self,
@@ -91,8 +137,12 @@ class ColocatedWorker:
         self._with_kv = NoDrafts() if with_kv is None else self._device_proposers[with_kv.name]
         self._exclusivity = [Exclusive.ALWAYS] * sizes.rows
         self._num_top: dict[int, int] = {}  # of rows that request log-probabilities
-        self._pending: deque[PendingVerdict] = deque()
-        self._is_on_device = False  # whether the current step runs on the device
+        self._pending: deque[EnqueuedStep] = deque()
+        self.is_on_device = False  # whether the current step runs on the device
+        # Of the current step: per proposer the rows that want each draft token, and the arguments
+        # of `TargetPasses.run`.
+        self._counts: list[list[int]] = []
+        self._totals = (0, 0, 0, 0)
 
     def _build(
         self, context: ProposerContext, on_device: Sequence[ProposerEntry]
@@ -142,23 +192,28 @@ class ColocatedWorker:
         raise AssertionError("an in-process draft never joins")
 
     def propose(self, plan: StepPlan) -> Ticket:
+        """Enqueue what does not depend on drafts: row changes, block tables, the plan."""
         self._begin(plan)
-        self._is_on_device = self._can_run(plan)
-        if not self._is_on_device:
+        self.is_on_device = self._can_run(plan)
+        if not self.is_on_device:
             self._drain()
             self._extend_tables(plan)
             return self._proposers.propose(_without_catch_up(plan))
         self._extend_tables(plan)
+        self._upload(plan, self._with_kv.plan_catch_up(plan))
         return Ticket(plan.step)
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
-        if not self._is_on_device:
+        """Enqueue the passes of the plan that was proposed for last."""
+        if not self.is_on_device:
             return self._verify_on_host(plan, ticket)
+        return self.enqueue(plan)
+
+    def enqueue(self, plan: StepPlan, offered: Mapping[int, int] = _ALL_OFFERED) -> EnqueuedStep:
         late = self._take_late_results()
         outcomes = Readback(self._passes.outcomes)
-        catch_up = self._with_kv.plan_catch_up(plan)
-        drafting, totals = self._upload(plan, catch_up)
-        for proposer, counts in zip(self._device_proposers.values(), drafting, strict=True):
+        totals = self._totals
+        for proposer, counts in zip(self._device_proposers.values(), self._counts, strict=True):
             if counts:
                 proposer.draft(counts)
         outcomes.record_drafted()
@@ -169,11 +224,13 @@ class ColocatedWorker:
         for proposer in self._device_proposers.values():
             proposer.after_target_pass(plan, totals[0], totals[2])
         self._with_kv.catch_up()
-        pending = PendingVerdict(lambda: self._settle(plan, outcomes, logprobs, late))
+        step = EnqueuedStep(
+            plan, outcomes, lambda: self._settle(plan, outcomes, logprobs, late, offered), offered
+        )
         while self._pending and self._pending[0].is_known:
             self._pending.popleft()
-        self._pending.append(pending)
-        return pending
+        self._pending.append(step)
+        return step
 
     def _verify_on_host(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """The next step may be enqueued before this one is applied, so update the device now."""
@@ -191,6 +248,9 @@ class ColocatedWorker:
     def observe(self, verdict: Verdict) -> None:
         """Nothing to do: the proposers observed the step when it ran."""
 
+    def device_proposer(self, name: str) -> DeviceProposer | None:
+        return self._device_proposers.get(name)
+
     def capture(self, on_size: Callable[[], None]) -> None:
         """Capture every pass; `on_size` is called after each of `num_captures`."""
         capture_all(self._captured_passes(), on_size)
@@ -204,6 +264,11 @@ class ColocatedWorker:
         """Capture only the largest of each kind of pass; returns a bound on the additional bytes of
         the others."""
         return capture_largest(self._captured_passes(), self._device)
+
+    def release(self) -> None:
+        """Destroy the graphs; a group must not end before them."""
+        for passes in self._captured_passes():
+            passes.release()
 
     @property
     def num_captures(self) -> int:
@@ -236,15 +301,12 @@ class ColocatedWorker:
         for init in plan.admitted:
             row, sampler, num_top = init.row, self._target.samplers[init.row], init.params.logprobs
             self._exclusivity[row] = exclusivity(init, self._sizes.max_len, self._is_shared_noise)
-            self._state.set_text(row, init.token_ids, init.draft_cached)
-            self._state.set_sampling(row, sampler)
+            is_adjusted = sampler.changes_logits and self._exclusivity[row] is not Exclusive.ALWAYS
+            self._state.admit(init, sampler, is_adjusted=is_adjusted)
             self._state.set_logprobs(row, num_top)
             self._num_top.pop(row, None)
             if num_top is not None:
                 self._num_top[row] = num_top
-            is_adjusted = sampler.changes_logits and self._exclusivity[row] is not Exclusive.ALWAYS
-            adjustment = RowAdjustment.of(sampler, init.token_ids) if is_adjusted else None
-            self._state.set_adjustment(row, adjustment)
             for proposer in self._device_proposers.values():
                 proposer.begin(row)
 
@@ -260,11 +322,8 @@ class ColocatedWorker:
                 self._with_kv.extend_table(row.row, row.draft_start, row.draft_blocks)
         self._state.flush_tables()
 
-    def _upload(
-        self, plan: StepPlan, catch_up: PassShare
-    ) -> tuple[list[list[int]], tuple[int, int, int, int]]:
-        """Copy the plan to the device; returns per proposer how many rows want each draft token,
-        and the arguments of `TargetPasses.run`."""
+    def _upload(self, plan: StepPlan, catch_up: PassShare) -> None:
+        """Enqueue the copy of the plan."""
         num_dropped = drafts_dropped(plan)
         total = sum(row.pass_tokens for row in plan.rows) - num_dropped
         tile_tokens = self._passes.tile_tokens
@@ -286,13 +345,13 @@ class ColocatedWorker:
             first += count
             tile += -(-count // tile_tokens)
             logit += verified + 1
-        counts = [order_by_depth(rows) for rows in drafting.values()]
+        self._counts = [order_by_depth(rows) for rows in drafting.values()]
         num_selected = -1 if plan.num_selected is None else plan.num_selected
         planned, own = (first, tile, logit), list(drafting.values())
         self._plan.fill(entries, own, planned, num_selected, tile_tokens, catch_up)
         max_tiles = min(tile, len(entries) + total // tile_tokens)
-        totals = (total, max_tiles, logit - num_dropped, len(entries) if num_dropped else 0)
-        return counts, totals
+        num_selecting = len(entries) if num_dropped else 0
+        self._totals = (total, max_tiles, logit - num_dropped, num_selecting)
 
     def _is_prompt(self, row: int) -> bool:
         """Whether text that the row was admitted with, which the host has, is still to compute."""
@@ -309,9 +368,10 @@ class ColocatedWorker:
         outcomes: Readback,
         logprobs: LogprobsReadback | None,
         late: Sequence[LateResult],
+        offered: Mapping[int, int],
     ) -> Verdict:
         """The verdict of a step that ran on the device; extends the host's texts."""
-        host_outcomes = outcomes.rows()
+        host_outcomes: list[list[int]] = outcomes.records().tolist()
         rows = []
         logit = 0
         for row, outcome in zip(plan.rows, host_outcomes, strict=True):
@@ -324,6 +384,8 @@ class ColocatedWorker:
                 found = logprobs.of(logit, own.tokens, self._num_top[row.row])
                 own = own._replace(logprobs=found)
             logit += own.num_verified + 1
+            if row.row in offered and row.draft_tokens:
+                own = _with_fewer_drafts(own, offered[row.row])
             rows.append(own)
             self._target.computed[row.row] = own.base_len + own.num_accepted
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
@@ -347,6 +409,11 @@ class ColocatedWorker:
             number = row.row
             computed = computed_by_row.get(number, 0)
             self._state.extend_text(number, row.base_len, row.tokens, computed)
+
+
+def _with_fewer_drafts(own: RowVerdict, count: int) -> RowVerdict:
+    """The others were not there, and the pass verified padding in their place."""
+    return own._replace(num_drafted=count, num_verified=min(own.num_verified, count))
 
 
 def _with_late_results(verdict: Verdict, late: Sequence[LateResult]) -> Verdict:

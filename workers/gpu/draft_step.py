@@ -1,0 +1,267 @@
+"""A draft model in a rank of its own: its device follows the target's outcomes, and drafts.
+
+Texts are on the device, as at the target. What the host needs of an outcome it computes while the
+device drafts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.catalog.proposers import DRAFT, kv_rule_of
+from outrider.kernels.gpu.accept import follow_outcomes, outcome_width
+from outrider.kernels.gpu.adjust import count_tokens
+from outrider.kernels.ops import Ops
+from outrider.scheduler.costs import StepCosts
+from outrider.scheduler.proposers import KvRule
+from outrider.scheduler.types import Exclusive, RowInit, StepPlan
+from outrider.workers.cuda_graphs.captured_passes import (
+    CapturedPasses,
+    capture_all,
+    capture_largest,
+    row_sizes,
+)
+from outrider.workers.gpu.costs import measure_drafting_costs
+from outrider.workers.gpu.draft_catch_up import CatchUpReadback
+from outrider.workers.gpu.drafting import DraftPasses
+from outrider.workers.gpu.exclusive import exclusivity
+from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes, order_by_depth
+from outrider.workers.gpu.proposing import DeviceContext
+from outrider.workers.gpu.readback import copied_to_host, record_event
+from outrider.workers.gpu.state import DeviceRows
+from outrider.workers.proposers.base import ProposerSettings
+from outrider.workers.ranks.packed_outcome import OutcomeRecord, PackedOutcome
+from outrider.workers.ranks.packed_round import DraftedRows, drafted_rows
+from outrider.workers.rows import RowTable
+from outrider.workers.runner import Runner
+from outrider.workers.sampling.rows import RowSampler
+from outrider.workers.sampling.verify import VerificationMode
+
+_PADDING = -1
+
+
+class FollowPasses:
+    """Brings the texts up to date with an outcome."""
+
+    def __init__(self, rows: DeviceRows, sizes: StepSizes, kv_rule: KvRule) -> None:
+        self._rows = rows
+        self._kv_rule = kv_rule
+        self._width = outcome_width(max(sizes.depth, 1))
+        device = rows.text.tokens.device
+        # Row numbers, then how many drafts each has, then the outcomes: one copy fills all.
+        self._whole = torch.full((sizes.rows, 2 + self._width), _PADDING, dtype=torch.int32)
+        self._whole = self._whole.flatten().to(device)
+        split = 2 * sizes.rows
+        self._numbers, self._drafted = self._whole[:split].view(2, sizes.rows)
+        self._outcomes = self._whole[split:].view(sizes.rows, self._width)
+        self.captured = CapturedPasses(self._follow, row_sizes(sizes.rows), device)
+
+    def enqueue(
+        self, numbers: NDArray[np.int64], drafted: NDArray[np.int64], outcomes: NDArray[np.int64]
+    ) -> None:
+        """`outcomes` in the columns of `OutcomeColumn`; a row with a negative number of drafts is
+        left as it is."""
+        count, num_rows = len(numbers), len(self._numbers)
+        if not count:
+            return
+        values = np.full(self._whole.shape, _PADDING, dtype=np.int32)
+        values[:count] = numbers
+        values[num_rows : num_rows + count] = drafted
+        places = values[2 * num_rows :].reshape(num_rows, self._width)
+        places[:count, : outcomes.shape[1]] = outcomes
+        host = torch.from_numpy(values)
+        is_cuda = self._whole.is_cuda
+        self._whole.copy_(host.pin_memory() if is_cuda else host, non_blocking=True)
+        self.captured.run(count)
+
+    def _follow(self, size: int) -> None:
+        rows, drafted, outcomes = (
+            part[:size] for part in (self._numbers, self._drafted, self._outcomes)
+        )
+        follow_outcomes(outcomes, drafted, rows, self._rows.text, self._kv_rule)
+        count_tokens(outcomes, drafted, rows, self._rows.adjustments)
+
+
+class _Observed(NamedTuple):
+    """An outcome that the device has and the host has not."""
+
+    outcome: PackedOutcome
+    drafted: NDArray[np.int64] | None  # by row
+
+
+class DraftStep:
+    """Rows begin with plans, texts grow with outcomes; a plan's round is enqueued whole."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        ops: Ops,
+        settings: ProposerSettings,
+        verification: VerificationMode,
+        sizes: StepSizes,
+    ) -> None:
+        self._runner = runner
+        self._sizes = sizes
+        self._device = runner.device
+        self._rows = RowTable(sizes.rows)
+        self._samplers: dict[int, RowSampler] = {}
+        self._computed: dict[int, int] = {}
+        self._kv_rule = kv_rule_of(DRAFT)
+        self._state = DeviceRows(
+            *(sizes.rows, sizes.max_len, sizes.depth),
+            *(runner.kv.block_size, runner.vocab_size, self._device),
+        )
+        self._plan = StepPlanBuffers(sizes.rows, 1, self._device)
+        context = DeviceContext(
+            rows=self._rows,
+            settings=settings,
+            ops=ops,
+            verification=verification,
+            draft=runner,
+            samplers=self._samplers,
+            computed=self._computed,
+            state=self._state,
+            entries=self._plan.drafting[0],
+            catch_up=self._plan.catch_up,
+            sizes=sizes,
+        )
+        self._passes = DraftPasses(runner, context)
+        self._follow = FollowPasses(self._state, sizes, self._kv_rule)
+        # By row, as the host counts them ahead of `RowTable`.
+        self._generations = np.full(sizes.rows, _PADDING, dtype=np.int64)
+        self._lengths = np.zeros(sizes.rows, dtype=np.int64)
+        self._rounds: dict[int, NDArray[np.int64]] = {}  # drafts by row, by step
+        self._observed: deque[_Observed] = deque()
+
+    # -- following the target -----------------------------------------------------------------
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        """Start over with these rows; all KV is invalid."""
+        self._rows.adopt(epoch, rows)
+        self._rounds.clear()
+        self._observed.clear()
+        self._generations[:] = _PADDING
+        for init in rows:
+            self._admit(init)
+
+    def follow(self, plan: StepPlan) -> None:
+        """Apply the plan's row changes."""
+        if plan.admitted or plan.draft_released:
+            self._commit_observed()
+        self._rows.begin(plan)
+        for row in plan.draft_released:
+            self._computed[row] = 0
+            self._state.set_draft_computed(row, 0)
+            for drafted in self._rounds.values():
+                drafted[row] = 0
+        for init in plan.admitted:
+            self._admit(init)
+
+    def observe(self, outcome: PackedOutcome) -> None:
+        """Enqueue what an outcome changes on the device."""
+        records, drafted = outcome.records, self._rounds.pop(outcome.step, None)
+        numbers = records[:, OutcomeRecord.ROW]
+        is_current = self._generations[numbers] == records[:, OutcomeRecord.GENERATION]
+        num_drafted = 0 if drafted is None else drafted[numbers]
+        self._follow.enqueue(
+            numbers,
+            np.where(is_current, num_drafted, _PADDING),
+            records[:, OutcomeRecord.BASE_LEN :],
+        )
+        ends = records[:, OutcomeRecord.BASE_LEN] + records[:, OutcomeRecord.NUM_ACCEPTED] + 1
+        self._lengths[numbers[is_current]] = ends[is_current]
+        self._observed.append(_Observed(outcome, drafted))
+
+    def _admit(self, init: RowInit) -> None:
+        runner, row = self._runner, init.row
+        sampler = RowSampler.from_init(init, runner.vocab_size, self._device, runner.vocab.held)
+        self._samplers[row] = sampler
+        self._computed[row] = init.draft_cached
+        self._generations[row], self._lengths[row] = init.generation, len(init.token_ids)
+        # What no table can express costs acceptance only: the target chooses the text.
+        fits = exclusivity(init, self._sizes.max_len, is_shared_noise=True) is not Exclusive.ALWAYS
+        self._state.admit(init, sampler, is_adjusted=fits and sampler.changes_logits)
+
+    def _commit_observed(self, num_kept: int = 0) -> None:
+        """Extend the host's texts by all observed outcomes but the last `num_kept`."""
+        while len(self._observed) > num_kept:
+            outcome, drafted = self._observed.popleft()
+            verdict = outcome.verdict()
+            self._rows.commit(verdict)
+            for row in verdict.rows:
+                count = 0 if drafted is None else int(drafted[row.row])
+                if count and self._rows.is_current(row.row, row.generation):
+                    known = self._computed[row.row]
+                    terms = (known, row.base_len - known, count, row.num_accepted, row.base_len)
+                    self._computed[row.row] = self._kv_rule(*terms)
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def propose(self, plan: StepPlan) -> DraftedRows:
+        """Draft, and wait for the drafts. What catches up is computed by `catch_up`, afterwards."""
+        self._commit_observed(num_kept=1)  # a plan counts on applied outcomes only
+        for row in plan.rows:
+            if row.draft_blocks:
+                self._passes.extend_table(row.row, row.draft_start, row.draft_blocks)
+        self._state.flush_tables()
+        rows = drafted_rows(plan)
+        entries: list[tuple[int, ...]] = [(row.row, 0, 0, row.depth, 0, 0, 0, 0) for row in rows]
+        counts = order_by_depth(entries)
+        share = self._passes.plan_catch_up(plan)
+        self._plan.fill((), [entries], (0, 0, 0), catch_up=share)
+        if counts:
+            self._passes.draft(counts)
+        drafts = copied_to_host(self._state.text.drafts), copied_to_host(self._state.confidences)
+        end = record_event(self._device)
+        if rows:
+            depths = self._rounds[plan.step] = np.zeros(self._sizes.rows, dtype=np.int64)
+            depths[[row.row for row in rows]] = [row.depth for row in rows]
+        self._commit_observed()
+        end.synchronize()
+        return self._drafted([row.row for row in rows], *drafts)
+
+    def _drafted(self, numbers: list[int], tokens: Tensor, confidences: Tensor) -> DraftedRows:
+        return DraftedRows(
+            self._lengths[numbers], tokens.numpy()[numbers], confidences.numpy()[numbers]
+        )
+
+    def catch_up(self) -> Sequence[CatchUpReadback]:
+        """Enqueue what `propose` left to catch up; what comes of it can be waited for."""
+        self._passes.catch_up()
+        return self._passes.take_late_results()
+
+    # -- starting -----------------------------------------------------------------------------
+
+    @property
+    def _captured_passes(self) -> Sequence[CapturedPasses]:
+        return [*self._passes.captured_passes, self._follow.captured]
+
+    def capture(self, on_size: Callable[[], None]) -> None:
+        capture_all(self._captured_passes, on_size)
+
+    def capture_largest(self) -> int:
+        return capture_largest(self._captured_passes, self._device)
+
+    def rehearse(self, plan: StepPlan) -> None:
+        """Run a step whose outcome is never observed."""
+        self.follow(plan)
+        self.propose(plan)
+        for each in self.catch_up():
+            each.wait()
+
+    def measure_costs(self) -> StepCosts:
+        """Of drafting and catching up."""
+        self._plan.fill((), ((),), (0, 0, 0))
+        return measure_drafting_costs(self._runner, self._passes)
+
+    def release(self) -> None:
+        """Destroy the graphs; a group must not end before them."""
+        for passes in self._captured_passes:
+            passes.release()

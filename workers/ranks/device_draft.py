@@ -1,0 +1,47 @@
+"""What a draft rank computes on a GPU: see `DraftStep`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.kernels.ops import Ops
+from outrider.links.rank_messages import RankSettings, StepBounds
+from outrider.scheduler.types import Agreement, RowInit, StepPlan
+from outrider.workers.gpu.draft_step import DraftStep
+from outrider.workers.proposers.base import ProposerSettings
+from outrider.workers.ranks.device_target import step_sizes
+from outrider.workers.ranks.packed_outcome import PackedOutcome
+from outrider.workers.ranks.packed_round import PackedRound, pack_arrays
+from outrider.workers.runner import Runner
+from outrider.workers.sampling.verify import verification_mode
+
+
+def build_draft_step(
+    runner: Runner, ops: Ops, settings: RankSettings, bounds: StepBounds
+) -> DraftStep:
+    """Its passes are not captured yet."""
+    own = ProposerSettings(settings.ngram_min, settings.ngram_max)
+    verification = verification_mode(settings.verification)
+    return DraftStep(runner, ops, own, verification, step_sizes(bounds))
+
+
+class DeviceDraft:
+    def __init__(self, step: DraftStep) -> None:
+        self._step = step
+
+    def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
+        self._step.adopt(epoch, rows)
+
+    def follow(self, plan: StepPlan) -> None:
+        self._step.follow(plan)
+
+    def propose(self, plan: StepPlan) -> PackedRound:
+        return pack_arrays(plan, self._step.propose(plan))
+
+    def observe(self, outcome: PackedOutcome) -> None:
+        self._step.observe(outcome)
+
+    def catch_up(self) -> tuple[float, tuple[Agreement, ...]]:
+        found = [each.wait() for each in self._step.catch_up()]
+        agreements = tuple(each for _, some in found for each in some)
+        return sum(seconds for seconds, _ in found), agreements

@@ -1,0 +1,95 @@
+"""What a target rank computes on a GPU: `DeviceStep` over drafts that another rank sends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from outrider.catalog.proposers import DRAFT
+from outrider.kernels.ops import Ops
+from outrider.links.rank_messages import RankSettings, StepBounds
+from outrider.scheduler.types import StepPlan, Ticket, Verdict
+from outrider.workers.gpu.mailed_drafts import MailedDrafts
+from outrider.workers.gpu.plan_buffers import StepSizes
+from outrider.workers.gpu.step import DeviceStep, EnqueuedStep
+from outrider.workers.heads.runner import HeadRunner
+from outrider.workers.proposers.registry import build_proposers, entries
+from outrider.workers.ranks.host_target import VerifiedStep, target_context
+from outrider.workers.ranks.mailbox import ReceivedRound
+from outrider.workers.ranks.packed_outcome import OutcomeRecord, PackedOutcome
+from outrider.workers.ranks.packed_round import unpack_arrays
+from outrider.workers.ranks.target import StartedStep
+from outrider.workers.runner import Runner
+from outrider.workers.target import LocalTarget
+
+
+def step_sizes(bounds: StepBounds) -> StepSizes:
+    return StepSizes(bounds.rows, bounds.tokens, bounds.depth, bounds.max_len)
+
+
+def build_step(
+    runner: Runner,
+    head: HeadRunner | None,
+    ops: Ops,
+    settings: RankSettings,
+    bounds: StepBounds,
+) -> DeviceStep:
+    """The step of a target rank; its passes are not captured yet."""
+    context = target_context(runner, head, ops, settings)
+    target = LocalTarget(context.rows, runner, ops, context.verification)
+    kind = None if head is None else head.head.spec.kind
+    found = entries(has_draft_model=settings.has_draft, head=kind)
+    on_device = [entry for entry in found if entry.build_on_device is not None]
+    sizes = step_sizes(bounds)
+    return DeviceStep(context, target, build_proposers(context), on_device, sizes)
+
+
+class _RunningStep(NamedTuple):
+    enqueued: EnqueuedStep
+
+    @property
+    def is_done(self) -> bool:
+        return self.enqueued.is_done
+
+    def outcome(self) -> PackedOutcome:
+        plan, offered = self.enqueued.plan, self.enqueued.offered
+        sampled = [index for index, row in enumerate(plan.rows) if row.samples]
+        found = self.enqueued.records().numpy()[sampled]
+        rows = (plan.rows[index] for index in sampled)
+        heads = [(row.row, row.generation, offered.get(row.row, row.depth)) for row in rows]
+        records = np.empty((len(found), OutcomeRecord.BASE_LEN + found.shape[1]), dtype=np.int64)
+        if heads:
+            records[:, : OutcomeRecord.BASE_LEN] = heads
+            records[:, OutcomeRecord.BASE_LEN :] = found
+        return PackedOutcome(plan.epoch, plan.step, records)
+
+    def verdict(self) -> Verdict:
+        return self.enqueued.wait()
+
+
+class DeviceTarget:
+    """Steps that need the host (see `outrider.workers.gpu.exclusive`) end within `verify`."""
+
+    def __init__(self, step: DeviceStep) -> None:
+        self._step = step
+        drafts = step.device_proposer(DRAFT)
+        self._drafts = drafts if isinstance(drafts, MailedDrafts) else None
+
+    def begin(self, plan: StepPlan) -> Ticket:
+        return self._step.propose(plan)
+
+    def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> StartedStep:
+        step = self._step
+        if not step.is_on_device:
+            proposals = {**own.proposals, **drafted.proposals(plan)}
+            ticket = Ticket(plan.step, proposals, own.draft_s, agreements=own.agreements)
+            return VerifiedStep(step.verify(plan, ticket).wait())
+        if self._drafts is None or not plan.has_round:
+            return _RunningStep(step.enqueue(plan))
+        message = drafted.message
+        self._drafts.put(plan, None if message is None else unpack_arrays(plan, message))
+        return _RunningStep(step.enqueue(plan, self._drafts.offered))
+
+    def observe(self, verdict: Verdict) -> None:
+        self._step.observe(verdict)
