@@ -146,6 +146,14 @@ class FusedOps(Protocol):
         """The stream of embedded tokens."""
         ...
 
+    def open_embedded(self, embedded: Tensor, norm: Tensor, eps: float) -> Any:
+        """`open_stream` of tokens [T, hidden] that were embedded before."""
+        ...
+
+    def add(self, x: Tensor, residual: Any, next_norm: Tensor, eps: float) -> Any:
+        """`FusedLinear.add` of a product `x` that was computed before."""
+        ...
+
     def close_stream(self, stream: Any, eps: float, index: Tensor | None) -> Tensor:
         """The normalised stream, [T, hidden], or of the tokens at `index` alone."""
         ...

@@ -25,7 +25,7 @@ from outrider.kernels.gpu.block_linear import can_copy, gate_up_block, linear_bl
 from outrider.kernels.gpu.launch import launch_options, pdl_enabled
 from outrider.kernels.gpu.library import library_product, wide_product
 from outrider.kernels.gpu.linear_kernels import gate_up_kernel, linear_kernel, qkv_kernel
-from outrider.kernels.gpu.norm import add_rms_norm
+from outrider.kernels.gpu.norm import add_to_stream
 from outrider.kernels.gpu.packed import pack, unpack
 from outrider.kernels.gpu.pointwise import silu_mul
 from outrider.kernels.gpu.rotary import rotate_and_store
@@ -147,9 +147,7 @@ class GpuLinear:
         if isinstance(config, LibraryConfig) and config.transposed and self.bias is None:
             return transposed_add(self._transposed(x), residual.total, next_norm)
         if isinstance(config, LibraryConfig):
-            out = self._library(x, config)
-            normed, total = add_rms_norm(out, residual.total, next_norm, eps)
-            return ResidualStream(total, normed, None)
+            return add_to_stream(self._library(x, config), residual, next_norm, eps)
         parts = triton.cdiv(num_features, config.features)
         squares = x.new_empty(num_rows, parts, dtype=torch.float32)
         total, scaled = residual.total.new_empty(2, num_rows, num_features)

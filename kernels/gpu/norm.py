@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.kernels.gpu.launch import launch_options, let_next_start, pdl_enabled, wait_for_inputs
 from outrider.kernels.gpu.pointwise import check_dtypes
+from outrider.kernels.gpu.stream import ResidualStream
 
 MAX_WIDTH = 16384
 _ELEMENTS_PER_WARP = 256  # 16 bytes a thread in 16 bits
@@ -36,6 +37,14 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     total = torch.empty_like(out)
     _launch_rms_norm(x, residual, weight, eps, out, total)
     return out, total
+
+
+def add_to_stream(
+    x: Tensor, residual: ResidualStream, next_norm: Tensor, eps: float
+) -> ResidualStream:
+    """The stream after `x`, with its next norm applied."""
+    normed, total = add_rms_norm(x, residual.total, next_norm, eps)
+    return ResidualStream(total, normed, None)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

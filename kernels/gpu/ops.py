@@ -9,6 +9,7 @@ from torch import Tensor
 from outrider.kernels.gpu import linear, norm, pointwise, rotary, sampling
 from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
 from outrider.kernels.gpu.linear import GpuLinear
+from outrider.kernels.gpu.norm import add_to_stream, rms_norm
 from outrider.kernels.gpu.pointwise import check_dtypes
 from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
 from outrider.kernels.quantized import QuantizedWeight
@@ -26,6 +27,14 @@ class GpuFusedOps:
     def open_stream(self, ids: Tensor, table: Tensor, norm: Tensor) -> ResidualStream:
         check_dtypes(table, norm)
         return open_stream(ids, table, norm)
+
+    def open_embedded(self, embedded: Tensor, norm: Tensor, eps: float) -> ResidualStream:
+        return ResidualStream(embedded, rms_norm(embedded, norm, eps), None)
+
+    def add(
+        self, x: Tensor, residual: ResidualStream, next_norm: Tensor, eps: float
+    ) -> ResidualStream:
+        return add_to_stream(x, residual, next_norm, eps)
 
     def close_stream(self, stream: ResidualStream, eps: float, index: Tensor | None) -> Tensor:
         return close_stream(stream, eps, index)

@@ -164,10 +164,15 @@ def test_the_passes_are_of_different_recorded_sizes() -> None:
     assert set(totals) & set(sizes) and set(totals) - set(sizes)
 
 
-def test_a_part_of_a_model_with_ids_it_holds_elsewhere(folder: Path) -> None:
-    """Not the fused pass. The other rank is missing, so sums are parts, the same in both ways."""
+@pytest.mark.parametrize(("variant", "is_fused"), [("llama", True), ("qwen3", False)])
+def test_a_part_of_a_model_with_ids_it_holds_elsewhere(
+    variant: str, is_fused: bool, tmp_path: Path
+) -> None:
+    """The other rank is missing, so sums are parts, the same in both ways."""
+    save_checkpoint(tmp_path, variant, **SIZES)
     group = SingleRankGroup(rank=1, size=2)
-    decoder = load(folder, group=group)
+    decoder = load(tmp_path, group=group)
+    assert (decoder._fused is not None) == is_fused
     recorded, eager = (Rows(decoder, is_recorded=each, group=group) for each in (True, False))
     for counts in PASSES[:3]:
         assert_same(recorded.forward(counts), eager.forward(counts), False)

@@ -70,8 +70,8 @@ class Decoder:
         )
         self._is_plain = is_plain and spec.logits_divisor == 1.0
         self._fused = (
-            FusedPass.of(ops, self._embedding, self._first_norm, self._layers)
-            if shard.size == 1 and is_plain and isinstance(self._embedding, Tensor)
+            FusedPass.of(ops, shard, self._embedding, self._first_norm, self._layers)
+            if is_plain and isinstance(self._embedding, Tensor)
             else None
         )
         self._taps = Taps()
@@ -118,7 +118,7 @@ class Decoder:
         """
         taps = self._taps if is_tapped else _NO_TAPS
         if self._fused is not None:
-            return self._fused(token_ids, batch, kv, None, taps)
+            return self._fused(token_ids, self._lookup, batch, kv, None, taps)
         embedded = self._embed(token_ids, batch)
         if taps.layers:  # a replayed pass overwrites the residual stream
             return self._run_layers(embedded, batch, kv, taps)
@@ -137,7 +137,7 @@ class Decoder:
     ) -> Tensor:
         """`forward`, but only the hidden states of the tokens at `index` [n] are returned."""
         if self._fused is not None:
-            return self._fused(token_ids, batch, kv, index, self._taps)
+            return self._fused(token_ids, self._lookup, batch, kv, index, self._taps)
         return self.forward(token_ids, batch, kv).index_select(0, index)
 
     def _pass_over(self, kv: KVCache) -> Pass:

@@ -2,20 +2,22 @@
 
 It computes the same as `Decoder` does part by part. Each matrix product passes on the residual
 stream with its next norm pending, so adding, normalising, rotating and gating need no kernels of
-their own. Each product decides what to fuse by the number of tokens.
+their own. Each product decides what to fuse by the number of tokens. A shard all-reduces what it
+adds to the stream, which takes two kernels more a layer beside the two all-reduces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor
 
 from outrider.kernels.types import FusedLinear, FusedOps, Ops, RaggedBatch
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import Attention, GatedMlp, Layer, Norm, RmsNorm
+from outrider.workers.models.shard import Shard
 from outrider.workers.models.taps import Taps
 
 
@@ -36,13 +38,19 @@ class FusedPass:
 
     ops: Ops
     fused: FusedOps
+    shard: Shard
     embedding: Tensor
     first_norm: RmsNorm
     layers: tuple[_FusedLayer, ...]
 
     @classmethod
     def of(
-        cls, ops: Ops, embedding: Tensor, first_norm: Norm, layers: Sequence[Layer]
+        cls,
+        ops: Ops,
+        shard: Shard,
+        embedding: Tensor,
+        first_norm: Norm,
+        layers: Sequence[Layer],
     ) -> FusedPass | None:
         """None if a layer has a part that cannot be fused, or the kernels fuse nothing."""
         fused = ops.fused
@@ -52,18 +60,21 @@ class FusedPass:
         found = tuple(part for part in parts if part is not None)
         if len(found) < len(parts):
             return None
-        return cls(ops, fused, embedding, first_norm, found)
+        return cls(ops, fused, shard, embedding, first_norm, found)
 
     def __call__(
         self,
         token_ids: Tensor,
+        lookup: Callable[[Tensor], Tensor],
         batch: RaggedBatch,
         kv: KVCache,
         index: Tensor | None,
         taps: Taps,
     ) -> Tensor:
+        """Hidden states after the final norm, or those at `index` alone. `lookup` embeds tokens
+        over all ranks, for shards."""
         norm = self.first_norm
-        stream = self.fused.open_stream(token_ids, self.embedding, norm.weight)
+        stream = self._open(token_ids, lookup)
         for number, layer in enumerate(self.layers):
             taps.observe(number, stream.total)
             keys, values = kv.keys[number], kv.values[number]
@@ -80,12 +91,26 @@ class FusedPass:
             )
             mixed = self.ops.attention(query, keys, values, batch, own.scale, own.window)
             norm = layer.mlp_norm
-            stream = layer.out.add(mixed, stream, norm.weight, norm.eps)
+            stream = self._add(layer.out, mixed, stream, norm)
             gated = layer.gate_up.norm_gated(stream, norm.eps)
             norm = layer.next_norm
-            stream = layer.down.add(gated, stream, norm.weight, norm.eps)
+            stream = self._add(layer.down, gated, stream, norm)
         taps.observe(len(self.layers), stream.total)
         return self.fused.close_stream(stream, norm.eps, index)
+
+    def _open(self, token_ids: Tensor, lookup: Callable[[Tensor], Tensor]) -> Any:
+        """The stream of tokens, which `first_norm` follows."""
+        norm = self.first_norm
+        if self.shard.size == 1:
+            return self.fused.open_stream(token_ids, self.embedding, norm.weight)
+        return self.fused.open_embedded(lookup(token_ids), norm.weight, norm.eps)
+
+    def _add(self, linear: FusedLinear, x: Tensor, stream: Any, norm: RmsNorm) -> Any:
+        """The stream after a product, which `norm` follows."""
+        if self.shard.size == 1:
+            return linear.add(x, stream, norm.weight, norm.eps)
+        # All ranks add the same sum by the same kernel: their streams have the same bits.
+        return self.fused.add(self.shard.reduce(linear(x)), stream, norm.weight, norm.eps)
 
 
 def _fused_layer(layer: Layer, fused: FusedOps) -> _FusedLayer | None:

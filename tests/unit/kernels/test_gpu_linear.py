@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.linear_kernels import linear_kernel
+from outrider.kernels.gpu.ops import GpuFusedOps
 from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
 from outrider.kernels.gpu.tuning import LinearConfig, forced
 
@@ -95,6 +96,30 @@ def _stream(
     stream = open_stream(ids, table, norm)
     assert torch.equal(stream.total, table[ids])
     return stream, _normed(table[ids], norm, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "features", "depth"), SHAPES)
+def test_stream_behind_a_product_that_was_computed_before(
+    generator: torch.Generator, rows: int, features: int, depth: int, dtype: torch.dtype
+) -> None:
+    """The same as behind a fused product, also from tokens that were embedded before."""
+    fused, product = GpuFusedOps(), _random(generator, rows, features, dtype=dtype)
+    x = 4 * _random(generator, rows, features, dtype=dtype)
+    norm = 1 + 0.1 * _random(generator, features, dtype=dtype)
+    embedded = fused.open_embedded(x, norm, 1e-5)
+    assert torch.equal(embedded.total, x)
+    assert relative_error(close_stream(embedded, 1e-5), _normed(x, norm, 1e-5)) < TOLERANCE[dtype]
+    before = x.clone(), product.clone()
+    stream = fused.add(product, embedded, norm, 1e-5)
+    assert torch.equal(x, before[0]) and torch.equal(product, before[1])
+    assert torch.equal(stream.total, x + product)
+    normed = _normed(x.double() + product.double(), norm, 1e-5)
+    assert relative_error(close_stream(stream, 1e-5), normed) < TOLERANCE[dtype]
+    linear = GpuLinear(_random(generator, 2 * depth, features, dtype=dtype) / features**0.5, None)
+    gate, up = (normed @ linear.weight.double().T).chunk(2, dim=-1)
+    gated = linear.norm_gated(stream, 1e-5)
+    assert relative_error(gated, gate / (1 + (-gate).exp()) * up) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
