@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import damp, random_model, random_prompt, shorten
-from gpu_tools import DEVICE, GPU_MARKS
+from gpu_tools import DEVICE, GPU_MARKS, HAS_CUDA
 from same_text import assert_same_texts, texts_of
 
 from outrider import LLM, SamplingParams
@@ -20,9 +21,11 @@ from outrider.engine import wiring
 from outrider.kernels.gpu.ops import GpuOps
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.types import (
+    Agreement,
     DraftEvent,
     PendingVerdict,
     RowInit,
+    RowVerdict,
     StepPlan,
     Ticket,
     Verdict,
@@ -53,6 +56,23 @@ COMMON: dict[str, Any] = {
 }
 
 
+class OnStream:
+    """Calls a draft's methods on a stream of its own: the target's may wait for it."""
+
+    def __init__(self, draft: Any) -> None:
+        self._draft = draft
+        self._stream = torch.cuda.Stream() if HAS_CUDA else None
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._draft, name)
+
+        def call(*args: Any) -> Any:
+            with torch.cuda.stream(self._stream):
+                return method(*args)
+
+        return call
+
+
 class LinkedRanks:
     """Both ranks' workers, with what the links between them carry; `lose` drops rounds."""
 
@@ -61,12 +81,13 @@ class LinkedRanks:
 
     def __init__(self, step: DeviceStep, draft: DraftStep) -> None:
         self.step = step
-        self.draft = DeviceDraft(draft)
-        self.target = DeviceTarget(step)
+        self.draft = OnStream(DeviceDraft(draft))
+        self.target = DeviceTarget(step, waits_on_device=True)
         self.exclusivity = step.exclusivity
         self.max_depth = step.max_depth
         self.num_rounds = self.num_lost = 0
         self.loses_rounds = False
+        self._has_drafted = False
         self._unseen: deque[StartedStep] = deque()
 
     def propose(self, plan: StepPlan) -> Ticket:
@@ -74,12 +95,14 @@ class LinkedRanks:
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> PendingVerdict:
         if plan.uses_draft:
+            if len(self._unseen) == 1 and self._has_drafted:
+                self.draft.prepare(plan)
             while self._unseen:
                 step = self._unseen.popleft()
                 self.draft.observe(step.outcome())
                 step.verdict()
         self.draft.follow(plan)
-        drafted, agreements = ReceivedRound(), ()
+        drafted, agreements = ReceivedRound(), tuple[Agreement, ...]()
         if plan.uses_draft:
             packed = self.draft.propose(plan)
             if plan.has_round:
@@ -88,6 +111,7 @@ class LinkedRanks:
                 self.num_lost += is_lost
                 drafted = ReceivedRound(None if is_lost else packed.message)
             _, agreements = self.draft.catch_up()
+        self._has_drafted = plan.uses_draft
         step = self.target.verify(plan, ticket, drafted)
         self._unseen.append(step)
 
@@ -229,7 +253,7 @@ def test_a_lost_round_counts_no_drafts(build: Callable[..., LLM]) -> None:
     link = linked(ranks)
     link.loses_rounds = True
     link.num_rounds = 1  # every other round is lost, the first too
-    rows = []
+    rows: list[RowVerdict] = []
     apply = ranks.engine.built.loop.scheduler.apply
 
     def watched(verdict: Verdict) -> Any:

@@ -1,4 +1,5 @@
-"""NCCL for real: target TP 2 and draft TP 1 as three processes, on as many GPUs as there are.
+"""NCCL for real: target TP 2 and draft TP 1 as three processes, on as many GPUs as there are. It
+sums over ranks, and under rejection sampling it carries the distributions of draft tokens.
 
 With `OUTRIDER_NCCL_JSON` set, what was seen is written there.
 """
@@ -77,7 +78,7 @@ def test_three_ranks_write_what_one_process_writes(
     )
     status = status_of(three_ranks)
     drafting_steps = max(output.outputs[0].speculation.rounds for output in outputs) - 1
-    assert status.proposal_backend == "nccl"
+    assert status.proposal_backend == "tcp"
     assert {rank.device for rank in status.ranks} == {"cuda"}
     assert len({rank.pid for rank in status.ranks}) == 3
     assert status.proposal_sends >= drafting_steps > 0
@@ -130,8 +131,25 @@ def test_a_killed_draft_leaves_the_target_ranks_alone(
     }
     assert pids_of(llm, "target") == target_pids
     assert all(same)
-    assert status.draft_losses == 1 and status.proposal_backend == "nccl"
+    assert status.draft_losses == 1 and status.proposal_backend == "tcp"
     assert status.proposal_sends > 10
+
+
+def test_nccl_carries_the_distributions_of_rejection_sampling(pair: Any) -> None:
+    with LLM(
+        str(pair.target),
+        draft_model=str(pair.draft),
+        speculation_policy="fixed",
+        verification="rejection",
+        workers="processes",
+        **OPTIONS,
+    ) as llm:
+        requests = all_temperatures(max_tokens=NUM_TOKENS, ignore_eos=True)
+        outputs = run(llm, requests)
+        status = status_of(llm)
+    assert status.proposal_backend == "nccl" and status.proposal_sends > 0
+    assert status.draft_losses == 0
+    assert sum(output.outputs[0].speculation.accepted for output in outputs) > 0
 
 
 def _start(llm: LLM) -> list[Any]:

@@ -119,6 +119,7 @@ def capture_all(passes: Sequence[CapturedPasses], on_size: Callable[[], None]) -
     pool = torch.cuda.graph_pool_handle()
     for each, size in sizes:
         each.capture(size, pool)
+        each.run(size)  # the driver allocates some of its memory on the first replay
         on_size()
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.catalog.proposers import DRAFT, kv_rule_of
@@ -34,10 +33,11 @@ from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.exclusive import exclusivity
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes, order_by_depth
 from outrider.workers.gpu.proposing import DeviceContext
-from outrider.workers.gpu.readback import copied_to_host, record_event
+from outrider.workers.gpu.readback import HostPlaces, StreamEvent, record_event
 from outrider.workers.gpu.state import DeviceRows
+from outrider.workers.gpu.stream_word import StreamWord
 from outrider.workers.proposers.base import ProposerSettings
-from outrider.workers.ranks.packed_outcome import OutcomeRecord, PackedOutcome
+from outrider.workers.ranks.packed_outcome import Int64s, OutcomeRecord, PackedOutcome
 from outrider.workers.ranks.packed_round import DraftedRows, drafted_rows
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
@@ -48,38 +48,62 @@ _PADDING = -1
 
 
 class FollowPasses:
-    """Brings the texts up to date with an outcome."""
+    """Brings the texts up to date with an outcome, which may be enqueued before it has come:
+    `expect`, then `put`."""
 
     def __init__(self, rows: DeviceRows, sizes: StepSizes, kv_rule: KvRule) -> None:
         self._rows = rows
         self._kv_rule = kv_rule
-        self._width = outcome_width(max(sizes.depth, 1))
+        self._num_rows, self._width = sizes.rows, outcome_width(max(sizes.depth, 1))
         device = rows.text.tokens.device
+        self._word = StreamWord(device)
         # Row numbers, then how many drafts each has, then the outcomes: one copy fills all.
-        self._whole = torch.full((sizes.rows, 2 + self._width), _PADDING, dtype=torch.int32)
-        self._whole = self._whole.flatten().to(device)
+        size = sizes.rows * (2 + self._width)
+        self._whole = torch.full((size,), _PADDING, dtype=torch.int32, device=device)
+        self._staged = torch.zeros(size, dtype=torch.int32, pin_memory=self._whole.is_cuda)
         split = 2 * sizes.rows
         self._numbers, self._drafted = self._whole[:split].view(2, sizes.rows)
         self._outcomes = self._whole[split:].view(sizes.rows, self._width)
         self.captured = CapturedPasses(self._follow, row_sizes(sizes.rows), device)
 
-    def enqueue(
-        self, numbers: NDArray[np.int64], drafted: NDArray[np.int64], outcomes: NDArray[np.int64]
-    ) -> None:
-        """`outcomes` in the columns of `OutcomeColumn`; a row with a negative number of drafts is
-        left as it is."""
-        count, num_rows = len(numbers), len(self._numbers)
-        if not count:
+    @property
+    def can_wait(self) -> bool:
+        return self._word.can_wait
+
+    def expect(self, max_rows: int) -> None:
+        """Enqueue the pass for an outcome of up to so many rows that `put` has yet to bring."""
+        self._word.wait()
+        self._whole.copy_(self._staged, non_blocking=True)
+        self.captured.run(max(max_rows, 1))
+
+    def put(self, records: Int64s, drafted: Int64s) -> None:
+        """The expected outcome; of the rows in `records`, `drafted` were drafted here, and those
+        with a negative number are left as they are. The copy before must have ended."""
+        self._write(self._staged, records, drafted)
+        self._word.release()
+
+    def enqueue(self, records: Int64s, drafted: Int64s) -> None:
+        """The pass for an outcome that has come."""
+        if not len(records):
             return
-        values = np.full(self._whole.shape, _PADDING, dtype=np.int32)
-        values[:count] = numbers
+        is_cuda = self._whole.is_cuda
+        host = torch.empty(self._whole.shape, dtype=torch.int32, pin_memory=is_cuda)
+        self._write(host, records, drafted)
+        self._whole.copy_(host, non_blocking=True)
+        self.captured.run(len(records))
+
+    def release(self) -> None:
+        """Let what waits end."""
+        self._word.release()
+
+    def _write(self, host: Tensor, records: Int64s, drafted: Int64s) -> None:
+        values, count, num_rows = host.numpy(), len(records), self._num_rows
+        values[num_rows : 2 * num_rows] = _PADDING
+        values[:count] = records[:, OutcomeRecord.ROW]
         values[num_rows : num_rows + count] = drafted
+        outcomes = records[:, OutcomeRecord.BASE_LEN :]
         places = values[2 * num_rows :].reshape(num_rows, self._width)
         places[:count, : outcomes.shape[1]] = outcomes
-        host = torch.from_numpy(values)
-        is_cuda = self._whole.is_cuda
-        self._whole.copy_(host.pin_memory() if is_cuda else host, non_blocking=True)
-        self.captured.run(count)
 
     def _follow(self, size: int) -> None:
         rows, drafted, outcomes = (
@@ -93,7 +117,15 @@ class _Observed(NamedTuple):
     """An outcome that the device has and the host has not."""
 
     outcome: PackedOutcome
-    drafted: NDArray[np.int64] | None  # by row
+    drafted: Int64s | None  # by row
+
+
+class _Round(NamedTuple):
+    """A round on the device."""
+
+    rows: list[int]
+    drafts: Tensor  # on the host, of all rows: tokens and confidences
+    end: StreamEvent
 
 
 class DraftStep:
@@ -133,18 +165,23 @@ class DraftStep:
             sizes=sizes,
         )
         self._passes = DraftPasses(runner, context)
+        self._host_drafts = HostPlaces(self._state.drafted)
         self._follow = FollowPasses(self._state, sizes, self._kv_rule)
         # By row, as the host counts them ahead of `RowTable`.
         self._generations = np.full(sizes.rows, _PADDING, dtype=np.int64)
         self._lengths = np.zeros(sizes.rows, dtype=np.int64)
-        self._rounds: dict[int, NDArray[np.int64]] = {}  # drafts by row, by step
+        self._rounds: dict[int, Int64s] = {}  # drafts by row, by step
         self._observed: deque[_Observed] = deque()
+        self._num_sampled = 0  # rows of the last plan that sample
+        self._is_expecting = False
+        self._prepared: _Round | None = None
 
     # -- following the target -----------------------------------------------------------------
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start over with these rows; all KV is invalid."""
         self._rows.adopt(epoch, rows)
+        assert not self._is_expecting
         self._rounds.clear()
         self._observed.clear()
         self._generations[:] = _PADDING
@@ -152,7 +189,13 @@ class DraftStep:
             self._admit(init)
 
     def follow(self, plan: StepPlan) -> None:
-        """Apply the plan's row changes."""
+        """Apply the plan's row changes, unless it was prepared."""
+        if self._prepared is None:
+            self._begin(plan)
+
+    def _begin(self, plan: StepPlan) -> None:
+        """A row that changes hands, or whose KV is void, is left out of outcomes to come."""
+        self._num_sampled = sum(row.samples for row in plan.rows)
         if plan.admitted or plan.draft_released:
             self._commit_observed()
         self._rows.begin(plan)
@@ -164,17 +207,28 @@ class DraftStep:
         for init in plan.admitted:
             self._admit(init)
 
+    def prepare(self, plan: StepPlan) -> None:
+        """The next outcome is that of the last plan, and the only one that is missing: enqueue the
+        step behind it, if the device can wait."""
+        if not self._follow.can_wait:
+            return
+        num_sampled = self._num_sampled
+        self._begin(plan)
+        counts = self._upload(plan)
+        # From here on nothing allocates memory, which might wait for the device.
+        self._follow.expect(num_sampled)
+        self._is_expecting = True
+        self._prepared = self._enqueue_round(plan, counts)
+
     def observe(self, outcome: PackedOutcome) -> None:
-        """Enqueue what an outcome changes on the device."""
+        """Bring the device up to date with an outcome."""
         records, drafted = outcome.records, self._rounds.pop(outcome.step, None)
         numbers = records[:, OutcomeRecord.ROW]
         is_current = self._generations[numbers] == records[:, OutcomeRecord.GENERATION]
         num_drafted = 0 if drafted is None else drafted[numbers]
-        self._follow.enqueue(
-            numbers,
-            np.where(is_current, num_drafted, _PADDING),
-            records[:, OutcomeRecord.BASE_LEN :],
-        )
+        put = self._follow.put if self._is_expecting else self._follow.enqueue
+        self._is_expecting = False
+        put(records, np.where(is_current, num_drafted, _PADDING))
         ends = records[:, OutcomeRecord.BASE_LEN] + records[:, OutcomeRecord.NUM_ACCEPTED] + 1
         self._lengths[numbers[is_current]] = ends[is_current]
         self._observed.append(_Observed(outcome, drafted))
@@ -206,31 +260,40 @@ class DraftStep:
 
     def propose(self, plan: StepPlan) -> DraftedRows:
         """Draft, and wait for the drafts. What catches up is computed by `catch_up`, afterwards."""
+        started, self._prepared = self._prepared, None
+        if started is None:
+            started = self._enqueue_round(plan, self._upload(plan))
+        self._commit_observed()
+        started.end.synchronize()
+        rows, drafts = started.rows, started.drafts.numpy()
+        tokens, confidences = drafts[0, rows], drafts[1, rows].view(np.float32)
+        return DraftedRows(self._lengths[rows], tokens, confidences)
+
+    def _upload(self, plan: StepPlan) -> list[int]:
+        """Enqueue the copy of the plan; returns how many rows want each draft token."""
         self._commit_observed(num_kept=1)  # a plan counts on applied outcomes only
         for row in plan.rows:
             if row.draft_blocks:
                 self._passes.extend_table(row.row, row.draft_start, row.draft_blocks)
         self._state.flush_tables()
-        rows = drafted_rows(plan)
-        entries: list[tuple[int, ...]] = [(row.row, 0, 0, row.depth, 0, 0, 0, 0) for row in rows]
+        planned = drafted_rows(plan)
+        entries: list[tuple[int, ...]] = [(row.row, 0, 0, row.depth, 0, 0, 0, 0) for row in planned]
         counts = order_by_depth(entries)
         share = self._passes.plan_catch_up(plan)
         self._plan.fill((), [entries], (0, 0, 0), catch_up=share)
+        return counts
+
+    def _enqueue_round(self, plan: StepPlan, counts: Sequence[int]) -> _Round:
         if counts:
             self._passes.draft(counts)
-        drafts = copied_to_host(self._state.text.drafts), copied_to_host(self._state.confidences)
-        end = record_event(self._device)
+        drafts = self._host_drafts.take()
+        drafts.copy_(self._state.drafted, non_blocking=True)
+        end, planned = record_event(self._device), drafted_rows(plan)
+        rows = [row.row for row in planned]
         if rows:
             depths = self._rounds[plan.step] = np.zeros(self._sizes.rows, dtype=np.int64)
-            depths[[row.row for row in rows]] = [row.depth for row in rows]
-        self._commit_observed()
-        end.synchronize()
-        return self._drafted([row.row for row in rows], *drafts)
-
-    def _drafted(self, numbers: list[int], tokens: Tensor, confidences: Tensor) -> DraftedRows:
-        return DraftedRows(
-            self._lengths[numbers], tokens.numpy()[numbers], confidences.numpy()[numbers]
-        )
+            depths[rows] = [row.depth for row in planned]
+        return _Round(rows, drafts, end)
 
     def catch_up(self) -> Sequence[CatchUpReadback]:
         """Enqueue what `propose` left to catch up; what comes of it can be waited for."""
@@ -263,5 +326,6 @@ class DraftStep:
 
     def release(self) -> None:
         """Destroy the graphs; a group must not end before them."""
+        self._follow.release()
         for passes in self._captured_passes:
             passes.release()

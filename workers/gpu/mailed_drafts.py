@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
-from outrider.scheduler.types import StepPlan
+from outrider.scheduler.types import RowPlan, StepPlan
 from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
+from outrider.workers.gpu.stream_word import StreamWord
 from outrider.workers.ranks.packed_round import RoundArrays, drafted_rows
 
 NO_DRAFT = -2
@@ -16,40 +16,68 @@ NO_DRAFT = -2
 
 
 class MailedDrafts(DeviceProposer):
-    """Stands for a draft model in a rank of its own."""
+    """Stands for a draft model in a rank of its own. A step may be enqueued before its round has
+    come: `expect`, then `put`. The step before must have ended by then."""
 
     def __init__(self, context: DeviceContext) -> None:
-        self._state = context.state
-        self._shape = tuple(self._state.text.drafts.shape)
-        self.offered: dict[int, int] = {}
-        """By row: how many drafts the last round has, where it is fewer than planned."""
+        self._drafted = context.state.drafted
+        self._word = StreamWord(self._drafted.device)
+        is_cuda = self._drafted.is_cuda
+        self._staged = torch.zeros(self._drafted.shape, dtype=torch.int32, pin_memory=is_cuda)
+        self._tokens = self._staged[0].numpy()
+        self._confidences = self._staged[1].view(torch.float32).numpy()
+        self._is_expected = False
 
     def draft(self, counts: Sequence[int]) -> None:
-        """Nothing to do: `put` has."""
+        """Nothing to do: the copy of the round is enqueued."""
 
-    def put(self, plan: StepPlan, drafted: RoundArrays | None) -> None:
-        """Enqueue the copy of the plan's round; None: it is lost. Drafts of other rows are void, so
-        call it before other proposers draft."""
-        tokens = np.full(self._shape, NO_DRAFT, dtype=np.int32)
-        confidences = np.zeros(self._shape, dtype=np.float32)
-        self.offered = {}
+    def expect(self) -> bool:
+        """Enqueue the copy of a round that `put` has yet to bring; False if this device cannot
+        wait. Call before other proposers draft: drafts of all rows are replaced."""
+        if self._word.can_wait:
+            self._word.wait()
+            self._copy()
+            self._is_expected = True
+        return self._is_expected
+
+    def put(self, plan: StepPlan, drafted: RoundArrays | None) -> Mapping[int, int]:
+        """The plan's round; None: it is lost. Returns how many drafts a row has, by row, where it
+        is fewer than planned."""
+        planned = drafted_rows(plan)
+        fewer: dict[int, int] = {}
         if drafted is None:
-            self.offered = {row.row: 0 for row in drafted_rows(plan)}
+            fewer = {row.row: 0 for row in planned}
+            self._tokens[list(fewer)] = NO_DRAFT
+            self._confidences[list(fewer)] = 0
         else:
             depth = drafted.tokens.shape[1]
-            is_there = np.arange(depth) < drafted.counts[:, None]
-            tokens[drafted.rows, :depth] = np.where(is_there, drafted.tokens, NO_DRAFT)
-            confidences[drafted.rows, :depth] = np.where(is_there, drafted.confidences, 0)
-            self._note_fewer(plan, drafted)
-        self._state.set_drafts(torch.from_numpy(tokens), torch.from_numpy(confidences))
+            self._tokens[drafted.rows, :depth] = drafted.tokens
+            self._confidences[drafted.rows, :depth] = drafted.confidences
+            fewer = self._void_missing(planned, drafted)
+        if self._is_expected:
+            self._is_expected = False
+            self._word.release()
+        else:
+            self._copy()
+        return fewer
 
-    def _note_fewer(self, plan: StepPlan, drafted: RoundArrays) -> None:
-        planned = drafted_rows(plan)
-        depths = [row.depth for row in planned]
+    def release(self) -> None:
+        """Let a step end whose round will not come."""
+        self._word.release()
+
+    def _copy(self) -> None:
+        self._drafted.copy_(self._staged, non_blocking=True)
+
+    def _void_missing(self, planned: Sequence[RowPlan], drafted: RoundArrays) -> dict[int, int]:
         rows, counts = drafted.rows.tolist(), drafted.counts.tolist()
-        if rows == [row.row for row in planned] and counts == depths:
-            return
+        if rows == [row.row for row in planned] and counts == [row.depth for row in planned]:
+            return {}
         found = dict(zip(rows, counts, strict=True))
-        self.offered = {
-            row.row: found.get(row.row, 0) for row in planned if found.get(row.row, 0) != row.depth
-        }
+        fewer: dict[int, int] = {}
+        for row in planned:
+            count = found.get(row.row, 0)
+            if count < row.depth:
+                fewer[row.row] = count
+                self._tokens[row.row, count:] = NO_DRAFT
+                self._confidences[row.row, count:] = 0
+        return fewer

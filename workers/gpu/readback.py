@@ -50,11 +50,32 @@ def seconds_between(begin: StreamEvent, end: StreamEvent) -> float:
     return elapsed_ms / 1e3
 
 
+_PLACES = 4  # more than there are steps in flight
+
+
+class HostPlaces:
+    """Host memory that copies of a tensor go to, in turn: allocating pinned memory may wait for
+    the device."""
+
+    def __init__(self, source: Tensor) -> None:
+        self._places = [
+            torch.zeros(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+            for _ in range(_PLACES)
+        ]
+        self._next = 0
+
+    def take(self) -> Tensor:
+        """Valid until as many more were taken as there are."""
+        self._next = (self._next + 1) % _PLACES
+        return self._places[self._next]
+
+
 class Readback:
     """Records events at the stages of a step, and copies its outcomes after them."""
 
-    def __init__(self, outcomes: Tensor) -> None:
+    def __init__(self, outcomes: Tensor, places: HostPlaces) -> None:
         self._source = outcomes
+        self._place = places.take()
         self._host: Tensor | None = None
         self._events = [record_event(outcomes.device)]
 
@@ -63,7 +84,8 @@ class Readback:
 
     def enqueue(self, num_rows: int) -> None:
         """Enqueue the copy of the first rows; does not block."""
-        self._host = copied_to_host(self._source[:num_rows])
+        self._host = self._place[:num_rows]
+        self._host.copy_(self._source[:num_rows], non_blocking=True)
         self._events.append(record_event(self._source.device))
 
     @property

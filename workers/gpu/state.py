@@ -7,6 +7,7 @@ host's `RowTable` lags one step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,9 +35,12 @@ class DeviceRows:
     ) -> None:
         self._device = device
         self._max_blocks = -(-max_len // block_size)
-        self.text = TextTable.create(num_rows, max_len, max(max_depth, 1), device)
+        text = TextTable.create(num_rows, max_len, max(max_depth, 1), device)
+        # Draft tokens and confidences, adjacent so that one copy moves both.
+        self.drafted = torch.stack([text.drafts, torch.zeros_like(text.drafts)])
+        self.text = replace(text, drafts=self.drafted[0])
         # float32: estimated probability that a draft token is accepted if all before it are.
-        self.confidences = torch.zeros(self.text.drafts.shape, device=device)
+        self.confidences = self.drafted[1].view(torch.float32)
         self.settings = SamplingTable.create(num_rows, device)
         self.adjustments = AdjustTable.create(num_rows, vocab_size, device)
         self._is_adjusted = [False] * num_rows
@@ -61,11 +65,6 @@ class DeviceRows:
             if self._is_adjusted[row]:
                 self.adjustments.marks[row].index_add_(0, ids, torch.ones_like(ids))
         self._set_counts(row, end, computed)
-
-    def set_drafts(self, tokens: Tensor, confidences: Tensor) -> None:
-        """Set the draft tokens and their confidences of all rows."""
-        self._copy(self.text.drafts, tokens)
-        self._copy(self.confidences, confidences)
 
     def admit(self, init: RowInit, sampler: RowSampler, *, is_adjusted: bool) -> None:
         """A request takes a row. `is_adjusted`: its logits are adjusted by the tables."""

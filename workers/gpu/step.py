@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from torch import Tensor
 
@@ -49,13 +48,11 @@ from outrider.workers.gpu.proposing import (
     LateResult,
     NoDrafts,
 )
-from outrider.workers.gpu.readback import Readback, row_verdict
+from outrider.workers.gpu.readback import HostPlaces, Readback, row_verdict
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.proposers.base import ProposerContext, Proposers
 from outrider.workers.proposers.registry import ProposerEntry, build_on_device
 from outrider.workers.target import LocalTarget
-
-_ALL_OFFERED: Mapping[int, int] = MappingProxyType({})
 
 
 class EnqueuedStep:
@@ -67,14 +64,13 @@ class EnqueuedStep:
         self,
         plan: StepPlan,
         outcomes: Readback,
-        settle: Callable[[], Verdict],
-        offered: Mapping[int, int],
+        settle: Callable[[EnqueuedStep], Verdict],
     ) -> None:
-        """`offered`: by row, the number of drafts where it is less than planned."""
         self.plan = plan
-        self.offered = offered
+        # By row, the number of drafts where it is less than planned; set before the step ends.
+        self.offered: Mapping[int, int] = {}
         self._outcomes = outcomes
-        self._settle: Callable[[], Verdict] | None = settle
+        self._settle: Callable[[EnqueuedStep], Verdict] | None = settle
         self._verdict: Verdict | None = None
 
     @property
@@ -93,7 +89,7 @@ class EnqueuedStep:
 
     def wait(self) -> Verdict:
         if self._settle is not None:
-            self._verdict = self._settle()
+            self._verdict = self._settle(self)
             self._settle = None  # frees the buffers it holds
         assert self._verdict is not None
         return self._verdict
@@ -133,6 +129,7 @@ class DeviceStep:
         kv_rule = None if with_kv is None else with_kv.kv_rule
         self._plan = StepPlanBuffers(sizes.rows, len(on_device), self._device)
         self._passes = TargetPasses(runner, self._state, self._plan.target, sizes, kv_rule)
+        self._host_outcomes = HostPlaces(self._passes.outcomes)
         self._device_proposers = self._build(context, on_device)
         self._with_kv = NoDrafts() if with_kv is None else self._device_proposers[with_kv.name]
         self._exclusivity = [Exclusive.ALWAYS] * sizes.rows
@@ -209,15 +206,15 @@ class DeviceStep:
             return self._verify_on_host(plan, ticket)
         return self.enqueue(plan)
 
-    def enqueue(self, plan: StepPlan, offered: Mapping[int, int] = _ALL_OFFERED) -> EnqueuedStep:
+    def enqueue(self, plan: StepPlan) -> EnqueuedStep:
         late = self._take_late_results()
-        outcomes = Readback(self._passes.outcomes)
+        outcomes = Readback(self._passes.outcomes, self._host_outcomes)
         totals = self._totals
         for proposer, counts in zip(self._device_proposers.values(), self._counts, strict=True):
             if counts:
                 proposer.draft(counts)
         outcomes.record_drafted()
-        with_logprobs = any(row.samples and row.row in self._num_top for row in plan.rows)
+        with_logprobs = self._has_logprobs(plan)
         self._passes.run(*totals, with_logprobs)
         logprobs = self._read_logprobs(totals[2]) if with_logprobs else None
         outcomes.enqueue(len(plan.rows))
@@ -225,12 +222,22 @@ class DeviceStep:
             proposer.after_target_pass(plan, totals[0], totals[2])
         self._with_kv.catch_up()
         step = EnqueuedStep(
-            plan, outcomes, lambda: self._settle(plan, outcomes, logprobs, late, offered), offered
+            plan, outcomes, lambda step: self._settle(step, outcomes, logprobs, late)
         )
         while self._pending and self._pending[0].is_known:
             self._pending.popleft()
         self._pending.append(step)
         return step
+
+    def can_wait(self, plan: StepPlan) -> bool:
+        """Whether the plan that was proposed for last may be enqueued behind a wait for the host:
+        it allocates no memory, which might itself wait for the device."""
+        is_captured = self._totals[0] <= self._passes.body.largest
+        return self.is_on_device and is_captured and not self._has_logprobs(plan)
+
+    def _has_logprobs(self, plan: StepPlan) -> bool:
+        num_top = self._num_top
+        return bool(num_top) and any(row.samples and row.row in num_top for row in plan.rows)
 
     def _verify_on_host(self, plan: StepPlan, ticket: Ticket) -> Verdict:
         """The next step may be enqueued before this one is applied, so update the device now."""
@@ -364,13 +371,13 @@ class DeviceStep:
 
     def _settle(
         self,
-        plan: StepPlan,
+        step: EnqueuedStep,
         outcomes: Readback,
         logprobs: LogprobsReadback | None,
         late: Sequence[LateResult],
-        offered: Mapping[int, int],
     ) -> Verdict:
         """The verdict of a step that ran on the device; extends the host's texts."""
+        plan, offered = step.plan, step.offered
         host_outcomes: list[list[int]] = outcomes.records().tolist()
         rows = []
         logit = 0

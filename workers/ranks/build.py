@@ -92,8 +92,8 @@ class RankBuilder:
         head = None if self.head is None else HeadRunner(self.head, runner)
         if not self.is_on_device:
             ready = self._prepare_on_host(runner, head, secret)
-            worker = HostTarget.build(runner, head, self._ops, self.settings)
-            return BuiltTarget(worker, ready, runner.release_graphs)
+            on_host = HostTarget.build(runner, head, self._ops, self.settings)
+            return BuiltTarget(on_host, ready, runner.release_graphs)
         from outrider.workers.ranks.device_target import DeviceTarget, build_step
 
         step = build_step(runner, head, self._ops, self.settings, self.bounds)
@@ -101,7 +101,8 @@ class RankBuilder:
             step.capture(lambda: None)
         with stage("timing passes"):
             ready = self._ready(step.measure_costs())
-        return BuiltTarget(DeviceTarget(step), ready, step.release)
+        worker = DeviceTarget(step, waits_on_device=self.group.size == 1)
+        return BuiltTarget(worker, ready, worker.release)
 
     def draft(self, runner: Runner, secret: str) -> BuiltDraft:
         if not self.is_on_device:

@@ -32,6 +32,9 @@ class DeviceDraft:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self._step.adopt(epoch, rows)
 
+    def prepare(self, plan: StepPlan) -> None:
+        self._step.prepare(plan)
+
     def follow(self, plan: StepPlan) -> None:
         self._step.follow(plan)
 

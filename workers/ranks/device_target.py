@@ -69,27 +69,47 @@ class _RunningStep(NamedTuple):
 
 
 class DeviceTarget:
-    """Steps that need the host (see `outrider.workers.gpu.exclusive`) end within `verify`."""
+    """Steps that need the host (see `outrider.workers.gpu.exclusive`) end within `verify`. Where
+    `waits_on_device`, other steps are enqueued before their rounds have come."""
 
-    def __init__(self, step: DeviceStep) -> None:
+    def __init__(self, step: DeviceStep, *, waits_on_device: bool) -> None:
+        """Ranks of a group share a round in a collective, behind what is enqueued: they cannot
+        wait on the device."""
         self._step = step
+        self._waits_on_device = waits_on_device
         drafts = step.device_proposer(DRAFT)
         self._drafts = drafts if isinstance(drafts, MailedDrafts) else None
+        self._waiting: EnqueuedStep | None = None
 
     def begin(self, plan: StepPlan) -> Ticket:
-        return self._step.propose(plan)
+        ticket = self._step.propose(plan)
+        drafts = self._receives(plan) if self._waits_on_device else None
+        if drafts is not None and self._step.can_wait(plan) and drafts.expect():
+            self._waiting = self._step.enqueue(plan)
+        return ticket
 
     def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> StartedStep:
-        step = self._step
+        step, drafts = self._step, self._receives(plan)
         if not step.is_on_device:
             proposals = {**own.proposals, **drafted.proposals(plan)}
             ticket = Ticket(plan.step, proposals, own.draft_s, agreements=own.agreements)
             return VerifiedStep(step.verify(plan, ticket).wait())
-        if self._drafts is None or not plan.has_round:
+        if drafts is None:
             return _RunningStep(step.enqueue(plan))
         message = drafted.message
-        self._drafts.put(plan, None if message is None else unpack_arrays(plan, message))
-        return _RunningStep(step.enqueue(plan, self._drafts.offered))
+        fewer = drafts.put(plan, None if message is None else unpack_arrays(plan, message))
+        enqueued, self._waiting = self._waiting or step.enqueue(plan), None
+        enqueued.offered = fewer
+        return _RunningStep(enqueued)
 
     def observe(self, verdict: Verdict) -> None:
         self._step.observe(verdict)
+
+    def _receives(self, plan: StepPlan) -> MailedDrafts | None:
+        """Where the plan's round goes; None if it has none on the device."""
+        return self._drafts if self._step.is_on_device and plan.has_round else None
+
+    def release(self) -> None:
+        if self._drafts is not None:
+            self._drafts.release()
+        self._step.release()

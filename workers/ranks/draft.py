@@ -28,6 +28,11 @@ class RankDraft(Protocol):
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
 
+    def prepare(self, plan: StepPlan) -> None:
+        """The one outcome that is missing before this plan is that of the plan before: do what can
+        be done ahead of it."""
+        ...
+
     def follow(self, plan: StepPlan) -> None: ...
 
     def propose(self, plan: StepPlan) -> PackedRound: ...
@@ -56,7 +61,9 @@ class DraftRank:
         self._draft = draft
         self._mailbox = DraftMailbox(group, inbox, links.device)
         self._outcomes: OutcomeBatches[StepPlan] = OutcomeBatches()
+        self._is_shared = group.size > 1  # ranks share outcomes in a collective, behind all else
         self._num_due = 0  # batches of outcomes that the target sends without being asked
+        self._has_drafted = False  # in the last plan, so that its outcome comes alone
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
@@ -79,8 +86,12 @@ class DraftRank:
 
     def _step(self, plan: StepPlan) -> None:
         uses_draft = plan.uses_draft
-        self._num_due += bool(self._outcomes.before(uses_draft=uses_draft))
+        is_next_due = self._num_due == 1 and self._has_drafted
+        batch = self._outcomes.before(uses_draft=uses_draft)
+        self._num_due += bool(batch)
         if uses_draft:
+            if is_next_due and not batch and not self._is_shared:
+                self._draft.prepare(plan)
             self._observe_outcomes()
         start_s = time.perf_counter()
         self._draft.follow(plan)
@@ -90,6 +101,7 @@ class DraftRank:
                 self._mailbox.post(plan, drafted, time.perf_counter() - start_s)
             if plan.catches_up:
                 self._catch_up(plan.step)
+        self._has_drafted = uses_draft
         if self._outcomes.after(plan, uses_draft=uses_draft):
             self._num_due += 1
             if not uses_draft:

@@ -45,6 +45,9 @@ class HostDraft:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self._draft.adopt(epoch, rows)
 
+    def prepare(self, plan: StepPlan) -> None:
+        """Nothing: a pass needs the text."""
+
     def follow(self, plan: StepPlan) -> None:
         self._draft.follow(plan)
 

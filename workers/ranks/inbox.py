@@ -19,6 +19,7 @@ class RankInbox:
         self._kept: deque[object] = deque()
         self._released = 0  # this proposal link and all before it
         self.beside: Channel | None = None  # the proposal link, which is read meanwhile
+        self.spin_s = 0.0  # in `wait_for`, before it sleeps: waking takes longer than a message
 
     def receive(self) -> object:
         while not self._kept:
@@ -37,15 +38,16 @@ class RankInbox:
         """Wait until `other`, which is proposal link `link`, has a message or has failed, or the
         engine releases it, or until the timeout; whether it has one. Raises if the engine is
         gone."""
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        started_s = time.monotonic()
+        deadline_s = math.inf if timeout_s is None else started_s + timeout_s
         while not self.is_released(link):
-            left_s = deadline_s - time.monotonic()
-            ready = wait_any(
-                [other, self._channel], None if timeout_s is None else max(left_s, 0.0)
-            )
+            now_s = time.monotonic()
+            left_s = None if timeout_s is None else max(deadline_s - now_s, 0.0)
+            spins = now_s < started_s + self.spin_s
+            ready = wait_any([other, self._channel], 0.0 if spins else left_s)
             if self._channel in ready:
                 self._keep(self._channel.receive(0.0))
-            if other in ready or not ready:
+            if other in ready or now_s >= deadline_s:
                 return other in ready
         return False
 

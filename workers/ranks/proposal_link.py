@@ -1,7 +1,8 @@
 """The proposal link: a connection between the first ranks of target and draft.
 
 The target listens, at an address that it writes into the engine's rendezvous store, and the draft
-dials in with the engine's secret. Rounds travel as messages, from GPU to GPU with NCCL.
+dials in with the engine's secret. Rounds travel as messages. Under rejection sampling NCCL moves
+the distributions of their draft tokens from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _REFUSAL = "!"  # before the reason, in the place of an address
 
 @dataclass(frozen=True, slots=True)
 class ProposalLink:
-    """One end. `transfer` carries tensors if both ends have GPUs."""
+    """One end. `transfer` carries distributions between GPUs."""
 
     number: int
     channel: Channel
@@ -49,12 +50,14 @@ class ProposalLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkOpener:
-    """What a rank needs to open its end of a proposal link."""
+    """What a rank needs to open its end of a proposal link. `moves_tensors`: rounds have
+    distributions beside them."""
 
     store: LinkStore
     secret: str
     device: torch.device
     transfer_timeout_s: float
+    moves_tensors: bool = False
 
     def listen(self, number: int) -> ProposalLink:
         """The target's end. The draft waits for its `LinkOpened`."""
@@ -87,7 +90,7 @@ class LinkOpener:
 
     def _completed(self, number: int, channel: Channel, *, is_target: bool) -> ProposalLink:
         """With what carries tensors between GPUs; closes the channel if that fails."""
-        if self.device.type != "cuda":
+        if self.device.type != "cuda" or not self.moves_tensors:
             return ProposalLink(number, channel, None)
         try:
             transfer = DeviceTransfer(

@@ -63,6 +63,7 @@ from outrider.workers.weights.loader import load_model
 logger = logging.getLogger(__name__)
 
 DIAL_TIMEOUT_S = 60.0
+_SPIN_S = 0.02  # longer than a step of many rows; on a CPU the ranks need every core
 
 M = TypeVar("M")
 
@@ -164,7 +165,12 @@ class _Startup:
             built = self._build(builder)
         self.release_graphs = built.release
         self._channel.send(built.ready)
-        links = LinkOpener(self._store, self._secret, placement.device, settings.transfer_timeout_s)
+        if placement.device.type == "cuda":
+            self.inbox.spin_s = _SPIN_S
+        links = LinkOpener(
+            *(self._store, self._secret, placement.device, settings.transfer_timeout_s),
+            moves_tensors=settings.verification != "shared",
+        )
         common = (self._channel, self.inbox, group, links)
         if isinstance(built, BuiltDraft):
             return DraftRank(*common, built.worker)

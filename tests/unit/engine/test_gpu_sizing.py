@@ -198,7 +198,7 @@ class FakeWorkers:
 
 def _measured(gpu: FakeGpu, per_token: int) -> GpuMemory:
     def build_workers() -> Any:
-        workers = FakeWorkers(gpu, per_token)
+        workers: Any = FakeWorkers(gpu, per_token)
         return rehearsal((workers, workers))
 
     return measure(torch.device("cuda"), build_workers, LIMITS[0])
