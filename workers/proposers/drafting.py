@@ -13,7 +13,7 @@ from outrider.scheduler.types import Proposal
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import RowChunk, Runner
-from outrider.workers.sampling.draft import DraftStep
+from outrider.workers.sampling.draft import DraftSample
 from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.selection import is_likely
@@ -105,7 +105,7 @@ def draft_in_one_call(
     return runner.guess(chunk, depth, num_ids, least_survival, temperature, sampler.seed)
 
 
-def take_step(active: Sequence[DraftingRow], step: DraftStep) -> None:
+def take_step(active: Sequence[DraftingRow], step: DraftSample) -> None:
     """Append each row's drafted token."""
     tokens, confidences = step.tokens.tolist(), step.confidence.tolist()
     for index, each in enumerate(active):

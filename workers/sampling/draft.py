@@ -18,7 +18,7 @@ from outrider.workers.sampling.verify import VerificationMode
 from outrider.workers.sampling.vocab import VocabPart
 
 
-class DraftStep(NamedTuple):
+class DraftSample(NamedTuple):
     """The draft tokens for the next position of each span."""
 
     tokens: Tensor  # int64 [n]
@@ -34,7 +34,7 @@ def draft_sample(
     ops: SamplingOps,
     mode: VerificationMode,
     vocab: VocabPart | None = None,
-) -> DraftStep:
+) -> DraftSample:
     """Guess one token per span from `logits` [n, vocab], the last row of each.
 
     Shared mode uses the target's own noise, so it predicts the target's sample rather than its
@@ -48,26 +48,26 @@ def draft_sample(
     if is_plain:
         scores = logits.float() if vocab is None else vocab.gather(logits.float())
         tokens = argmax(scores)
-        return DraftStep(tokens, ops.probability_of(scores, tokens), None)
+        return DraftSample(tokens, ops.probability_of(scores, tokens), None)
     rows = last_rows(spans)
     scores = process_rows(logits, rows, vocab)
     if mode == "shared":
         tokens = choose(scores, rows, ops, NoiseStream.SHARED)
-        return DraftStep(tokens, ops.probability_of(scores, tokens), None)
+        return DraftSample(tokens, ops.probability_of(scores, tokens), None)
     tokens = choose(scores, rows, ops, NoiseStream.DRAFT)
     q = scores.softmax(-1)
     confidence = q.amax(-1)
     greedy = [row.slot for row in rows if row.sampler.is_greedy]
     if len(greedy) == len(rows):
-        return DraftStep(tokens, confidence, None)
+        return DraftSample(tokens, confidence, None)
     if greedy:
         at = torch.tensor(greedy, device=q.device)
         q[at] = 0.0
         q[at, tokens[at]] = 1.0
-    return DraftStep(tokens, confidence, q)
+    return DraftSample(tokens, confidence, q)
 
 
-def _guess_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> DraftStep:
+def _guess_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> DraftSample:
     """Shared mode, from the ranks' parts of the scores before filters.
 
     Rows with filters are gathered: q' is relative to the mass they keep, which no rank knows.
@@ -82,4 +82,4 @@ def _guess_over_ranks(scores: Tensor, rows: Sequence[LogitRow], draw: Draw) -> D
         kept = apply_filters(draw.vocab.gather(scores[at]), [row.sampler for row in own_rows])
         tokens[at] = choose(kept, own_rows, draw.ops, draw.stream)
         confidence[at] = draw.ops.probability_of(kept, tokens[at])
-    return DraftStep(tokens, confidence, None)
+    return DraftSample(tokens, confidence, None)

@@ -21,7 +21,7 @@ from outrider.scheduler.params import SamplingParams
 from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.sampling import sharded_filters
 from outrider.workers.sampling.choose import sample
-from outrider.workers.sampling.draft import DraftStep, draft_sample
+from outrider.workers.sampling.draft import DraftSample, draft_sample
 from outrider.workers.sampling.rows import LogitSpan, RowSampler
 from outrider.workers.sampling.verify import SpanVerdict, VerificationMode, verify
 from outrider.workers.sampling.vocab import VocabPart
@@ -95,11 +95,11 @@ class Case:
 
         return same_on_all(run_ranks(self.size, work))
 
-    def draft_whole(self, mode: VerificationMode) -> DraftStep:
+    def draft_whole(self, mode: VerificationMode) -> DraftSample:
         return draft_sample(self.logits, self.spans(drafts=DRAFTS), OPS, mode)
 
-    def draft_parts(self, mode: VerificationMode) -> DraftStep:
-        def work(group: ThreadGroup) -> DraftStep:
+    def draft_parts(self, mode: VerificationMode) -> DraftSample:
+        def work(group: ThreadGroup) -> DraftSample:
             logits, vocab = self.part(group)
             return draft_sample(logits, self.spans(vocab.held, DRAFTS), OPS, mode, vocab)
 
