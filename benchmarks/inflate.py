@@ -158,13 +158,18 @@ def open_inflated(
 
 
 def save_inflated(
-    model: str | Path, shape: Shape, out_dir: Path, dtype: torch.dtype, seed: int = 0
+    model: str | Path,
+    shape: Shape,
+    out_dir: Path,
+    dtype: torch.dtype,
+    seed: int = 0,
+    device: str = "cpu",
 ) -> None:
     """Write the enlarged model as a Hugging Face folder, one file a layer, with its tokenizer."""
     if out_dir.exists():
         raise ConfigError(f"{out_dir} exists already; name a new folder.")
     folder = checkpoint_folder(model)
-    source = open_inflated(folder, shape, dtype, "cpu", seed)
+    source = open_inflated(folder, shape, dtype, device, seed)
     config = _config(read_json(folder / "config.json"), source.spec, dtype)
     copied = [*_tokenizer_files(model), *folder.glob("generation_config.json")]
 
@@ -231,13 +236,14 @@ def main(
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(DTYPES)}.")] = "bfloat16",
     layers: Annotated[int | None, typer.Option(help="Layers, other than the shape's.")] = None,
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    device: Annotated[str, typer.Option(help="A GPU makes other random weights, sooner.")] = "cpu",
 ) -> None:
     """Write a checkpoint of another shape that computes what MODEL computes."""
     try:
         chosen = _named(SHAPES, "shape", shape)
         if layers is not None:
             chosen = dataclasses.replace(chosen, num_layers=layers)
-        save_inflated(model, chosen, out, _named(DTYPES, "dtype", dtype), seed)
+        save_inflated(model, chosen, out, _named(DTYPES, "dtype", dtype), seed, device)
     except OutriderError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(error.exit_code) from None

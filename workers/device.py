@@ -53,6 +53,13 @@ def gpu_bytes(device: torch.device) -> int | None:
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None
 
 
+def gpu_uuid(device: torch.device) -> str | None:
+    """Names a GPU in all processes; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
 def free_kv_bytes(device: torch.device, utilization: float) -> int:
     """Memory left for KV on a rank's GPU once weights are loaded."""
     free, total = torch.cuda.mem_get_info(device)

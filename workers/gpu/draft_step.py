@@ -38,7 +38,7 @@ from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.gpu.stream_word import StreamWord
 from outrider.workers.proposers.base import ProposerSettings
 from outrider.workers.ranks.packed_outcome import Int64s, OutcomeRecord, PackedOutcome
-from outrider.workers.ranks.packed_round import DraftedRows, drafted_rows
+from outrider.workers.ranks.packed_round import Drafts, drafted_rows
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.rows import RowSampler
@@ -120,12 +120,17 @@ class _Observed(NamedTuple):
     drafted: Int64s | None  # by row
 
 
-class _Round(NamedTuple):
+class EnqueuedRound(NamedTuple):
     """A round on the device."""
 
     rows: list[int]
     drafts: Tensor  # on the host, of all rows: tokens and confidences
     end: StreamEvent
+
+    def wait(self) -> Drafts:
+        self.end.synchronize()
+        drafts = self.drafts.numpy()
+        return Drafts(drafts[0, self.rows], drafts[1, self.rows].view(np.float32))
 
 
 class DraftStep:
@@ -174,7 +179,7 @@ class DraftStep:
         self._observed: deque[_Observed] = deque()
         self._num_sampled = 0  # rows of the last plan that sample
         self._is_expecting = False
-        self._prepared: _Round | None = None
+        self._prepared: EnqueuedRound | None = None
 
     # -- following the target -----------------------------------------------------------------
 
@@ -258,16 +263,17 @@ class DraftStep:
 
     # -- a step -------------------------------------------------------------------------------
 
-    def propose(self, plan: StepPlan) -> DraftedRows:
-        """Draft, and wait for the drafts. What catches up is computed by `catch_up`, afterwards."""
+    def propose(self, plan: StepPlan) -> EnqueuedRound:
+        """Draft. What catches up is computed by `catch_up`, afterwards."""
         started, self._prepared = self._prepared, None
         if started is None:
             started = self._enqueue_round(plan, self._upload(plan))
         self._commit_observed()
-        started.end.synchronize()
-        rows, drafts = started.rows, started.drafts.numpy()
-        tokens, confidences = drafts[0, rows], drafts[1, rows].view(np.float32)
-        return DraftedRows(self._lengths[rows], tokens, confidences)
+        return started
+
+    def base_lens(self, rows: Sequence[int]) -> Int64s:
+        """How long the rows' texts are, without drafts."""
+        return self._lengths[list(rows)]
 
     def _upload(self, plan: StepPlan) -> list[int]:
         """Enqueue the copy of the plan; returns how many rows want each draft token."""
@@ -283,7 +289,7 @@ class DraftStep:
         self._plan.fill((), [entries], (0, 0, 0), catch_up=share)
         return counts
 
-    def _enqueue_round(self, plan: StepPlan, counts: Sequence[int]) -> _Round:
+    def _enqueue_round(self, plan: StepPlan, counts: Sequence[int]) -> EnqueuedRound:
         if counts:
             self._passes.draft(counts)
         drafts = self._host_drafts.take()
@@ -293,7 +299,7 @@ class DraftStep:
         if rows:
             depths = self._rounds[plan.step] = np.zeros(self._sizes.rows, dtype=np.int64)
             depths[rows] = [row.depth for row in planned]
-        return _Round(rows, drafts, end)
+        return EnqueuedRound(rows, drafts, end)
 
     def catch_up(self) -> Sequence[CatchUpReadback]:
         """Enqueue what `propose` left to catch up; what comes of it can be waited for."""
@@ -315,7 +321,7 @@ class DraftStep:
     def rehearse(self, plan: StepPlan) -> None:
         """Run a step whose outcome is never observed."""
         self.follow(plan)
-        self.propose(plan)
+        self.propose(plan).wait()
         for each in self.catch_up():
             each.wait()
 

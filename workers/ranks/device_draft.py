@@ -11,7 +11,7 @@ from outrider.workers.gpu.draft_step import DraftStep
 from outrider.workers.proposers.base import ProposerSettings
 from outrider.workers.ranks.device_target import step_sizes
 from outrider.workers.ranks.packed_outcome import PackedOutcome
-from outrider.workers.ranks.packed_round import PackedRound, pack_arrays
+from outrider.workers.ranks.packed_round import PackedRound, RoundWriter
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 
@@ -39,7 +39,9 @@ class DeviceDraft:
         self._step.follow(plan)
 
     def propose(self, plan: StepPlan) -> PackedRound:
-        return pack_arrays(plan, self._step.propose(plan))
+        started = self._step.propose(plan)
+        writer = RoundWriter(plan, self._step.base_lens(started.rows))
+        return writer.write(started.wait())
 
     def observe(self, outcome: PackedOutcome) -> None:
         self._step.observe(outcome)

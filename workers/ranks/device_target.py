@@ -55,14 +55,11 @@ class _RunningStep(NamedTuple):
     def outcome(self) -> PackedOutcome:
         plan, offered = self.enqueued.plan, self.enqueued.offered
         sampled = [index for index, row in enumerate(plan.rows) if row.samples]
-        found = self.enqueued.records().numpy()[sampled]
         rows = (plan.rows[index] for index in sampled)
-        heads = [(row.row, row.generation, offered.get(row.row, row.depth)) for row in rows]
-        records = np.empty((len(found), OutcomeRecord.BASE_LEN + found.shape[1]), dtype=np.int64)
-        if heads:
-            records[:, : OutcomeRecord.BASE_LEN] = heads
-            records[:, OutcomeRecord.BASE_LEN :] = found
-        return PackedOutcome(plan.epoch, plan.step, records)
+        known = [(row.row, row.generation, offered.get(row.row, row.depth)) for row in rows]
+        heads = np.array(known, dtype=np.int64).reshape(-1, OutcomeRecord.BASE_LEN)
+        found = self.enqueued.records().numpy()[sampled]
+        return PackedOutcome(plan.epoch, plan.step, np.hstack((heads, found)))
 
     def verdict(self) -> Verdict:
         return self.enqueued.wait()

@@ -67,10 +67,9 @@ def pack_round(plan: StepPlan, proposals: Mapping[int, Proposal]) -> PackedRound
     return PackedRound(torch.from_numpy(message), q)
 
 
-class DraftedRows(NamedTuple):
-    """The rows of a round as arrays, in the order of the plan."""
+class Drafts(NamedTuple):
+    """Of the rows of a round, in the order of the plan."""
 
-    base_lens: NDArray[np.int64]  # [rows]
     tokens: NDArray[np.int32]  # [rows, depth or more]
     confidences: NDArray[np.float32]  # likewise
 
@@ -80,21 +79,28 @@ def drafted_rows(plan: StepPlan) -> list[RowPlan]:
     return [row for row in plan.rows if row.depth and row.draft_tokens]
 
 
-def pack_arrays(plan: StepPlan, drafted: DraftedRows) -> PackedRound:
-    """`pack_round` of a device's round, in which every row has all its drafts."""
-    shape, rows = _Shape.of(plan), drafted_rows(plan)
-    message = np.zeros(shape.size, dtype=np.int64)
-    message[:_HEADER] = (_VERSION, plan.epoch, plan.step, shape.rows, 0, 0)
-    if not rows:
-        return PackedRound(torch.from_numpy(message), _NO_DISTRIBUTIONS)
-    records = message[_HEADER:].reshape(shape.rows, shape.record)
-    records[:, :2] = [(row.row, row.generation) for row in rows]
-    records[:, 2] = drafted.base_lens
-    records[:, 3] = [row.depth for row in rows]
-    first = _RECORD + shape.depth
-    records[:, _RECORD:first] = drafted.tokens[:, : shape.depth]
-    records[:, first:].view(np.float64)[:] = drafted.confidences[:, : shape.depth]
-    return PackedRound(torch.from_numpy(message), _NO_DISTRIBUTIONS)
+class RoundWriter:
+    """`pack_round` of a device's round, in which every row has all its drafts; what is known before
+    them is written ahead."""
+
+    def __init__(self, plan: StepPlan, base_lens: NDArray[np.int64]) -> None:
+        shape, rows = _Shape.of(plan), drafted_rows(plan)
+        self._depth = shape.depth
+        self._message = np.zeros(shape.size, dtype=np.int64)
+        self._message[:_HEADER] = (_VERSION, plan.epoch, plan.step, shape.rows, 0, 0)
+        self._records = self._message[_HEADER:].reshape(shape.rows, shape.record)
+        if rows:
+            self._records[:, :2] = [(row.row, row.generation) for row in rows]
+            self._records[:, 2] = base_lens
+            self._records[:, 3] = [row.depth for row in rows]
+
+    def write(self, drafts: Drafts) -> PackedRound:
+        first = _RECORD + self._depth
+        if self._depth:
+            self._records[:, _RECORD:first] = drafts.tokens[:, : self._depth]
+            confidences = self._records[:, first:].view(np.float64)
+            confidences[:] = drafts.confidences[:, : self._depth]
+        return PackedRound(torch.from_numpy(self._message), _NO_DISTRIBUTIONS)
 
 
 class RoundArrays(NamedTuple):
@@ -111,9 +117,15 @@ def unpack_arrays(plan: StepPlan, message: Tensor) -> RoundArrays | None:
     found = _records_of(plan, message)
     if found is None:
         return None
-    first = _RECORD + _Shape.of(plan).depth
+    first = _first_confidence(found)
     confidences = found[:, first:].view(np.float64)
     return RoundArrays(found[:, 0], found[:, 3], found[:, _RECORD:first], confidences)
+
+
+def _first_confidence(records: NDArray[np.int64]) -> int:
+    """The column after the tokens."""
+    width: int = records.shape[1]
+    return _RECORD + (width - _RECORD) // 2
 
 
 def _records_of(plan: StepPlan, message: Tensor) -> NDArray[np.int64] | None:
@@ -130,7 +142,7 @@ def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int,
     records = _records_of(plan, message)
     if records is None:
         return None
-    confidences = records[:, _RECORD + _Shape.of(plan).depth :].view(np.float64).tolist()
+    confidences = records[:, _first_confidence(records) :].view(np.float64).tolist()
     proposals: dict[int, Proposal] = {}
     first_q = 0
     for record, confidence in zip(records.tolist(), confidences, strict=True):

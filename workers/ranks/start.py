@@ -38,7 +38,7 @@ from outrider.links.rank_messages import (
 from outrider.logs import setup_logging
 from outrider.progress_stages import StageReporter, stage
 from outrider.trace import TracedMethod, traced
-from outrider.workers.device import Placement, gpu_bytes, place, take_cores
+from outrider.workers.device import Placement, gpu_bytes, gpu_uuid, place, take_cores
 from outrider.workers.groups.collective import Collective, SingleRankGroup
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.groups.process_group import (
@@ -191,6 +191,7 @@ class _Startup:
             RankDescription(
                 device=str(placement.device),
                 gpu_bytes=gpu_bytes(placement.device),
+                gpu_uuid=gpu_uuid(placement.device),
                 vocab_size=spec.vocab_size,
                 eos_ids=spec.eos_ids,
                 max_position=spec.max_position,

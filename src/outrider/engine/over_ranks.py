@@ -107,6 +107,12 @@ def _costs_of(target: RankGroup, draft: RankGroup | None) -> StepCosts | None:
     )
 
 
+def _share_devices(groups: Sequence[RankGroup]) -> bool:
+    """Whether ranks of two groups are on one GPU, or on CPUs."""
+    devices = [{each.gpu_uuid for each in group.described} for group in groups]
+    return len(set().union(*devices)) < sum(map(len, devices))
+
+
 def _max_depth(groups: Sequence[RankGroup]) -> int | None:
     """The least bound of all groups on depth."""
     found = (group.ready.max_depth for group in groups)
@@ -207,8 +213,8 @@ class RankModels:
             pools = size_pools_of_ranks(config, groups[0].loaded, draft_ranks, length)
             self._sizes = _Sizes(pools, described[0].vocab_size, length)
             self._sized_for = config.draft
-            # Passes are timed here: on a CPU the groups would compete, which they do not in steps.
-            list((map if device == "cpu" else pool.map)(self._allocate, groups))
+            # Passes are timed here: groups on one device would compete, which they do not in steps.
+            list((map if _share_devices(groups) else pool.map)(self._allocate, groups))
         self.costs = _costs_of(groups[0], groups[1] if len(groups) > 1 else None)
         self._scheduler = make_scheduler(
             config,

@@ -100,6 +100,7 @@ class RankDescription:
 
     device: str
     gpu_bytes: int | None  # all the memory of its GPU; None on a CPU
+    gpu_uuid: str | None  # names its GPU on all hosts; None on a CPU
     vocab_size: int
     eos_ids: tuple[int, ...]
     max_position: int

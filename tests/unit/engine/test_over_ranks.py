@@ -97,6 +97,7 @@ def described(gpu_bytes: int | None = None) -> RankDescription:
     return RankDescription(
         device="cpu" if gpu_bytes is None else "cuda:0",
         gpu_bytes=gpu_bytes,
+        gpu_uuid=None if gpu_bytes is None else "GPU-0",
         vocab_size=100,
         eos_ids=(2,),
         max_position=2048,
