@@ -226,7 +226,7 @@ def linked(llm: LLM) -> LinkedRanks:
     return found
 
 
-@pytest.mark.parametrize("loses_rounds", [False, True])
+@pytest.mark.parametrize("loses_rounds", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ranks_write_what_plain_decoding_writes(
     build: Callable[..., LLM], models: Models, loses_rounds: bool
 ) -> None:
@@ -248,6 +248,7 @@ def test_ranks_write_what_plain_decoding_writes(
     assert (linked(ranks).num_lost > 0) == loses_rounds
 
 
+@pytest.mark.slow
 def test_a_lost_round_counts_no_drafts(build: Callable[..., LLM]) -> None:
     ranks = build()
     link = linked(ranks)
@@ -267,6 +268,7 @@ def test_a_lost_round_counts_no_drafts(build: Callable[..., LLM]) -> None:
     assert all(row.num_accepted <= row.num_verified <= row.num_drafted for row in rows)
 
 
+@pytest.mark.slow
 def test_the_same_drafts_are_proposed_as_in_one_process(build: Callable[..., LLM]) -> None:
     prompts, params = requests()
     found, expected = (
