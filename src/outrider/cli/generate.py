@@ -140,6 +140,8 @@ def generate(
         params |= {"num_speculative_tokens": fixed, "fix_depth": True}
     if compare and engine_config.speculation.method is None:
         check_drafts(engine_config)
+    if raw and system is not None:
+        raise _without_template("--raw skips it")
     _Session(engine_config, _read_prompt(prompt), raw, system).run(params, compare)
 
 
@@ -245,13 +247,16 @@ def _encode(engine: Engine, prompt: str, raw: bool, system: str | None) -> Proce
     has_template = engine.input_processor.has_chat_template
     if raw or not has_template:
         if system is not None:
-            reason = "--raw skips it" if raw else "the model has none"
-            raise ConfigError(f"--system needs a chat template but {reason}; leave it out.")
+            raise _without_template("the model has none")
         return prompt
     messages = [{"role": "user", "content": prompt}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     return {"prompt_token_ids": engine.input_processor.tokenize(Conversation(messages))}
+
+
+def _without_template(reason: str) -> ConfigError:
+    return ConfigError(f"--system needs a chat template but {reason}; leave it out.")
 
 
 def _writer(
