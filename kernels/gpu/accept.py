@@ -127,7 +127,7 @@ def _accept_kernel(
         chosen = tl.load(chosen_ptr + first + place, mask=place <= depth, other=-1).to(tl.int32)
         is_draft = place < depth
         drafts = tl.load(draft_ptr + row * draft_stride + place, mask=is_draft, other=-1)
-        matches = is_draft & (drafts == chosen)
+        matches = is_draft & (drafts == chosen) & (chosen >= 0)
         num_accepted = tl.min(tl.where(matches, BLOCK, place), axis=0)
         is_new = place <= num_accepted
         at = length + place

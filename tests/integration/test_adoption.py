@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -121,8 +122,10 @@ def _only_one_directs(head: RayHead, second: ServeProcess, engine: int) -> None:
     with controller(head, free_port()) as third:
         wait_serving(third)
         os.kill(second.pid, signal.SIGCONT)
-        assert second.wait(LATE_S) == 1, second.output
-        assert "taken over by another server" in second.output
+        # Which it notices first depends on the machine: its successor, or that it was away.
+        assert second.wait(LATE_S) in (1, 2), second.output
+        taken = f"directed by {socket.gethostname()}, pid {third.pid}"
+        assert "taken over by another server" in second.output or taken in second.output
         assert head.actor_pids("EngineActor") == [engine]
         third.terminate()
         assert third.wait() == 0, third.output

@@ -271,8 +271,12 @@ def test_a_lost_round_counts_no_drafts(build: Callable[..., LLM]) -> None:
 @pytest.mark.slow
 def test_the_same_drafts_are_proposed_as_in_one_process(build: Callable[..., LLM]) -> None:
     prompts, params = requests()
+    by_lookup = SamplingParams(
+        temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, speculation="ngram"
+    )
+    prompts, params = [*prompts[:3], [3, 4, 5] * 6], [*params[:3], by_lookup]
     found, expected = (
-        [each.outputs[0].speculation for each in llm.generate(prompts[:3], params[:3])]
+        [each.outputs[0].speculation for each in llm.generate(prompts, params)]
         for llm in (build(lag=0), build(is_linked=False, lag=0))
     )
     assert found == expected

@@ -178,6 +178,7 @@ class Exchange(Simulation):
             *(self.target.channel, self.target.inbox, SingleRankGroup()),
             self.links,  # type: ignore[arg-type]
             self._make_target(random.Random(self.seed + 1)),
+            vocab_size=2**31,
         )
         self.target.start()
         self.drafts: list[RankThread] = []

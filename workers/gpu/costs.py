@@ -95,6 +95,8 @@ class _Meter:
 
 def _draft_costs(meter: _Meter, rounds: DraftRounds) -> tuple[CostTable, CostTable]:
     """With few rows, rounds are captured whole: a later pass costs what it adds to a round."""
+    if not rounds.whole:  # the bound on depth is 0
+        return _FREE, _FREE
     depth = len(rounds.whole)
     few = meter.few(rounds.whole[0].sizes)
     first = [meter.seconds(rounds.whole[0].run, size) for size in few]

@@ -178,7 +178,6 @@ class DraftStep:
         self._rounds: dict[int, Int64s] = {}  # drafts by row, by step
         self._observed: deque[_Observed] = deque()
         self._num_sampled = 0  # rows of the last plan that sample
-        self._is_expecting = False
         self._prepared: EnqueuedRound | None = None
 
     # -- following the target -----------------------------------------------------------------
@@ -186,7 +185,7 @@ class DraftStep:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start over with these rows; all KV is invalid."""
         self._rows.adopt(epoch, rows)
-        assert not self._is_expecting
+        assert self._prepared is None
         self._rounds.clear()
         self._observed.clear()
         self._generations[:] = _PADDING
@@ -215,15 +214,26 @@ class DraftStep:
     def prepare(self, plan: StepPlan) -> None:
         """The next outcome is that of the last plan, and the only one that is missing: enqueue the
         step behind it, if the device can wait."""
-        if not self._follow.can_wait:
+        if not self._follow.can_wait or self._lacks_text(plan):
             return
         num_sampled = self._num_sampled
         self._begin(plan)
         counts = self._upload(plan)
         # From here on nothing allocates memory, which might wait for the device.
         self._follow.expect(num_sampled)
-        self._is_expecting = True
         self._prepared = self._enqueue_round(plan, counts)
+
+    def _lacks_text(self, plan: StepPlan) -> bool:
+        """Whether the plan catches up on text that the host does not have yet. Plans made ahead
+        know no more text than the host has here."""
+        new = {init.row for init in plan.admitted}
+        return any(
+            row.draft_tokens
+            and not row.depth
+            and row.row not in new
+            and self._computed[row.row] + row.draft_tokens > len(self._rows[row.row].tokens)
+            for row in plan.rows
+        )
 
     def observe(self, outcome: PackedOutcome) -> None:
         """Bring the device up to date with an outcome."""
@@ -231,8 +241,7 @@ class DraftStep:
         numbers = records[:, OutcomeRecord.ROW]
         is_current = self._generations[numbers] == records[:, OutcomeRecord.GENERATION]
         num_drafted = 0 if drafted is None else drafted[numbers]
-        put = self._follow.put if self._is_expecting else self._follow.enqueue
-        self._is_expecting = False
+        put = self._follow.enqueue if self._prepared is None else self._follow.put
         put(records, np.where(is_current, num_drafted, _PADDING))
         ends = records[:, OutcomeRecord.BASE_LEN] + records[:, OutcomeRecord.NUM_ACCEPTED] + 1
         self._lengths[numbers[is_current]] = ends[is_current]
@@ -277,7 +286,9 @@ class DraftStep:
 
     def _upload(self, plan: StepPlan) -> list[int]:
         """Enqueue the copy of the plan; returns how many rows want each draft token."""
-        self._commit_observed(num_kept=1)  # a plan counts on applied outcomes only
+        self._commit_observed(num_kept=1)
+        if self._lacks_text(plan):
+            self._commit_observed()
         for row in plan.rows:
             if row.draft_blocks:
                 self._passes.extend_table(row.row, row.draft_start, row.draft_blocks)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
-from outrider.scheduler.types import RowPlan, StepPlan
+from outrider.scheduler.types import StepPlan
+from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
 from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
 from outrider.workers.gpu.stream_word import StreamWord
 from outrider.workers.ranks.packed_round import RoundArrays, drafted_rows
 
 NO_DRAFT = -2
 """In the place of a draft token that was not sent: no target chooses it."""
+
+_NOT_MAILED = -3  # in the place of other proposers' drafts
 
 
 class MailedDrafts(DeviceProposer):
@@ -23,17 +27,23 @@ class MailedDrafts(DeviceProposer):
         self._drafted = context.state.drafted
         self._word = StreamWord(self._drafted.device)
         is_cuda = self._drafted.is_cuda
+        self._mail = torch.zeros_like(self._drafted)
         self._staged = torch.zeros(self._drafted.shape, dtype=torch.int32, pin_memory=is_cuda)
         self._tokens = self._staged[0].numpy()
         self._confidences = self._staged[1].view(torch.float32).numpy()
         self._is_expected = False
+        self._take = CapturedPasses(lambda size: self._take_mail(), [1], self._drafted.device)
+
+    @property
+    def captured_passes(self) -> Sequence[CapturedPasses]:
+        return [self._take]
 
     def draft(self, counts: Sequence[int]) -> None:
         """Nothing to do: the copy of the round is enqueued."""
 
     def expect(self) -> bool:
         """Enqueue the copy of a round that `put` has yet to bring; False if this device cannot
-        wait. Call before other proposers draft: drafts of all rows are replaced."""
+        wait."""
         if self._word.can_wait:
             self._word.wait()
             self._copy()
@@ -43,17 +53,20 @@ class MailedDrafts(DeviceProposer):
     def put(self, plan: StepPlan, drafted: RoundArrays | None) -> Mapping[int, int]:
         """The plan's round; None: it is lost. Returns how many drafts a row has, by row, where it
         is fewer than planned."""
-        planned = drafted_rows(plan)
-        fewer: dict[int, int] = {}
-        if drafted is None:
-            fewer = {row.row: 0 for row in planned}
-            self._tokens[list(fewer)] = NO_DRAFT
-            self._confidences[list(fewer)] = 0
-        else:
+        counts: dict[int, int] = {}
+        self._tokens[:] = _NOT_MAILED
+        if drafted is not None:
             depth = drafted.tokens.shape[1]
-            self._tokens[drafted.rows, :depth] = drafted.tokens
+            self._tokens[drafted.rows, :depth] = np.where(
+                drafted.tokens < 0, NO_DRAFT, drafted.tokens
+            )
             self._confidences[drafted.rows, :depth] = drafted.confidences
-            fewer = self._void_missing(planned, drafted)
+            counts = dict(zip(drafted.rows.tolist(), drafted.counts.tolist(), strict=True))
+        found = [(row.row, counts.get(row.row, 0), row.depth) for row in drafted_rows(plan)]
+        fewer = {row: count for row, count, depth in found if count < depth}
+        for row, count in fewer.items():
+            self._tokens[row, count:] = NO_DRAFT
+            self._confidences[row, count:] = 0
         if self._is_expected:
             self._is_expected = False
             self._word.release()
@@ -66,18 +79,9 @@ class MailedDrafts(DeviceProposer):
         self._word.release()
 
     def _copy(self) -> None:
-        self._drafted.copy_(self._staged, non_blocking=True)
+        self._mail.copy_(self._staged, non_blocking=True)
+        self._take.run(1)
 
-    def _void_missing(self, planned: Sequence[RowPlan], drafted: RoundArrays) -> dict[int, int]:
-        rows, counts = drafted.rows.tolist(), drafted.counts.tolist()
-        if rows == [row.row for row in planned] and counts == [row.depth for row in planned]:
-            return {}
-        found = dict(zip(rows, counts, strict=True))
-        fewer: dict[int, int] = {}
-        for row in planned:
-            count = found.get(row.row, 0)
-            if count < row.depth:
-                fewer[row.row] = count
-                self._tokens[row.row, count:] = NO_DRAFT
-                self._confidences[row.row, count:] = 0
-        return fewer
+    def _take_mail(self) -> None:
+        is_mailed = self._mail[0] != _NOT_MAILED
+        self._drafted.copy_(torch.where(is_mailed, self._mail, self._drafted))

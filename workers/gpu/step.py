@@ -382,8 +382,10 @@ class DeviceStep:
         rows = []
         logit = 0
         for row, outcome in zip(plan.rows, host_outcomes, strict=True):
+            # Ranks beside the first may get a plan in which the row has ended before they are here.
+            is_current = self._rows.is_current(row.row, row.generation)
             if not row.samples:
-                base_len = len(self._rows[row.row].tokens)
+                base_len = len(self._rows[row.row].tokens) if is_current else 0
                 rows.append(RowVerdict(row.row, row.generation, base_len, 0, 0, 0, ()))
                 continue
             own = row_verdict(row, outcome)
@@ -394,7 +396,8 @@ class DeviceStep:
             if row.row in offered and row.draft_tokens:
                 own = _with_fewer_drafts(own, offered[row.row])
             rows.append(own)
-            self._target.computed[row.row] = own.base_len + own.num_accepted
+            if is_current:
+                self._target.computed[row.row] = own.base_len + own.num_accepted
         verdict = Verdict(plan.epoch, plan.step, tuple(rows), *outcomes.seconds())
         self._rows.commit(verdict)
         self._proposers.note(plan, verdict)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import threading
 from functools import cache
 
+import numpy as np
 import torch
 
 logger = logging.getLogger(__name__)
@@ -21,15 +23,17 @@ class StreamWord:
     def __init__(self, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self._word = torch.zeros(1, dtype=torch.int32, pin_memory=is_cuda)
-        self._value = self._word.numpy()
+        self._value = self._word.numpy().view(np.uint32)
         self._fence = threading.Lock()
         self._awaited = 0
         self.can_wait = is_cuda and self._works()
 
     def _works(self) -> bool:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+            return False  # the first launch behind a wait would not return
         try:
             self.wait()
-        except (OSError, RuntimeError) as error:
+        except (OSError, AttributeError, RuntimeError) as error:
             logger.warning("steps wait on the host, which takes longer: %s", error)
             return False
         self.release()
@@ -37,7 +41,7 @@ class StreamWord:
 
     def wait(self) -> None:
         """Enqueue a wait for the next `release`."""
-        self._awaited = (self._awaited + 1) & 0x7FFFFFFF
+        self._awaited = (self._awaited + 1) & 0xFFFFFFFF
         stream = torch.cuda.current_stream().cuda_stream
         arguments = ctypes.c_void_p(stream), ctypes.c_uint64(self._word.data_ptr())
         error = _driver().cuStreamWaitValue32_v2(

@@ -33,14 +33,16 @@ _QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
 class BuiltTarget(NamedTuple):
     worker: RankTarget
     ready: Ready
-    release: Callable[[], None]
-    """Destroys CUDA graphs: NCCL waits forever while one holds its collectives."""
 
 
 class BuiltDraft(NamedTuple):
     worker: RankDraft
     ready: Ready
-    release: Callable[[], None]
+
+
+Hold = Callable[[Callable[[], None]], None]
+"""Gets what destroys the CUDA graphs, before there are any: NCCL waits forever while one holds its
+collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +90,36 @@ class RankBuilder:
         )
         return kind(decoder, kv, bounds.rows, bounds.max_len, vocab_size, self.group)
 
-    def target(self, runner: Runner, secret: str) -> BuiltTarget:
+    def target(self, runner: Runner, secret: str, hold: Hold) -> BuiltTarget:
         head = None if self.head is None else HeadRunner(self.head, runner)
         if not self.is_on_device:
+            hold(runner.release_graphs)
             ready = self._prepare_on_host(runner, head, secret)
-            on_host = HostTarget.build(runner, head, self._ops, self.settings)
-            return BuiltTarget(on_host, ready, runner.release_graphs)
+            return BuiltTarget(HostTarget.build(runner, head, self._ops, self.settings), ready)
         from outrider.workers.ranks.device_target import DeviceTarget, build_step
 
         step = build_step(runner, head, self._ops, self.settings, self.bounds)
+        worker = DeviceTarget(step, waits_on_device=self.group.size == 1)
+        hold(worker.release)
         with stage("capturing CUDA graphs"):
             step.capture(lambda: None)
         with stage("timing passes"):
-            ready = self._ready(step.measure_costs())
-        worker = DeviceTarget(step, waits_on_device=self.group.size == 1)
-        return BuiltTarget(worker, ready, worker.release)
+            return BuiltTarget(worker, self._ready(step.measure_costs()))
 
-    def draft(self, runner: Runner, secret: str) -> BuiltDraft:
+    def draft(self, runner: Runner, secret: str, hold: Hold) -> BuiltDraft:
         if not self.is_on_device:
+            hold(runner.release_graphs)
             ready = self._prepare_on_host(runner, None, secret)
-            worker = HostDraft.build(runner, self._ops, self.settings)
-            return BuiltDraft(worker, ready, runner.release_graphs)
+            return BuiltDraft(HostDraft.build(runner, self._ops, self.settings), ready)
         from outrider.workers.ranks.device_draft import DeviceDraft, build_draft_step
 
         step = build_draft_step(runner, self._ops, self.settings, self.bounds)
+        hold(step.release)
         with stage("capturing CUDA graphs"):
             step.capture(lambda: None)
         with stage("timing passes"):
             ready = replace(self._ready(step.measure_costs()), verify=None)
-        return BuiltDraft(DeviceDraft(step), ready, step.release)
+        return BuiltDraft(DeviceDraft(step), ready)
 
     @property
     def _ops(self) -> Ops:

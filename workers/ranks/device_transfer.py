@@ -1,7 +1,7 @@
-"""Moves proposals from GPU to GPU with NCCL, beside the messages of the proposal link.
+"""Moves the distributions of rejection sampling from GPU to GPU with NCCL.
 
-The draft posts a tensor and then announces it on the link; only then does the target post its
-receive, so no kernel of it spins for a tensor that was not sent.
+The draft posts a tensor and then announces it on the proposal link; only then does the target post
+its receive, so no kernel of it spins for a tensor that was not sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeviceTransfer:
         self._device = device
         self._timeout_s = timeout_s
         self._group: Group = make_group(store, proposal_meeting(number), rank, 2, device)
-        self._pending: list[tuple[Tensor, object]] = []  # tensors must outlive their sends
+        self._pending: tuple[Tensor, object] | None = None  # a tensor must outlive its send
 
     def meet(self) -> None:
         """A first transfer, from the draft. NCCL connects then and blocks until both sides join,
@@ -49,12 +49,10 @@ class DeviceTransfer:
         else:
             self._finish(self._group.send([greeting], self._peer, 0), _GREETING_TIMEOUT_S)
 
-    def post(self, *tensors: Tensor) -> None:
-        """Post a round. Returns at once; the target receives it later."""
-        self._pending.clear()
-        for tensor in tensors:
-            on_device = tensor.to(self._device)
-            self._pending.append((on_device, self._group.send([on_device], self._peer, 0)))
+    def post(self, tensor: Tensor) -> None:
+        """Returns at once; the target receives it later."""
+        on_device = tensor.to(self._device)
+        self._pending = on_device, self._group.send([on_device], self._peer, 0)
 
     def receive(self, tensor: Tensor) -> Tensor:
         """An announced tensor of this shape, on the host. `RuntimeError` if it does not arrive."""
@@ -63,7 +61,7 @@ class DeviceTransfer:
     def close(self) -> None:
         """Abort the group without waiting: the other side may be dead."""
         self._group.abort()
-        self._pending.clear()
+        self._pending = None
 
     def _take(self, tensor: Tensor, limit_s: float) -> Tensor:
         on_device = tensor.to(self._device)
@@ -76,6 +74,6 @@ class DeviceTransfer:
         while not work.is_completed():  # type: ignore[attr-defined]
             if time.monotonic() > deadline_s:
                 self._group.abort()
-                raise RuntimeError(f"no proposals within {limit_s:g} s")
+                raise RuntimeError(f"no distributions within {limit_s:g} s")
             time.sleep(_POLL_S)
         work.wait()  # type: ignore[attr-defined]

@@ -86,11 +86,9 @@ class DraftRank:
 
     def _step(self, plan: StepPlan) -> None:
         uses_draft = plan.uses_draft
-        is_next_due = self._num_due == 1 and self._has_drafted
-        batch = self._outcomes.before(uses_draft=uses_draft)
-        self._num_due += bool(batch)
+        self._num_due += bool(self._outcomes.before(uses_draft=uses_draft))
         if uses_draft:
-            if is_next_due and not batch and not self._is_shared:
+            if self._has_drafted and not self._is_shared:
                 self._draft.prepare(plan)
             self._observe_outcomes()
         start_s = time.perf_counter()

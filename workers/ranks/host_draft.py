@@ -1,4 +1,4 @@
-"""What a draft rank computes on a CPU: a step at a time, from the host's texts."""
+"""What a draft rank computes on a CPU, or under rejection sampling: from the host's texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a target rank computes on a CPU: a step at a time, its tokens chosen on the host."""
+"""What a target rank computes on a CPU, or under rejection sampling: tokens chosen on the host."""
 
 from __future__ import annotations
 

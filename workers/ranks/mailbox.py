@@ -28,6 +28,7 @@ from outrider.workers.ranks.outcome_batches import OutcomeBatches
 from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.packed_round import (
     PackedRound,
+    check_round,
     empty_distributions,
     empty_round,
     is_waiting,
@@ -72,12 +73,14 @@ class TargetMailbox:
         group: Collective,
         inbox: RankInbox,
         device: torch.device,
+        vocab_size: int,
         on_long_wait: Callable[[int], None] = lambda step: None,
     ) -> None:
         """`on_long_wait` is called once for a step whose round does not come for a second."""
         self._group = group
         self._inbox = inbox
         self._device = device
+        self._vocab_size = vocab_size
         self._on_long_wait = on_long_wait
         self._opened: dict[int, ProposalLink] = {}
         self._number = 0
@@ -154,19 +157,20 @@ class TargetMailbox:
             found = link.channel.receive(0.0)
             if not isinstance(found, RoundMail) or found.step != plan.step:
                 raise LinkError(f"the draft sent {found!r:.80} where step {plan.step} was due.")
-            return found, *self._unpacked(link, found, lost)
+            return found, *self._unpacked(plan, link, found, lost)
         except (LinkError, TimeoutError, RuntimeError, ValueError) as error:
             logger.warning("the round of step %d did not arrive: %s", plan.step, error)
             self._close()
             return None, lost, None
 
     def _unpacked(
-        self, link: ProposalLink, found: RoundMail, lost: Tensor
+        self, plan: StepPlan, link: ProposalLink, found: RoundMail, lost: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """The message and the distributions of a round."""
         message = torch.from_numpy(np.frombuffer(found.packed, dtype=np.int64).copy())
         if message.shape != lost.shape:
             raise LinkError(f"the draft sent {len(message)} words where {len(lost)} were due.")
+        check_round(plan, message, self._vocab_size)
         q = empty_distributions(message)
         if q is None:
             return message, None

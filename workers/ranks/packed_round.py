@@ -1,6 +1,6 @@
 """A round of proposals as one int64 message whose size follows from the plan alone.
 
-Both sides know the plan, so a rank can post a receive or take part in a broadcast before the round
+Both sides know the plan, so a rank can take part in a broadcast before the round
 exists. A record per drafted row; rows without a proposal are omitted. In rejection mode the
 distributions that the draft tokens were sampled from travel beside it.
 """
@@ -34,7 +34,7 @@ class _Shape(NamedTuple):
 
     @classmethod
     def of(cls, plan: StepPlan) -> _Shape:
-        depths = [row.depth for row in plan.rows if row.depth and row.draft_tokens]
+        depths = [row.depth for row in drafted_rows(plan)]
         return cls(len(depths), max(depths, default=0))
 
     @property
@@ -122,6 +122,20 @@ def unpack_arrays(plan: StepPlan, message: Tensor) -> RoundArrays | None:
     return RoundArrays(found[:, 0], found[:, 3], found[:, _RECORD:first], confidences)
 
 
+def check_round(plan: StepPlan, message: Tensor, vocab_size: int) -> None:
+    """`ValueError` if the message is no round of this plan."""
+    records = _records_of(plan, message)
+    if records is None:
+        raise ValueError(f"a round that is not of step {plan.step}.")
+    planned = {(row.row, row.generation): row.depth for row in drafted_rows(plan)}
+    for row, generation, _, count in records[:, :4].tolist():
+        if not 0 <= count <= planned.get((row, generation), -1):
+            raise ValueError(f"a round with {count} drafts for row {row}, which was not planned.")
+    tokens = records[:, _RECORD : _first_confidence(records)]
+    if tokens.size and not -1 <= tokens.min() <= tokens.max() < vocab_size:
+        raise ValueError(f"a round with tokens beyond the {vocab_size} there are.")
+
+
 def _first_confidence(records: NDArray[np.int64]) -> int:
     """The column after the tokens."""
     width: int = records.shape[1]
@@ -132,7 +146,9 @@ def _records_of(plan: StepPlan, message: Tensor) -> NDArray[np.int64] | None:
     shape = _Shape.of(plan)
     values: NDArray[np.int64] = message.numpy()
     version, epoch, found, num_rows, _, _ = values[:_HEADER].tolist()
-    if (version, epoch, found) != (_VERSION, plan.epoch, plan.step) or num_rows > shape.rows:
+    if (version, epoch, found) != (_VERSION, plan.epoch, plan.step) or not (
+        0 <= num_rows <= shape.rows
+    ):
         return None
     return values[_HEADER:].reshape(shape.rows, shape.record)[:num_rows]
 
@@ -157,7 +173,7 @@ def unpack_round(plan: StepPlan, message: Tensor, q: Tensor | None) -> dict[int,
 
 
 def empty_round(plan: StepPlan) -> Tensor:
-    """A message to receive into; as it is, it says that the round is lost."""
+    """Says that the round is lost."""
     return torch.zeros(_Shape.of(plan).size, dtype=torch.int64)
 
 

@@ -90,7 +90,7 @@ class RankPlace:
 def run_rank(
     where: RankPlace, secret: str, on_link: Callable[[socket.socket], None] = lambda link: None
 ) -> None:
-    """Serve until the engine sends `Stop` or closes the link. `on_link` gets the link's socket
+    """Serve until the engine sends `StopRank` or closes the link. `on_link` gets the link's socket
     first. Errors are reported to the engine and raised."""
     hello = Hello(where.role, where.rank, where.size, os.getpid(), socket.gethostname())
     sock = dial_in(where.engine, secret, hello, DIAL_TIMEOUT_S)
@@ -163,7 +163,6 @@ class _Startup:
             group = self._meet(setup, placement)
             builder = self._load(settings, placement, group)
             built = self._build(builder)
-        self.release_graphs = built.release
         self._channel.send(built.ready)
         if placement.device.type == "cuda":
             self.inbox.spin_s = _SPIN_S
@@ -174,7 +173,7 @@ class _Startup:
         common = (self._channel, self.inbox, group, links)
         if isinstance(built, BuiltDraft):
             return DraftRank(*common, built.worker)
-        return TargetRank(*common, built.worker)
+        return TargetRank(*common, built.worker, builder.decoder.spec.vocab_size)
 
     def _stages(self, settings: RankSettings) -> AbstractContextManager[object]:
         """Report long stages to the engine."""
@@ -258,8 +257,11 @@ class _Startup:
         builder = builder.with_sizes(request.num_rows, request.max_model_len)
         runner = builder.runner(request.num_blocks, request.vocab_size)
         if self._where.role == Role.DRAFT:
-            return builder.draft(runner, self._secret)
-        return builder.target(runner, self._secret)
+            return builder.draft(runner, self._secret, self._hold_graphs)
+        return builder.target(runner, self._secret, self._hold_graphs)
+
+    def _hold_graphs(self, release: Callable[[], None]) -> None:
+        self.release_graphs = release
 
     def _expect(self, kind: type[M]) -> M:
         message = self._channel.receive()

@@ -72,13 +72,16 @@ class TargetRank:
         group: Collective,
         links: LinkOpener,
         worker: RankTarget,
+        vocab_size: int,
     ) -> None:
         self._channel = channel
         self._inbox = inbox
         self._is_first = group.rank == 0
         self._links = links
         self._worker = worker
-        self._mailbox = TargetMailbox(group, inbox, links.device, self._report_long_wait)
+        self._mailbox = TargetMailbox(
+            group, inbox, links.device, vocab_size, self._report_long_wait
+        )
         self._pending: deque[_Pending] = deque()
 
     def traced_methods(self) -> list[TracedMethod]:
@@ -104,9 +107,9 @@ class TargetRank:
         mailbox, drafted = self._mailbox, NO_ROUND
         mailbox.use(link)
         own = self._worker.begin(plan)
-        if link and plan.has_round:
-            while self._pending:
-                self._settle_oldest()
+        # A round replaces that of the step before, which must have been read, also if it is lost.
+        while self._pending and (plan.has_round or self._pending[0].step.is_done):
+            self._settle_oldest()
         if not self._pending:
             mailbox.begin(plan)
         if link and plan.has_round:

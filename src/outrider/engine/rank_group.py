@@ -30,7 +30,7 @@ from outrider.links.rank_messages import (
 )
 
 M = TypeVar("M")
-TRANSFER_SHARE = 1 / 3  # of `stall_timeout_s`, for a transfer of draft tokens
+TRANSFER_SHARE = 1 / 3  # of `stall_timeout_s`, for the distributions of a round
 Report = Callable[[str], None]
 """Takes a line of start-up progress."""
 

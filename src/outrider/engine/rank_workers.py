@@ -74,13 +74,12 @@ class RemoteTarget:
     is lost or hangs ends the engine."""
 
     lag = 1  # the ranks run a pass while the next is planned and sent
-    max_depth: int | None = None
 
     def __init__(self, group: RankGroup, draft: RemoteDraft, stall_timeout_s: float) -> None:
         self.group = group
         self._draft = draft
         self._timeout = StepTimeout(stall_timeout_s)
-        # A round is up to two announced transfers, and the draft may hang during them.
+        # For announced distributions: as long as a rank waits for them, and for its verdict.
         self._round_s = 2 * TRANSFER_SHARE * stall_timeout_s
         self._read_s = 0.0  # time of the last verdict
         self.transfer_s = 0.0  # that the ranks waited for proposals beyond the time to draft them

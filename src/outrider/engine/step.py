@@ -28,11 +28,6 @@ class TargetWorker(Protocol):
         """How many plans beyond the first may usefully be in flight."""
         ...
 
-    @property
-    def max_depth(self) -> int | None:
-        """The bound on depth of the proposers on its device; None: unbounded."""
-        ...
-
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome: ...
 
 

@@ -284,8 +284,8 @@ class OutcomeMail:
 @message("Round")
 @dataclass(frozen=True, slots=True)
 class RoundMail:
-    """Draft to target: the proposals of a step. `num_parts` `RoundPart`s follow; between GPUs NCCL
-    carries what they would."""
+    """Draft to target: the proposals of a step. Under rejection sampling their distributions
+    follow, in `num_parts` `RoundPart`s or, between GPUs, over NCCL."""
 
     step: int
     draft_s: float

@@ -46,6 +46,7 @@ from outrider.workers.ranks.proposal_link import ProposalLink
 
 SOLE = SingleRankGroup()
 CPU = torch.device("cpu")
+VOCAB_SIZE = 100
 
 
 def planned(row: int, depth: int, proposer: str = DRAFT) -> RowPlan:
@@ -120,7 +121,7 @@ def linked(group: Any = SOLE, number: int = 1) -> Iterator[Linked]:
     pairs = [socket.socketpair() for _ in range(3)]
     ends = [[Channel(sock, RANK_CODEC, heartbeat_s=0.05) for sock in pair] for pair in pairs]
     (near, far), (engine, own), (_, drafts_own) = ends
-    target = TargetMailbox(group, RankInbox(own), CPU)
+    target = TargetMailbox(group, RankInbox(own), CPU, VOCAB_SIZE)
     target.add(ProposalLink(number, near, None))
     assert isinstance(far.receive(10), LinkOpened)
     draft = DraftMailbox(SOLE, RankInbox(drafts_own), CPU)
@@ -145,6 +146,34 @@ def test_a_round_travels_with_the_distributions_it_was_sampled_from(
     assert received.proposals(PLAN)[4].q is None
 
 
+@pytest.mark.parametrize(
+    "proposals",
+    [
+        {1: ROUND[0]},  # a row that was not planned
+        {5: ROUND[4]},  # one that another proposer drafts for
+        {0: ROUND[0]._replace(generation=2)},
+        {4: ROUND[0]},  # more drafts than planned
+        {0: ROUND[0]._replace(tokens=[5, VOCAB_SIZE, 7])},
+        {0: ROUND[0]._replace(tokens=[5, -2, 7])},
+    ],
+)
+def test_a_malformed_round_is_lost_and_its_link_closed(proposals: dict[int, Proposal]) -> None:
+    with linked() as link:
+        link.draft.post(PLAN, pack_round(PLAN, proposals), 0.0)
+        assert link.target.take(PLAN).proposals(PLAN) == {}
+        assert link.target.has_lost_link
+
+
+@pytest.mark.parametrize(("at", "value"), [(3, -1), (3, 3), (9, -1), (9, 4)])
+def test_a_round_with_a_wrong_count_is_lost(at: int, value: int) -> None:
+    message = PACKED.message.clone()
+    message[at] = value  # of rows, or of the first row's drafts
+    with linked() as link:
+        link.draft.post(PLAN, PACKED._replace(message=message), 0.0)
+        assert link.target.take(PLAN).proposals(PLAN) == {}
+        assert link.target.has_lost_link
+
+
 def test_a_round_costs_the_draft_its_time_and_the_transfer_the_rest() -> None:
     with linked() as link:
         later = threading.Timer(0.05, link.draft.post, (PLAN, PACKED, 0.01))
@@ -160,7 +189,7 @@ def test_a_round_costs_the_draft_its_time_and_the_transfer_the_rest() -> None:
 def test_every_rank_gets_what_the_first_received() -> None:
     def take(group: Any) -> object:
         if group.rank:
-            other = TargetMailbox(group, RankInbox(idle), CPU)
+            other = TargetMailbox(group, RankInbox(idle), CPU, VOCAB_SIZE)
             other.use(1)
             return content(dict(other.take(PLAN).proposals(PLAN)))
         with linked(group) as link:
@@ -179,7 +208,7 @@ def test_ranks_agree_that_a_round_is_lost() -> None:
     with Channel(near, RANK_CODEC) as idle:
 
         def take(group: Any) -> object:
-            target = TargetMailbox(group, RankInbox(idle), CPU)
+            target = TargetMailbox(group, RankInbox(idle), CPU, VOCAB_SIZE)
             target.use(1)  # which was never opened
             return dict(target.take(PLAN).proposals(PLAN))
 
@@ -203,7 +232,7 @@ def test_a_long_wait_is_reported_once_and_shared_by_all_ranks(
     def take(group: Any) -> object:
         waits: list[int] = []
         if group.rank:
-            other = TargetMailbox(group, RankInbox(idle), CPU, waits.append)
+            other = TargetMailbox(group, RankInbox(idle), CPU, VOCAB_SIZE, waits.append)
             other.use(1)
             return content(dict(other.take(PLAN).proposals(PLAN))), waits
         with linked(group) as link:

@@ -59,7 +59,9 @@ def test_a_verdict_is_told_before_the_head_goes_over_its_pass(tmp_path: Path) ->
     ):
         links = LinkOpener(board.store(), SECRET, CPU, 10.0)
         worker = HostTarget.build(head.target, head, OPS, RANK_SETTINGS)
-        rank = TargetRank(channel, RankInbox(channel), SingleRankGroup(), links, worker)
+        rank = TargetRank(
+            *(channel, RankInbox(channel), SingleRankGroup()), links, worker, head.target.vocab_size
+        )
         known_when_told: list[bool] = []
         send = channel.send
 
