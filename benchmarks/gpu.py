@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outrider.benchmarks.checkout import commit
 from outrider.benchmarks.gpu_engine import BenchEngine, Decoding, EnlargedModels
 from outrider.benchmarks.gpu_floor import copy_tb_per_s, linears_ms, matrix_tflops, read_tb_per_s
 from outrider.benchmarks.gpu_variants import VARIANTS, share_of_same
@@ -162,15 +162,12 @@ def _prompts(per_group: int) -> list[list[int]]:
 
 def _facts(run: GpuBenchRun) -> dict[str, Any]:
     prompts = run.prompts
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "draft": "4 layers, hidden 768, MLP 3072, untied head (110m); llama-3.2-1b shape",
-        "commit": commit or None,
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "target": "llama-3.1-8b shape, vocabulary 49152, bfloat16",
         "output_tokens": run.num_tokens,

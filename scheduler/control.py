@@ -17,6 +17,7 @@ from outrider.errors import ConfigError
 from outrider.scheduler.acceptance import AcceptanceEstimator
 from outrider.scheduler.costs import LiveCosts, StepCosts
 from outrider.scheduler.depths import NO_COSTS, Candidate, ChooseDepths, DepthChoice, DepthSnapshot
+from outrider.scheduler.load import Load
 from outrider.scheduler.policies import FIXED, FIXED_DEPTH_POLICIES, GOODPUT, OFF, POLICIES, TRIM
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request
@@ -24,7 +25,6 @@ from outrider.scheduler.types import Agreement, Verdict
 
 _STEP_WEIGHT = 0.05  # of a step in moving averages
 _REMEMBERED_STEPS = 256
-_ARRIVALS = 64
 _REFRESH_EVERY = 4  # steps between updates of the acceptance estimates
 # While nothing is drafted: the share of time spent on probing what drafting would gain, of steps
 # with a row whose depth the policy chooses.
@@ -102,12 +102,12 @@ class SpeculationControl:
         self.gain = 1.0  # estimated, of the choice over plain decoding
         self.steps_without = 0  # since the last step with drafts
         self._step_limit_s = step_limit_s
-        self._seats = seats
+        self.load = Load(seats)
         self._estimators: dict[str, AcceptanceEstimator] = {}
         self._max_behind: dict[str, int] = {}  # by proposer with KV
         self._looks_up: set[str] = set()  # proposers that may offer less than requested
         self.has_model = True  # a draft or a head, which offers as many drafts as requested
-        self._previous_batch_depth = 0
+        self.previous_batch_depth = 0  # of the last step that chose one
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
         self._probe_budget_s = 0.0
@@ -116,9 +116,6 @@ class SpeculationControl:
         self.selection_gain = _FIRST_GAIN if can_select else 0.0
         self._is_turn_of_new = False
         self._refusal: _Refusal | None = None
-        self._arrivals: deque[float] = deque(maxlen=_ARRIVALS)
-        self._residence_s = 0.0
-        self.now_s = 0.0
         self.policy_name = ""
         self.set_policy(policy)
 
@@ -136,7 +133,7 @@ class SpeculationControl:
             self._choose = POLICIES[FIXED]  # costs are not known
         self._refusal = None
         self._is_adaptive = self.policy_name not in (*FIXED_DEPTH_POLICIES, OFF)
-        self._previous_batch_depth = int(self.policy_name != OFF)
+        self.previous_batch_depth = int(self.policy_name != OFF)
 
     def set_costs(self, costs: StepCosts) -> None:
         """Replace the costs by newly measured ones."""
@@ -153,30 +150,9 @@ class SpeculationControl:
             if each.keeps_kv:
                 self._max_behind[each.name] = each.max_behind
 
-    # -- load ---------------------------------------------------------------------------------
-
-    def observe_arrival(self, arrival_s: float) -> None:
-        self._arrivals.append(arrival_s)
-
     def end(self, request: Request) -> None:
         self._refusal = None  # it refers to the request
-        spent_s = max(self.now_s - request.arrival_s, 0.0)
-        self._residence_s += _STEP_WEIGHT * (spent_s - self._residence_s)
-
-    def tick(self, now_s: float) -> None:
-        self.now_s = now_s
-
-    @property
-    def arrivals_per_s(self) -> float:
-        """Over the last arrivals; falls while none comes."""
-        if len(self._arrivals) < 2:
-            return 0.0
-        window_s = max(self.now_s, self._arrivals[-1]) - self._arrivals[0]
-        return len(self._arrivals) / window_s if window_s > 0 else 0.0
-
-    @property
-    def load(self) -> float:
-        return self.arrivals_per_s * self._residence_s / self._seats
+        self.load.observe_end(request.arrival_s)
 
     # -- planning -----------------------------------------------------------------------------
 
@@ -203,7 +179,7 @@ class SpeculationControl:
     @property
     def wants_prompts(self) -> bool:
         """Whether the draft computes prompts as well, because their rows will draft."""
-        return self._previous_batch_depth > 0
+        return self.previous_batch_depth > 0
 
     def choose(
         self, step: int, room: int, num_prompt_tokens: int, num_waiting: int, rows: DecodeRows
@@ -254,17 +230,18 @@ class SpeculationControl:
             rows.context,
             costs,
             self._prompt_tokens * costs.prefill_s + self._prompt_share * costs.first_draft.at(1),
-            self._previous_batch_depth,
-            self.load,
+            self.previous_batch_depth,
+            self.load.share,
             self.acceptance,
             self.selection_gain if step % _SELECT_ALL_EVERY else 0.0,
             can_stop=can_stop,
             only_looks_up=self._looks_up.issuperset(rows.proposers),
+            remaining=self._remaining(rows, num_waiting),
         )
         choice = self._choose(snapshot)
         self._follow(choice)
         self._refusal = None
-        if self._is_adaptive and not self._previous_batch_depth:
+        if self._is_adaptive and not self.previous_batch_depth:
             is_plain_step = not num_prompt_tokens and snapshot.selection_gain == self.selection_gain
             # Other policies are cheap, and may depend on the step number; fixed depths cannot be
             # refused.
@@ -272,6 +249,12 @@ class SpeculationControl:
                 self._refusal = _Refusal(list(rows.requests), choice, costs, step)
             return self._explore(choice, step, rows)
         return choice
+
+    def _remaining(self, rows: DecodeRows, num_waiting: int) -> Sequence[int]:
+        """What the rows may still write, where they are the last."""
+        if len(rows.requests) < 2 or not self.load.is_draining(len(rows.requests), num_waiting):
+            return ()
+        return [max(each.max_len - len(each.tokens), 1) for each in rows.requests]
 
     def _still_holds(self, refusal: _Refusal, step: int, rows: DecodeRows) -> bool:
         """Whether the refusal still holds: choosing again takes a fortieth of a small model's
@@ -301,7 +284,7 @@ class SpeculationControl:
             max(choice.depths, default=0) if choice.batch_depth is None else choice.batch_depth
         )
         self.steps_without = 0 if batch_depth else self.steps_without + 1
-        self._previous_batch_depth = batch_depth
+        self.previous_batch_depth = batch_depth
         if choice.candidates and choice.chosen is not None:
             plain = choice.candidates[0].tokens_per_s
             gain = choice.chosen.tokens_per_s / plain if plain else 1.0
@@ -325,7 +308,7 @@ class SpeculationControl:
         """While nothing is drafted: the row whose draft catches up, to compare its guesses with the
         text; as often as the probe budget allows, and only with enough tokens to compare. New rows
         and rows it already follows alternate, so that old and new texts are both sampled."""
-        if not self._is_adaptive or self._previous_batch_depth or not self.is_measured:
+        if not self._is_adaptive or self.previous_batch_depth or not self.is_measured:
             return ()
         with_kv = self._max_behind
         followed, fewest_known, new = -1, 0.0, -1

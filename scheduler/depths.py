@@ -61,6 +61,8 @@ class DepthSnapshot:
     selection_gain: float = 0.0  # see `DepthChoice.num_selected`; 0: selection is not available
     can_stop: bool = False  # see `DepthChoice.least_survival`
     only_looks_up: bool = False  # every proposer here may offer fewer drafts than requested
+    remaining: Sequence[int] = ()
+    """The most tokens each row may still write; () while rows that end are replaced by others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ _SPECULATE_SURELY = 0.98  # drafting that may stop early gains more than estimat
 _PAYS_WITHIN = 32  # steps in which catching up has to pay
 _RISK = 0.05  # extra gain required if no row drafts yet
 _MAX_LEAST_SURVIVAL = 0.9  # a draft this likely is always made, whatever the cost estimates
+_LEAST_WEIGHT = 0.1  # of a row over the mean, and its inverse the largest
 _TURN = 64  # steps for which the same rows draft, if only some of equal rows fit
 
 
@@ -49,6 +50,42 @@ class _Base(NamedTuple):
 
 
 def goodput(snapshot: DepthSnapshot) -> DepthChoice:
+    if not snapshot.remaining:
+        return _most_tokens(snapshot)
+    weights = _weights(snapshot)
+    weighted = [
+        tuple(weight * survival for survival in kind)
+        for weight, kind in zip(weights, snapshot.survivals, strict=True)
+    ]
+    # Selection goes by confidence, whatever the rows' weights.
+    choice = _most_tokens(replace(snapshot, survivals=weighted, selection_gain=0.0))
+    return replace(choice, chosen=_unweighted(choice, snapshot))
+
+
+def _weights(snapshot: DepthSnapshot) -> list[float]:
+    """How much a row's token is worth. Rows that end are not replaced, so the likeliest drafts are
+    those of rows that end early and leave the others to run on alone. So a row's tokens count by
+    the square of the rounds it may still need: less for all together is less for the last."""
+    rounds = [
+        remaining / (1 + sum(kind))
+        for remaining, kind in zip(snapshot.remaining, snapshot.survivals, strict=True)
+    ]
+    mean = sum(rounds) / len(rounds)
+    weights = [min(max((each / mean) ** 2, _LEAST_WEIGHT), 1 / _LEAST_WEIGHT) for each in rounds]
+    scale = len(weights) / sum(weights)
+    return [scale * each for each in weights]
+
+
+def _unweighted(choice: DepthChoice, snapshot: DepthSnapshot) -> Candidate | None:
+    """The chosen candidate with the tokens it is expected to give."""
+    if choice.chosen is None:
+        return None
+    drafted = zip(choice.depths, snapshot.survivals, strict=True)
+    tokens = len(choice.depths) + sum(sum(kind[:depth]) for depth, kind in drafted)
+    return choice.chosen._replace(tokens=tokens)
+
+
+def _most_tokens(snapshot: DepthSnapshot) -> DepthChoice:
     offers, base = _offers(snapshot), _base(snapshot)
     if not offers or base.room <= 0:
         return _only_fixed(snapshot)

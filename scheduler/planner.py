@@ -119,7 +119,7 @@ class Planner:
         self.num_fairness_preemptions = 0
 
     def make_step(self, number: int) -> Step:
-        self._waiting.now_s = self._control.now_s
+        self._waiting.now_s = self._control.load.now_s
         self._running_requests.preempted.clear()
         if self._blocked is not None:
             self._free_row()
@@ -296,7 +296,7 @@ class Planner:
         leave; at least half of the budget is for prompts."""
         if not prompts and not self._waiting:
             return
-        share = max(step.token_budget - sum(decoding.max_depths), step.token_budget // 2)
+        share = max(step.token_budget - self._draft_room(decoding), step.token_budget // 2)
         room = self._control.prompt_room(len(decoding.requests), share)
         left, step.token_budget = step.token_budget - room, room
         for request in prompts:
@@ -306,6 +306,14 @@ class Planner:
                 self._take_chunk(step, request)
         self._admit(step, decoding)
         step.token_budget += left
+
+    def _draft_room(self, decoding: DecodeRows) -> int:
+        """What decode rows will draft if they draft as deep as in the last step."""
+        deepest = max(self._control.previous_batch_depth, 1)
+        rows = zip(decoding.requests, decoding.max_depths, strict=True)
+        return sum(
+            depth if request.is_depth_fixed else min(depth, deepest) for request, depth in rows
+        )
 
     def _take_chunk(self, step: Step, request: Request) -> None:
         table = request.target
@@ -420,12 +428,12 @@ class Planner:
             self._waiting.pop(request)
             self._blocked = None
             request.tenant.num_waiting -= 1
-            request.started_s = self._control.now_s
+            request.started_s = self._control.load.now_s
             self.num_prompt_tokens += len(request.tokens)
             self.num_cached_tokens += request.num_cached
             if request.queued_s is None:  # recomputation is not charged
                 request.tenant.service += len(request.tokens) - request.num_cached
-                request.queued_s = max(self._control.now_s - request.arrival_s, 0.0)
+                request.queued_s = max(self._control.load.now_s - request.arrival_s, 0.0)
             step.admitted.append(request.row_init())
             step.short.append(request)
             if _is_exclusive(request) == step.is_exclusive:

@@ -196,7 +196,7 @@ class Scheduler:
         if self._exclusive is not None:
             request.exclusive = self._exclusive(request.spec)
             self._planner.has_exclusive |= request.exclusive is not Exclusive.NEVER
-        self.control.observe_arrival(request.arrival_s)
+        self.control.load.observe_arrival(request.arrival_s)
         self._deadlines.watch(request)
         sibling = self._requests.get(after) if after is not None else None
         if sibling is not None and sibling.in_prompt and self.target_pool.prefix_caching:
@@ -297,7 +297,7 @@ class Scheduler:
 
     def plan(self, now_s: float) -> StepPlan | None:
         """The next pass, or None if nothing can be computed before a verdict or a request."""
-        self.control.tick(now_s)
+        self.control.load.now_s = now_s
         for late in self._deadlines.expired(now_s):
             self.cancel(late.sample_id, FinishReason.DEADLINE)
         if len(self._in_flight) > self.limits.lag:

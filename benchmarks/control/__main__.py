@@ -11,12 +11,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outrider.benchmarks.checkout import commit
 from outrider.benchmarks.control.engine import TEXTS, Blocks, LiveCell
 from outrider.benchmarks.control.matrix import Cell, measure_matrix
 from outrider.benchmarks.control.proofs import all_proofs
 from outrider.benchmarks.control.scenarios import scenarios
 
 _CPU_LOADS, _GPU_LOADS = [1, 4, 16], [1, 4, 16, 64, 128, 256]
+_LEAST_HOLDING = 0.95  # of all cells
 _TEXTS, _GPU_PARTS = list(TEXTS), ["steady", "matrix", "neighbours", "users"]
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -34,7 +36,8 @@ def simulate(
     every: Annotated[int, typer.Option(help="Only every n-th of these.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
 ) -> None:
-    """The matrix on a virtual clock: the real scheduler and policies, simulated workers."""
+    """The matrix on a virtual clock: the real scheduler and policies, simulated workers. Ends with
+    1 if more than one cell of twenty fails."""
     chosen = [i for i, each in enumerate(scenarios()) if only in each.name][::every]
     console, done = Console(), list[Cell]()
 
@@ -53,6 +56,8 @@ def simulate(
 
     cells = measure_matrix(chosen, seeds, processes, on_cell)
     show(cells, console)
+    if sum(each.holds for each in cells) < _LEAST_HOLDING * len(cells):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -60,7 +65,8 @@ def proofs(
     seeds: Annotated[int, typer.Option(help="Repetitions of each.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
 ) -> None:
-    """Mixed batches, drift, crossing and full memory on a virtual clock."""
+    """Mixed batches, drift, crossing and full memory on a virtual clock. Ends with 1 if one
+    fails."""
     found = all_proofs(seeds)
     for proof in found:
         word = "holds" if proof.holds else "FAILS"
@@ -68,6 +74,20 @@ def proofs(
         typer.echo(f"{word}  {proof.name}: {proof.value:.3f} ({sign} {proof.goal:g})")
     if out is not None:
         out.write_text(json.dumps([asdict(each) for each in found], indent=1) + "\n")
+    if not all(proof.holds for proof in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Argument(help="JSON lines to write.")],
+    per_group: Annotated[int, typer.Option(help="Prompts of each of the six groups.")] = 24,
+    tokens: Annotated[int, typer.Option(help="Of each text.")] = 192,
+) -> None:
+    """Record which tokens the bundled draft predicts, for `simulate`."""
+    from outrider.benchmarks.control.record import record_texts
+
+    typer.echo(f"{record_texts(per_group, tokens, out)} texts")
 
 
 @app.command()
@@ -123,6 +143,7 @@ def _show_live(cells: list[LiveCell], out: Path | None) -> None:
 
 def summary(cells: list[Cell]) -> dict[str, object]:
     return {
+        "commit": commit(),
         "scenarios": len(cells),
         "failing": sum(not cell.holds for cell in cells),
         "least_of_best_fixed": min(cell.of_best_fixed.low for cell in cells),

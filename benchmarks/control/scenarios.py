@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 from outrider.benchmarks.control.machines import COMPUTE_BOUND, COST_ERRORS, CPU, H200, Machine
 from outrider.benchmarks.control.simulation import Scenario
-from outrider.benchmarks.control.texts import KINDS, LengthRanges
+from outrider.benchmarks.control.texts import KINDS, RECORDED, SPEC_BENCH, LengthRanges
 
 _ROUNDS = {1: 2400, 4: 1200, 16: 600, 64: 300, 128: 240, 256: 200}
 """Rounds of plain decoding a scenario lasts, by clients: all take about as long to simulate."""
 _SMALL, _LARGE = (1, 4, 16), (64, 128, 256)
 _FIRST_LONG = LengthRanges(prompt=(300, 900))
+_SPEC_BENCH = LengthRanges(prompt=(1, 256), output=(100, 192))
+_AT_ONCE = LengthRanges(prompt=(1, 256), output=(192, 192))
 _BELOW, _ABOVE = 0.6, 1.3  # of the rate that plain decoding can serve
 
 
@@ -42,7 +44,27 @@ def scenarios() -> list[Scenario]:
         found.append(
             Scenario(H200, kind, 64, tokens, lag=lag, cost_error=cost_error, lengths=_FIRST_LONG)
         )
+    found += _of_recorded_texts()
     return found
+
+
+def _of_recorded_texts() -> Iterator[Scenario]:
+    """In a closed loop, and all at once to their ends."""
+    machine, turns = H200.with_draft(0.033), itertools.cycle(COST_ERRORS)
+    for clients in (8, 32, *_LARGE):
+        rounds = _ROUNDS.get(clients, 600)
+        yield Scenario(
+            *(machine, RECORDED, clients, rounds * clients),
+            cost_error=next(turns),
+            lengths=_SPEC_BENCH,
+        )
+    for kind, clients in itertools.product((RECORDED, SPEC_BENCH), (8, 16, 32, *_LARGE)):
+        yield Scenario(
+            *(machine, kind, clients, 192 * clients),
+            cost_error=next(turns),
+            lengths=_AT_ONCE,
+            is_burst=True,
+        )
 
 
 def _closed() -> Iterator[tuple[Machine, int]]:

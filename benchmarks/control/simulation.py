@@ -56,11 +56,16 @@ class Scenario:
     cost_error: CostError = EXACT
     lengths: LengthRanges = field(default_factory=LengthRanges)
     num_blocks: int | None = None  # of the target's pool; None: enough for all
+    is_burst: bool = (
+        False  # `clients` requests at once to their ends, twice: the second time counts
+    )
     stays_mixed: bool = False  # a finished request is replaced by one of the same parity
 
     @property
     def name(self) -> str:
         load = f"{self.clients} clients" if self.rate is None else f"{self.rate:.3g}/s"
+        if self.is_burst:
+            load = f"{self.clients} at once"
         return f"{self.machine.name}, {load}, {self.texts.name}"
 
 
@@ -86,6 +91,7 @@ class Simulation:
             scenario.cost_error.estimate(machine.costs, rng),
             seats=scenario.clients,
             step_limit_s=machine.step_limit_s,
+            can_select=machine.costs.verify.is_padded,  # as on a GPU; the pair never stops early
         )
         self.control.max_depth = arm.depth
         longest = scenario.lengths.prompt[1] + scenario.lengths.output[1]
@@ -113,9 +119,18 @@ class Simulation:
 
     @property
     def is_over(self) -> bool:
+        if self.scenario.is_burst:
+            return self._count == 2 * self.scenario.clients and not self.scheduler.has_work
         if self.scenario.rate is not None:
             return not self._arrivals and not self.scheduler.has_work
         return self.scheduler.stats.committed_tokens >= self.scenario.num_tokens
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether measuring may begin."""
+        if self.scenario.is_burst:
+            return self._count > 0 and not self.scheduler.has_work
+        return self.scheduler.stats.committed_tokens >= self.scenario.num_tokens // 4
 
     def add(self, arrival_s: float, *, share: float = 1.0) -> None:
         """Add the next request; `share` shortens its output: the first must not end together."""
@@ -148,6 +163,11 @@ class Simulation:
                 self.add(self._arrivals.popleft())
             return
         clients = self.target_clients
+        if self.scenario.is_burst:
+            if not self.scheduler.has_work:
+                for _ in range(clients):
+                    self.add(self.now_s)
+            return
         while self.scheduler.num_running + self.scheduler.num_waiting < clients:
             is_first = self._count < self.scenario.clients
             self.add(self.now_s, share=min((self._count + 1) / clients, 1.0) if is_first else 1.0)
@@ -198,14 +218,13 @@ def run(
 ) -> SimulationResult:
     simulation = Simulation(scenario, arm, seed)
     stats = simulation.scheduler.stats
-    warm_up = scenario.num_tokens // 4
     start: tuple[int, float] | None = None
     while not simulation.is_over:
+        if start is None and simulation.is_warm:
+            start = stats.committed_tokens, simulation.now_s
         simulation.step()
         if watch is not None:
             watch(simulation)
-        if start is None and stats.committed_tokens >= warm_up:
-            start = stats.committed_tokens, simulation.now_s
     assert start is not None, "the scenario ended during warm-up"
     spent_s = simulation.now_s - start[1]
     rate = (stats.committed_tokens - start[0]) / spent_s

@@ -6,9 +6,11 @@ arm of a scenario serves the same requests, token by token.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 _PADDING = 16  # tokens behind the end, which a draft may still propose
 _MAX_DRAFTS = 64  # deeper than any policy drafts
+_RECORDED = Path(__file__).with_name("recorded.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class TextKind:
     by `decay`."""
 
     name: str
-    probabilities: Probabilities
+    probabilities: Probabilities | None  # None: recorded texts
     decay: float = 1.0
 
 
@@ -65,6 +68,8 @@ def make_text(kind: TextKind, lengths: LengthRanges, seed: int, request: int) ->
     prompt_len = int(rng.integers(*lengths.prompt, endpoint=True))
     output_len = int(rng.integers(*lengths.output, endpoint=True))
     size = output_len + _PADDING
+    if kind.probabilities is None:
+        return _recorded_text(lengths.prompt, output_len, seed, request)
     probabilities = np.clip(kind.probabilities(rng, request, size), 0.0, 1.0)
     uniform = rng.random(size)
     if kind.decay == 1.0:
@@ -81,6 +86,29 @@ def make_text(kind: TextKind, lengths: LengthRanges, seed: int, request: int) ->
         tuple(int(each) for each in draft_limits),
         tuple(float(each) for each in probabilities),
     )
+
+
+@lru_cache(maxsize=1)
+def _recorded() -> list[tuple[int, tuple[int, ...], tuple[float, ...]]]:
+    """See `record.py`: of each text the prompt's length, draft limits and confidences."""
+    found = []
+    with _RECORDED.open(encoding="utf-8") as file:
+        for line in map(json.loads, file):
+            limits = tuple(_MAX_DRAFTS * int(hit) for hit in line["hits"])
+            confidences = tuple(int(tenths) / 10 + 0.05 for tenths in line["confidences"])
+            found.append((line["prompt"], limits, confidences))
+    return found
+
+
+def _recorded_text(prompts: tuple[int, int], output_len: int, seed: int, request: int) -> Text:
+    """One with such a prompt. Each seed has an order of its own, in which no text comes twice
+    before all have come."""
+    texts = [each for each in _recorded() if prompts[0] <= each[0] <= prompts[1]]
+    order = np.random.default_rng((seed, 3, request // len(texts))).permutation(len(texts))
+    prompt_len, limits, confidences = texts[order[request % len(texts)]]
+    output_len = min(output_len, len(limits))
+    padding = (0,) * _PADDING
+    return Text(prompt_len, output_len, limits + padding, confidences + padding)
 
 
 def _steady(mean: float) -> Probabilities:
@@ -128,4 +156,6 @@ POOR = TextKind("poor", _varied(0.25, 8.0), 0.9)
 RANDOM = TextKind("random", _steady(0.0))
 HALVES = TextKind("halves", _halves)
 DRIFT = TextKind("drift", _drift_within)
+RECORDED = TextKind("recorded", None)
+"""The bundled pair over Spec-Bench, greedy."""
 KINDS = (GOOD, SPEC_BENCH, HOT, POOR, RANDOM, HALVES, DRIFT)

@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from outrider.benchmarks.checkout import commit
 from outrider.benchmarks.peers.comparison import (
     SpeedRatio,
     Summary,
@@ -156,22 +157,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_average": os.getloadavg(),
     }
-
-
-def commit() -> str | None:
-    """The checkout's commit, marked if the tree is dirty; None outside of a checkout."""
-    folder = Path(__file__).resolve().parent
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return described.stdout.strip()
 
 
 def _processor_name() -> str:

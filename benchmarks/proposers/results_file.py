@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from outrider.benchmarks.checkout import commit
 
 PARTS = ("rounds", "speed", "enlarged_short", "enlarged_long")
 
@@ -45,14 +46,11 @@ class ResultsFile:
 
 
 def machine_facts(device: str) -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "threads": torch.get_num_threads() if device == "cpu" else None,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": commit or None,
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -38,6 +38,8 @@ class LLM:
         self.config = chosen_config("LLM", model, options.pop("config", None), options)
         with self._spinner(f"loading {models_of(self.config)}"):
             self.engine = Engine(build_engine(self.config))
+        load = self.engine.built.loop.scheduler.control.load
+        load.is_complete = True  # each call brings all its requests
         self._ids = itertools.count()
         self._end = weakref.finalize(self, self.engine.close)
 

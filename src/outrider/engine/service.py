@@ -233,7 +233,7 @@ class EngineService:
         elif isinstance(message, Attach):
             self._attach(gateway, message)
         elif isinstance(message, StatusQuery):
-            self._scheduler.control.tick(self._clock())  # arrival rates decay while idle
+            self._scheduler.control.load.now_s = self._clock()  # arrival rates decay while idle
             status = self._engine.status(message.query, self._speculation.status())
             gateway.send(status if gateway.revision >= REVISION else without_added_fields(status))
         elif isinstance(message, SetSpeculation):

@@ -67,7 +67,7 @@ class SpeculationService:
             agreement=control.agreement,
             gain=self._gain(recent),
             draft_cost=self._draft_cost(),
-            arrivals_per_s=control.arrivals_per_s,
+            arrivals_per_s=control.load.arrivals_per_s,
             calibration_error=next(iter(self._calibration(recent, num_parts=1)), None),
             steps_without=control.steps_without,
             warning=self._monitor.warning,

@@ -123,7 +123,7 @@ def test_the_arrival_rate_falls_while_the_engine_rests() -> None:
     with served() as both:
         now_s = time.monotonic()
         for age_s in (100.0, 99.0):
-            both.scheduler.control.observe_arrival(now_s - age_s)
+            both.scheduler.control.load.observe_arrival(now_s - age_s)
         both.engine.status = lambda query, speculation: SubmitRefused(
             query, str(speculation.arrivals_per_s), False
         )

@@ -92,19 +92,6 @@ def test_prompts_get_what_the_time_limit_of_a_step_leaves() -> None:
     assert control().prompt_room(8, 500) == 500
 
 
-# -- load -----------------------------------------------------------------------------------------
-
-
-def test_the_arrival_rate_falls_while_no_request_comes() -> None:
-    made = control()
-    for number in range(20):
-        made.observe_arrival(number * 0.1)
-    made.tick(2.0)
-    assert made.arrivals_per_s == pytest.approx(10.0, rel=0.1)
-    made.tick(20.0)
-    assert made.arrivals_per_s == pytest.approx(1.0, rel=0.1)
-
-
 # -- policies -------------------------------------------------------------------------------------
 
 
@@ -153,7 +140,7 @@ def test_while_nothing_is_drafted_a_draft_is_probed_now_and_then() -> None:
     request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
     rows = DecodeRows([request], [DRAFT], [4], [30], 40)
     made.set_policy("goodput")
-    made._previous_batch_depth = 0
+    made.previous_batch_depth = 0
     assert not made.probes(rows), "no time was saved up for it"
     made._probe_budget_s = 1.0
     assert list(made.probes(rows)) == [0]

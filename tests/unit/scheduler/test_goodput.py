@@ -187,3 +187,23 @@ def test_a_row_that_has_to_catch_up_first_does_not_stop() -> None:
     choice = goodput(behind)
     assert choice.batch_depth
     assert not choice.least_survival
+
+
+def test_among_rows_that_are_not_replaced_those_with_most_ahead_draft_first() -> None:
+    easy, hard = survivals(0.9, 3), survivals(0.6, 3)
+    given_ = snapshot([easy] * 8 + [hard] * 8, GPU, room=24)
+    assert sum(goodput(given_).depths[:8]) > sum(goodput(given_).depths[8:])
+    last = replace(given_, remaining=[100] * 16)
+    choice = goodput(last)
+    assert sum(choice.depths[:8]) < sum(choice.depths[8:])
+    assert choice.chosen is not None
+    expected = rate(choice.depths, given_) * choice.chosen.seconds
+    assert choice.chosen.tokens == pytest.approx(expected)
+    short = replace(given_, remaining=[400] * 8 + [100] * 8)
+    assert sum(goodput(short).depths[:8]) > sum(goodput(short).depths[8:])
+
+
+def test_equal_rows_draft_alike_whether_they_are_replaced_or_not() -> None:
+    given_ = snapshot([survivals(0.8, 4)] * 32, GPU)
+    last = replace(given_, remaining=[50] * 32)
+    assert goodput(last).depths == goodput(given_).depths

@@ -22,9 +22,11 @@ from outrider.benchmarks.control.texts import (
     GOOD,
     HALVES,
     RANDOM,
+    RECORDED,
     SPEC_BENCH,
     LengthRanges,
     TextKind,
+    make_text,
 )
 
 _LEAST_OF_BEST, _LEAST_OF_PLAIN = 0.95, 0.975  # of runs so short
@@ -58,6 +60,25 @@ def test_the_policy_loses_neither_to_off_nor_to_any_fixed_depth(
     best = max(plain, *(_speed(scenario, arm) for arm in FIXED_ARMS))
     assert auto >= _LEAST_OF_BEST * best
     assert auto >= _LEAST_OF_PLAIN * plain
+
+
+@pytest.mark.parametrize("clients", [8, 32, 128])
+def test_requests_at_once_end_as_soon_as_under_the_best_fixed_depth(clients: int) -> None:
+    lengths = LengthRanges(prompt=(1, 256), output=(192, 192))
+    scenario = Scenario(
+        *(H200.with_draft(0.033), RECORDED, clients, 0), lengths=lengths, is_burst=True
+    )
+    best = max(_speed(scenario, arm) for arm in (PLAIN, *FIXED_ARMS))
+    assert _speed(scenario, AUTO) >= _LEAST_OF_BEST * best
+
+
+def test_a_recorded_text_comes_again_after_all_others_only() -> None:
+    lengths = LengthRanges(prompt=(1, 2000), output=(192, 192))
+    texts = [make_text(RECORDED, lengths, 0, request) for request in range(288)]
+    assert len(set(texts[:144])) == len(set(texts[144:])) == 144
+    assert set(texts[:144]) == set(texts[144:]) and texts[:144] != texts[144:]
+    hits = [limit > 0 for text in texts[:144] for limit in text.draft_limits[:192]]
+    assert 0.7 < statistics.fmean(hits) < 0.85
 
 
 def test_drafts_go_to_the_rows_that_use_them() -> None:
