@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import log2
 from typing import NamedTuple
 
 from outrider.scheduler.depths import Candidate, DepthChoice, DepthSnapshot, cut_evenly
@@ -26,7 +27,7 @@ _SPECULATE_SURELY = 0.98  # drafting that may stop early gains more than estimat
 _PAYS_WITHIN = 32  # steps in which catching up has to pay
 _RISK = 0.05  # extra gain required if no row drafts yet
 _MAX_LEAST_SURVIVAL = 0.9  # a draft this likely is always made, whatever the cost estimates
-_LEAST_WEIGHT = 0.1  # of a row over the mean, and its inverse the largest
+_MAX_STEPS = 6  # of a row's weight from the mean, up or down
 _TURN = 64  # steps for which the same rows draft, if only some of equal rows fit
 
 
@@ -65,13 +66,15 @@ def goodput(snapshot: DepthSnapshot) -> DepthChoice:
 def _weights(snapshot: DepthSnapshot) -> list[float]:
     """How much a row's token is worth. Rows that end are not replaced, so the likeliest drafts are
     those of rows that end early and leave the others to run on alone. So a row's tokens count by
-    the square of the rounds it may still need: less for all together is less for the last."""
+    the square of the rounds it may still need, in steps of the square root of two: few kinds of
+    rows are quickly compared."""
     rounds = [
         remaining / (1 + sum(kind))
         for remaining, kind in zip(snapshot.remaining, snapshot.survivals, strict=True)
     ]
     mean = sum(rounds) / len(rounds)
-    weights = [min(max((each / mean) ** 2, _LEAST_WEIGHT), 1 / _LEAST_WEIGHT) for each in rounds]
+    logs = [min(max(round(4 * log2(each / mean)), -_MAX_STEPS), _MAX_STEPS) for each in rounds]
+    weights = [2 ** (each / 2) for each in logs]
     scale = len(weights) / sum(weights)
     return [scale * each for each in weights]
 

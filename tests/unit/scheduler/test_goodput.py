@@ -190,8 +190,8 @@ def test_a_row_that_has_to_catch_up_first_does_not_stop() -> None:
 
 
 def test_among_rows_that_are_not_replaced_those_with_most_ahead_draft_first() -> None:
-    easy, hard = survivals(0.9, 3), survivals(0.6, 3)
-    given_ = snapshot([easy] * 8 + [hard] * 8, GPU, room=24)
+    easy, hard = survivals(0.9, 3), survivals(0.5, 3)
+    given_ = snapshot([easy] * 8 + [hard] * 8, GPU, room=8)
     assert sum(goodput(given_).depths[:8]) > sum(goodput(given_).depths[8:])
     last = replace(given_, remaining=[100] * 16)
     choice = goodput(last)
