@@ -33,7 +33,7 @@ from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.exclusive import exclusivity
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes, order_by_depth
 from outrider.workers.gpu.proposing import DeviceContext
-from outrider.workers.gpu.readback import HostPlaces, StreamEvent, record_event
+from outrider.workers.gpu.readback import PinnedRing, StreamEvent, record_event
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.gpu.stream_word import StreamWord
 from outrider.workers.proposers.base import ProposerSettings
@@ -170,7 +170,7 @@ class DraftStep:
             sizes=sizes,
         )
         self._passes = DraftPasses(runner, context)
-        self._host_drafts = HostPlaces(self._state.drafted)
+        self._host_drafts = PinnedRing(self._state.drafted)
         self._follow = FollowPasses(self._state, sizes, self._kv_rule)
         # By row, as the host counts them ahead of `RowTable`.
         self._generations = np.full(sizes.rows, _PADDING, dtype=np.int64)
@@ -329,7 +329,7 @@ class DraftStep:
     def capture_largest(self) -> int:
         return capture_largest(self._captured_passes, self._device)
 
-    def rehearse(self, plan: StepPlan) -> None:
+    def dummy_run(self, plan: StepPlan) -> None:
         """Run a step whose outcome is never observed."""
         self.follow(plan)
         self.propose(plan).wait()

@@ -150,18 +150,18 @@ class FlatHead:
 Workers = tuple["Proposers | DeviceStep", "LocalTarget | DeviceStep"]
 
 
-class Rehearsal(NamedTuple):
+class ProfileRun(NamedTuple):
     """Workers whose memory is measured."""
 
     capture_largest: Callable[[], int]  # see `DeviceStep`
     run: Callable[[CostlyStep], None]
 
 
-def rehearsal(workers: Workers) -> Rehearsal:
-    return Rehearsal(workers[1].capture_largest, partial(run_step, workers))
+def profile_run(workers: Workers) -> ProfileRun:
+    return ProfileRun(workers[1].capture_largest, partial(run_step, workers))
 
 
-def measure(device: torch.device, build: Callable[[], Rehearsal], limits: StepLimits) -> GpuMemory:
+def measure(device: torch.device, build: Callable[[], ProfileRun], limits: StepLimits) -> GpuMemory:
     """`build` makes workers with one KV block. Only the largest of each kind of pass is captured,
     and the memory of all is extrapolated from that; they are captured over the real cache later.
     All memory is freed afterwards: otherwise the cache would be carved out of reserved segments."""
@@ -336,7 +336,7 @@ def _drafting_rows(limits: StepLimits) -> tuple[_Rows, int, int]:
 # -- readings -----------------------------------------------------------------------------------
 
 
-def _growth(device: torch.device, workers: Rehearsal, step: CostlyStep) -> int:
+def _growth(device: torch.device, workers: ProfileRun, step: CostlyStep) -> int:
     """Memory that an empty allocator reserves for a step, fragmentation included."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

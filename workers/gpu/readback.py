@@ -53,7 +53,7 @@ def seconds_between(begin: StreamEvent, end: StreamEvent) -> float:
 _PLACES = 4  # more than there are steps in flight
 
 
-class HostPlaces:
+class PinnedRing:
     """Host memory that copies of a tensor go to, in turn: allocating pinned memory may wait for
     the device."""
 
@@ -73,7 +73,7 @@ class HostPlaces:
 class Readback:
     """Records events at the stages of a step, and copies its outcomes after them."""
 
-    def __init__(self, outcomes: Tensor, places: HostPlaces) -> None:
+    def __init__(self, outcomes: Tensor, places: PinnedRing) -> None:
         self._source = outcomes
         self._place = places.take()
         self._host: Tensor | None = None

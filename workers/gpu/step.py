@@ -48,7 +48,7 @@ from outrider.workers.gpu.proposing import (
     LateResult,
     NoDrafts,
 )
-from outrider.workers.gpu.readback import HostPlaces, Readback, row_verdict
+from outrider.workers.gpu.readback import PinnedRing, Readback, row_verdict
 from outrider.workers.gpu.state import DeviceRows
 from outrider.workers.proposers.base import ProposerContext, Proposers
 from outrider.workers.proposers.registry import ProposerEntry, build_on_device
@@ -129,7 +129,7 @@ class DeviceStep:
         kv_rule = None if with_kv is None else with_kv.kv_rule
         self._plan = StepPlanBuffers(sizes.rows, len(on_device), self._device)
         self._passes = TargetPasses(runner, self._state, self._plan.target, sizes, kv_rule)
-        self._host_outcomes = HostPlaces(self._passes.outcomes)
+        self._host_outcomes = PinnedRing(self._passes.outcomes)
         self._device_proposers = self._build(context, on_device)
         self._with_kv = NoDrafts() if with_kv is None else self._device_proposers[with_kv.name]
         self._exclusivity = [Exclusive.ALWAYS] * sizes.rows

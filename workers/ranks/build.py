@@ -19,10 +19,10 @@ from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
 from outrider.workers.ranks.costs import RankCosts
-from outrider.workers.ranks.draft import RankDraft
+from outrider.workers.ranks.draft import DraftRankWorker
 from outrider.workers.ranks.host_draft import HostDraft
 from outrider.workers.ranks.host_target import HostTarget
-from outrider.workers.ranks.target import RankTarget
+from outrider.workers.ranks.target import TargetRankWorker
 from outrider.workers.runner import Runner
 
 # Tokens a row usually has in a pass: a span verified at the default depth; what a draft lacks after
@@ -31,12 +31,12 @@ _QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
 
 
 class BuiltTarget(NamedTuple):
-    worker: RankTarget
+    worker: TargetRankWorker
     ready: Ready
 
 
 class BuiltDraft(NamedTuple):
-    worker: RankDraft
+    worker: DraftRankWorker
     ready: Ready
 
 
@@ -156,20 +156,20 @@ class RankBuilder:
             head=None if self.head is None else self.head.spec.kind,
         )
 
-        def workers_of_one_block() -> memory.Rehearsal:
+        def workers_of_one_block() -> memory.ProfileRun:
             runner = self.runner(1, vocab_size, memory.FlatRunner)
             if self.role == Role.DRAFT:
                 from outrider.workers.ranks.device_draft import build_draft_step
 
                 draft = build_draft_step(runner, self._ops, self.settings, bounds)
-                return memory.Rehearsal(
-                    draft.capture_largest, lambda step: draft.rehearse(step.plan)
+                return memory.ProfileRun(
+                    draft.capture_largest, lambda step: draft.dummy_run(step.plan)
                 )
             from outrider.workers.ranks.device_target import build_step
 
             head = None if self.head is None else HeadRunner(memory.FlatHead(self.head), runner)
             target = build_step(runner, head, self._ops, self.settings, bounds)
-            return memory.rehearsal((target, target))
+            return memory.profile_run((target, target))
 
         with stage("measuring the memory that steps take"):
             found = memory.measure(self.placement.device, workers_of_one_block, limits)

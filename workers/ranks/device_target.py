@@ -88,9 +88,7 @@ class DeviceTarget:
     def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> StartedStep:
         step, drafts = self._step, self._receives(plan)
         if not step.is_on_device:
-            proposals = {**own.proposals, **drafted.proposals(plan)}
-            ticket = Ticket(plan.step, proposals, own.draft_s, agreements=own.agreements)
-            return VerifiedStep(step.verify(plan, ticket).wait())
+            return VerifiedStep(step.verify(plan, drafted.joined_with(own, plan)).wait())
         if drafts is None:
             return _RunningStep(step.enqueue(plan))
         message = drafted.message

@@ -23,7 +23,7 @@ from outrider.workers.ranks.packed_round import PackedRound
 from outrider.workers.ranks.proposal_link import LinkOpener
 
 
-class RankDraft(Protocol):
+class DraftRankWorker(Protocol):
     """Follows the text and drafts: `HostDraft`, or `DeviceDraft` on a GPU."""
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
@@ -53,12 +53,12 @@ class DraftRank:
         inbox: RankInbox,
         group: Collective,
         links: LinkOpener,
-        draft: RankDraft,
+        worker: DraftRankWorker,
     ) -> None:
         self._channel = channel
         self._is_first = group.rank == 0
         self._links = links
-        self._draft = draft
+        self._worker = worker
         self._mailbox = DraftMailbox(group, inbox, links.device)
         self._outcomes: OutcomeBatches[StepPlan] = OutcomeBatches()
         self._is_shared = group.size > 1  # ranks share outcomes in a collective, behind all else
@@ -67,7 +67,7 @@ class DraftRank:
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
-            TracedMethod(self._draft, "propose", "draft"),
+            TracedMethod(self._worker, "propose", "draft"),
             TracedMethod(self._mailbox, "post", "send proposals"),
         ]
 
@@ -76,7 +76,7 @@ class DraftRank:
             for plan in message.plans:
                 self._step(plan)
         elif isinstance(message, Adopt):
-            self._draft.adopt(message.epoch, message.rows)
+            self._worker.adopt(message.epoch, message.rows)
         elif isinstance(message, Join):
             link = self._links.dial(message.number)
             self._mailbox.use(link)
@@ -89,12 +89,12 @@ class DraftRank:
         self._num_due += bool(self._outcomes.before(uses_draft=uses_draft))
         if uses_draft:
             if self._has_drafted and not self._is_shared:
-                self._draft.prepare(plan)
+                self._worker.prepare(plan)
             self._observe_outcomes()
         start_s = time.perf_counter()
-        self._draft.follow(plan)
+        self._worker.follow(plan)
         if uses_draft:
-            drafted = self._draft.propose(plan)
+            drafted = self._worker.propose(plan)
             if plan.has_round:
                 self._mailbox.post(plan, drafted, time.perf_counter() - start_s)
             if plan.catches_up:
@@ -108,10 +108,10 @@ class DraftRank:
     def _observe_outcomes(self) -> None:
         for _ in range(self._num_due):
             for outcome in self._mailbox.receive():
-                self._draft.observe(outcome)
+                self._worker.observe(outcome)
         self._num_due = 0
 
     def _catch_up(self, step: int) -> None:
-        caught_up_s, agreements = self._draft.catch_up()
+        caught_up_s, agreements = self._worker.catch_up()
         if self._is_first:
             self._channel.send(DraftReport(step, caught_up_s, agreements))

@@ -69,9 +69,7 @@ class HostTarget:
         return self._proposers.propose(plan)
 
     def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> VerifiedStep:
-        proposals = {**own.proposals, **drafted.proposals(plan)}
-        ticket = Ticket(plan.step, proposals, own.draft_s, agreements=own.agreements)
-        return VerifiedStep(self._target.verify(plan, ticket))
+        return VerifiedStep(self._target.verify(plan, drafted.joined_with(own, plan)))
 
     def observe(self, verdict: Verdict) -> None:
         self._proposers.observe(verdict)

@@ -18,13 +18,13 @@ class RankInbox:
         self._channel = channel
         self._kept: deque[object] = deque()
         self._released = 0  # this proposal link and all before it
-        self.beside: Channel | None = None  # the proposal link, which is read meanwhile
+        self.proposal_channel: Channel | None = None  # the proposal link, which is read meanwhile
         self.spin_s = 0.0  # in `wait_for`, before it sleeps: waking takes longer than a message
 
     def receive(self) -> object:
         while not self._kept:
-            if self.beside is not None:
-                wait_reading(self._channel, self.beside)
+            if self.proposal_channel is not None:
+                wait_reading(self._channel, self.proposal_channel)
             self._keep(self._channel.receive())
         return self._kept.popleft()
 

@@ -21,7 +21,7 @@ from outrider.links.channel import wait_any
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import LinkOpened, OutcomeMail, RoundMail, RoundPart
-from outrider.scheduler.types import Proposal, StepPlan
+from outrider.scheduler.types import Proposal, StepPlan, Ticket
 from outrider.workers.groups.collective import Collective
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.outcome_batches import OutcomeBatches
@@ -60,6 +60,11 @@ class ReceivedRound(NamedTuple):
         if self.message is None:
             return {}
         return unpack_round(plan, self.message, self.q) or {}
+
+    def joined_with(self, own: Ticket, plan: StepPlan) -> Ticket:
+        """The proposals of both, for a step on the host."""
+        proposals = {**own.proposals, **self.proposals(plan)}
+        return Ticket(plan.step, proposals, own.draft_s, agreements=own.agreements)
 
 
 NO_ROUND = ReceivedRound()
@@ -106,7 +111,7 @@ class TargetMailbox:
             return
         self._close()
         self._number, self._link = number, self._opened.pop(number, None)
-        self._inbox.beside = None if self._link is None else self._link.channel
+        self._inbox.proposal_channel = None if self._link is None else self._link.channel
         for unused in [each for each in list(self._opened) if each < number]:
             self._opened.pop(unused).close()
         self._outcomes = OutcomeBatches()
@@ -208,7 +213,7 @@ class TargetMailbox:
 
     def _close(self) -> None:
         if self._link is not None:
-            self._inbox.beside = None
+            self._inbox.proposal_channel = None
             self._link.close()
             self._link = None
 
@@ -225,7 +230,7 @@ class DraftMailbox:
 
     def use(self, link: ProposalLink) -> None:
         self._link = link
-        self._inbox.beside = link.channel
+        self._inbox.proposal_channel = link.channel
 
     def receive(self) -> list[PackedOutcome]:
         """Wait for the next batch of outcomes."""

@@ -167,7 +167,10 @@ class _Startup:
         if placement.device.type == "cuda":
             self.inbox.spin_s = _SPIN_S
         links = LinkOpener(
-            *(self._store, self._secret, placement.device, settings.transfer_timeout_s),
+            self._store,
+            self._secret,
+            placement.device,
+            settings.transfer_timeout_s,
             moves_tensors=settings.verification != "shared",
         )
         common = (self._channel, self.inbox, group, links)
@@ -229,8 +232,7 @@ class _Startup:
             quantization=settings.quantization,
             cache_packed=True,
             keeps_stored_format=placement.keeps_stored_format,
-            narrow=self._where.role
-            == Role.DRAFT,  # only with dtype auto, else nothing stays as stored
+            narrow=self._where.role == Role.DRAFT,  # with dtype auto only
         )
         head = _load_head(settings, placement, decoder)
         assert request.bounds is not None

@@ -38,7 +38,7 @@ class StartedStep(Protocol):
     def verdict(self) -> Verdict: ...
 
 
-class RankTarget(Protocol):
+class TargetRankWorker(Protocol):
     """What a target rank computes: `HostTarget`, or `DeviceTarget` on a GPU."""
 
     def begin(self, plan: StepPlan) -> Ticket:
@@ -71,7 +71,7 @@ class TargetRank:
         inbox: RankInbox,
         group: Collective,
         links: LinkOpener,
-        worker: RankTarget,
+        worker: TargetRankWorker,
         vocab_size: int,
     ) -> None:
         self._channel = channel

@@ -37,11 +37,11 @@ from outrider.workers.gpu.memory import (
     FlatHead,
     FlatRunner,
     GpuMemory,
-    Rehearsal,
+    ProfileRun,
     StepLimits,
     hold,
     measure,
-    rehearsal,
+    profile_run,
 )
 from outrider.workers.heads.base import Head
 from outrider.workers.heads.kv import head_bytes_per_block
@@ -240,10 +240,10 @@ def _measure(
     )
     flat = None if head is None else FlatHead(head)
 
-    def workers_of_one_block() -> Rehearsal:
+    def workers_of_one_block() -> ProfileRun:
         sizes = PoolSizes(1, 1, length)
         built = make_workers(config, placement, target, draft, sizes, FlatRunner, flat)
-        return rehearsal(built.workers)
+        return profile_run(built.workers)
 
     with stage("measuring the memory that steps take"):
         return measure(placement.device, workers_of_one_block, limits)

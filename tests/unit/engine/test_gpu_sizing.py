@@ -29,7 +29,7 @@ from outrider.workers.gpu.memory import (
     costliest_steps,
     hold,
     measure,
-    rehearsal,
+    profile_run,
     run_step,
 )
 from outrider.workers.weights.checkpoint import load_spec
@@ -199,7 +199,7 @@ class FakeWorkers:
 def _measured(gpu: FakeGpu, per_token: int) -> GpuMemory:
     def build_workers() -> Any:
         workers: Any = FakeWorkers(gpu, per_token)
-        return rehearsal((workers, workers))
+        return profile_run((workers, workers))
 
     return measure(torch.device("cuda"), build_workers, LIMITS[0])
 
