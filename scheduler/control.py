@@ -107,7 +107,7 @@ class SpeculationControl:
         self._max_behind: dict[str, int] = {}  # by proposer with KV
         self._looks_up: set[str] = set()  # proposers that may offer less than requested
         self.has_model = True  # a draft or a head, which offers as many drafts as requested
-        self.previous_batch_depth = 0  # of the last step that chose one
+        self._previous_batch_depth = 0
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
         self._probe_budget_s = 0.0
@@ -133,7 +133,7 @@ class SpeculationControl:
             self._choose = POLICIES[FIXED]  # costs are not known
         self._refusal = None
         self._is_adaptive = self.policy_name not in (*FIXED_DEPTH_POLICIES, OFF)
-        self.previous_batch_depth = int(self.policy_name != OFF)
+        self._previous_batch_depth = int(self.policy_name != OFF)
 
     def set_costs(self, costs: StepCosts) -> None:
         """Replace the costs by newly measured ones."""
@@ -179,7 +179,12 @@ class SpeculationControl:
     @property
     def wants_prompts(self) -> bool:
         """Whether the draft computes prompts as well, because their rows will draft."""
-        return self.previous_batch_depth > 0
+        return self._previous_batch_depth > 0
+
+    @property
+    def last_chosen_depth(self) -> int | None:
+        """Of the last step, at least 1; None if the policy's depth is fixed."""
+        return max(self._previous_batch_depth, 1) if self._is_adaptive else None
 
     def choose(
         self, step: int, room: int, num_prompt_tokens: int, num_waiting: int, rows: DecodeRows
@@ -230,7 +235,7 @@ class SpeculationControl:
             rows.context,
             costs,
             self._prompt_tokens * costs.prefill_s + self._prompt_share * costs.first_draft.at(1),
-            self.previous_batch_depth,
+            self._previous_batch_depth,
             self.load.share,
             self.acceptance,
             self.selection_gain if step % _SELECT_ALL_EVERY else 0.0,
@@ -241,7 +246,7 @@ class SpeculationControl:
         choice = self._choose(snapshot)
         self._follow(choice)
         self._refusal = None
-        if self._is_adaptive and not self.previous_batch_depth:
+        if self._is_adaptive and not self._previous_batch_depth:
             is_plain_step = not num_prompt_tokens and snapshot.selection_gain == self.selection_gain
             # Other policies are cheap, and may depend on the step number; fixed depths cannot be
             # refused.
@@ -284,7 +289,7 @@ class SpeculationControl:
             max(choice.depths, default=0) if choice.batch_depth is None else choice.batch_depth
         )
         self.steps_without = 0 if batch_depth else self.steps_without + 1
-        self.previous_batch_depth = batch_depth
+        self._previous_batch_depth = batch_depth
         if choice.candidates and choice.chosen is not None:
             plain = choice.candidates[0].tokens_per_s
             gain = choice.chosen.tokens_per_s / plain if plain else 1.0
@@ -308,7 +313,7 @@ class SpeculationControl:
         """While nothing is drafted: the row whose draft catches up, to compare its guesses with the
         text; as often as the probe budget allows, and only with enough tokens to compare. New rows
         and rows it already follows alternate, so that old and new texts are both sampled."""
-        if not self._is_adaptive or self.previous_batch_depth or not self.is_measured:
+        if not self._is_adaptive or self._previous_batch_depth or not self.is_measured:
             return ()
         with_kv = self._max_behind
         followed, fewest_known, new = -1, 0.0, -1

@@ -308,8 +308,10 @@ class Planner:
         step.token_budget += left
 
     def _draft_room(self, decoding: DecodeRows) -> int:
-        """What decode rows will draft if they draft as deep as in the last step."""
-        deepest = max(self._control.previous_batch_depth, 1)
+        """What decode rows will draft, if a policy that may choose chooses as in the last step."""
+        deepest = self._control.last_chosen_depth
+        if deepest is None:
+            return sum(decoding.max_depths)
         rows = zip(decoding.requests, decoding.max_depths, strict=True)
         return sum(
             depth if request.is_depth_fixed else min(depth, deepest) for request, depth in rows

@@ -140,7 +140,7 @@ def test_while_nothing_is_drafted_a_draft_is_probed_now_and_then() -> None:
     request = make_request("r", [1, 2, 3], 100, proposer=DRAFT, depth=4)
     rows = DecodeRows([request], [DRAFT], [4], [30], 40)
     made.set_policy("goodput")
-    made.previous_batch_depth = 0
+    made._previous_batch_depth = 0
     assert not made.probes(rows), "no time was saved up for it"
     made._probe_budget_s = 1.0
     assert list(made.probes(rows)) == [0]
@@ -307,3 +307,12 @@ def test_a_step_teaches_what_was_verified_where_less_was_offered_than_planned() 
         made.costs.observe_verify = lambda tokens, *_: seen.append(tokens)  # type: ignore[method-assign]
         made.observe_step(record, Verdict(1, 1, (), 0.0, 4e-3), 3, 1, 1)
         assert seen.pop() == expected, "a padded pass is as large as planned"
+
+
+def test_only_a_policy_that_chooses_leaves_prompts_room_that_drafts_may_want() -> None:
+    made = control()
+    made._previous_batch_depth = 0
+    assert made.last_chosen_depth == 1
+    for policy in ("fixed", "trim", "off"):
+        made.set_policy(policy)
+        assert made.last_chosen_depth is None, policy
