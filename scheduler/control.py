@@ -37,6 +37,7 @@ _MIN_PROMPT_TOKENS = 16  # per step, even over the time limit
 _SELECT_ALL_EVERY = 8
 _KEPT_STEPS = 8  # for which plain decoding is kept for the same rows, unless estimates change
 _TRUST_IF_CAN_STOP = 0.5  # in a row's acceptance bias, where its drafting may stop early
+_LEAST_REMAINING = 50  # tokens, of the row that has written most
 _FIRST_GAIN, _MAX_GAIN = 0.2, 0.6
 
 
@@ -256,10 +257,14 @@ class SpeculationControl:
         return choice
 
     def _remaining(self, rows: DecodeRows, num_waiting: int) -> Sequence[int]:
-        """What the rows may still write, where they are the last."""
+        """What the rows are assumed to write yet, where they are the last: what the longest is
+        ahead of them, and a little. What their clients allow would let one take the others'
+        drafts."""
         if len(rows.requests) < 2 or not self.load.is_draining(len(rows.requests), num_waiting):
             return ()
-        return [max(each.max_len - len(each.tokens), 1) for each in rows.requests]
+        written = [len(each.tokens) - each.prompt_len for each in rows.requests]
+        longest = max(written) + _LEAST_REMAINING
+        return [longest - each for each in written]
 
     def _still_holds(self, refusal: _Refusal, step: int, rows: DecodeRows) -> bool:
         """Whether the refusal still holds: choosing again takes a fortieth of a small model's

@@ -62,7 +62,8 @@ class DepthSnapshot:
     can_stop: bool = False  # see `DepthChoice.least_survival`
     only_looks_up: bool = False  # every proposer here may offer fewer drafts than requested
     remaining: Sequence[int] = ()
-    """The most tokens each row may still write; () while rows that end are replaced by others."""
+    """How many tokens each row is assumed to write yet; () while others take the place of rows
+    that end."""
 
 
 @dataclass(frozen=True, slots=True)

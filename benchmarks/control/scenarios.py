@@ -53,15 +53,16 @@ def _of_recorded_texts() -> Iterator[Scenario]:
     machine, turns = H200.with_draft(0.033), itertools.cycle(COST_ERRORS)
     for clients in (8, 32, *_LARGE):
         rounds = _ROUNDS.get(clients, 600)
-        yield Scenario(
-            *(machine, RECORDED, clients, rounds * clients),
-            cost_error=next(turns),
-            lengths=_SPEC_BENCH,
-        )
+        error, tokens = next(turns), rounds * clients
+        yield Scenario(machine, RECORDED, clients, tokens, cost_error=error, lengths=_SPEC_BENCH)
     for kind, clients in itertools.product((RECORDED, SPEC_BENCH), (8, 16, 32, *_LARGE)):
+        error, tokens = next(turns), 192 * clients
         yield Scenario(
-            *(machine, kind, clients, 192 * clients),
-            cost_error=next(turns),
+            machine,
+            kind,
+            clients,
+            tokens,
+            cost_error=error,
             lengths=_AT_ONCE,
             is_burst=True,
         )

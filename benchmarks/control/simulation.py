@@ -56,9 +56,8 @@ class Scenario:
     cost_error: CostError = EXACT
     lengths: LengthRanges = field(default_factory=LengthRanges)
     num_blocks: int | None = None  # of the target's pool; None: enough for all
-    is_burst: bool = (
-        False  # `clients` requests at once to their ends, twice: the second time counts
-    )
+    is_burst: bool = False
+    """`clients` requests at once to their ends, twice: the second time counts."""
     stays_mixed: bool = False  # a finished request is replaced by one of the same parity
 
     @property

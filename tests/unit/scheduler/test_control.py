@@ -316,3 +316,15 @@ def test_only_a_policy_that_chooses_leaves_prompts_room_that_drafts_may_want() -
     for policy in ("fixed", "trim", "off"):
         made.set_policy(policy)
         assert made.last_chosen_depth is None, policy
+
+
+def test_what_a_client_allows_gives_it_no_more_drafts_than_its_neighbours() -> None:
+    made = control()
+    made.load.is_complete = True
+    short, long = (make_request(name, [1, 2], limit) for name, limit in (("a", 60), ("b", 9000)))
+    rows = DecodeRows(requests=[short, long])
+    assert len(set(made._remaining(rows, num_waiting=0))) == 1
+    short.tokens += [5] * 10
+    behind, ahead = made._remaining(rows, num_waiting=0)
+    assert 0 < behind < ahead, "the one that has written less is assumed to have more to write"
+    assert made._remaining(rows, num_waiting=1) == ()
