@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.benchmarks.checkout import commit
-from outrider.benchmarks.control.engine import TEXTS, Blocks, LiveCell
+from outrider.benchmarks.control.engine import TEXTS, Blocks, LiveCell, line
 from outrider.benchmarks.control.matrix import Cell, measure_matrix
 from outrider.benchmarks.control.proofs import all_proofs
 from outrider.benchmarks.control.scenarios import scenarios
 
-_CPU_LOADS, _GPU_LOADS = [1, 4, 16], [1, 4, 16, 64, 128, 256]
+_CPU_LOADS, _GPU_LOADS = [1, 4, 16], [1, 2, 4, 8, 16, 32, 64, 128, 256]
 _LEAST_HOLDING = 0.95  # of all cells
-_TEXTS, _GPU_PARTS = list(TEXTS), ["steady", "matrix", "neighbours", "users"]
+_TEXTS, _GPU_PARTS = list(TEXTS), ["steady", "bursts", "matrix", "neighbours", "users"]
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
@@ -97,24 +97,28 @@ def cpu(
     rounds: Annotated[int, typer.Option(help="Blocks of each arm.")] = 6,
     block_s: Annotated[float, typer.Option(help="Seconds of a block.")] = 2.0,
     tokens: Annotated[int, typer.Option(help="Of each answer.")] = 48,
+    bursts: Annotated[bool, typer.Option(help="All at once to their ends, instead.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
 ) -> None:
     """The matrix with the bundled pair in this process, arms switched live."""
     from outrider.benchmarks.control.cpu import measure_cpu
 
     blocks = Blocks(rounds, block_s, block_s / 4)
-    _show_live(measure_cpu(load, text, blocks, tokens), out)
+    _show_live(measure_cpu(load, text, blocks, tokens, bursts=bursts), out)
 
 
 @app.command()
 def gpu(
     part: Annotated[
-        list[str], typer.Option(help="steady, matrix, neighbours, users.")
+        list[str], typer.Option(help="steady, bursts, matrix, neighbours, users.")
     ] = _GPU_PARTS,
     load: Annotated[list[int], typer.Option(help="Clients at once.")] = _GPU_LOADS,
     text: Annotated[list[str], typer.Option(help="Kinds of text.")] = _TEXTS[:1],
     rounds: Annotated[int, typer.Option(help="Blocks of each arm.")] = 4,
     block_s: Annotated[float, typer.Option(help="Seconds of a block.")] = 1.0,
+    deterministic: Annotated[
+        bool, typer.Option(help="Every batch computes the same: all arms write the same texts.")
+    ] = False,
     limit_s: Annotated[float, typer.Option(help="No cell begins later than this.")] = 300.0,
     out: Annotated[Path | None, typer.Option(help="Write the figures here as JSON.")] = None,
 ) -> None:
@@ -123,7 +127,8 @@ def gpu(
 
     found: dict[str, object] = {}
     try:
-        measure_gpu(part, load, text, Blocks(rounds, block_s, block_s / 4), limit_s, found)
+        blocks = Blocks(rounds, block_s, block_s / 4)
+        measure_gpu(part, load, text, blocks, limit_s, found, deterministic=deterministic)
     finally:
         written = json.dumps(found, indent=1)
         typer.echo(written)
@@ -133,10 +138,7 @@ def gpu(
 
 def _show_live(cells: list[LiveCell], out: Path | None) -> None:
     for cell in cells:
-        typer.echo(
-            f"{cell.name}: {cell.of_best_fixed.value:.3f} [{cell.of_best_fixed.low:.3f}] of "
-            f"{cell.best_fixed}, {cell.of_plain.value:.3f} [{cell.of_plain.low:.3f}] of off"
-        )
+        typer.echo(line(cell))
     if out is not None:
         out.write_text(json.dumps([asdict(cell) for cell in cells], indent=1) + "\n")
 

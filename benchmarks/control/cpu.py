@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.benchmarks.control.bursts import measure_bursts
 from outrider.benchmarks.control.engine import (
     Blocks,
     ClosedLoop,
@@ -23,7 +24,12 @@ _MEASURING_S = 1.5  # per load and depth
 
 
 def measure_cpu(
-    loads: Sequence[int], texts: Sequence[str], blocks: Blocks, num_tokens: int
+    loads: Sequence[int],
+    texts: Sequence[str],
+    blocks: Blocks,
+    num_tokens: int,
+    *,
+    bursts: bool = False,
 ) -> list[LiveCell]:
     config = EngineConfig.from_kwargs(
         model=BUNDLED_TARGET,
@@ -42,6 +48,10 @@ def measure_cpu(
         cells = []
         for number, (text, clients) in enumerate((t, c) for t in texts for c in loads):
             make = request_maker(text, vocab, num_tokens)
+            if bursts:
+                name = f"{clients} at once, {text}"
+                cells.append(measure_bursts(loop, name, clients, make, blocks.rounds))
+                continue
             closed = ClosedLoop(loop, clients, make, first=10**7 * (number + 1))
             cells.append(measure_live(f"{clients} clients, {text}", closed, blocks))
             closed.end()

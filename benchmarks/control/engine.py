@@ -48,9 +48,29 @@ class LiveCell:
     name: str
     speeds: dict[str, list[float]]
     ms_per_round: dict[str, list[float]]
+    tails: dict[str, list[float]]  # of bursts: the share of the time behind the first end
     best_fixed: str
     of_best_fixed: Share
     of_plain: Share
+
+
+def live_cell(
+    name: str,
+    speeds: dict[str, list[float]],
+    rounds_ms: dict[str, list[float]],
+    tails: dict[str, list[float]],
+) -> LiveCell:
+    best = best_fixed(speeds, [PLAIN.name, *(each.name for each in FIXED_ARMS)])
+    ours = speeds[AUTO.name]
+    of_best, of_plain = share(ours, speeds[best]), share(ours, speeds[PLAIN.name])
+    return LiveCell(name, speeds, rounds_ms, tails, best, of_best, of_plain)
+
+
+def line(cell: LiveCell) -> str:
+    return (
+        f"{cell.name}: {cell.of_best_fixed.value:.3f} [{cell.of_best_fixed.low:.3f}] of "
+        f"{cell.best_fixed}, {cell.of_plain.value:.3f} [{cell.of_plain.low:.3f}] of off"
+    )
 
 
 class ClosedLoop:
@@ -131,11 +151,7 @@ def measure_live(
             tokens, rounds, spent_s = closed.run(blocks.block_s - blocks.settling_s)
             speeds[arm.name].append(tokens / spent_s)
             rounds_ms[arm.name].append(1e3 * spent_s / max(rounds, 1))
-    best = best_fixed(speeds, [PLAIN.name, *(each.name for each in FIXED_ARMS)])
-    ours = speeds[AUTO.name]
-    return LiveCell(
-        name, speeds, rounds_ms, best, share(ours, speeds[best]), share(ours, speeds[PLAIN.name])
-    )
+    return live_cell(name, speeds, rounds_ms, {})
 
 
 # -- the bundled pair on this CPU -----------------------------------------------------------

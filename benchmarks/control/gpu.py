@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from outrider.benchmarks.control.bursts import measure_bursts
 from outrider.benchmarks.control.engine import (
     Blocks,
     ClosedLoop,
     MakeRequest,
     give_costs,
+    line,
     measure_live,
     measured_costs,
     request_maker,
@@ -35,7 +37,7 @@ _NEIGHBOURS = 64
 _LONG_CONTEXT = 4096
 _MEASURING_S = 0.15  # per load and depth, where the engine has not timed its passes
 _RARE = ("logprobs", "ngram", "bad_words", "4k context")
-_PARTS = ("steady", "matrix", "neighbours", "users")
+_PARTS = ("steady", "bursts", "matrix", "neighbours", "users")
 
 
 def measure_gpu(
@@ -45,24 +47,27 @@ def measure_gpu(
     blocks: Blocks,
     limit_s: float,
     found: dict[str, Any],
+    *,
+    deterministic: bool = False,
 ) -> None:
     """Write results into `found` at once: the machine may go away before the end."""
     for part in parts:
         if part not in _PARTS:
             raise ConfigError(f"part is {part!r}; it must be one of {', '.join(_PARTS)}.")
     end_s = time.monotonic() + limit_s
-    models = EnlargedModels(BUNDLED_TARGET)
+    models = EnlargedModels(BUNDLED_TARGET, deterministic=deterministic)
     vocab = models.target().spec.vocab_size
     if "steady" in parts:
         make = request_maker(texts[0], vocab, _NUM_TOKENS)
         measure_steady(models, _DRAFT_SHAPE, make, found)
-    if "matrix" in parts:
+    if "bursts" in parts or "matrix" in parts:
         engine = BenchEngine(models, _DRAFT_SHAPE, DEEPEST, max(loads))
         make = request_maker(texts[0], vocab, _NUM_TOKENS)
         if not engine.loop.scheduler.control.is_measured:
             give_costs(engine.loop, measured_costs(engine.loop, make, max(loads), _MEASURING_S))
-        found["cells"] = []
-        _measure_loads(engine, loads, texts, vocab, blocks, end_s, found)
+        for part in ("bursts", "matrix"):
+            if part in parts:
+                _measure_loads(part, engine, loads, texts, vocab, blocks, end_s, found)
         engine.close()
     if "neighbours" in parts and time.monotonic() < end_s:
         engine = BenchEngine(
@@ -82,6 +87,7 @@ def measure_gpu(
 
 
 def _measure_loads(
+    part: str,
     engine: BenchEngine,
     loads: Sequence[int],
     texts: Sequence[str],
@@ -90,14 +96,20 @@ def _measure_loads(
     end_s: float,
     found: dict[str, Any],
 ) -> None:
+    cells = found["cells" if part == "matrix" else part] = []
     for number, (text, clients) in enumerate(itertools.product(texts, loads), 1):
         if time.monotonic() >= end_s:
             return
         make = request_maker(text, vocab, _NUM_TOKENS)
-        closed = ClosedLoop(engine.loop, clients, make, first=10**7 * number)
-        cell = measure_live(f"{clients} clients, {text}", closed, blocks)
-        closed.end()
-        found["cells"].append(asdict(cell))
+        if part == "bursts":
+            name = f"{clients} at once, {text}"
+            cell = measure_bursts(engine.loop, name, clients, make, blocks.rounds)
+        else:
+            closed = ClosedLoop(engine.loop, clients, make, first=10**7 * number)
+            cell = measure_live(f"{clients} clients, {text}", closed, blocks)
+            closed.end()
+        cells.append(asdict(cell))
+        print(line(cell), flush=True)
 
 
 def _share_kept(

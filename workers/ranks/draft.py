@@ -67,6 +67,7 @@ class DraftRank:
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
+            TracedMethod(self._worker, "prepare", "prepare"),
             TracedMethod(self._worker, "propose", "draft"),
             TracedMethod(self._mailbox, "post", "send proposals"),
         ]

@@ -86,6 +86,7 @@ class TargetRank:
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
+            TracedMethod(self._worker, "begin", "begin"),
             TracedMethod(self._mailbox, "take", "wait for proposals"),
             TracedMethod(self._worker, "verify", "verify"),
             TracedMethod(self._mailbox, "end", "send outcome"),

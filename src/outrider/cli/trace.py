@@ -55,13 +55,16 @@ def trace(
     num_rounds: Annotated[
         int, typer.Option("--rounds", min=2, max=1000, help="Rounds to record.")
     ] = 20,
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=1, help="Requests at once, all with this prompt.")
+    ] = 1,
     out: Annotated[Path, typer.Option("--out", help="File of the Chrome trace.")] = Path(
         "trace.json"
     ),
     config: ConfigOption = None,
     assignments: SetOption = None,
 ) -> None:
-    """Run one request over processes on this host, and write a Chrome trace of its rounds."""
+    """Run requests over processes on this host, and write a Chrome trace of their rounds."""
     flags = {"model": model, "draft_model": draft_model, "num_speculative_tokens": depth}
     implied = {
         "workers": SourcedValue("processes", "outrider trace"),
@@ -72,13 +75,13 @@ def trace(
         raise ConfigError("there is no draft to trace; choose one with --draft-model.")
     need("torch", "transformers", "safetensors", "numpy")
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        _run(engine_config, prompt, num_rounds, Path(folder))
+        _run(engine_config, [prompt] * num_requests, num_rounds, Path(folder))
         spans = read_spans(Path(folder), num_rounds)
     out.write_text(json.dumps(chrome_trace(spans)), encoding="utf-8")
     _print(spans, out)
 
 
-def _run(config: EngineConfig, prompt: str, num_rounds: int, folder: Path) -> None:
+def _run(config: EngineConfig, prompts: Sequence[str], num_rounds: int, folder: Path) -> None:
     """Generate with every process writing its spans into the folder when it ends."""
     from outrider.cli.visible import SafeConsole
     from outrider.engine.build import build_engine
@@ -87,14 +90,15 @@ def _run(config: EngineConfig, prompt: str, num_rounds: int, folder: Path) -> No
     with _variable(FOLDER_VARIABLE, str(folder)):  # inherited by the ranks
         with ProgressSpinner(SafeConsole(stderr=True), "loading the models"):
             engine = Engine(build_engine(config))
-        _generate(engine, prompt, num_rounds)
+        _generate(engine, prompts, num_rounds)
 
 
-def _generate(engine: Engine, prompt: str, num_rounds: int) -> None:
+def _generate(engine: Engine, prompts: Sequence[str], num_rounds: int) -> None:
     num_tokens = _TOKENS_A_ROUND * (num_rounds + _WARM_UP_ROUNDS)
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     with traced("engine", engine.built.loop.traced_methods):
-        engine.add("trace", prompt, params)
+        for number, prompt in enumerate(prompts):
+            engine.add(f"trace-{number}", prompt, params)
         while engine.has_work:
             engine.step()
         engine.close()

@@ -1,0 +1,82 @@
+"""Requests that arrive at once and run to their ends, on a real engine: arms in turns."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from outrider.benchmarks.control.engine import (
+    LiveCell,
+    MakeRequest,
+    live_cell,
+    switch,
+)
+from outrider.benchmarks.control.simulation import ARMS, AUTO, PolicyArm
+from outrider.engine.step import StepLoop
+
+_LEAST_REQUESTS = 4  # of a block: smaller bursts are repeated
+
+
+class Burst(NamedTuple):
+    """Of all bursts of a block."""
+
+    tokens: int
+    rounds: int
+    seconds: float
+    tail_s: float  # from the first end to the last
+
+
+def measure_bursts(
+    loop: StepLoop,
+    name: str,
+    clients: int,
+    make: MakeRequest,
+    rounds: int,
+    arms: Sequence[PolicyArm] = ARMS,
+) -> LiveCell:
+    """Every round has every arm once, shuffled, all with the same requests."""
+    blocks: dict[str, list[Burst]] = {arm.name: [] for arm in arms}
+    rng = random.Random(clients)
+    switch(loop, AUTO)
+    _run_block(loop, clients, make, 0)  # costs and acceptance are learned
+    for number in range(1, rounds + 1):
+        for arm in rng.sample(list(arms), len(arms)):
+            switch(loop, arm)
+            blocks[arm.name].append(_run_block(loop, clients, make, number))
+    speeds = {arm: [each.tokens / each.seconds for each in found] for arm, found in blocks.items()}
+    rounds_ms = {
+        arm: [1e3 * each.seconds / each.rounds for each in found] for arm, found in blocks.items()
+    }
+    tails = {arm: [each.tail_s / each.seconds for each in found] for arm, found in blocks.items()}
+    return live_cell(name, speeds, rounds_ms, tails)
+
+
+def _run_block(loop: StepLoop, clients: int, make: MakeRequest, number: int) -> Burst:
+    firsts = range(0, max(_LEAST_REQUESTS, clients), clients)
+    runs = [_run(loop, clients, make, 10**4 * number + first) for first in firsts]
+    return Burst(
+        sum(run.tokens for run in runs),
+        sum(run.rounds for run in runs),
+        sum(run.seconds for run in runs),
+        sum(run.tail_s for run in runs),
+    )
+
+
+def _run(loop: StepLoop, clients: int, make: MakeRequest, first: int) -> Burst:
+    scheduler, stats = loop.scheduler, loop.scheduler.stats
+    requests = [make(first + index) for index in range(clients)]
+    tokens, rounds, finished = stats.committed_tokens, stats.steps, stats.finished
+    start_s = time.perf_counter()
+    for request in requests:
+        scheduler.add(request)
+    first_end_s = 0.0
+    while scheduler.has_work:
+        loop.step(time.monotonic())
+        if not first_end_s and stats.finished > finished:
+            first_end_s = time.perf_counter()
+    end_s = time.perf_counter()
+    return Burst(
+        stats.committed_tokens - tokens, stats.steps - rounds, end_s - start_s, end_s - first_end_s
+    )
