@@ -32,6 +32,7 @@ from outrider.scheduler.types import (
 )
 from outrider.workers import device
 from outrider.workers.gpu.draft_step import DraftStep
+from outrider.workers.gpu.link_slots import LinkSlots
 from outrider.workers.gpu.plan_buffers import StepSizes
 from outrider.workers.gpu.step import DeviceStep
 from outrider.workers.proposers.base import ProposerContext, Proposers
@@ -66,6 +67,9 @@ class OnStream:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._draft, name)
 
+        if not callable(method):
+            return method
+
         def call(*args: Any) -> Any:
             with torch.cuda.stream(self._stream):
                 return method(*args)
@@ -81,7 +85,7 @@ class LinkedRanks:
 
     def __init__(self, step: DeviceStep, draft: DraftStep) -> None:
         self.step = step
-        self.draft = OnStream(DeviceDraft(draft))
+        self.draft = OnStream(DeviceDraft(draft, is_alone=True))
         self.target = DeviceTarget(step, waits_on_device=True)
         self.exclusivity = step.exclusivity
         self.max_depth = step.max_depth
@@ -89,6 +93,15 @@ class LinkedRanks:
         self.loses_rounds = False
         self._has_drafted = False
         self._unseen: deque[StartedStep] = deque()
+
+    def share_memory(self) -> None:
+        """What each device writes the other waits for; the messages only follow."""
+        shape = self.target.slot_shape
+        assert shape is not None and shape == self.draft.slot_shape
+        memory = torch.zeros(shape.size, dtype=torch.int32, pin_memory=True)
+        slots = LinkSlots(memory, shape, is_shared=True)
+        self.target.connect(slots)
+        self.draft.connect(slots)
 
     def propose(self, plan: StepPlan) -> Ticket:
         return self.target.begin(plan)
@@ -226,11 +239,17 @@ def linked(llm: LLM) -> LinkedRanks:
     return found
 
 
+on_gpu = pytest.mark.skipif(not HAS_CUDA, reason="memory is shared by GPUs only")
+
+
+@pytest.mark.parametrize("shares", [False, pytest.param(True, marks=on_gpu)])
 @pytest.mark.parametrize("loses_rounds", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ranks_write_what_plain_decoding_writes(
-    build: Callable[..., LLM], models: Models, loses_rounds: bool
+    build: Callable[..., LLM], models: Models, loses_rounds: bool, shares: bool
 ) -> None:
     ranks = build()
+    if shares:
+        linked(ranks).share_memory()
     linked(ranks).loses_rounds = loses_rounds
     prompts, params = requests()
     plain = LLM(str(models.target), device="cpu", **COMMON)

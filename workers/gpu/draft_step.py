@@ -31,11 +31,12 @@ from outrider.workers.gpu.costs import measure_drafting_costs
 from outrider.workers.gpu.draft_catch_up import CatchUpReadback
 from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.exclusive import exclusivity
+from outrider.workers.gpu.link_slots import LinkSlots, SlotRing, SlotShape, in_plan_order
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes, order_by_depth
 from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.readback import PinnedRing, StreamEvent, record_event
 from outrider.workers.gpu.state import DeviceRows
-from outrider.workers.gpu.stream_word import StreamWord
+from outrider.workers.gpu.stream_word import can_wait
 from outrider.workers.proposers.base import ProposerSettings
 from outrider.workers.ranks.packed_outcome import Int64s, OutcomeRecord, PackedOutcome
 from outrider.workers.ranks.packed_round import Drafts, drafted_rows
@@ -48,62 +49,49 @@ _PADDING = -1
 
 
 class FollowPasses:
-    """Brings the texts up to date with an outcome, which may be enqueued before it has come:
-    `expect`, then `put`."""
+    """Brings the texts up to date with an outcome, which may be enqueued before it has come."""
 
     def __init__(self, rows: DeviceRows, sizes: StepSizes, kv_rule: KvRule) -> None:
         self._rows = rows
         self._kv_rule = kv_rule
         self._num_rows, self._width = sizes.rows, outcome_width(max(sizes.depth, 1))
         device = rows.text.tokens.device
-        self._word = StreamWord(device)
         # Row numbers, then how many drafts each has, then the outcomes: one copy fills all.
         size = sizes.rows * (2 + self._width)
         self._whole = torch.full((size,), _PADDING, dtype=torch.int32, device=device)
-        self._staged = torch.zeros(size, dtype=torch.int32, pin_memory=self._whole.is_cuda)
         split = 2 * sizes.rows
-        self._numbers, self._drafted = self._whole[:split].view(2, sizes.rows)
+        self._heads = self._whole[:split]
+        self._numbers, self._drafted = self._heads.view(2, sizes.rows)
         self._outcomes = self._whole[split:].view(sizes.rows, self._width)
+        self._staged = PinnedRing(self._heads)
         self.captured = CapturedPasses(self._follow, row_sizes(sizes.rows), device)
 
-    @property
-    def can_wait(self) -> bool:
-        return self._word.can_wait
-
-    def expect(self, max_rows: int) -> None:
-        """Enqueue the pass for an outcome of up to so many rows that `put` has yet to bring."""
-        self._word.wait()
-        self._whole.copy_(self._staged, non_blocking=True)
-        self.captured.run(max(max_rows, 1))
-
-    def put(self, records: Int64s, drafted: Int64s) -> None:
-        """The expected outcome; of the rows in `records`, `drafted` were drafted here, and those
-        with a negative number are left as they are. The copy before must have ended."""
-        self._write(self._staged, records, drafted)
-        self._word.release()
+    def expect(self, slots: SlotRing, step: int, rows: Sequence[int], drafted: Int64s) -> None:
+        """Enqueue the pass for an outcome that `slots` has yet to get, of these rows of its plan;
+        `drafted` were drafted here. Those with a negative number are left as they are."""
+        staged = self._staged.take()
+        numbers, counts = staged.view(2, self._num_rows).numpy()
+        counts[:] = _PADDING
+        numbers[: len(rows)], counts[: len(rows)] = rows, drafted
+        self._heads.copy_(staged, non_blocking=True)
+        slots.expect(step, self._outcomes)
+        self.captured.run(max(len(rows), 1))
 
     def enqueue(self, records: Int64s, drafted: Int64s) -> None:
         """The pass for an outcome that has come."""
         if not len(records):
             return
-        is_cuda = self._whole.is_cuda
-        host = torch.empty(self._whole.shape, dtype=torch.int32, pin_memory=is_cuda)
-        self._write(host, records, drafted)
-        self._whole.copy_(host, non_blocking=True)
-        self.captured.run(len(records))
-
-    def release(self) -> None:
-        """Let what waits end."""
-        self._word.release()
-
-    def _write(self, host: Tensor, records: Int64s, drafted: Int64s) -> None:
-        values, count, num_rows = host.numpy(), len(records), self._num_rows
+        count, num_rows = len(records), self._num_rows
+        host = torch.empty(self._whole.shape, dtype=torch.int32, pin_memory=self._whole.is_cuda)
+        values = host.numpy()
         values[num_rows : 2 * num_rows] = _PADDING
         values[:count] = records[:, OutcomeRecord.ROW]
         values[num_rows : num_rows + count] = drafted
         outcomes = records[:, OutcomeRecord.BASE_LEN :]
         places = values[2 * num_rows :].reshape(num_rows, self._width)
         places[:count, : outcomes.shape[1]] = outcomes
+        self._whole.copy_(host, non_blocking=True)
+        self.captured.run(count)
 
     def _follow(self, size: int) -> None:
         rows, drafted, outcomes = (
@@ -146,16 +134,16 @@ class DraftStep:
     ) -> None:
         self._runner = runner
         self._sizes = sizes
-        self._device = runner.device
+        self.device = runner.device
         self._rows = RowTable(sizes.rows)
         self._samplers: dict[int, RowSampler] = {}
         self._computed: dict[int, int] = {}
         self._kv_rule = kv_rule_of(DRAFT)
         self._state = DeviceRows(
             *(sizes.rows, sizes.max_len, sizes.depth),
-            *(runner.kv.block_size, runner.vocab_size, self._device),
+            *(runner.kv.block_size, runner.vocab_size, self.device),
         )
-        self._plan = StepPlanBuffers(sizes.rows, 1, self._device)
+        self._plan = StepPlanBuffers(sizes.rows, 1, self.device)
         context = DeviceContext(
             rows=self._rows,
             settings=settings,
@@ -177,15 +165,23 @@ class DraftStep:
         self._lengths = np.zeros(sizes.rows, dtype=np.int64)
         self._rounds: dict[int, Int64s] = {}  # drafts by row, by step
         self._observed: deque[_Observed] = deque()
-        self._num_sampled = 0  # rows of the last plan that sample
+        self.slot_shape = SlotShape(sizes.rows, sizes.depth)
+        self._own_slots = self._slots = LinkSlots.own(self.slot_shape, self.device)
+        self._plan_before: StepPlan | None = None
         self._prepared: EnqueuedRound | None = None
+        self._expected: StepPlan | None = None  # whose outcome the prepared round waits for
 
     # -- following the target -----------------------------------------------------------------
+
+    def connect(self, slots: LinkSlots | None) -> None:
+        """Exchange outcomes and rounds through these, if any, from the next step on."""
+        self._slots = slots or self._own_slots
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start over with these rows; all KV is invalid."""
         self._rows.adopt(epoch, rows)
         assert self._prepared is None
+        self._plan_before = None
         self._rounds.clear()
         self._observed.clear()
         self._generations[:] = _PADDING
@@ -199,7 +195,7 @@ class DraftStep:
 
     def _begin(self, plan: StepPlan) -> None:
         """A row that changes hands, or whose KV is void, is left out of outcomes to come."""
-        self._num_sampled = sum(row.samples for row in plan.rows)
+        self._plan_before = plan
         if plan.admitted or plan.draft_released:
             self._commit_observed()
         self._rows.begin(plan)
@@ -214,14 +210,19 @@ class DraftStep:
     def prepare(self, plan: StepPlan) -> None:
         """The next outcome is that of the last plan, and the only one that is missing: enqueue the
         step behind it, if the device can wait."""
-        if not self._follow.can_wait or self._lacks_text(plan):
+        before = self._plan_before
+        if before is None or not can_wait(self.device) or self._lacks_text(plan):
             return
-        num_sampled = self._num_sampled
         self._begin(plan)
         counts = self._upload(plan)
+        rows = [row.row for row in before.rows]
+        samples = np.array([row.samples for row in before.rows], dtype=bool)
+        current = self._generations[rows] == [row.generation for row in before.rows]
+        drafted = self._rounds[before.step][rows] if before.step in self._rounds else 0
         # From here on nothing allocates memory, which might wait for the device.
-        self._follow.expect(num_sampled)
-        self._prepared = self._enqueue_round(plan, counts)
+        follows = np.where(samples & current, drafted, _PADDING)
+        self._follow.expect(self._slots.outcomes, before.step, rows, follows)
+        self._expected, self._prepared = before, self._enqueue_round(plan, counts)
 
     def _lacks_text(self, plan: StepPlan) -> bool:
         """Whether the plan catches up on text that the host does not have yet. Plans made ahead
@@ -240,16 +241,18 @@ class DraftStep:
         records, drafted = outcome.records, self._rounds.pop(outcome.step, None)
         numbers = records[:, OutcomeRecord.ROW]
         is_current = self._generations[numbers] == records[:, OutcomeRecord.GENERATION]
-        num_drafted = 0 if drafted is None else drafted[numbers]
-        put = self._follow.enqueue if self._prepared is None else self._follow.put
-        put(records, np.where(is_current, num_drafted, _PADDING))
+        if self._expected is None:
+            num_drafted = 0 if drafted is None else drafted[numbers]
+            self._follow.enqueue(records, np.where(is_current, num_drafted, _PADDING))
+        elif not self._slots.is_shared:
+            self._slots.outcomes.fill(outcome.step, in_plan_order(self._expected, records))
         ends = records[:, OutcomeRecord.BASE_LEN] + records[:, OutcomeRecord.NUM_ACCEPTED] + 1
         self._lengths[numbers[is_current]] = ends[is_current]
         self._observed.append(_Observed(outcome, drafted))
 
     def _admit(self, init: RowInit) -> None:
         runner, row = self._runner, init.row
-        sampler = RowSampler.from_init(init, runner.vocab_size, self._device, runner.vocab.held)
+        sampler = RowSampler.from_init(init, runner.vocab_size, self.device, runner.vocab.held)
         self._samplers[row] = sampler
         self._computed[row] = init.draft_cached
         self._generations[row], self._lengths[row] = init.generation, len(init.token_ids)
@@ -274,7 +277,7 @@ class DraftStep:
 
     def propose(self, plan: StepPlan) -> EnqueuedRound:
         """Draft. What catches up is computed by `catch_up`, afterwards."""
-        started, self._prepared = self._prepared, None
+        started, self._prepared, self._expected = self._prepared, None, None
         if started is None:
             started = self._enqueue_round(plan, self._upload(plan))
         self._commit_observed()
@@ -303,9 +306,11 @@ class DraftStep:
     def _enqueue_round(self, plan: StepPlan, counts: Sequence[int]) -> EnqueuedRound:
         if counts:
             self._passes.draft(counts)
+        if self._slots.is_shared and plan.has_round:
+            self._slots.rounds.send(plan.step, self._state.drafted)
         drafts = self._host_drafts.take()
         drafts.copy_(self._state.drafted, non_blocking=True)
-        end, planned = record_event(self._device), drafted_rows(plan)
+        end, planned = record_event(self.device), drafted_rows(plan)
         rows = [row.row for row in planned]
         if rows:
             depths = self._rounds[plan.step] = np.zeros(self._sizes.rows, dtype=np.int64)
@@ -327,7 +332,7 @@ class DraftStep:
         capture_all(self._captured_passes, on_size)
 
     def capture_largest(self) -> int:
-        return capture_largest(self._captured_passes, self._device)
+        return capture_largest(self._captured_passes, self.device)
 
     def dummy_run(self, plan: StepPlan) -> None:
         """Run a step whose outcome is never observed."""
@@ -343,6 +348,6 @@ class DraftStep:
 
     def release(self) -> None:
         """Destroy the graphs; a group must not end before them."""
-        self._follow.release()
+        self._slots.release()
         for passes in self._captured_passes:
             passes.release()

@@ -1,4 +1,4 @@
-"""Drafts that another process sends: the host copies them where the target's pass reads them."""
+"""Drafts that another rank sends: they are copied to where the target's pass reads them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.scheduler.types import StepPlan
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
+from outrider.workers.gpu.link_slots import LinkSlots
 from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
-from outrider.workers.gpu.stream_word import StreamWord
+from outrider.workers.gpu.readback import PinnedRing
 from outrider.workers.ranks.packed_round import RoundArrays, drafted_rows
 
 NO_DRAFT = -2
 """In the place of a draft token that was not sent: no target chooses it."""
-
-_NOT_MAILED = -3  # in the place of other proposers' drafts
 
 
 class MailedDrafts(DeviceProposer):
@@ -25,14 +25,14 @@ class MailedDrafts(DeviceProposer):
 
     def __init__(self, context: DeviceContext) -> None:
         self._drafted = context.state.drafted
-        self._word = StreamWord(self._drafted.device)
-        is_cuda = self._drafted.is_cuda
+        device = self._drafted.device
         self._mail = torch.zeros_like(self._drafted)
-        self._staged = torch.zeros(self._drafted.shape, dtype=torch.int32, pin_memory=is_cuda)
-        self._tokens = self._staged[0].numpy()
-        self._confidences = self._staged[1].view(torch.float32).numpy()
-        self._is_expected = False
-        self._take = CapturedPasses(lambda size: self._take_mail(), [1], self._drafted.device)
+        self._staged = PinnedRing(self._mail)
+        # By row, whether the round has its drafts: others keep those of other proposers.
+        self._is_mailed = torch.zeros(len(self._drafted[0]), 1, dtype=torch.int32, device=device)
+        self._staged_rows = PinnedRing(self._is_mailed)
+        self._expected: LinkSlots | None = None
+        self._take = CapturedPasses(lambda size: self._take_mail(), [1], device)
 
     @property
     def captured_passes(self) -> Sequence[CapturedPasses]:
@@ -41,47 +41,60 @@ class MailedDrafts(DeviceProposer):
     def draft(self, counts: Sequence[int]) -> None:
         """Nothing to do: the copy of the round is enqueued."""
 
-    def expect(self) -> bool:
-        """Enqueue the copy of a round that `put` has yet to bring; False if this device cannot
-        wait."""
-        if self._word.can_wait:
-            self._word.wait()
-            self._copy()
-            self._is_expected = True
-        return self._is_expected
+    def expect(self, plan: StepPlan, slots: LinkSlots) -> None:
+        """Enqueue the copy of a round that the slots have yet to get, from `put` or a device."""
+        self._select_rows(plan)
+        slots.rounds.expect(plan.step, self._mail)
+        self._take.run(1)
+        self._expected = slots
 
     def put(self, plan: StepPlan, drafted: RoundArrays | None) -> Mapping[int, int]:
         """The plan's round; None: it is lost. Returns how many drafts a row has, by row, where it
         is fewer than planned."""
-        counts: dict[int, int] = {}
-        self._tokens[:] = _NOT_MAILED
-        if drafted is not None:
-            depth = drafted.tokens.shape[1]
-            self._tokens[drafted.rows, :depth] = np.where(
-                drafted.tokens < 0, NO_DRAFT, drafted.tokens
-            )
-            self._confidences[drafted.rows, :depth] = drafted.confidences
-            counts = dict(zip(drafted.rows.tolist(), drafted.counts.tolist(), strict=True))
-        found = [(row.row, counts.get(row.row, 0), row.depth) for row in drafted_rows(plan)]
-        fewer = {row: count for row, count, depth in found if count < depth}
-        for row, count in fewer.items():
-            self._tokens[row, count:] = NO_DRAFT
-            self._confidences[row, count:] = 0
-        if self._is_expected:
-            self._is_expected = False
-            self._word.release()
-        else:
-            self._copy()
+        found = {} if drafted is None else dict(zip(*_counts(drafted), strict=True))
+        planned = {row.row: row.depth for row in drafted_rows(plan)}
+        fewer = {row: found.get(row, 0) for row, depth in planned.items()}
+        fewer = {row: count for row, count in fewer.items() if count < planned[row]}
+        slots, self._expected = self._expected, None
+        if slots is None:
+            self._copy(plan, self._table(drafted, fewer))
+        elif not slots.is_shared:
+            slots.rounds.fill(plan.step, self._table(drafted, fewer))
+        elif slots.rounds.has(plan.step):
+            return {}  # the device had it
+        elif drafted is None:
+            slots.rounds.fill(plan.step, self._table(None, fewer))
         return fewer
 
-    def release(self) -> None:
-        """Let a step end whose round will not come."""
-        self._word.release()
+    def _table(self, drafted: RoundArrays | None, fewer: Mapping[int, int]) -> NDArray[np.int32]:
+        table = np.zeros(self._mail.shape, dtype=np.int32)
+        tokens, confidences = table[0], table[1].view(np.float32)
+        if drafted is not None:
+            depth = drafted.tokens.shape[1]
+            tokens[drafted.rows, :depth] = np.where(drafted.tokens < 0, NO_DRAFT, drafted.tokens)
+            confidences[drafted.rows, :depth] = drafted.confidences
+        for row, count in fewer.items():
+            tokens[row, count:] = NO_DRAFT
+            confidences[row, count:] = 0
+        return table
 
-    def _copy(self) -> None:
-        self._mail.copy_(self._staged, non_blocking=True)
+    def _copy(self, plan: StepPlan, table: NDArray[np.int32]) -> None:
+        self._select_rows(plan)
+        staged = self._staged.take()
+        staged.numpy()[:] = table
+        self._mail.copy_(staged, non_blocking=True)
         self._take.run(1)
 
+    def _select_rows(self, plan: StepPlan) -> None:
+        staged = self._staged_rows.take()
+        staged.zero_()
+        staged.numpy()[[row.row for row in drafted_rows(plan)]] = 1
+        self._is_mailed.copy_(staged, non_blocking=True)
+
     def _take_mail(self) -> None:
-        is_mailed = self._mail[0] != _NOT_MAILED
+        is_mailed = self._is_mailed != 0
         self._drafted.copy_(torch.where(is_mailed, self._mail, self._drafted))
+
+
+def _counts(drafted: RoundArrays) -> tuple[list[int], list[int]]:
+    return drafted.rows.tolist(), drafted.counts.tolist()

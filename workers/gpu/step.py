@@ -112,22 +112,22 @@ class DeviceStep:
         self._rows = context.rows
         self._target = target
         self._proposers = proposers
-        self._sizes = sizes
+        self.sizes = sizes
         self._is_shared_noise = context.verification == "shared"
         runner = target.runner
-        self._device = runner.device
+        self.device = runner.device
         self._state = DeviceRows(
             sizes.rows,
             sizes.max_len,
             sizes.depth,
             runner.kv.block_size,
             runner.vocab_size,
-            self._device,
+            self.device,
         )
         on_device = on_device if sizes.depth else ()
         with_kv = next((each.traits for each in on_device if each.traits.keeps_kv), None)
         kv_rule = None if with_kv is None else with_kv.kv_rule
-        self._plan = StepPlanBuffers(sizes.rows, len(on_device), self._device)
+        self._plan = StepPlanBuffers(sizes.rows, len(on_device), self.device)
         self._passes = TargetPasses(runner, self._state, self._plan.target, sizes, kv_rule)
         self._host_outcomes = PinnedRing(self._passes.outcomes)
         self._device_proposers = self._build(context, on_device)
@@ -159,7 +159,7 @@ class DeviceStep:
                     state=self._state,
                     entries=entries,
                     catch_up=self._plan.catch_up,
-                    sizes=self._sizes,
+                    sizes=self.sizes,
                     passes=self._passes,
                 ),
             )
@@ -171,15 +171,15 @@ class DeviceStep:
     @property
     def lag(self) -> int:
         """On a GPU the next step is enqueued while this one runs."""
-        return int(self._device.type == "cuda")
+        return int(self.device.type == "cuda")
 
     @property
     def max_depth(self) -> int | None:
-        return self._sizes.depth
+        return self.sizes.depth
 
     def exclusivity(self, spec: RequestSpec) -> Exclusive:
         """When the request needs exclusive steps."""
-        return exclusivity(spec, self._sizes.max_len, self._is_shared_noise)
+        return exclusivity(spec, self.sizes.max_len, self._is_shared_noise)
 
     def events(self) -> Sequence[DraftEvent]:
         """Always empty: an in-process draft is never lost."""
@@ -255,6 +255,11 @@ class DeviceStep:
     def observe(self, verdict: Verdict) -> None:
         """Nothing to do: the proposers observed the step when it ran."""
 
+    @property
+    def outcomes(self) -> Tensor:
+        """Of the step that was enqueued last, a row per row of its plan."""
+        return self._passes.outcomes
+
     def device_proposer(self, name: str) -> DeviceProposer | None:
         return self._device_proposers.get(name)
 
@@ -270,7 +275,7 @@ class DeviceStep:
     def capture_largest(self) -> int:
         """Capture only the largest of each kind of pass; returns a bound on the additional bytes of
         the others."""
-        return capture_largest(self._captured_passes(), self._device)
+        return capture_largest(self._captured_passes(), self.device)
 
     def release(self) -> None:
         """Destroy the graphs; a group must not end before them."""
@@ -307,7 +312,7 @@ class DeviceStep:
             self._state.set_draft_computed(row, 0)
         for init in plan.admitted:
             row, sampler, num_top = init.row, self._target.samplers[init.row], init.params.logprobs
-            self._exclusivity[row] = exclusivity(init, self._sizes.max_len, self._is_shared_noise)
+            self._exclusivity[row] = exclusivity(init, self.sizes.max_len, self._is_shared_noise)
             is_adjusted = sampler.changes_logits and self._exclusivity[row] is not Exclusive.ALWAYS
             self._state.admit(init, sampler, is_adjusted=is_adjusted)
             self._state.set_logprobs(row, num_top)
@@ -423,6 +428,7 @@ class DeviceStep:
 
 def _with_fewer_drafts(own: RowVerdict, count: int) -> RowVerdict:
     """The others were not there, and the pass verified padding in their place."""
+    count = max(count, own.num_accepted)  # the device may have had a round that the host had lost
     return own._replace(num_drafted=count, num_verified=min(own.num_verified, count))
 
 

@@ -1,4 +1,5 @@
-"""A word in host memory that a CUDA stream waits for: work is enqueued before its input exists."""
+"""A word in host memory that CUDA streams wait for and write: work is enqueued before its input
+exists, and another process may bring it."""
 
 from __future__ import annotations
 
@@ -10,51 +11,77 @@ from functools import cache
 
 import numpy as np
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
 _WAIT_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ, cyclic
+_WRITE_AFTER_ALL = 0  # CU_STREAM_WRITE_VALUE_DEFAULT: what was enqueued before is visible
+_MASK = 0xFFFFFFFF
 
 
 class StreamWord:
-    """The host counts it up; the stream continues once the count is reached. Meanwhile the device
-    is free for other work: no kernel spins."""
+    """A count that only grows, and wraps around. While a stream waits, the device is free for other
+    work: no kernel spins."""
 
-    def __init__(self, device: torch.device) -> None:
-        is_cuda = device.type == "cuda"
-        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=is_cuda)
-        self._value = self._word.numpy().view(np.uint32)
+    def __init__(self, word: Tensor) -> None:
+        """`word` is an int32 that the device can address."""
+        self._address = word.data_ptr()
+        self._value = word.numpy().view(np.uint32)
         self._fence = threading.Lock()
         self._awaited = 0
-        self.can_wait = is_cuda and self._works()
 
-    def _works(self) -> bool:
-        if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
-            return False  # the first launch behind a wait would not return
-        try:
-            self.wait()
-        except (OSError, AttributeError, RuntimeError) as error:
-            logger.warning("steps wait on the host, which takes longer: %s", error)
-            return False
-        self.release()
-        return True
+    def wait_for(self, count: int) -> None:
+        """Enqueue a wait until the word is `count` or more."""
+        self._awaited = count
+        _call("cuStreamWaitValue32_v2", self._address, count, _WAIT_AT_LEAST)
 
-    def wait(self) -> None:
-        """Enqueue a wait for the next `release`."""
-        self._awaited = (self._awaited + 1) & 0xFFFFFFFF
-        stream = torch.cuda.current_stream().cuda_stream
-        arguments = ctypes.c_void_p(stream), ctypes.c_uint64(self._word.data_ptr())
-        error = _driver().cuStreamWaitValue32_v2(
-            *arguments, ctypes.c_uint32(self._awaited), ctypes.c_uint(_WAIT_AT_LEAST)
-        )
-        if error:
-            raise RuntimeError(f"a CUDA stream cannot wait for a word: error {error}")
+    def signal(self, count: int) -> None:
+        """Enqueue setting the word, after all that is enqueued."""
+        _call("cuStreamWriteValue32_v2", self._address, count, _WRITE_AFTER_ALL)
 
-    def release(self) -> None:
-        """What the host has written before is visible to the work that waits."""
+    def advance(self, count: int) -> None:
+        """Set it now. What the host has written before is visible to the work that waits."""
         with self._fence:
             pass  # orders the writes
-        self._value[0] = self._awaited
+        self._value[0] = count & _MASK
+
+    def has_reached(self, count: int) -> bool:
+        return (int(self._value[0]) - count) & _MASK <= _MASK >> 1
+
+    def release(self) -> None:
+        """Let what waits go on."""
+        if not self.has_reached(self._awaited):
+            self.advance(self._awaited)
+
+
+@cache
+def can_wait(device: torch.device) -> bool:
+    """Whether streams of this device wait for words."""
+    # Blocking launches: the first one behind a wait would not return.
+    if device.type != "cuda" or os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        return False
+    word = StreamWord(torch.zeros(1, dtype=torch.int32, pin_memory=True))
+    try:
+        word.signal(1)
+        word.wait_for(1)
+    except (OSError, AttributeError, RuntimeError) as error:
+        logger.warning("steps wait on the host, which takes longer: %s", error)
+        return False
+    torch.cuda.current_stream(device).synchronize()  # the word must outlive its use
+    return True
+
+
+def _call(function: str, address: int, count: int, flags: int) -> None:
+    stream = torch.cuda.current_stream().cuda_stream
+    error = getattr(_driver(), function)(
+        ctypes.c_void_p(stream),
+        ctypes.c_uint64(address),
+        ctypes.c_uint32(count & _MASK),
+        ctypes.c_uint(flags),
+    )
+    if error:
+        raise RuntimeError(f"{function} failed with error {error}")
 
 
 @cache

@@ -119,7 +119,7 @@ class RankBuilder:
             step.capture(lambda: None)
         with stage("timing passes"):
             ready = replace(self._ready(step.measure_costs()), verify=None)
-        return BuiltDraft(DeviceDraft(step), ready)
+        return BuiltDraft(DeviceDraft(step, is_alone=self.group.size == 1), ready)
 
     @property
     def _ops(self) -> Ops:

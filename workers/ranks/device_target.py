@@ -10,9 +10,11 @@ from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, StepBounds
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
+from outrider.workers.gpu.link_slots import LinkSlots, SlotShape, in_plan_order
 from outrider.workers.gpu.mailed_drafts import MailedDrafts
 from outrider.workers.gpu.plan_buffers import StepSizes
 from outrider.workers.gpu.step import DeviceStep, EnqueuedStep
+from outrider.workers.gpu.stream_word import can_wait
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.registry import build_proposers, entries
 from outrider.workers.ranks.host_target import VerifiedStep, target_context
@@ -73,29 +75,46 @@ class DeviceTarget:
         """Ranks of a group share a round in a collective, behind what is enqueued: they cannot
         wait on the device."""
         self._step = step
-        self._waits_on_device = waits_on_device
         drafts = step.device_proposer(DRAFT)
         self._drafts = drafts if isinstance(drafts, MailedDrafts) else None
+        self._waits_on_device = waits_on_device and can_wait(step.device)
+        shape = SlotShape(step.sizes.rows, step.sizes.depth)
+        self.slot_shape = shape if self._drafts is not None and self._waits_on_device else None
+        self._own_slots = self._slots = LinkSlots.own(shape, step.device)
         self._waiting: EnqueuedStep | None = None
+
+    def connect(self, slots: LinkSlots | None) -> None:
+        self._slots = slots or self._own_slots
 
     def begin(self, plan: StepPlan) -> Ticket:
         ticket = self._step.propose(plan)
-        drafts = self._receives(plan) if self._waits_on_device else None
-        if drafts is not None and self._step.can_wait(plan) and drafts.expect():
-            self._waiting = self._step.enqueue(plan)
+        drafts = self._receives(plan)
+        if drafts is not None and self._waits_on_device and self._step.can_wait(plan):
+            drafts.expect(plan, self._slots)
+            self._waiting = self._enqueue(plan)
         return ticket
 
     def verify(self, plan: StepPlan, own: Ticket, drafted: ReceivedRound) -> StartedStep:
         step, drafts = self._step, self._receives(plan)
         if not step.is_on_device:
-            return VerifiedStep(step.verify(plan, drafted.joined_with(own, plan)).wait())
+            verified = VerifiedStep(step.verify(plan, drafted.joined_with(own, plan)).wait())
+            if self._slots.is_shared:
+                records = verified.outcome().records
+                self._slots.outcomes.fill(plan.step, in_plan_order(plan, records))
+            return verified
         if drafts is None:
-            return _RunningStep(step.enqueue(plan))
+            return _RunningStep(self._enqueue(plan))
         message = drafted.message
         fewer = drafts.put(plan, None if message is None else unpack_arrays(plan, message))
-        enqueued, self._waiting = self._waiting or step.enqueue(plan), None
+        enqueued, self._waiting = self._waiting or self._enqueue(plan), None
         enqueued.offered = fewer
         return _RunningStep(enqueued)
+
+    def _enqueue(self, plan: StepPlan) -> EnqueuedStep:
+        enqueued = self._step.enqueue(plan)
+        if self._slots.is_shared:
+            self._slots.outcomes.send(plan.step, self._step.outcomes[: len(plan.rows)])
+        return enqueued
 
     def observe(self, verdict: Verdict) -> None:
         self._step.observe(verdict)
@@ -105,6 +124,5 @@ class DeviceTarget:
         return self._drafts if self._step.is_on_device and plan.has_round else None
 
     def release(self) -> None:
-        if self._drafts is not None:
-            self._drafts.release()
+        self._slots.release()
         self._step.release()

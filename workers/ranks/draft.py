@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -22,9 +22,21 @@ from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.packed_round import PackedRound
 from outrider.workers.ranks.proposal_link import LinkOpener
 
+if TYPE_CHECKING:
+    from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
+
 
 class DraftRankWorker(Protocol):
     """Follows the text and drafts: `HostDraft`, or `DeviceDraft` on a GPU."""
+
+    @property
+    def slot_shape(self) -> SlotShape | None:
+        """Of the memory that its device can share with the target's; None: it cannot."""
+        ...
+
+    def connect(self, slots: LinkSlots | None) -> None:
+        """Share this memory from the next step on; None: none."""
+        ...
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
 
@@ -81,6 +93,7 @@ class DraftRank:
         elif isinstance(message, Join):
             link = self._links.dial(message.number)
             self._mailbox.use(link)
+            self._worker.connect(link.slots)
             self._channel.send(DraftGroupJoined(link.backend))
         else:
             raise OutriderError(f"a draft rank cannot handle {type(message).__name__}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings
@@ -15,6 +15,9 @@ from outrider.workers.ranks.packed_round import PackedRound, pack_round
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.link_slots import LinkSlots
 
 
 class DraftWorker(Protocol):
@@ -41,6 +44,11 @@ class HostDraft:
     def build(cls, runner: Runner, ops: Ops, settings: RankSettings) -> HostDraft:
         rows, verification = RowTable(runner.num_rows), verification_mode(settings.verification)
         return cls(DraftProposer(rows, runner, ops, verification))
+
+    slot_shape = None
+
+    def connect(self, slots: LinkSlots | None) -> None:
+        """Nothing: messages bring everything."""
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self._draft.adopt(epoch, rows)

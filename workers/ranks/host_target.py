@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings
@@ -16,6 +16,9 @@ from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import LocalTarget
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.link_slots import LinkSlots
 
 
 class TargetPass(Protocol):
@@ -64,6 +67,11 @@ class HostTarget:
         context = target_context(runner, head, ops, settings)
         target = LocalTarget(context.rows, runner, ops, context.verification)
         return cls(target, build_proposers(context))
+
+    slot_shape = None
+
+    def connect(self, slots: LinkSlots | None) -> None:
+        """Nothing: messages bring everything."""
 
     def begin(self, plan: StepPlan) -> Ticket:
         return self._proposers.propose(plan)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from outrider.workers.ranks.packed_round import (
     waiting_round,
 )
 from outrider.workers.ranks.proposal_link import ProposalLink
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.link_slots import LinkSlots
 
 logger = logging.getLogger(__name__)
 
@@ -105,16 +108,22 @@ class TargetMailbox:
             self._opened.pop(link.number, link).close()
             raise
 
-    def use(self, number: int) -> None:
-        """The link of the next step; 0: none."""
+    @property
+    def slots(self) -> LinkSlots | None:
+        """What the link's devices share."""
+        return None if self._link is None else self._link.slots
+
+    def use(self, number: int) -> bool:
+        """The link of the next step; 0: none. Returns whether it is another one."""
         if number == self._number:
-            return
+            return False
         self._close()
         self._number, self._link = number, self._opened.pop(number, None)
         self._inbox.proposal_channel = None if self._link is None else self._link.channel
         for unused in [each for each in list(self._opened) if each < number]:
             self._opened.pop(unused).close()
         self._outcomes = OutcomeBatches()
+        return True
 
     def begin(self, plan: StepPlan) -> None:
         """Before the step: send the outcomes that the draft lacks for its part."""

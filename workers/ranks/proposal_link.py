@@ -7,11 +7,13 @@ the distributions of their draft tokens from GPU to GPU.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,9 +24,21 @@ from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.handshake import dial_in
 from outrider.links.listener import Listener
-from outrider.links.rank_messages import Hello, LinkOpened, Role, proposal_meeting
+from outrider.links.rank_messages import (
+    Hello,
+    LinkOpened,
+    MemoryOffered,
+    MemoryShared,
+    Role,
+    proposal_meeting,
+)
 from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.ranks.device_transfer import DeviceTransfer
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
+
+logger = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT_S = 30.0
 _REFUSAL = "!"  # before the reason, in the place of an address
@@ -32,14 +46,17 @@ _REFUSAL = "!"  # before the reason, in the place of an address
 
 @dataclass(frozen=True, slots=True)
 class ProposalLink:
-    """One end. `transfer` carries distributions between GPUs."""
+    """One end. `transfer` carries distributions between GPUs; `slots` are what they share."""
 
     number: int
     channel: Channel
     transfer: DeviceTransfer | None
+    slots: LinkSlots | None = None
 
     @property
     def backend(self) -> str:
+        if self.slots is not None:
+            return "shared memory"
         return "tcp" if self.transfer is None else "nccl"
 
     def close(self) -> None:
@@ -58,6 +75,7 @@ class LinkOpener:
     device: torch.device
     transfer_timeout_s: float
     moves_tensors: bool = False
+    slot_shape: SlotShape | None = None  # of the memory that this end can share
 
     def listen(self, number: int) -> ProposalLink:
         """The target's end. The draft waits for its `LinkOpened`."""
@@ -85,22 +103,55 @@ class LinkOpener:
         channel = Channel(sock, RANK_CODEC, peer="the target")
         link = self._completed(number, channel, is_target=False)
         if not isinstance(channel.receive(_JOIN_TIMEOUT_S), LinkOpened):
-            raise LinkError("the target did not begin with a LinkOpened.")
+            raise LinkError("the target did not open the link.")
         return link
 
     def _completed(self, number: int, channel: Channel, *, is_target: bool) -> ProposalLink:
-        """With what carries tensors between GPUs; closes the channel if that fails."""
-        if self.device.type != "cuda" or not self.moves_tensors:
-            return ProposalLink(number, channel, None)
+        """With what the devices exchange beside messages; closes the channel if that fails."""
+        transfer = None
         try:
-            transfer = DeviceTransfer(
-                self.store, number, self.device, self.transfer_timeout_s, is_target=is_target
-            )
-            transfer.meet()
+            if self.device.type == "cuda" and self.moves_tensors:
+                transfer = DeviceTransfer(
+                    self.store, number, self.device, self.transfer_timeout_s, is_target=is_target
+                )
+                transfer.meet()
+            slots = self._offer(channel) if is_target else self._accept(channel)
         except BaseException:
             channel.close()
             raise
-        return ProposalLink(number, channel, transfer)
+        return ProposalLink(number, channel, transfer, slots)
+
+    def _offer(self, channel: Channel) -> LinkSlots | None:
+        """Memory shared with the draft's device, if both can share it."""
+        memory = None
+        if self.slot_shape is not None:
+            from outrider.workers.gpu.link_slots import SharedMemory
+
+            try:
+                memory = SharedMemory(self.slot_shape)
+            except (OSError, RuntimeError) as error:
+                logger.warning("this device shares no memory: %s", error)
+        channel.send(MemoryOffered("" if memory is None else memory.name))
+        try:
+            found = channel.receive(_JOIN_TIMEOUT_S)
+        finally:
+            if memory is not None:
+                memory.unlink()
+        if not isinstance(found, MemoryShared):
+            raise LinkError("the draft did not answer a MemoryOffered.")
+        return memory.slots if memory is not None and found.is_shared else None
+
+    def _accept(self, channel: Channel) -> LinkSlots | None:
+        offered = channel.receive(_JOIN_TIMEOUT_S)
+        if not isinstance(offered, MemoryOffered):
+            raise LinkError("the target did not begin with a MemoryOffered.")
+        slots = None
+        if offered.name and self.slot_shape is not None:
+            from outrider.workers.gpu.link_slots import open_shared
+
+            slots = open_shared(offered.name, self.slot_shape)
+        channel.send(MemoryShared(slots is not None))
+        return slots
 
 
 def _address_key(number: int) -> str:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
@@ -19,6 +19,9 @@ from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.mailbox import NO_ROUND, ReceivedRound, TargetMailbox
 from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.proposal_link import LinkOpener
+
+if TYPE_CHECKING:
+    from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,15 @@ class StartedStep(Protocol):
 
 class TargetRankWorker(Protocol):
     """What a target rank computes: `HostTarget`, or `DeviceTarget` on a GPU."""
+
+    @property
+    def slot_shape(self) -> SlotShape | None:
+        """Of the memory that its device can share with the draft's; None: it cannot."""
+        ...
+
+    def connect(self, slots: LinkSlots | None) -> None:
+        """Share this memory from the next step on; None: none."""
+        ...
 
     def begin(self, plan: StepPlan) -> Ticket:
         """Apply the plan's row changes; returns the proposals made without a draft model."""
@@ -106,7 +118,8 @@ class TargetRank:
 
     def _start(self, plan: StepPlan, link: int) -> None:
         mailbox, drafted = self._mailbox, NO_ROUND
-        mailbox.use(link)
+        if mailbox.use(link):
+            self._worker.connect(mailbox.slots)
         own = self._worker.begin(plan)
         # A round replaces that of the step before, which must have been read, also if it is lost.
         while self._pending and (plan.has_round or self._pending[0].step.is_done):

@@ -265,10 +265,27 @@ class ReleaseLink:
 # -- on a proposal link, between the first ranks of target and draft ----------------------------
 
 
+@message("MemoryOffered")
+@dataclass(frozen=True, slots=True)
+class MemoryOffered:
+    """Target to draft, its first message: the name of memory of its host for both devices; empty:
+    its device shares none."""
+
+    name: str
+
+
+@message("MemoryShared")
+@dataclass(frozen=True, slots=True)
+class MemoryShared:
+    """Draft to target: whether its device shares that memory. Else messages bring everything."""
+
+    is_shared: bool
+
+
 @message("Opened")
 @dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """Target to draft, its first message: the link may be used."""
+    """Target to draft: the link may be used."""
 
 
 @message("Outcomes")

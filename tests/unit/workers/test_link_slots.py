@@ -1,0 +1,100 @@
+"""The memory through which outcomes and rounds go between two devices."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from gpu_tools import HAS_CUDA
+
+from outrider.scheduler.types import RowPlan, StepPlan
+from outrider.workers.gpu.link_slots import (
+    LinkSlots,
+    SharedMemory,
+    SlotShape,
+    in_plan_order,
+    open_shared,
+)
+
+SHAPE = SlotShape(rows=3, depth=2)
+CPU = torch.device("cpu")
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="GPUs only share memory")]
+
+
+def test_a_step_is_there_once_it_is_filled_and_remains_for_some_steps() -> None:
+    slots = LinkSlots.own(SHAPE, CPU)
+    assert not slots.rounds.has(0)
+    for step in range(6):
+        slots.rounds.fill(step, np.full(SHAPE.rounds, step, dtype=np.int32))
+        assert slots.rounds.has(step) and not slots.rounds.has(step + 1)
+        assert not slots.outcomes.has(step)
+    for step in (3, 4, 5):
+        assert (slots.rounds._place(step) == step).all()
+
+
+def test_steps_may_wrap_around() -> None:
+    slots = LinkSlots.own(SHAPE, CPU)
+    last = 2**32 - 2
+    slots.rounds.fill(last, np.zeros(SHAPE.rounds, dtype=np.int32))
+    assert slots.rounds.has(last) and slots.rounds.has(last - 5) and not slots.rounds.has(last + 1)
+    slots.rounds.fill(last + 3, np.zeros(SHAPE.rounds, dtype=np.int32))
+    assert slots.rounds.has(last) and slots.rounds.has(last + 3)
+
+
+def test_outcomes_are_laid_out_as_the_plan_has_its_rows() -> None:
+    rows = tuple(
+        RowPlan(row, 1, 1, 0, 0, samples, "", 0, (), 0, (), 0)
+        for row, samples in ((2, True), (0, False), (1, True))
+    )
+    records = np.array(
+        [[1, 7, 0, 10, 0, 0, 55, -1], [2, 7, 0, 20, 1, 1, 66, 77]], dtype=np.int64
+    )  # row, generation, drafted; base_len, verified, accepted, tokens
+    found = in_plan_order(StepPlan(1, 4, rows), records)
+    assert found.tolist() == [[20, 1, 1, 66, 77], [0] * 5, [10, 0, 0, 55, -1]]
+
+
+def test_no_process_opens_what_is_not_there() -> None:
+    assert open_shared("outrider-none", SHAPE) is None
+    assert open_shared("../../etc/passwd", SHAPE) is None
+
+
+def _echo(name: str) -> None:
+    slots = open_shared(name, SHAPE)
+    assert slots is not None
+    got = torch.zeros(SHAPE.outcomes, dtype=torch.int32, device="cuda")
+    for step in range(8):
+        slots.outcomes.expect(step, got)
+        sent = got[:1, :1].expand(SHAPE.rounds[1:]) + torch.zeros(SHAPE.rounds, device="cuda")
+        slots.rounds.send(step, sent.int())
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("by_host", [pytest.param(each, marks=on_gpu) for each in (False, True)])
+def test_devices_of_two_processes_wait_for_each_other(by_host: bool) -> None:
+    memory = SharedMemory(SHAPE)
+    other = multiprocessing.get_context("spawn").Process(target=_echo, args=(memory.name,))
+    other.start()
+    slots, seen = memory.slots, torch.zeros(SHAPE.rounds, dtype=torch.int32, device="cuda")
+    found = torch.zeros(8, dtype=torch.int32, device="cuda")
+    for step in range(8):
+        values = torch.full(SHAPE.outcomes, 10 + step, dtype=torch.int32)
+        if by_host:
+            threading.Timer(0.05 * step, slots.outcomes.fill, (step, values.numpy())).start()
+        else:
+            slots.outcomes.send(step, values.cuda()[:2])
+        slots.rounds.expect(step, seen)
+        found[step] = seen[0, 0, 0]
+        if by_host:
+            torch.cuda.synchronize()
+    end_s = time.monotonic() + 60
+    while not slots.rounds.has(7) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    slots.release()
+    assert found.tolist() == [10 + step for step in range(8)]
+    other.join(30)
+    memory.unlink()
+    assert other.exitcode == 0
