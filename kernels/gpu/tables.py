@@ -74,7 +74,7 @@ def keep_drafts(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def update_tables_kernel(
     updates_ptr, count, target_ptr, draft_ptr, WIDTH: tl.constexpr, PDL: tl.constexpr
 ):

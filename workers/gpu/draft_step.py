@@ -31,11 +31,11 @@ from outrider.workers.gpu.costs import measure_drafting_costs
 from outrider.workers.gpu.draft_catch_up import CatchUpReadback
 from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.exclusive import exclusivity
-from outrider.workers.gpu.link_slots import LinkSlots, SlotRing, SlotShape, in_plan_order
+from outrider.workers.gpu.link_slots import LinkSlots, SlotShape, in_plan_order
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes, order_by_depth
 from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.readback import PinnedRing, StreamEvent, record_event
-from outrider.workers.gpu.state import DeviceRows
+from outrider.workers.gpu.state import MAX_TABLE_UPDATES, DeviceRows
 from outrider.workers.gpu.stream_word import can_wait
 from outrider.workers.proposers.base import ProposerSettings
 from outrider.workers.ranks.packed_outcome import Int64s, OutcomeRecord, PackedOutcome
@@ -62,19 +62,18 @@ class FollowPasses:
         split = 2 * sizes.rows
         self._heads = self._whole[:split]
         self._numbers, self._drafted = self._heads.view(2, sizes.rows)
-        self._outcomes = self._whole[split:].view(sizes.rows, self._width)
+        self.outcomes = self._whole[split:].view(sizes.rows, self._width)
         self._staged = PinnedRing(self._heads)
         self.captured = CapturedPasses(self._follow, row_sizes(sizes.rows), device)
 
-    def expect(self, slots: SlotRing, step: int, rows: Sequence[int], drafted: Int64s) -> None:
-        """Enqueue the pass for an outcome that `slots` has yet to get, of these rows of its plan;
-        `drafted` were drafted here. Those with a negative number are left as they are."""
+    def run(self, rows: Sequence[int], drafted: Int64s) -> None:
+        """Enqueue the pass for what `outcomes` will hold, of these rows; `drafted` were drafted
+        here. Those with a negative number are left as they are."""
         staged = self._staged.take()
         numbers, counts = staged.view(2, self._num_rows).numpy()
         counts[:] = _PADDING
         numbers[: len(rows)], counts[: len(rows)] = rows, drafted
         self._heads.copy_(staged, non_blocking=True)
-        slots.expect(step, self._outcomes)
         self.captured.run(max(len(rows), 1))
 
     def enqueue(self, records: Int64s, drafted: Int64s) -> None:
@@ -95,7 +94,7 @@ class FollowPasses:
 
     def _follow(self, size: int) -> None:
         rows, drafted, outcomes = (
-            part[:size] for part in (self._numbers, self._drafted, self._outcomes)
+            part[:size] for part in (self._numbers, self._drafted, self.outcomes)
         )
         follow_outcomes(outcomes, drafted, rows, self._rows.text, self._kv_rule)
         count_tokens(outcomes, drafted, rows, self._rows.adjustments)
@@ -213,16 +212,25 @@ class DraftStep:
         before = self._plan_before
         if before is None or not can_wait(self.device) or self._lacks_text(plan):
             return
+        # What is enqueued while the target computes interrupts it on a GPU that both share by time
+        # slices, so the wait comes first; but allocating memory might wait for the device.
+        outcomes, waits_first = self._slots.outcomes, not _allocates(plan)
+        if waits_first:
+            outcomes.expect(before.step, self._follow.outcomes)
         self._begin(plan)
         counts = self._upload(plan)
+        if not waits_first:
+            outcomes.expect(before.step, self._follow.outcomes)
+        self._follow.run(*self._to_follow(before))
+        self._expected, self._prepared = before, self._enqueue_round(plan, counts)
+
+    def _to_follow(self, before: StepPlan) -> tuple[list[int], Int64s]:
+        """The rows of a plan, and what of each was drafted here; negative: it does not change."""
         rows = [row.row for row in before.rows]
         samples = np.array([row.samples for row in before.rows], dtype=bool)
-        current = self._generations[rows] == [row.generation for row in before.rows]
+        is_current = self._generations[rows] == [row.generation for row in before.rows]
         drafted = self._rounds[before.step][rows] if before.step in self._rounds else 0
-        # From here on nothing allocates memory, which might wait for the device.
-        follows = np.where(samples & current, drafted, _PADDING)
-        self._follow.expect(self._slots.outcomes, before.step, rows, follows)
-        self._expected, self._prepared = before, self._enqueue_round(plan, counts)
+        return rows, np.where(samples & is_current, drafted, _PADDING)
 
     def _lacks_text(self, plan: StepPlan) -> bool:
         """Whether the plan catches up on text that the host does not have yet. Plans made ahead
@@ -306,10 +314,13 @@ class DraftStep:
     def _enqueue_round(self, plan: StepPlan, counts: Sequence[int]) -> EnqueuedRound:
         if counts:
             self._passes.draft(counts)
+        rounds = self._slots.rounds
         if self._slots.is_shared and plan.has_round:
-            self._slots.rounds.send(plan.step, self._state.drafted)
-        drafts = self._host_drafts.take()
-        drafts.copy_(self._state.drafted, non_blocking=True)
+            rounds.send(plan.step, self._state.drafted)
+            drafts = rounds.values(plan.step)
+        else:
+            drafts = self._host_drafts.take()
+            drafts.copy_(self._state.drafted, non_blocking=True)
         end, planned = record_event(self.device), drafted_rows(plan)
         rows = [row.row for row in planned]
         if rows:
@@ -351,3 +362,9 @@ class DraftStep:
         self._slots.release()
         for passes in self._captured_passes:
             passes.release()
+
+
+def _allocates(plan: StepPlan) -> bool:
+    """Whether uploading the plan may take device memory."""
+    num_blocks = sum(len(row.draft_blocks) for row in plan.rows)
+    return bool(plan.admitted or plan.draft_released) or num_blocks > MAX_TABLE_UPDATES

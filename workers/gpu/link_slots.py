@@ -62,16 +62,16 @@ class SlotRing:
     def expect(self, step: int, into: Tensor) -> None:
         """Enqueue a wait for the values of a step, and their copy."""
         self._word.wait_for(_count(step))
-        into.copy_(self._place(step), non_blocking=True)
+        into.copy_(self.values(step), non_blocking=True)
 
     def send(self, step: int, values: Tensor) -> None:
         """Enqueue bringing the values of a step; of the rows there are, the first."""
-        self._place(step)[: len(values)].copy_(values, non_blocking=True)
+        self.values(step)[: len(values)].copy_(values, non_blocking=True)
         self._word.signal(_count(step))
 
     def fill(self, step: int, values: NDArray[np.int32]) -> None:
         """Bring them now, in the place of a device."""
-        self._place(step).numpy()[: len(values), ..., : values.shape[-1]] = values
+        self.values(step).numpy()[: len(values), ..., : values.shape[-1]] = values
         self._word.advance(_count(step))
 
     def has(self, step: int) -> bool:
@@ -81,7 +81,8 @@ class SlotRing:
         """Let what waits go on."""
         self._word.release()
 
-    def _place(self, step: int) -> Tensor:
+    def values(self, step: int) -> Tensor:
+        """Of a step that is there, or where they go; on the host."""
         return self._places[step % _PLACES]
 
 

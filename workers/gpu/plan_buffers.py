@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.kernels.gpu.columns import EntryColumn, TotalColumn
 from outrider.scheduler.types import StepPlan
+from outrider.workers.gpu.readback import PinnedRing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class StepPlanBuffers:
         tables = self._whole[self._num_totals :].view(self._num_tables, EntryColumn.SIZE, num_rows)
         passes = [PassEntries(*each) for each in zip(tables, totals, strict=True)]
         self.target, *self.drafting, self.catch_up = passes
-        self._is_cuda = device.type == "cuda"
+        self._staged = PinnedRing(self._whole)
         # Capture runs passes before there is a plan: it must contain no rows.
         self.fill((), ((),) * num_proposers, (0, 0, 0))
 
@@ -89,9 +90,11 @@ class StepPlanBuffers:
         tile_tokens: int = 1,
         catch_up: PassShare = _NOTHING,
     ) -> None:
-        """Enqueue the copy of a plan. Unused entries have no depth, so `accept_drafts` skips them.
-        `num_selected` and `tile_tokens` are for `select_drafts`."""
-        values = np.full(self._whole.shape, -1, dtype=np.int32)
+        """Enqueue the copy of a plan; allocates no memory. Unused entries have no depth, so
+        `accept_drafts` skips them. `num_selected` and `tile_tokens` are for `select_drafts`."""
+        staged = self._staged.take()
+        values = staged.numpy()
+        values[:] = -1
         counts = values[: self._num_totals].reshape(self._num_tables, TotalColumn.SIZE)
         tables = values[self._num_totals :].reshape(
             self._num_tables, EntryColumn.SIZE, self._num_rows
@@ -104,9 +107,7 @@ class StepPlanBuffers:
         counts[0, : len(totals)] = totals
         counts[-1, : len(totals)] = catch_up.totals
         counts[0, TotalColumn.SELECTED :] = (num_selected, tile_tokens)
-        host = torch.from_numpy(values)
-        # From pageable memory the copy would synchronise with the device.
-        self._whole.copy_(host.pin_memory() if self._is_cuda else host, non_blocking=True)
+        self._whole.copy_(staged, non_blocking=True)
 
 
 def drafts_dropped(plan: StepPlan) -> int:

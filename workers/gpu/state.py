@@ -18,7 +18,10 @@ from outrider.kernels.gpu.sampling import SamplingTable
 from outrider.kernels.gpu.tables import update_tables
 from outrider.scheduler.types import RowInit
 from outrider.workers.gpu.adjustments import RowAdjustment
+from outrider.workers.gpu.readback import PinnedRing
 from outrider.workers.sampling.rows import RowSampler
+
+MAX_TABLE_UPDATES = 1024
 
 
 class DeviceRows:
@@ -50,6 +53,8 @@ class DeviceRows:
         tables = torch.zeros(2, num_rows, self._max_blocks, dtype=torch.int32, device=device)
         self.target_tables, self.draft_tables = tables[0], tables[1]
         self._updates: list[tuple[int, int, int]] = []
+        self._uploaded = torch.zeros(MAX_TABLE_UPDATES, 3, dtype=torch.int32, device=device)
+        self._staged = PinnedRing(self._uploaded)
 
     def set_text(self, row: int, tokens: Sequence[int], draft_computed: int) -> None:
         """Set the row's whole text and how much of it the draft has computed."""
@@ -108,10 +113,20 @@ class DeviceRows:
         self._extend(1, row, start, blocks)
 
     def flush_tables(self) -> None:
-        """Copy the new blocks of all rows to the device."""
-        if self._updates:
-            update_tables(self.upload(self._updates), self.target_tables, self.draft_tables)
-            self._updates = []
+        """Copy the new blocks of all rows to the device; up to `MAX_TABLE_UPDATES` take no
+        memory."""
+        count = len(self._updates)
+        if not count:
+            return
+        if count <= MAX_TABLE_UPDATES:
+            staged = self._staged.take()[:count]
+            staged.numpy()[:] = self._updates
+            uploaded = self._uploaded[:count]
+            uploaded.copy_(staged, non_blocking=True)
+        else:
+            uploaded = self.upload(self._updates)
+        update_tables(uploaded, self.target_tables, self.draft_tables)
+        self._updates = []
 
     def upload(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         return self._to_device(torch.tensor(values, dtype=torch.int32))

@@ -33,7 +33,7 @@ def test_a_step_is_there_once_it_is_filled_and_remains_for_some_steps() -> None:
         assert slots.rounds.has(step) and not slots.rounds.has(step + 1)
         assert not slots.outcomes.has(step)
     for step in (3, 4, 5):
-        assert (slots.rounds._place(step) == step).all()
+        assert (slots.rounds.values(step) == step).all()
 
 
 def test_steps_may_wrap_around() -> None:
