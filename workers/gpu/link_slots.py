@@ -30,6 +30,8 @@ _PLACES = 4  # more than there are steps in flight
 _LINE = 16  # int32s: words that different processes write are on different lines
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
+_registered: list[Tensor] = []  # kept until the process ends: enqueued work may refer to it
+
 
 class SlotShape(NamedTuple):
     """Of the largest step; both ends must agree."""
@@ -87,8 +89,7 @@ class SlotRing:
 
 
 class LinkSlots:
-    """Both rings. Memory that was shared stays until the process ends: work that is enqueued may
-    still refer to it."""
+    """Both rings."""
 
     def __init__(self, memory: Tensor, shape: SlotShape, *, is_shared: bool) -> None:
         self.is_shared = is_shared
@@ -151,6 +152,7 @@ def _mapped(descriptor: int, shape: SlotShape) -> LinkSlots:
     error = runtime.cudaHostRegister(memory.data_ptr(), 4 * shape.size, _PORTABLE)
     if int(error) or not memory.is_pinned():
         raise RuntimeError(f"cudaHostRegister failed with error {int(error)}")
+    _registered.append(memory)
     return LinkSlots(memory, shape, is_shared=True)
 
 
