@@ -66,14 +66,14 @@ def measure(depth: int, num_prompts: int, num_tokens: int, rounds: int) -> list[
     tokenizer = engines["inline"].get_tokenizer()
     questions = select_questions(read_questions(), per_group=1)[:num_prompts]
     prompts = [encode_question(question, tokenizer) for question in questions]
-    times: dict[str, list[float]] = {name: [] for name in engines}
+    times: dict[str, list[list[float]]] = {name: [] for name in engines}
     texts: dict[str, list[list[int]]] = {name: [] for name in engines}
     for turn in range(rounds + 1):
         for number, prompt in enumerate(prompts):
             for name, llm in engines.items():
                 steps_s, tokens = _timed_steps(llm, f"{turn}/{number}", prompt, params)
                 if turn:  # the first turn warms up
-                    times[name] += steps_s
+                    times[name].append(steps_s)
                     texts[name].append(tokens)
     for llm in engines.values():
         llm.close()
@@ -96,10 +96,12 @@ def _timed_steps(
 
 
 def _row(
-    name: str, depth: int, times: dict[str, list[float]], texts: dict[str, list[list[int]]]
+    name: str, depth: int, times: dict[str, list[list[float]]], texts: dict[str, list[list[int]]]
 ) -> CaseResult:
-    inline_s, own_s = times["inline"], times[name]
-    over_ms = sorted(1e3 * (own - base) for own, base in zip(own_s, inline_s, strict=False))
+    """Step by step of each text; an engine that plans ahead ends with an empty one."""
+    pairs = zip(times[name], times["inline"], strict=True)
+    over_ms = sorted(1e3 * (own - base) for text in pairs for own, base in zip(*text, strict=False))
+    own_s = [each for text in times[name] for each in text]
     return CaseResult(
         case=name,
         depth=depth,

@@ -112,6 +112,7 @@ class SpeculationControl:
         self._prompt_tokens = 0.0  # a step, on average
         self._prompt_share = 0.0  # of steps that have any
         self._probe_budget_s = 0.0
+        self._caught_up_before = 0  # tokens of the draft, in the step observed last
         self._chooses_depth = False  # of any row in the last step
         self._can_select = can_select
         self.selection_gain = _FIRST_GAIN if can_select else 0.0
@@ -335,12 +336,12 @@ class SpeculationControl:
         if followed < 0 and new < 0:
             return ()
         costs = self.costs.now
-        cost_s = _PROBE_TOKENS * costs.prefill_s + costs.first_draft.at(1)
+        cost_s = costs.catch_up_s(_PROBE_TOKENS)
         chosen = followed
         if new >= 0 and (followed < 0 or self._is_turn_of_new):
             chosen, request = new, rows.requests[new]
             missing = request.prompt_len - request.draft.planned
-            cost_s = missing * costs.prefill_s + costs.first_draft.at(1)
+            cost_s = costs.catch_up_s(missing)
         if cost_s > self._probe_budget_s:
             return ()
         self._probe_budget_s = min(self._probe_budget_s, 2 * cost_s) - cost_s
@@ -381,6 +382,7 @@ class SpeculationControl:
             self.acceptance += _STEP_WEIGHT * (accepted / verified - self.acceptance)
         if not self.is_measured:
             return
+        self._observe_catch_up(record, verdict)
         chosen, may_stop = record.choice.chosen, record.choice.least_survival > 0
         if may_stop:  # all drafts made were verified
             self.costs.observe_verify(record.num_rows + verified, record.context, verdict.verify_s)
@@ -398,6 +400,14 @@ class SpeculationControl:
             self.costs.observe_draft(chosen.draft_s, verdict.draft_s)
             if chosen.num_verified < chosen.num_drafts:
                 self._see_selection(chosen, record.num_rows, accepted)
+
+    def _observe_catch_up(self, record: StepRecord, verdict: Verdict) -> None:
+        """While nothing is drafted, what probes take is all that tells what a draft costs. Some
+        devices report it with the next step: only one of two in a row that catches up counts."""
+        before, self._caught_up_before = self._caught_up_before, record.num_caught_up
+        if record.num_caught_up and not before and not record.num_drafts:
+            expected_s = self.costs.now.catch_up_s(record.num_caught_up)
+            self.costs.observe_draft(expected_s, verdict.draft_s)
 
     def _see_selection(self, chosen: Candidate, num_rows: int, accepted: int) -> None:
         """Compare the accepted drafts of a selection with the prediction."""

@@ -45,6 +45,10 @@ class StepCosts:
     tile_tokens: int = 4  # tokens of a row that share such a tile
     prefill_s: float = 0.0  # a prompt token that the draft computes as well
 
+    def catch_up_s(self, num_tokens: int) -> float:
+        """Computing this many tokens that the draft lacks."""
+        return self.first_draft.at(1) + num_tokens * self.prefill_s
+
     def drafting_s(self, depth: int) -> float:
         """For one row."""
         return self.first_draft.at(1) + (depth - 1) * self.next_draft.at(1)

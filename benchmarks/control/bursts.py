@@ -20,10 +20,10 @@ _LEAST_REQUESTS = 4  # of a block: smaller bursts are repeated
 
 
 class Burst(NamedTuple):
-    """Of all bursts of a block."""
+    """One, or the sum of a block's."""
 
     tokens: int
-    rounds: int
+    steps: int
     seconds: float
     tail_s: float  # from the first end to the last
 
@@ -33,21 +33,21 @@ def measure_bursts(
     name: str,
     clients: int,
     make: MakeRequest,
-    rounds: int,
+    repeats: int,
     arms: Sequence[PolicyArm] = ARMS,
 ) -> LiveCell:
-    """Every round has every arm once, shuffled, all with the same requests."""
+    """Every repeat has every arm once, shuffled, all with the same requests."""
     blocks: dict[str, list[Burst]] = {arm.name: [] for arm in arms}
     rng = random.Random(clients)
     switch(loop, AUTO)
     _run_block(loop, clients, make, 0)  # costs and acceptance are learned
-    for number in range(1, rounds + 1):
+    for number in range(1, repeats + 1):
         for arm in rng.sample(list(arms), len(arms)):
             switch(loop, arm)
             blocks[arm.name].append(_run_block(loop, clients, make, number))
     speeds = {arm: [each.tokens / each.seconds for each in found] for arm, found in blocks.items()}
     rounds_ms = {
-        arm: [1e3 * each.seconds / each.rounds for each in found] for arm, found in blocks.items()
+        arm: [1e3 * each.seconds / each.steps for each in found] for arm, found in blocks.items()
     }
     tails = {arm: [each.tail_s / each.seconds for each in found] for arm, found in blocks.items()}
     return live_cell(name, speeds, rounds_ms, tails)
@@ -58,7 +58,7 @@ def _run_block(loop: StepLoop, clients: int, make: MakeRequest, number: int) -> 
     runs = [_run(loop, clients, make, 10**4 * number + first) for first in firsts]
     return Burst(
         sum(run.tokens for run in runs),
-        sum(run.rounds for run in runs),
+        sum(run.steps for run in runs),
         sum(run.seconds for run in runs),
         sum(run.tail_s for run in runs),
     )
@@ -67,7 +67,7 @@ def _run_block(loop: StepLoop, clients: int, make: MakeRequest, number: int) -> 
 def _run(loop: StepLoop, clients: int, make: MakeRequest, first: int) -> Burst:
     scheduler, stats = loop.scheduler, loop.scheduler.stats
     requests = [make(first + index) for index in range(clients)]
-    tokens, rounds, finished = stats.committed_tokens, stats.steps, stats.finished
+    tokens, steps, finished = stats.committed_tokens, stats.steps, stats.finished
     start_s = time.perf_counter()
     for request in requests:
         scheduler.add(request)
@@ -78,5 +78,5 @@ def _run(loop: StepLoop, clients: int, make: MakeRequest, first: int) -> Burst:
             first_end_s = time.perf_counter()
     end_s = time.perf_counter()
     return Burst(
-        stats.committed_tokens - tokens, stats.steps - rounds, end_s - start_s, end_s - first_end_s
+        stats.committed_tokens - tokens, stats.steps - steps, end_s - start_s, end_s - first_end_s
     )

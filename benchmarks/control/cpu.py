@@ -9,9 +9,8 @@ from outrider.benchmarks.control.engine import (
     Blocks,
     ClosedLoop,
     LiveCell,
-    give_costs,
+    ensure_costs,
     measure_live,
-    measured_costs,
     request_maker,
 )
 from outrider.benchmarks.control.simulation import DEEPEST
@@ -42,9 +41,8 @@ def measure_cpu(
     built = build_engine(config)
     try:
         loop, vocab = built.loop, built.facts.vocab_size
-        if not loop.scheduler.control.is_measured:
-            make = request_maker(texts[0], vocab, num_tokens)
-            give_costs(loop, measured_costs(loop, make, max(loads), _MEASURING_S))
+        make = request_maker(texts[0], vocab, num_tokens)
+        ensure_costs(loop, make, max(loads), _MEASURING_S)
         cells = []
         for number, (text, clients) in enumerate((t, c) for t in texts for c in loads):
             make = request_maker(text, vocab, num_tokens)

@@ -48,7 +48,7 @@ class LiveCell:
     name: str
     speeds: dict[str, list[float]]
     ms_per_round: dict[str, list[float]]
-    tails: dict[str, list[float]]  # of bursts: the share of the time behind the first end
+    tails: dict[str, list[float]]  # of bursts: the time after the first end, as a share
     best_fixed: str
     of_best_fixed: Share
     of_plain: Share
@@ -233,8 +233,9 @@ def _table(samples: dict[int, list[float]]) -> CostTable:
     return CostTable(tuple(sizes), tuple(seconds))
 
 
-def give_costs(loop: StepLoop, costs: StepCosts) -> None:
-    """Set the controller's costs, unless the engine has timed its passes."""
+def ensure_costs(loop: StepLoop, make: MakeRequest, seats: int, seconds: float) -> None:
+    """Measure the controller's costs, unless the engine has timed its passes."""
     control = loop.scheduler.control
     if not control.is_measured:
-        control.costs, control.is_measured = LiveCosts(costs), True
+        measured = measured_costs(loop, make, seats, seconds)
+        control.costs, control.is_measured = LiveCosts(measured), True

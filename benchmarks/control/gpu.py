@@ -14,10 +14,9 @@ from outrider.benchmarks.control.engine import (
     Blocks,
     ClosedLoop,
     MakeRequest,
-    give_costs,
+    ensure_costs,
     line,
     measure_live,
-    measured_costs,
     request_maker,
     switch,
 )
@@ -63,8 +62,7 @@ def measure_gpu(
     if "bursts" in parts or "matrix" in parts:
         engine = BenchEngine(models, _DRAFT_SHAPE, DEEPEST, max(loads))
         make = request_maker(texts[0], vocab, _NUM_TOKENS)
-        if not engine.loop.scheduler.control.is_measured:
-            give_costs(engine.loop, measured_costs(engine.loop, make, max(loads), _MEASURING_S))
+        ensure_costs(engine.loop, make, max(loads), _MEASURING_S)
         for part in ("bursts", "matrix"):
             if part in parts:
                 _measure_loads(part, engine, loads, texts, vocab, blocks, end_s, found)
@@ -74,8 +72,7 @@ def measure_gpu(
             models, _DRAFT_SHAPE, DEEPEST, _NEIGHBOURS, max_len=_LONG_CONTEXT + 512
         )
         make = request_maker(texts[0], vocab, _NUM_TOKENS)
-        if not engine.loop.scheduler.control.is_measured:
-            give_costs(engine.loop, measured_costs(engine.loop, make, _NEIGHBOURS, _MEASURING_S))
+        ensure_costs(engine.loop, make, _NEIGHBOURS, _MEASURING_S)
         kept = found.setdefault("neighbours", {})
         for number, rare in enumerate(_RARE):
             if time.monotonic() < end_s:

@@ -9,8 +9,8 @@ from outrider.benchmarks.control.machines import COMPUTE_BOUND, COST_ERRORS, CPU
 from outrider.benchmarks.control.simulation import Scenario
 from outrider.benchmarks.control.texts import KINDS, RECORDED, SPEC_BENCH, LengthRanges
 
-_ROUNDS = {1: 2400, 4: 1200, 16: 600, 64: 300, 128: 240, 256: 200}
-"""Rounds of plain decoding a scenario lasts, by clients: all take about as long to simulate."""
+_ROUNDS = {1: 2400, 4: 1200, 16: 800, 64: 600, 128: 600, 256: 600}
+"""Rounds of plain decoding a scenario lasts, by clients."""
 _SMALL, _LARGE = (1, 4, 16), (64, 128, 256)
 _FIRST_LONG = LengthRanges(prompt=(300, 900))
 _SPEC_BENCH = LengthRanges(prompt=(1, 256), output=(100, 192))

@@ -32,7 +32,7 @@ from outrider.scheduler.types import (
 )
 from outrider.workers import device
 from outrider.workers.gpu.draft_step import DraftStep
-from outrider.workers.gpu.link_slots import LinkSlots
+from outrider.workers.gpu.link_rings import LinkRings
 from outrider.workers.gpu.plan_buffers import StepSizes
 from outrider.workers.gpu.step import DeviceStep
 from outrider.workers.proposers.base import ProposerContext, Proposers
@@ -86,7 +86,7 @@ class LinkedRanks:
     def __init__(self, step: DeviceStep, draft: DraftStep) -> None:
         self.step = step
         self.draft = OnStream(DeviceDraft(draft, is_alone=True))
-        self.target = DeviceTarget(step, waits_on_device=True)
+        self.target = DeviceTarget(step, is_alone=True)
         self.exclusivity = step.exclusivity
         self.max_depth = step.max_depth
         self.num_rounds = self.num_lost = 0
@@ -96,12 +96,12 @@ class LinkedRanks:
 
     def share_memory(self) -> None:
         """What each device writes the other waits for; the messages only follow."""
-        shape = self.target.slot_shape
-        assert shape is not None and shape == self.draft.slot_shape
+        shape = self.target.ring_shape
+        assert shape is not None and shape == self.draft.ring_shape
         memory = torch.zeros(shape.size, dtype=torch.int32, pin_memory=True)
-        slots = LinkSlots(memory, shape, is_shared=True)
-        self.target.connect(slots)
-        self.draft.connect(slots)
+        rings = LinkRings(memory, shape, is_shared=True)
+        self.target.connect(rings)
+        self.draft.connect(rings)
 
     def propose(self, plan: StepPlan) -> Ticket:
         return self.target.begin(plan)

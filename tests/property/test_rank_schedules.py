@@ -38,7 +38,7 @@ from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.testing.fake_draft import FakeDraft
 from outrider.testing.fake_workers import FakeWorkers
-from outrider.workers.gpu.link_slots import LinkSlots
+from outrider.workers.gpu.link_rings import LinkRings
 from outrider.workers.groups.collective import SingleRankGroup
 from outrider.workers.proposers.base import Proposers
 from outrider.workers.ranks import mailbox
@@ -116,14 +116,14 @@ class LateStep(NamedTuple):
 class LateTarget:
     """A fake of a target on a GPU: steps end in order, while the next are enqueued."""
 
-    slot_shape = None
+    ring_shape = None
 
     def __init__(self, workers: FakeWorkers, rng: random.Random) -> None:
         self._workers = workers
         self._rng = rng
         self._free_s = 0.0
 
-    def connect(self, slots: LinkSlots | None) -> None: ...
+    def connect(self, rings: LinkRings | None) -> None: ...
 
     def begin(self, plan: StepPlan) -> Ticket:
         return Ticket(plan.step)

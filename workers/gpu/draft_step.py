@@ -31,12 +31,12 @@ from outrider.workers.gpu.costs import measure_drafting_costs
 from outrider.workers.gpu.draft_catch_up import CatchUpReadback
 from outrider.workers.gpu.drafting import DraftPasses
 from outrider.workers.gpu.exclusive import exclusivity
-from outrider.workers.gpu.link_slots import LinkSlots, SlotShape, in_plan_order
+from outrider.workers.gpu.link_rings import LinkRings, RingShape, in_plan_order
 from outrider.workers.gpu.plan_buffers import StepPlanBuffers, StepSizes, order_by_depth
 from outrider.workers.gpu.proposing import DeviceContext
 from outrider.workers.gpu.readback import PinnedRing, StreamEvent, record_event
 from outrider.workers.gpu.state import MAX_TABLE_UPDATES, DeviceRows
-from outrider.workers.gpu.stream_word import can_wait
+from outrider.workers.gpu.stream_counter import can_wait
 from outrider.workers.proposers.base import ProposerSettings
 from outrider.workers.ranks.packed_outcome import Int64s, OutcomeRecord, PackedOutcome
 from outrider.workers.ranks.packed_round import Drafts, drafted_rows
@@ -164,17 +164,17 @@ class DraftStep:
         self._lengths = np.zeros(sizes.rows, dtype=np.int64)
         self._rounds: dict[int, Int64s] = {}  # drafts by row, by step
         self._observed: deque[_Observed] = deque()
-        self.slot_shape = SlotShape(sizes.rows, sizes.depth)
-        self._own_slots = self._slots = LinkSlots.own(self.slot_shape, self.device)
+        self.ring_shape = RingShape(sizes.rows, sizes.depth)
+        self._own_rings = self._rings = LinkRings.own(self.ring_shape, self.device)
         self._plan_before: StepPlan | None = None
         self._prepared: EnqueuedRound | None = None
         self._expected: StepPlan | None = None  # whose outcome the prepared round waits for
 
     # -- following the target -----------------------------------------------------------------
 
-    def connect(self, slots: LinkSlots | None) -> None:
+    def connect(self, rings: LinkRings | None) -> None:
         """Exchange outcomes and rounds through these, if any, from the next step on."""
-        self._slots = slots or self._own_slots
+        self._rings = rings or self._own_rings
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         """Start over with these rows; all KV is invalid."""
@@ -212,9 +212,11 @@ class DraftStep:
         before = self._plan_before
         if before is None or not can_wait(self.device) or self._lacks_text(plan):
             return
+        if not plan.has_round:
+            return  # the target does not wait for it, and may be many outcomes ahead
         # What is enqueued while the target computes interrupts it on a GPU that both share by time
         # slices, so the wait comes first; but allocating memory might wait for the device.
-        outcomes, waits_first = self._slots.outcomes, not _allocates(plan)
+        outcomes, waits_first = self._rings.outcomes, not _allocates(plan)
         if waits_first:
             outcomes.expect(before.step, self._follow.outcomes)
         self._begin(plan)
@@ -252,8 +254,8 @@ class DraftStep:
         if self._expected is None:
             num_drafted = 0 if drafted is None else drafted[numbers]
             self._follow.enqueue(records, np.where(is_current, num_drafted, _PADDING))
-        elif not self._slots.is_shared:
-            self._slots.outcomes.fill(outcome.step, in_plan_order(self._expected, records))
+        elif not self._rings.outcomes.has(outcome.step):
+            self._rings.outcomes.fill(outcome.step, in_plan_order(self._expected, records))
         ends = records[:, OutcomeRecord.BASE_LEN] + records[:, OutcomeRecord.NUM_ACCEPTED] + 1
         self._lengths[numbers[is_current]] = ends[is_current]
         self._observed.append(_Observed(outcome, drafted))
@@ -314,8 +316,8 @@ class DraftStep:
     def _enqueue_round(self, plan: StepPlan, counts: Sequence[int]) -> EnqueuedRound:
         if counts:
             self._passes.draft(counts)
-        rounds = self._slots.rounds
-        if self._slots.is_shared and plan.has_round:
+        rounds = self._rings.rounds
+        if self._rings.is_shared and plan.has_round:
             rounds.send(plan.step, self._state.drafted)
             drafts = rounds.values(plan.step)
         else:
@@ -359,7 +361,7 @@ class DraftStep:
 
     def release(self) -> None:
         """Destroy the graphs; a group must not end before them."""
-        self._slots.release()
+        self._rings.unblock()
         for passes in self._captured_passes:
             passes.release()
 

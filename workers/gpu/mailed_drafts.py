@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from outrider.scheduler.types import StepPlan
 from outrider.workers.cuda_graphs.captured_passes import CapturedPasses
-from outrider.workers.gpu.link_slots import LinkSlots
+from outrider.workers.gpu.link_rings import LinkRings
 from outrider.workers.gpu.proposing import DeviceContext, DeviceProposer
 from outrider.workers.gpu.readback import PinnedRing
 from outrider.workers.ranks.packed_round import RoundArrays, drafted_rows
@@ -21,7 +21,7 @@ NO_DRAFT = -2
 
 class MailedDrafts(DeviceProposer):
     """Stands for a draft model in a rank of its own. A step may be enqueued before its round has
-    come: `expect`, then `put`. The step before must have ended by then."""
+    come: `expect`, then `put`, by which the step before must have ended."""
 
     def __init__(self, context: DeviceContext) -> None:
         self._drafted = context.state.drafted
@@ -31,7 +31,7 @@ class MailedDrafts(DeviceProposer):
         # By row, whether the round has its drafts: others keep those of other proposers.
         self._is_mailed = torch.zeros(len(self._drafted[0]), 1, dtype=torch.int32, device=device)
         self._staged_rows = PinnedRing(self._is_mailed)
-        self._expected: LinkSlots | None = None
+        self._expected: LinkRings | None = None
         self._take = CapturedPasses(lambda size: self._take_mail(), [1], device)
 
     @property
@@ -41,12 +41,12 @@ class MailedDrafts(DeviceProposer):
     def draft(self, counts: Sequence[int]) -> None:
         """Nothing to do: the copy of the round is enqueued."""
 
-    def expect(self, plan: StepPlan, slots: LinkSlots) -> None:
-        """Enqueue the copy of a round that the slots have yet to get, from `put` or a device."""
+    def expect(self, plan: StepPlan, rings: LinkRings) -> None:
+        """Enqueue the copy of a round that the rings have yet to get, from `put` or a device."""
         self._select_rows(plan)
-        slots.rounds.expect(plan.step, self._mail)
+        rings.rounds.expect(plan.step, self._mail)
         self._take.run(1)
-        self._expected = slots
+        self._expected = rings
 
     def put(self, plan: StepPlan, drafted: RoundArrays | None) -> Mapping[int, int]:
         """The plan's round; None: it is lost. Returns how many drafts a row has, by row, where it
@@ -55,15 +55,13 @@ class MailedDrafts(DeviceProposer):
         planned = {row.row: row.depth for row in drafted_rows(plan)}
         fewer = {row: found.get(row, 0) for row, depth in planned.items()}
         fewer = {row: count for row, count in fewer.items() if count < planned[row]}
-        slots, self._expected = self._expected, None
-        if slots is None:
+        rings, self._expected = self._expected, None
+        if rings is None:
             self._copy(plan, self._table(drafted, fewer))
-        elif not slots.is_shared:
-            slots.rounds.fill(plan.step, self._table(drafted, fewer))
-        elif slots.rounds.has(plan.step):
-            return {}  # the device had it
-        elif drafted is None:
-            slots.rounds.fill(plan.step, self._table(None, fewer))
+        elif rings.is_shared and rings.rounds.has(plan.step):
+            return {}  # from the draft's device
+        else:
+            rings.rounds.fill(plan.step, self._table(drafted, fewer))
         return fewer
 
     def _table(self, drafted: RoundArrays | None, fewer: Mapping[int, int]) -> NDArray[np.int32]:
@@ -71,7 +69,7 @@ class MailedDrafts(DeviceProposer):
         tokens, confidences = table[0], table[1].view(np.float32)
         if drafted is not None:
             depth = drafted.tokens.shape[1]
-            tokens[drafted.rows, :depth] = np.where(drafted.tokens < 0, NO_DRAFT, drafted.tokens)
+            tokens[drafted.rows, :depth] = drafted.tokens
             confidences[drafted.rows, :depth] = drafted.confidences
         for row, count in fewer.items():
             tokens[row, count:] = NO_DRAFT

@@ -1,7 +1,7 @@
 """The device step: a target's step is enqueued whole, and its outcome read a step later.
 
 Plans come from the host, texts stay on the device. Drafts are made on the same device or, where the
-draft model is in a rank of its own, received before the step is enqueued. Exclusive steps, for
+draft model is in a rank of its own, which may come after the step is enqueued. Exclusive steps, for
 requests that captured passes do not support (see `outrider.workers.gpu.exclusive`), run on the
 workers of other devices, with the host's copy of the texts; their results are copied to the device.
 """

@@ -99,7 +99,7 @@ class RankBuilder:
         from outrider.workers.ranks.device_target import DeviceTarget, build_step
 
         step = build_step(runner, head, self._ops, self.settings, self.bounds)
-        worker = DeviceTarget(step, waits_on_device=self.group.size == 1)
+        worker = DeviceTarget(step, is_alone=self.group.size == 1)
         hold(worker.release)
         with stage("capturing CUDA graphs"):
             step.capture(lambda: None)

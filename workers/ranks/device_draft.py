@@ -8,8 +8,8 @@ from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, StepBounds
 from outrider.scheduler.types import Agreement, RowInit, StepPlan
 from outrider.workers.gpu.draft_step import DraftStep
-from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
-from outrider.workers.gpu.stream_word import can_wait
+from outrider.workers.gpu.link_rings import LinkRings, RingShape
+from outrider.workers.gpu.stream_counter import can_wait
 from outrider.workers.proposers.base import ProposerSettings
 from outrider.workers.ranks.device_target import step_sizes
 from outrider.workers.ranks.packed_outcome import PackedOutcome
@@ -34,11 +34,11 @@ class DeviceDraft:
         self._is_alone = is_alone
 
     @property
-    def slot_shape(self) -> SlotShape | None:
-        return self._step.slot_shape if self._is_alone and can_wait(self._step.device) else None
+    def ring_shape(self) -> RingShape | None:
+        return self._step.ring_shape if self._is_alone and can_wait(self._step.device) else None
 
-    def connect(self, slots: LinkSlots | None) -> None:
-        self._step.connect(slots)
+    def connect(self, rings: LinkRings | None) -> None:
+        self._step.connect(rings)
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self._step.adopt(epoch, rows)

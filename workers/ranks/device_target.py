@@ -10,11 +10,11 @@ from outrider.catalog.proposers import DRAFT
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, StepBounds
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
-from outrider.workers.gpu.link_slots import LinkSlots, SlotShape, in_plan_order
+from outrider.workers.gpu.link_rings import LinkRings, RingShape, in_plan_order
 from outrider.workers.gpu.mailed_drafts import MailedDrafts
 from outrider.workers.gpu.plan_buffers import StepSizes
 from outrider.workers.gpu.step import DeviceStep, EnqueuedStep
-from outrider.workers.gpu.stream_word import can_wait
+from outrider.workers.gpu.stream_counter import can_wait
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.proposers.registry import build_proposers, entries
 from outrider.workers.ranks.host_target import VerifiedStep, target_context
@@ -68,29 +68,29 @@ class _RunningStep(NamedTuple):
 
 
 class DeviceTarget:
-    """Steps that need the host (see `outrider.workers.gpu.exclusive`) end within `verify`. Where
-    `waits_on_device`, other steps are enqueued before their rounds have come."""
+    """Steps that need the host (see `outrider.workers.gpu.exclusive`) end within `verify`. Others
+    are enqueued before their rounds have come, if the rank is alone."""
 
-    def __init__(self, step: DeviceStep, *, waits_on_device: bool) -> None:
+    def __init__(self, step: DeviceStep, *, is_alone: bool) -> None:
         """Ranks of a group share a round in a collective, behind what is enqueued: they cannot
         wait on the device."""
         self._step = step
         drafts = step.device_proposer(DRAFT)
         self._drafts = drafts if isinstance(drafts, MailedDrafts) else None
-        self._waits_on_device = waits_on_device and can_wait(step.device)
-        shape = SlotShape(step.sizes.rows, step.sizes.depth)
-        self.slot_shape = shape if self._drafts is not None and self._waits_on_device else None
-        self._own_slots = self._slots = LinkSlots.own(shape, step.device)
+        self._waits_on_device = is_alone and can_wait(step.device)
+        shape = RingShape(step.sizes.rows, step.sizes.depth)
+        self.ring_shape = shape if self._drafts is not None and self._waits_on_device else None
+        self._own_rings = self._rings = LinkRings.own(shape, step.device)
         self._waiting: EnqueuedStep | None = None
 
-    def connect(self, slots: LinkSlots | None) -> None:
-        self._slots = slots or self._own_slots
+    def connect(self, rings: LinkRings | None) -> None:
+        self._rings = rings or self._own_rings
 
     def begin(self, plan: StepPlan) -> Ticket:
         ticket = self._step.propose(plan)
         drafts = self._receives(plan)
         if drafts is not None and self._waits_on_device and self._step.can_wait(plan):
-            drafts.expect(plan, self._slots)
+            drafts.expect(plan, self._rings)
             self._waiting = self._enqueue(plan)
         return ticket
 
@@ -98,9 +98,9 @@ class DeviceTarget:
         step, drafts = self._step, self._receives(plan)
         if not step.is_on_device:
             verified = VerifiedStep(step.verify(plan, drafted.joined_with(own, plan)).wait())
-            if self._slots.is_shared:
+            if self._rings.is_shared:
                 records = verified.outcome().records
-                self._slots.outcomes.fill(plan.step, in_plan_order(plan, records))
+                self._rings.outcomes.fill(plan.step, in_plan_order(plan, records))
             return verified
         if drafts is None:
             return _RunningStep(self._enqueue(plan))
@@ -112,8 +112,8 @@ class DeviceTarget:
 
     def _enqueue(self, plan: StepPlan) -> EnqueuedStep:
         enqueued = self._step.enqueue(plan)
-        if self._slots.is_shared:
-            self._slots.outcomes.send(plan.step, self._step.outcomes[: len(plan.rows)])
+        if self._rings.is_shared:
+            self._rings.outcomes.send(plan.step, self._step.outcomes[: len(plan.rows)])
         return enqueued
 
     def observe(self, verdict: Verdict) -> None:
@@ -124,5 +124,5 @@ class DeviceTarget:
         return self._drafts if self._step.is_on_device and plan.has_round else None
 
     def release(self) -> None:
-        self._slots.release()
+        self._rings.unblock()
         self._step.release()

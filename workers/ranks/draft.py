@@ -23,18 +23,18 @@ from outrider.workers.ranks.packed_round import PackedRound
 from outrider.workers.ranks.proposal_link import LinkOpener
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
+    from outrider.workers.gpu.link_rings import LinkRings, RingShape
 
 
 class DraftRankWorker(Protocol):
     """Follows the text and drafts: `HostDraft`, or `DeviceDraft` on a GPU."""
 
     @property
-    def slot_shape(self) -> SlotShape | None:
+    def ring_shape(self) -> RingShape | None:
         """Of the memory that its device can share with the target's; None: it cannot."""
         ...
 
-    def connect(self, slots: LinkSlots | None) -> None:
+    def connect(self, rings: LinkRings | None) -> None:
         """Share this memory from the next step on; None: none."""
         ...
 
@@ -73,7 +73,7 @@ class DraftRank:
         self._worker = worker
         self._mailbox = DraftMailbox(group, inbox, links.device)
         self._outcomes: OutcomeBatches[StepPlan] = OutcomeBatches()
-        self._is_shared = group.size > 1  # ranks share outcomes in a collective, behind all else
+        self._is_alone = group.size == 1  # else outcomes come in a collective, behind all else
         self._num_due = 0  # batches of outcomes that the target sends without being asked
         self._has_drafted = False  # in the last plan, so that its outcome comes alone
 
@@ -93,7 +93,7 @@ class DraftRank:
         elif isinstance(message, Join):
             link = self._links.dial(message.number)
             self._mailbox.use(link)
-            self._worker.connect(link.slots)
+            self._worker.connect(link.rings)
             self._channel.send(DraftGroupJoined(link.backend))
         else:
             raise OutriderError(f"a draft rank cannot handle {type(message).__name__}")
@@ -102,7 +102,7 @@ class DraftRank:
         uses_draft = plan.uses_draft
         self._num_due += bool(self._outcomes.before(uses_draft=uses_draft))
         if uses_draft:
-            if self._has_drafted and not self._is_shared:
+            if self._has_drafted and self._is_alone:
                 self._worker.prepare(plan)
             self._observe_outcomes()
         start_s = time.perf_counter()

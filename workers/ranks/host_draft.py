@@ -17,7 +17,7 @@ from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.link_slots import LinkSlots
+    from outrider.workers.gpu.link_rings import LinkRings
 
 
 class DraftWorker(Protocol):
@@ -45,9 +45,9 @@ class HostDraft:
         rows, verification = RowTable(runner.num_rows), verification_mode(settings.verification)
         return cls(DraftProposer(rows, runner, ops, verification))
 
-    slot_shape = None
+    ring_shape = None
 
-    def connect(self, slots: LinkSlots | None) -> None:
+    def connect(self, rings: LinkRings | None) -> None:
         """Nothing: messages bring everything."""
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:

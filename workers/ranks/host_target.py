@@ -18,7 +18,7 @@ from outrider.workers.sampling.verify import verification_mode
 from outrider.workers.target import LocalTarget
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.link_slots import LinkSlots
+    from outrider.workers.gpu.link_rings import LinkRings
 
 
 class TargetPass(Protocol):
@@ -68,9 +68,9 @@ class HostTarget:
         target = LocalTarget(context.rows, runner, ops, context.verification)
         return cls(target, build_proposers(context))
 
-    slot_shape = None
+    ring_shape = None
 
-    def connect(self, slots: LinkSlots | None) -> None:
+    def connect(self, rings: LinkRings | None) -> None:
         """Nothing: messages bring everything."""
 
     def begin(self, plan: StepPlan) -> Ticket:

@@ -38,7 +38,7 @@ from outrider.workers.ranks.packed_round import (
 from outrider.workers.ranks.proposal_link import ProposalLink
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.link_slots import LinkSlots
+    from outrider.workers.gpu.link_rings import LinkRings
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +109,9 @@ class TargetMailbox:
             raise
 
     @property
-    def slots(self) -> LinkSlots | None:
+    def rings(self) -> LinkRings | None:
         """What the link's devices share."""
-        return None if self._link is None else self._link.slots
+        return None if self._link is None else self._link.rings
 
     def use(self, number: int) -> bool:
         """The link of the next step; 0: none. Returns whether it is another one."""

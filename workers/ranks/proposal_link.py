@@ -1,8 +1,9 @@
 """The proposal link: a connection between the first ranks of target and draft.
 
 The target listens, at an address that it writes into the engine's rendezvous store, and the draft
-dials in with the engine's secret. Rounds travel as messages. Under rejection sampling NCCL moves
-the distributions of their draft tokens from GPU to GPU.
+dials in with the engine's secret. Rounds travel as messages, and between GPUs of one host through
+shared memory before that. Under rejection sampling NCCL moves the distributions of their draft
+tokens from GPU to GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from outrider.workers.groups.link_store import LinkStore
 from outrider.workers.ranks.device_transfer import DeviceTransfer
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
+    from outrider.workers.gpu.link_rings import LinkRings, RingShape
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +47,16 @@ _REFUSAL = "!"  # before the reason, in the place of an address
 
 @dataclass(frozen=True, slots=True)
 class ProposalLink:
-    """One end. `transfer` carries distributions between GPUs; `slots` are what they share."""
+    """One end. `transfer` carries distributions between GPUs; `rings` are what they share."""
 
     number: int
     channel: Channel
     transfer: DeviceTransfer | None
-    slots: LinkSlots | None = None
+    rings: LinkRings | None = None
 
     @property
     def backend(self) -> str:
-        if self.slots is not None:
+        if self.rings is not None:
             return "shared memory"
         return "tcp" if self.transfer is None else "nccl"
 
@@ -75,7 +76,7 @@ class LinkOpener:
     device: torch.device
     transfer_timeout_s: float
     moves_tensors: bool = False
-    slot_shape: SlotShape | None = None  # of the memory that this end can share
+    ring_shape: RingShape | None = None  # of the memory that this end can share
 
     def listen(self, number: int) -> ProposalLink:
         """The target's end. The draft waits for its `LinkOpened`."""
@@ -115,43 +116,45 @@ class LinkOpener:
                     self.store, number, self.device, self.transfer_timeout_s, is_target=is_target
                 )
                 transfer.meet()
-            slots = self._offer(channel) if is_target else self._accept(channel)
+            rings = self._offer(channel) if is_target else self._accept(channel)
         except BaseException:
             channel.close()
+            if transfer is not None:
+                transfer.close()
             raise
-        return ProposalLink(number, channel, transfer, slots)
+        return ProposalLink(number, channel, transfer, rings)
 
-    def _offer(self, channel: Channel) -> LinkSlots | None:
+    def _offer(self, channel: Channel) -> LinkRings | None:
         """Memory shared with the draft's device, if both can share it."""
         memory = None
-        if self.slot_shape is not None:
-            from outrider.workers.gpu.link_slots import SharedMemory
+        if self.ring_shape is not None:
+            from outrider.workers.gpu.link_rings import SharedMemory
 
             try:
-                memory = SharedMemory(self.slot_shape)
+                memory = SharedMemory(self.ring_shape)
             except (OSError, RuntimeError) as error:
                 logger.warning("this device shares no memory: %s", error)
-        channel.send(MemoryOffered("" if memory is None else memory.name))
         try:
+            channel.send(MemoryOffered("" if memory is None else memory.name))
             found = channel.receive(_JOIN_TIMEOUT_S)
         finally:
             if memory is not None:
                 memory.unlink()
         if not isinstance(found, MemoryShared):
             raise LinkError("the draft did not answer a MemoryOffered.")
-        return memory.slots if memory is not None and found.is_shared else None
+        return memory.rings if memory is not None and found.is_shared else None
 
-    def _accept(self, channel: Channel) -> LinkSlots | None:
+    def _accept(self, channel: Channel) -> LinkRings | None:
         offered = channel.receive(_JOIN_TIMEOUT_S)
         if not isinstance(offered, MemoryOffered):
             raise LinkError("the target did not begin with a MemoryOffered.")
-        slots = None
-        if offered.name and self.slot_shape is not None:
-            from outrider.workers.gpu.link_slots import open_shared
+        rings = None
+        if offered.name and self.ring_shape is not None:
+            from outrider.workers.gpu.link_rings import open_shared
 
-            slots = open_shared(offered.name, self.slot_shape)
-        channel.send(MemoryShared(slots is not None))
-        return slots
+            rings = open_shared(offered.name, self.ring_shape)
+        channel.send(MemoryShared(rings is not None))
+        return rings
 
 
 def _address_key(number: int) -> str:

@@ -172,7 +172,7 @@ class _Startup:
             placement.device,
             settings.transfer_timeout_s,
             moves_tensors=settings.verification != "shared",
-            slot_shape=built.worker.slot_shape,
+            ring_shape=built.worker.ring_shape,
         )
         common = (self._channel, self.inbox, group, links)
         if isinstance(built, BuiltDraft):

@@ -21,7 +21,7 @@ from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.proposal_link import LinkOpener
 
 if TYPE_CHECKING:
-    from outrider.workers.gpu.link_slots import LinkSlots, SlotShape
+    from outrider.workers.gpu.link_rings import LinkRings, RingShape
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +45,11 @@ class TargetRankWorker(Protocol):
     """What a target rank computes: `HostTarget`, or `DeviceTarget` on a GPU."""
 
     @property
-    def slot_shape(self) -> SlotShape | None:
+    def ring_shape(self) -> RingShape | None:
         """Of the memory that its device can share with the draft's; None: it cannot."""
         ...
 
-    def connect(self, slots: LinkSlots | None) -> None:
+    def connect(self, rings: LinkRings | None) -> None:
         """Share this memory from the next step on; None: none."""
         ...
 
@@ -73,8 +73,8 @@ class _Pending(NamedTuple):
 class TargetRank:
     """All ranks of the group run this in lockstep; they agree because each has the same data.
 
-    A step without a round is enqueued while the one before it runs. One with a round needs the
-    outcome of the step before first, which goes to the draft before anything else.
+    A step is enqueued while the one before it runs; on one GPU also one with a round, behind a wait
+    for it. The outcome of the step before goes to the draft before anything else.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class TargetRank:
 
     def _start(self, plan: StepPlan, link: int) -> None:
         mailbox, drafted = self._mailbox, NO_ROUND
-        if mailbox.use(link):
-            self._worker.connect(mailbox.slots)
+        if mailbox.use(link) or mailbox.has_lost_link:
+            self._worker.connect(mailbox.rings)
         own = self._worker.begin(plan)
-        # A round replaces that of the step before, which must have been read, also if it is lost.
+        # The draft needs the outcome of the step before for this round.
         while self._pending and (plan.has_round or self._pending[0].step.is_done):
             self._settle_oldest()
         if not self._pending:

@@ -10,8 +10,7 @@ from outrider.config import EngineConfig
 def settle_colocation(config: EngineConfig, num_gpus: int) -> EngineConfig:
     """The configuration with `cluster.colocate` decided, for a server with `num_gpus` GPUs.
 
-    With one GPU a draft in another process would share it with the target anyway, and without
-    captured passes.
+    With one GPU a draft in another process would share it with the target anyway.
     """
     if config.cluster.colocate is not None:
         return config

@@ -113,6 +113,12 @@ def _share_devices(groups: Sequence[RankGroup]) -> bool:
     return len(set().union(*devices)) < sum(map(len, devices))
 
 
+def _share_gpu(groups: Sequence[RankGroup]) -> bool:
+    """Whether two groups have a rank on the same GPU."""
+    gpus = [{each.gpu_uuid for each in group.described} - {None} for group in groups]
+    return len(set().union(*gpus)) < sum(map(len, gpus))
+
+
 def _max_depth(groups: Sequence[RankGroup]) -> int | None:
     """The least bound of all groups on depth."""
     found = (group.ready.max_depth for group in groups)
@@ -208,9 +214,14 @@ class RankModels:
             length = resolve_max_model_len(
                 config, reaches[0], reaches[1] if len(reaches) > 1 else None
             )
-            list(pool.map(lambda group: self._load(group, length), groups))
+            # Groups on one GPU measure its memory after each other: the last sees what all take.
+            share_gpu = _share_gpu(groups)
+            load = map if share_gpu else pool.map
+            list(load(lambda group: self._load(group, length), groups))
             draft_ranks = groups[1].loaded if len(groups) > 1 else []
-            pools = size_pools_of_ranks(config, groups[0].loaded, draft_ranks, length)
+            pools = size_pools_of_ranks(
+                config, groups[0].loaded, draft_ranks, length, share_gpu=share_gpu
+            )
             self._sizes = _Sizes(pools, described[0].vocab_size, length)
             self._sized_for = config.draft
             # Passes are timed here: groups on one device would compete, which they do not in steps.

@@ -149,9 +149,12 @@ def size_pools_of_ranks(
     target: Sequence[WeightsLoaded],
     draft: Sequence[WeightsLoaded],
     length: int,
+    *,
+    share_gpu: bool = False,
 ) -> PoolSizes:
     """All ranks of a group hold the same number of blocks, so the one with the least memory
-    decides. On GPUs each group has its own memory; else both share the configured size."""
+    decides. On GPUs each group has its own memory, unless they `share_gpu`; else both share the
+    configured size."""
     limits = tightest_target, tightest_draft = _tightest(target), _tightest(draft)
     fixed = fixed_kv_bytes(config)
     per_target, per_draft = (sum(each.bytes_per_block for each in g) for g in (target, draft))
@@ -159,6 +162,10 @@ def size_pools_of_ranks(
         return size_pools(config, fixed, BlockBytes(per_target, per_draft), length)
     if any(each is not None and not _num_blocks(each) for each in limits):
         raise CapacityError("a GPU has no memory left for KV; use more ranks or a smaller model.")
+    if share_gpu and tightest_target is not None and tightest_draft is not None:
+        kv_bytes = min(tightest_target.kv_bytes or 0, tightest_draft.kv_bytes or 0)
+        both = BlockBytes(tightest_target.bytes_per_block, tightest_draft.bytes_per_block)
+        return size_pools(config, kv_bytes, both, length)
     kv_bytes = fixed
     if tightest_target is not None:
         kv_bytes, per_target = tightest_target.kv_bytes or 0, tightest_target.bytes_per_block

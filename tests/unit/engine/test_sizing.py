@@ -170,6 +170,14 @@ def test_a_roomy_gpu_of_a_draft_gives_it_what_it_needs_and_no_more() -> None:
     assert short.draft == short.target == 1000
 
 
+def test_groups_on_one_gpu_share_what_it_has_left() -> None:
+    target, draft, left = rank(1000, 10**9), rank(500, 4 * 10**6), 4 * 10**6
+    apart = size_pools_of_ranks(configured(), [target], [draft], 2048)
+    together = size_pools_of_ranks(configured(), [target], [draft], 2048, share_gpu=True)
+    assert 1000 * apart.target + 500 * apart.draft > left
+    assert left * 0.9 < 1000 * together.target + 500 * together.draft <= left
+
+
 def test_a_draft_on_the_cpu_does_not_limit_a_target_on_a_gpu() -> None:
     pools = size_pools_of_ranks(configured(), [rank(1000, 10**8)], [rank(10**6, None)], 2048)
     assert (pools.target, pools.draft) == (32_768, 256 * 48)

@@ -12,37 +12,37 @@ import torch
 from gpu_tools import HAS_CUDA
 
 from outrider.scheduler.types import RowPlan, StepPlan
-from outrider.workers.gpu.link_slots import (
-    LinkSlots,
+from outrider.workers.gpu.link_rings import (
+    LinkRings,
+    RingShape,
     SharedMemory,
-    SlotShape,
     in_plan_order,
     open_shared,
 )
 
-SHAPE = SlotShape(rows=3, depth=2)
+SHAPE = RingShape(rows=3, depth=2)
 CPU = torch.device("cpu")
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="GPUs only share memory")]
 
 
 def test_a_step_is_there_once_it_is_filled_and_remains_for_some_steps() -> None:
-    slots = LinkSlots.own(SHAPE, CPU)
-    assert not slots.rounds.has(0)
+    rings = LinkRings.own(SHAPE, CPU)
+    assert not rings.rounds.has(0)
     for step in range(6):
-        slots.rounds.fill(step, np.full(SHAPE.rounds, step, dtype=np.int32))
-        assert slots.rounds.has(step) and not slots.rounds.has(step + 1)
-        assert not slots.outcomes.has(step)
+        rings.rounds.fill(step, np.full(SHAPE.rounds, step, dtype=np.int32))
+        assert rings.rounds.has(step) and not rings.rounds.has(step + 1)
+        assert not rings.outcomes.has(step)
     for step in (3, 4, 5):
-        assert (slots.rounds.values(step) == step).all()
+        assert (rings.rounds.values(step) == step).all()
 
 
 def test_steps_may_wrap_around() -> None:
-    slots = LinkSlots.own(SHAPE, CPU)
+    rings = LinkRings.own(SHAPE, CPU)
     last = 2**32 - 2
-    slots.rounds.fill(last, np.zeros(SHAPE.rounds, dtype=np.int32))
-    assert slots.rounds.has(last) and slots.rounds.has(last - 5) and not slots.rounds.has(last + 1)
-    slots.rounds.fill(last + 3, np.zeros(SHAPE.rounds, dtype=np.int32))
-    assert slots.rounds.has(last) and slots.rounds.has(last + 3)
+    rings.rounds.fill(last, np.zeros(SHAPE.rounds, dtype=np.int32))
+    assert rings.rounds.has(last) and rings.rounds.has(last - 5) and not rings.rounds.has(last + 1)
+    rings.rounds.fill(last + 3, np.zeros(SHAPE.rounds, dtype=np.int32))
+    assert rings.rounds.has(last) and rings.rounds.has(last + 3)
 
 
 def test_outcomes_are_laid_out_as_the_plan_has_its_rows() -> None:
@@ -63,13 +63,13 @@ def test_no_process_opens_what_is_not_there() -> None:
 
 
 def _echo(name: str) -> None:
-    slots = open_shared(name, SHAPE)
-    assert slots is not None
+    rings = open_shared(name, SHAPE)
+    assert rings is not None
     got = torch.zeros(SHAPE.outcomes, dtype=torch.int32, device="cuda")
     for step in range(8):
-        slots.outcomes.expect(step, got)
+        rings.outcomes.expect(step, got)
         sent = got[:1, :1].expand(SHAPE.rounds[1:]) + torch.zeros(SHAPE.rounds, device="cuda")
-        slots.rounds.send(step, sent.int())
+        rings.rounds.send(step, sent.int())
     torch.cuda.synchronize()
 
 
@@ -78,22 +78,22 @@ def test_devices_of_two_processes_wait_for_each_other(by_host: bool) -> None:
     memory = SharedMemory(SHAPE)
     other = multiprocessing.get_context("spawn").Process(target=_echo, args=(memory.name,))
     other.start()
-    slots, seen = memory.slots, torch.zeros(SHAPE.rounds, dtype=torch.int32, device="cuda")
+    rings, seen = memory.rings, torch.zeros(SHAPE.rounds, dtype=torch.int32, device="cuda")
     found = torch.zeros(8, dtype=torch.int32, device="cuda")
     for step in range(8):
         values = torch.full(SHAPE.outcomes, 10 + step, dtype=torch.int32)
         if by_host:
-            threading.Timer(0.05 * step, slots.outcomes.fill, (step, values.numpy())).start()
+            threading.Timer(0.05 * step, rings.outcomes.fill, (step, values.numpy())).start()
         else:
-            slots.outcomes.send(step, values.cuda()[:2])
-        slots.rounds.expect(step, seen)
+            rings.outcomes.send(step, values.cuda()[:2])
+        rings.rounds.expect(step, seen)
         found[step] = seen[0, 0, 0]
         if by_host:
             torch.cuda.synchronize()
     end_s = time.monotonic() + 60
-    while not slots.rounds.has(7) and time.monotonic() < end_s:
+    while not rings.rounds.has(7) and time.monotonic() < end_s:
         time.sleep(0.01)
-    slots.release()
+    rings.unblock()
     assert found.tolist() == [10 + step for step in range(8)]
     other.join(30)
     memory.unlink()

@@ -6,6 +6,7 @@ the way. Otherwise each end has its own, and its host fills it with what message
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -20,20 +21,20 @@ from torch import Tensor
 
 from outrider.kernels.gpu.accept import outcome_width
 from outrider.scheduler.types import StepPlan
-from outrider.workers.gpu.stream_word import StreamWord
+from outrider.workers.gpu.stream_counter import StreamCounter
 from outrider.workers.ranks.packed_outcome import Int64s, OutcomeRecord
 
 logger = logging.getLogger(__name__)
 
 _FOLDER = Path("/dev/shm")
-_PLACES = 4  # more than there are steps in flight
-_LINE = 16  # int32s: words that different processes write are on different lines
+_SLOTS = 4  # of a ring; a slot is read before the target has its next round, so two would do
+_LINE = 16  # int32s: counters that different processes write are on different cache lines
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
 _registered: list[Tensor] = []  # kept until the process ends: enqueued work may refer to it
 
 
-class SlotShape(NamedTuple):
+class RingShape(NamedTuple):
     """Of the largest step; both ends must agree."""
 
     rows: int
@@ -51,74 +52,74 @@ class SlotShape(NamedTuple):
     @property
     def size(self) -> int:
         """In int32s."""
-        return sum(_LINE + _PLACES * int(np.prod(each)) for each in (self.outcomes, self.rounds))
+        return sum(_LINE + _SLOTS * int(np.prod(each)) for each in (self.outcomes, self.rounds))
 
 
-class SlotRing:
-    """Values of the last steps, and a word that says up to which step they are there."""
+class Ring:
+    """Values of the last steps, a slot each; a counter says up to which step they are there."""
 
     def __init__(self, memory: Tensor, shape: tuple[int, ...]) -> None:
-        self._word = StreamWord(memory[:1])
-        self._places = memory[_LINE:].view(_PLACES, *shape)
+        self._counter = StreamCounter(memory[:1])
+        self._slots = memory[_LINE:].view(_SLOTS, *shape)
 
     def expect(self, step: int, into: Tensor) -> None:
         """Enqueue a wait for the values of a step, and their copy."""
-        self._word.wait_for(_count(step))
+        self._counter.wait_for(_count(step))
         into.copy_(self.values(step), non_blocking=True)
 
     def send(self, step: int, values: Tensor) -> None:
         """Enqueue bringing the values of a step; of the rows there are, the first."""
         self.values(step)[: len(values)].copy_(values, non_blocking=True)
-        self._word.signal(_count(step))
+        self._counter.signal(_count(step))
 
     def fill(self, step: int, values: NDArray[np.int32]) -> None:
         """Bring them now, in the place of a device."""
         self.values(step).numpy()[: len(values), ..., : values.shape[-1]] = values
-        self._word.advance(_count(step))
+        self._counter.advance(_count(step))
 
     def has(self, step: int) -> bool:
-        return self._word.has_reached(_count(step))
+        return self._counter.has_reached(_count(step))
 
-    def release(self) -> None:
+    def unblock(self) -> None:
         """Let what waits go on."""
-        self._word.release()
+        self._counter.unblock()
 
     def values(self, step: int) -> Tensor:
         """Of a step that is there, or where they go; on the host."""
-        return self._places[step % _PLACES]
+        return self._slots[step % _SLOTS]
 
 
-class LinkSlots:
+class LinkRings:
     """Both rings."""
 
-    def __init__(self, memory: Tensor, shape: SlotShape, *, is_shared: bool) -> None:
+    def __init__(self, memory: Tensor, shape: RingShape, *, is_shared: bool) -> None:
         self.is_shared = is_shared
-        split = _LINE + _PLACES * int(np.prod(shape.outcomes))
-        self.outcomes = SlotRing(memory[:split], shape.outcomes)
-        self.rounds = SlotRing(memory[split:], shape.rounds)
+        split = _LINE + _SLOTS * int(np.prod(shape.outcomes))
+        self.outcomes = Ring(memory[:split], shape.outcomes)
+        self.rounds = Ring(memory[split:], shape.rounds)
 
     @classmethod
-    def own(cls, shape: SlotShape, device: torch.device) -> LinkSlots:
+    def own(cls, shape: RingShape, device: torch.device) -> LinkRings:
         """Filled by this process alone."""
         memory = torch.zeros(shape.size, dtype=torch.int32, pin_memory=device.type == "cuda")
         return cls(memory, shape, is_shared=False)
 
-    def release(self) -> None:
-        self.outcomes.release()
-        self.rounds.release()
+    def unblock(self) -> None:
+        self.outcomes.unblock()
+        self.rounds.unblock()
 
 
 class SharedMemory:
     """A file in memory that another process of this host opens by its name."""
 
-    def __init__(self, shape: SlotShape) -> None:
+    def __init__(self, shape: RingShape) -> None:
         """`OSError` or `RuntimeError` if this host or device shares no memory."""
         self.name = f"outrider-{secrets.token_hex(16)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         descriptor = os.open(_FOLDER / self.name, flags, 0o600)
         try:
             os.ftruncate(descriptor, 4 * shape.size)
-            self.slots = _mapped(descriptor, shape)
+            self.rings = _mapped(descriptor, shape)
         except BaseException:
             self.unlink()
             raise
@@ -130,7 +131,7 @@ class SharedMemory:
         (_FOLDER / self.name).unlink(missing_ok=True)
 
 
-def open_shared(name: str, shape: SlotShape) -> LinkSlots | None:
+def open_shared(name: str, shape: RingShape) -> LinkRings | None:
     """What another process created; None if this is another host, or it has another shape."""
     try:
         descriptor = os.open(_FOLDER / Path(name).name, os.O_RDWR | os.O_NOFOLLOW)
@@ -146,14 +147,21 @@ def open_shared(name: str, shape: SlotShape) -> LinkSlots | None:
         os.close(descriptor)
 
 
-def _mapped(descriptor: int, shape: SlotShape) -> LinkSlots:
+def _mapped(descriptor: int, shape: RingShape) -> LinkRings:
     memory = torch.frombuffer(mmap.mmap(descriptor, 4 * shape.size), dtype=torch.int32)
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     error = runtime.cudaHostRegister(memory.data_ptr(), 4 * shape.size, _PORTABLE)
     if int(error) or not memory.is_pinned():
+        _forget_error()
         raise RuntimeError(f"cudaHostRegister failed with error {int(error)}")
     _registered.append(memory)
-    return LinkSlots(memory, shape, is_shared=True)
+    return LinkRings(memory, shape, is_shared=True)
+
+
+def _forget_error() -> None:
+    """CUDA keeps it for the thread, and the next launch would raise it."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device="cuda").zero_()
 
 
 def in_plan_order(plan: StepPlan, records: Int64s) -> NDArray[np.int32]:
