@@ -402,12 +402,12 @@ class SpeculationControl:
                 self._see_selection(chosen, record.num_rows, accepted)
 
     def _observe_catch_up(self, record: StepRecord, verdict: Verdict) -> None:
-        """While nothing is drafted, what probes take is all that tells what a draft costs. Some
-        devices report it with the next step: only one of two in a row that catches up counts."""
+        """While nothing is drafted, what probes take is all that tells what a draft costs. A GPU
+        reports it with the next step, so of two steps in a row that catch up neither counts."""
         before, self._caught_up_before = self._caught_up_before, record.num_caught_up
-        if record.num_caught_up and not before and not record.num_drafts:
-            expected_s = self.costs.now.catch_up_s(record.num_caught_up)
-            self.costs.observe_draft(expected_s, verdict.draft_s)
+        num_tokens = record.num_caught_up or before
+        if num_tokens and not (record.num_caught_up and before) and not record.num_drafts:
+            self.costs.observe_draft(self.costs.now.catch_up_s(num_tokens), verdict.draft_s)
 
     def _see_selection(self, chosen: Candidate, num_rows: int, accepted: int) -> None:
         """Compare the accepted drafts of a selection with the prediction."""

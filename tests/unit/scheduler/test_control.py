@@ -166,6 +166,21 @@ def test_time_to_ask_the_draft_is_saved_by_rows_whose_depth_is_the_policys_only(
     assert saved("auto", 4) == pytest.approx(0.006 * 4e-3)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_probes_take_corrects_what_a_draft_is_thought_to_cost(is_late: bool) -> None:
+    """On a GPU it is reported with the step after."""
+    made = control()
+    made.set_costs(COSTS)
+    plain = DepthChoice([0])
+    for step in range(400):
+        catches_up = 32 if step % 4 == 0 else 0
+        is_reported = step % 4 == int(is_late)
+        record = StepRecord(step, 1, 0, 0, plain, 0, 1, catches_up, 40)
+        draft_s = 3 * COSTS.catch_up_s(32) if is_reported else 0.0
+        made.observe_step(record, Verdict(1, step, (), draft_s, 4e-3), 1, 0, 0)
+    assert made.costs.now.catch_up_s(32) == pytest.approx(3 * COSTS.catch_up_s(32), rel=0.05)
+
+
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_rows_that_were_refused_are_weighed_again_once_something_is_learned(
     num_rows: int, monkeypatch: pytest.MonkeyPatch
