@@ -28,6 +28,7 @@ class StartProgress:
         self._last = "the start"
         self._last_s = time.monotonic()
         self._over = threading.Event()
+        self._heartbeat = threading.Lock()  # none comes after the server is ready
         self._stages = StageReporter(self._say_stage, soon_s=soon_s)
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
@@ -55,7 +56,8 @@ class StartProgress:
     def _on_ready(
         self, addresses: Addresses, speculation: SpeculationStatus | None, settled: EngineConfig
     ) -> None:
-        self._over.set()
+        with self._heartbeat:
+            self._over.set()
         self._stages.stop()
         self._inner.on_ready(addresses, speculation, settled)
 
@@ -63,7 +65,10 @@ class StartProgress:
         reported_s = self._last_s
         while not self._over.wait(self._quiet_s / 10):
             now_s = time.monotonic()
-            if now_s - max(reported_s, self._last_s) >= self._quiet_s:
-                reported_s = now_s
-                since = f"{now_s - self._last_s:.0f} s since: {self._last}"
-                self._inner.say(Event(EventKind.STAGE, f"still starting, {since}"))
+            if now_s - max(reported_s, self._last_s) < self._quiet_s:
+                continue
+            reported_s = now_s
+            since = f"{now_s - self._last_s:.0f} s since: {self._last}"
+            with self._heartbeat:
+                if not self._over.is_set():
+                    self._inner.say(Event(EventKind.STAGE, f"still starting, {since}"))

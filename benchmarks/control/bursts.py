@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.benchmarks.control.engine import (
+    Blocks,
+    ClosedLoop,
     LiveCell,
     MakeRequest,
     live_cell,
+    measure_live,
     switch,
 )
 from outrider.benchmarks.control.simulation import ARMS, AUTO, PolicyArm
 from outrider.engine.step import StepLoop
 
 _LEAST_REQUESTS = 4  # of a block: smaller bursts are repeated
+_FIRST_OF_CLOSED_LOOPS = 10**7  # beyond the numbers of bursts
 
 
 class Burst(NamedTuple):
@@ -26,6 +30,18 @@ class Burst(NamedTuple):
     steps: int
     seconds: float
     tail_s: float  # from the first end to the last
+
+
+def measure_cell(
+    loop: StepLoop, clients: int, text: str, make: MakeRequest, blocks: Blocks, *, is_burst: bool
+) -> LiveCell:
+    """One load and text: requests at once to their ends, or replaced as they end."""
+    if is_burst:
+        return measure_bursts(loop, f"{clients} at once, {text}", clients, make, blocks.rounds)
+    closed = ClosedLoop(loop, clients, make, first=_FIRST_OF_CLOSED_LOOPS)
+    cell = measure_live(f"{clients} clients, {text}", closed, blocks)
+    closed.end()
+    return cell
 
 
 def measure_bursts(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
-from outrider.benchmarks.control.bursts import measure_bursts
+from outrider.benchmarks.control.bursts import measure_cell
 from outrider.benchmarks.control.engine import (
     Blocks,
-    ClosedLoop,
     LiveCell,
     ensure_costs,
-    measure_live,
     request_maker,
 )
 from outrider.benchmarks.control.simulation import DEEPEST
@@ -44,15 +43,9 @@ def measure_cpu(
         make = request_maker(texts[0], vocab, num_tokens)
         ensure_costs(loop, make, max(loads), _MEASURING_S)
         cells = []
-        for number, (text, clients) in enumerate((t, c) for t in texts for c in loads):
+        for text, clients in itertools.product(texts, loads):
             make = request_maker(text, vocab, num_tokens)
-            if bursts:
-                name = f"{clients} at once, {text}"
-                cells.append(measure_bursts(loop, name, clients, make, blocks.rounds))
-                continue
-            closed = ClosedLoop(loop, clients, make, first=10**7 * (number + 1))
-            cells.append(measure_live(f"{clients} clients, {text}", closed, blocks))
-            closed.end()
+            cells.append(measure_cell(loop, clients, text, make, blocks, is_burst=bursts))
         return cells
     finally:
         built.close()

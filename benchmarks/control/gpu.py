@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from outrider.benchmarks.control.bursts import measure_bursts
+from outrider.benchmarks.control.bursts import measure_cell
 from outrider.benchmarks.control.engine import (
     Blocks,
     ClosedLoop,
     MakeRequest,
     ensure_costs,
     line,
-    measure_live,
     request_maker,
     switch,
 )
@@ -94,17 +93,12 @@ def _measure_loads(
     found: dict[str, Any],
 ) -> None:
     cells = found["cells" if part == "matrix" else part] = []
-    for number, (text, clients) in enumerate(itertools.product(texts, loads), 1):
+    for text, clients in itertools.product(texts, loads):
         if time.monotonic() >= end_s:
             return
         make = request_maker(text, vocab, _NUM_TOKENS)
-        if part == "bursts":
-            name = f"{clients} at once, {text}"
-            cell = measure_bursts(engine.loop, name, clients, make, blocks.rounds)
-        else:
-            closed = ClosedLoop(engine.loop, clients, make, first=10**7 * number)
-            cell = measure_live(f"{clients} clients, {text}", closed, blocks)
-            closed.end()
+        is_burst = part == "bursts"
+        cell = measure_cell(engine.loop, clients, text, make, blocks, is_burst=is_burst)
         cells.append(asdict(cell))
         print(line(cell), flush=True)
 

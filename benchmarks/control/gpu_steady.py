@@ -1,4 +1,4 @@
-"""Steady state and whole runs on one GPU: one engine, arms switched between runs."""
+"""Steady state on one GPU: one engine, arms switched between runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from outrider.benchmarks.control.engine import MakeRequest, drain, switch
-from outrider.benchmarks.control.simulation import AUTO, DEEPEST, PLAIN, PolicyArm
+from outrider.benchmarks.control.simulation import AUTO, DEEPEST, PolicyArm
 from outrider.benchmarks.gpu_engine import BenchEngine, EnlargedModels
 from outrider.engine.step import StepLoop
 from outrider.scheduler.policies import FIXED
@@ -14,14 +14,12 @@ from outrider.scheduler.types import SampleId
 
 _GRID = ((1, 0), (1, 5), (16, 0), (16, 3), (16, 5), (64, 0), (64, 1), (64, 2), (64, 3), (128, 0),
          (128, 1), (128, 2), (128, 3), (256, 0), (256, 1), (256, 2))  # fmt: skip
-_ENDS = ((64, PLAIN), (64, PolicyArm(FIXED, 2)), (64, AUTO), (256, PLAIN),
-         (256, PolicyArm(FIXED, 1)), (256, AUTO))  # fmt: skip
 
 
 def measure_steady(
     models: EnlargedModels, draft_shape: str, make: MakeRequest, found: dict[str, Any]
 ) -> None:
-    """Into `found`: steady state by batch and depth and of the policy, then whole runs."""
+    """Into `found`: steady state by batch and depth and of the policy."""
     seats = max(batch for batch, _ in _GRID)
     engine = BenchEngine(models, draft_shape, DEEPEST, seats, max_len=1024)
     for batch in sorted({batch for batch, _ in _GRID}):  # the first of a size may compile
@@ -31,9 +29,6 @@ def measure_steady(
         grid[f"{batch}x{depth}"] = _steady(engine.loop, make, batch, PolicyArm(FIXED, depth))
     for batch in sorted({batch for batch, _ in _GRID}):
         auto[str(batch)] = _steady(engine.loop, make, batch, AUTO)
-    found["ends_tokens_per_s"] = {
-        f"{batch}x{arm.name}": _to_ends(engine.loop, make, batch, arm) for batch, arm in _ENDS
-    }
     engine.close()
 
 
@@ -57,16 +52,6 @@ def _steady(loop: StepLoop, make: MakeRequest, batch: int, arm: PolicyArm) -> di
         "ms_per_round": 1e3 * spent_s / steps,
         "tokens_per_row_round": tokens / steps / batch,
     }
-
-
-def _to_ends(loop: StepLoop, make: MakeRequest, batch: int, arm: PolicyArm) -> float:
-    """Tokens per second of requests that arrive together, prefill included."""
-    switch(loop, arm)
-    tokens, start_s = loop.scheduler.stats.committed_tokens, time.perf_counter()
-    _add(loop, make, batch)
-    drain(loop)
-    spent_s = time.perf_counter() - start_s
-    return (loop.scheduler.stats.committed_tokens - tokens) / spent_s
 
 
 def _add(loop: StepLoop, make: MakeRequest, batch: int) -> None:

@@ -149,13 +149,18 @@ def open_shared(name: str, shape: RingShape) -> LinkRings | None:
 
 def _mapped(descriptor: int, shape: RingShape) -> LinkRings:
     memory = torch.frombuffer(mmap.mmap(descriptor, 4 * shape.size), dtype=torch.int32)
+    _register(memory)
+    return LinkRings(memory, shape, is_shared=True)
+
+
+def _register(memory: Tensor) -> None:
+    """Let the device address it."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = runtime.cudaHostRegister(memory.data_ptr(), 4 * shape.size, _PORTABLE)
+    error = runtime.cudaHostRegister(memory.data_ptr(), 4 * memory.numel(), _PORTABLE)
     if int(error) or not memory.is_pinned():
         _forget_error()
         raise RuntimeError(f"cudaHostRegister failed with error {int(error)}")
     _registered.append(memory)
-    return LinkRings(memory, shape, is_shared=True)
 
 
 def _forget_error() -> None:

@@ -107,12 +107,6 @@ def _costs_of(target: RankGroup, draft: RankGroup | None) -> StepCosts | None:
     )
 
 
-def _share_devices(groups: Sequence[RankGroup]) -> bool:
-    """Whether ranks of two groups are on one GPU, or on CPUs."""
-    devices = [{each.gpu_uuid for each in group.described} for group in groups]
-    return len(set().union(*devices)) < sum(map(len, devices))
-
-
 def _share_gpu(groups: Sequence[RankGroup]) -> bool:
     """Whether two groups have a rank on the same GPU."""
     gpus = [{each.gpu_uuid for each in group.described} - {None} for group in groups]
@@ -214,10 +208,11 @@ class RankModels:
             length = resolve_max_model_len(
                 config, reaches[0], reaches[1] if len(reaches) > 1 else None
             )
-            # Groups on one GPU measure its memory after each other: the last sees what all take.
+            # Groups on one GPU measure its memory in turn, the target last: what it finds left is
+            # free of both models' weights and of its own passes. The draft's passes are small.
             share_gpu = _share_gpu(groups)
             load = map if share_gpu else pool.map
-            list(load(lambda group: self._load(group, length), groups))
+            list(load(lambda group: self._load(group, length), reversed(groups)))
             draft_ranks = groups[1].loaded if len(groups) > 1 else []
             pools = size_pools_of_ranks(
                 config, groups[0].loaded, draft_ranks, length, share_gpu=share_gpu
@@ -225,7 +220,8 @@ class RankModels:
             self._sizes = _Sizes(pools, described[0].vocab_size, length)
             self._sized_for = config.draft
             # Passes are timed here: groups on one device would compete, which they do not in steps.
-            list((map if _share_devices(groups) else pool.map)(self._allocate, groups))
+            share_device = share_gpu or device == "cpu"
+            list((map if share_device else pool.map)(self._allocate, groups))
         self.costs = _costs_of(groups[0], groups[1] if len(groups) > 1 else None)
         self._scheduler = make_scheduler(
             config,

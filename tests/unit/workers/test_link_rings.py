@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from gpu_tools import HAS_CUDA
 
+from outrider.links.channel import Channel
+from outrider.links.codec import RANK_CODEC
 from outrider.scheduler.types import RowPlan, StepPlan
+from outrider.workers.gpu import link_rings
 from outrider.workers.gpu.link_rings import (
     LinkRings,
     RingShape,
@@ -19,10 +26,11 @@ from outrider.workers.gpu.link_rings import (
     in_plan_order,
     open_shared,
 )
+from outrider.workers.ranks.proposal_link import LinkOpener
 
 SHAPE = RingShape(rows=3, depth=2)
 CPU = torch.device("cpu")
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="GPUs only share memory")]
+on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_CUDA, reason="only GPUs wait for memory")]
 
 
 def test_a_step_is_there_once_it_is_filled_and_remains_for_some_steps() -> None:
@@ -60,6 +68,52 @@ def test_outcomes_are_laid_out_as_the_plan_has_its_rows() -> None:
 def test_no_process_opens_what_is_not_there() -> None:
     assert open_shared("outrider-none", SHAPE) is None
     assert open_shared("../../etc/passwd", SHAPE) is None
+
+
+def _handshake(monkeypatch: pytest.MonkeyPatch, theirs: RingShape | None, register: Any) -> Any:
+    """What both ends of a link agree on."""
+    monkeypatch.setattr(link_rings, "_register", register)
+    pair = [Channel(each, RANK_CODEC) for each in socket.socketpair()]
+    ends = [LinkOpener(cast(Any, None), "", CPU, 1.0, ring_shape=each) for each in (SHAPE, theirs)]
+    with ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(ends[1]._accept, pair[1])
+        offered = ends[0]._offer(pair[0])
+        found = offered, accepted.result()
+    for each in pair:
+        each.close()
+    return found
+
+
+def test_ends_on_one_host_share_memory_that_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = set(os.listdir("/dev/shm"))
+    target, draft = _handshake(monkeypatch, SHAPE, lambda memory: None)
+    assert {each for each in os.listdir("/dev/shm") if each.startswith("outrider-")} <= files
+    draft.rounds.fill(3, np.full(SHAPE.rounds, 7, dtype=np.int32))
+    assert target.is_shared and target.rounds.has(3) and (target.rounds.values(3) == 7).all()
+    assert not target.outcomes.has(3)
+
+
+@pytest.mark.parametrize("theirs", [None, RingShape(rows=4, depth=2)])
+def test_ends_that_differ_share_nothing(
+    monkeypatch: pytest.MonkeyPatch, theirs: RingShape | None
+) -> None:
+    assert _handshake(monkeypatch, theirs, lambda memory: None) == (None, None)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_a_device_that_cannot_address_the_memory_leaves_it_to_messages(
+    monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    files, calls = set(os.listdir("/dev/shm")), []
+
+    def register(memory: torch.Tensor) -> None:
+        calls.append(memory)
+        if len(calls) == fails_at:
+            raise RuntimeError("cudaHostRegister failed with error 1")
+
+    assert _handshake(monkeypatch, SHAPE, register) == (None, None)
+    assert len(calls) == fails_at
+    assert {each for each in os.listdir("/dev/shm") if each.startswith("outrider-")} <= files
 
 
 def _echo(name: str) -> None:
