@@ -139,7 +139,8 @@ def main(
             "tokens": tokens,
             "rows": [asdict(row) for row in rows],
         }
-        json_file.write_text(json.dumps(result, indent=2) + "\n")
+        kept = json.loads(json_file.read_text()) if json_file.exists() else {}
+        json_file.write_text(json.dumps(kept | result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -55,6 +55,12 @@ def gumbel(
     return u.neg_().log1p_().neg_().log_().neg_().float()
 
 
+def gumbel_of(seeds: Tensor, streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """As `gumbel`, for the tokens [n, m] alone."""
+    u = _unit_interval(_token_bits(_row_state(seeds, streams, positions).unsqueeze(-1), tokens))
+    return u.neg_().log1p_().neg_().log_().neg_().float()
+
+
 def uniform(seeds: Tensor, streams: Tensor, positions: Tensor, indices: Tensor) -> Tensor:
     """float64 in the open interval (0, 1) for each (broadcast) key.
 

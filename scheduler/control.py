@@ -15,10 +15,19 @@ from typing import NamedTuple
 
 from outrider.errors import ConfigError
 from outrider.scheduler.acceptance import AcceptanceEstimator
+from outrider.scheduler.ahead import SEQUENTIAL, AheadControl, AheadPlan, PassTimes
 from outrider.scheduler.costs import LiveCosts, StepCosts
 from outrider.scheduler.depths import NO_COSTS, Candidate, ChooseDepths, DepthChoice, DepthSnapshot
 from outrider.scheduler.load import Load
-from outrider.scheduler.policies import FIXED, FIXED_DEPTH_POLICIES, GOODPUT, OFF, POLICIES, TRIM
+from outrider.scheduler.policies import (
+    AHEAD_OFF,
+    FIXED,
+    FIXED_DEPTH_POLICIES,
+    GOODPUT,
+    OFF,
+    POLICIES,
+    TRIM,
+)
 from outrider.scheduler.proposers import ProposerTraits
 from outrider.scheduler.request import Request
 from outrider.scheduler.types import Agreement, Verdict
@@ -55,6 +64,7 @@ class StepRecord:
     num_caught_up: int  # tokens of the draft
     context: int
     policy: str = ""  # that chose
+    ahead: AheadPlan = SEQUENTIAL
     committed: int | None = None  # by decode rows; None until the verdict is there
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -91,6 +101,7 @@ class SpeculationControl:
         seats: int = 1,
         step_limit_s: float | None = None,
         can_select: bool = False,
+        draft_ahead: str = AHEAD_OFF,
     ) -> None:
         """`can_select`: the workers can verify the likeliest of all drafts only. `step_limit_s`
         bounds a step with both prompts and decode rows."""
@@ -104,6 +115,8 @@ class SpeculationControl:
         self.steps_without = 0  # since the last step with drafts
         self._step_limit_s = step_limit_s
         self.load = Load(seats)
+        self.ahead = AheadControl(draft_ahead)
+        self.ahead_plan = SEQUENTIAL  # of the step chosen last
         self._estimators: dict[str, AcceptanceEstimator] = {}
         self._max_behind: dict[str, int] = {}  # by proposer with KV
         self._looks_up: set[str] = set()  # proposers that may offer less than requested
@@ -199,6 +212,7 @@ class SpeculationControl:
         self._prompt_share += _STEP_WEIGHT * ((num_prompt_tokens > 0) - self._prompt_share)
         costs = self.costs.now
         refusal = self._refusal
+        self.ahead_plan = self.ahead.plan(len(rows.requests))
         if refusal is not None and not num_prompt_tokens and self._still_holds(refusal, step, rows):
             self.steps_without += 1
             return refusal.choice
@@ -235,7 +249,7 @@ class SpeculationControl:
                 )
             ],
             rows.context,
-            costs,
+            self.ahead_plan.costs(costs),
             self._prompt_tokens * costs.prefill_s + self._prompt_share * costs.first_draft.at(1),
             self._previous_batch_depth,
             self.load.share,
@@ -383,10 +397,11 @@ class SpeculationControl:
         if not self.is_measured:
             return
         self._observe_catch_up(record, verdict)
+        self._observe_ahead(record, verdict)
         chosen, may_stop = record.choice.chosen, record.choice.least_survival > 0
         if may_stop:  # all drafts made were verified
             self.costs.observe_verify(record.num_rows + verified, record.context, verdict.verify_s)
-            if verified and not record.num_caught_up:
+            if verified and not record.num_caught_up and not record.ahead.num_branches:
                 self.costs.observe_draft(self.costs.now.drafting_s(verified), verdict.draft_s)
             return
         num_tokens = record.num_tokens
@@ -397,7 +412,8 @@ class SpeculationControl:
             return
         is_as_chosen = record.num_drafts == chosen.num_drafts
         if is_as_chosen and chosen.num_drafts and not record.num_caught_up:
-            self.costs.observe_draft(chosen.draft_s, verdict.draft_s)
+            if not record.ahead.num_branches:
+                self.costs.observe_draft(chosen.draft_s, verdict.draft_s)
             if chosen.num_verified < chosen.num_drafts:
                 self._see_selection(chosen, record.num_rows, accepted)
 
@@ -408,6 +424,17 @@ class SpeculationControl:
         num_tokens = record.num_caught_up or before
         if num_tokens and not (record.num_caught_up and before) and not record.num_drafts:
             self.costs.observe_draft(self.costs.now.catch_up_s(num_tokens), verdict.draft_s)
+
+    def _observe_ahead(self, record: StepRecord, verdict: Verdict) -> None:
+        """Steps with drafts, and nothing else for the draft to do."""
+        if not record.num_drafts or record.num_caught_up or record.num_prompt_tokens:
+            return
+        costs, num_rows = self.costs.measured, record.num_rows  # these do not change
+        depth = -(-record.num_drafts // num_rows)
+        draft_s = costs.first_draft.at(num_rows) + (depth - 1) * costs.next_draft.at(num_rows)
+        verify_s = costs.verify.at(record.num_tokens) + record.context * costs.context_s
+        drafting = PassTimes(verdict.draft_s, draft_s)
+        self.ahead.observe(num_rows, record.ahead, drafting, PassTimes(verdict.verify_s, verify_s))
 
     def _see_selection(self, chosen: Candidate, num_rows: int, accepted: int) -> None:
         """Compare the accepted drafts of a selection with the prediction."""

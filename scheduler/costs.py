@@ -98,7 +98,7 @@ class LiveCosts:
 
     def __init__(self, measured: StepCosts) -> None:
         measured = replace(measured, verify=_extended(measured.verify))
-        self._measured = measured
+        self.measured = measured
         self._verify = [_Ratio() for _ in measured.verify.sizes]
         self._overall = _Ratio()
         self._draft = _Ratio()
@@ -106,7 +106,7 @@ class LiveCosts:
         self.now = measured
 
     def observe_verify(self, tokens: int, context: float, seconds: float) -> None:
-        measured = self._measured
+        measured = self.measured
         expected = measured.verify.at(tokens) + context * measured.context_s
         if expected <= 0 or seconds <= 0:
             return
@@ -125,7 +125,7 @@ class LiveCosts:
 
     def _refresh(self) -> None:
         self._num_unread = 0
-        measured, overall = self._measured, self._overall.value
+        measured, overall = self.measured, self._overall.value
         for each in (*self._verify, self._draft):
             each.forget(overall)
         hoped = overall * _HOPE

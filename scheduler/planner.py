@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from outrider.errors import CapacityError
+from outrider.scheduler.ahead import SEQUENTIAL
 from outrider.scheduler.control import DecodeRows, SpeculationControl, StepRecord
 from outrider.scheduler.depths import DepthChoice
 from outrider.scheduler.proposers import Place, ProposerTraits
@@ -57,7 +58,7 @@ class Step:
     """The plan being made: its rows so far and what is left of its budgets."""
 
     __slots__ = (
-        "admitted", "catch_up", "is_exclusive", "is_typical", "num_caught_up",
+        "admitted", "ahead", "catch_up", "is_exclusive", "is_typical", "num_caught_up",
         "least_survival", "num_drafts", "num_selected", "prompts", "record", "requests",
         "rows", "short", "token_budget",
     )  # fmt: skip
@@ -69,6 +70,7 @@ class Step:
         self.catch_up = 0  # known tokens the draft computes before it can guess
         self.num_caught_up = 0
         self.num_drafts = 0
+        self.ahead = SEQUENTIAL
         self.num_selected: int | None = None
         self.least_survival = 0.0
         self.prompts: list[tuple[Request, int]] = []  # with the number of tokens to compute
@@ -159,6 +161,7 @@ class Planner:
             step.num_caught_up,
             decoding.context,
             self._control.policy_name,
+            step.ahead,
         )
         return step
 
@@ -175,6 +178,8 @@ class Planner:
         )
         step.num_selected = choice.num_selected
         step.least_survival = choice.least_survival
+        if any(choice.depths):
+            step.ahead = self._control.ahead_plan
         return choice
 
     def _decode_rows(self, step: Step) -> tuple[DecodeRows, list[Request]]:

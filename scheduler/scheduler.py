@@ -315,6 +315,7 @@ class Scheduler:
             draft_released=tuple(self._running_requests.draft_released_rows),
             num_selected=step.num_selected,
             least_survival=step.least_survival,
+            num_branches=step.ahead.num_branches,
         )
         self._running_requests.released_rows.clear()
         self._running_requests.draft_released_rows.clear()

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from operator import add
 from typing import Any, NamedTuple, Protocol
 
 from outrider.compat_fields import added_field
@@ -139,6 +140,9 @@ class StepPlan:
     least_survival: float = 0.0
     """A row's drafting ends with the first draft whose estimated acceptance probability, with all
     before it, is below this."""
+    num_branches: int = added_field(0)
+    """While the pass before runs, a draft on a device of its own may draft for this plan behind so
+    many of that pass's possible outcomes."""
 
     @property
     def uses_draft(self) -> bool:
@@ -229,6 +233,21 @@ class Agreement(NamedTuple):
     row: int
     generation: int
     hits: tuple[bool, ...]  # token by token, in the order of the text
+
+
+class AheadCounts(NamedTuple):
+    """What drafting ahead of outcomes came to."""
+
+    rounds: int = 0  # of a row, drafted ahead of
+    hits: int = 0  # of these, with the outcome among the branches
+    drafted: int = 0  # tokens, in all branches
+    used: int = 0  # of these, proposed
+
+    def plus(self, other: AheadCounts) -> AheadCounts:
+        return AheadCounts(*map(add, self, other))
+
+
+NONE_AHEAD = AheadCounts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,16 @@ class Runner:
             self._captured.release()
             self._captured = None
 
+    def add_rows(self, count: int) -> range:
+        """Rows beside those of requests, see `ScratchRows`."""
+        first, max_blocks = len(self._tables), len(self._tables[0])
+        self._tables += [[0] * max_blocks for _ in range(count)]
+        return range(first, first + count)
+
+    def table(self, row: int) -> Sequence[int]:
+        """The row's blocks; beyond those it has, anything."""
+        return self._tables[row]
+
     def extend_table(self, row: int, start: int, blocks: Sequence[int]) -> None:
         if blocks:
             self._tables[row][start : start + len(blocks)] = blocks

@@ -136,6 +136,10 @@ def _load(labels: _Labels, status: EngineStatus) -> Iterator[Metric]:
         ("draft_time_seconds", counters.draft_s),
         ("verify_time_seconds", counters.verify_s),
         ("transfer_time_seconds", counters.transfer_s),
+        ("draft_ahead_rounds", counters.ahead.rounds),
+        ("draft_ahead_hits", counters.ahead.hits),
+        ("draft_ahead_tokens", counters.ahead.drafted),
+        ("draft_ahead_used_tokens", counters.ahead.used),
         ("wait_time_seconds", counters.wait_s),
     ):
         yield _family(name, (labels, value))

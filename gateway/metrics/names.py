@@ -367,6 +367,26 @@ METRICS: tuple[MetricSpec, ...] = (
         _REPLICA,
     ),
     MetricSpec(
+        "draft_ahead_rounds",
+        _C,
+        _ENGINE,
+        "Rounds of a row that were drafted ahead of the outcome before.",
+        _REPLICA,
+    ),
+    MetricSpec(
+        "draft_ahead_hits",
+        _C,
+        _ENGINE,
+        "Rounds drafted ahead whose outcome was among the branches.",
+        _REPLICA,
+    ),
+    MetricSpec(
+        "draft_ahead_tokens", _C, _ENGINE, "Draft tokens drafted in such branches.", _REPLICA
+    ),
+    MetricSpec(
+        "draft_ahead_used_tokens", _C, _ENGINE, "Of these, tokens that were proposed.", _REPLICA
+    ),
+    MetricSpec(
         "wait_time_seconds", _C, _ENGINE, "Time that the engine waited for verdicts.", _REPLICA
     ),
     MetricSpec(

@@ -34,6 +34,8 @@ from outrider.links.rank_messages import (
     Role,
     StopRank,
 )
+from outrider.scheduler.ahead import AheadControl
+from outrider.scheduler.policies import AHEAD_ON
 from outrider.scheduler.request import Request, RequestState
 from outrider.scheduler.types import StepPlan, Ticket, Verdict
 from outrider.testing.fake_draft import FakeDraft
@@ -177,6 +179,8 @@ class Exchange(Simulation):
 
     def __post_init__(self) -> None:
         Simulation.__init__(self, lag=1, max_num_seqs=NUM_ROWS, num_blocks=200, draft_blocks=200)
+        self.scheduler.control.ahead = AheadControl(AHEAD_ON)
+        self.scheduler.control.ahead.set_max_branches(8)
         self.links = SocketLinks()
         self.target = RankThread(Role.TARGET)
         self.target.rank = TargetRank(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class KVCache:
     occupy memory, even with huge pages.
     """
 
-    __slots__ = ("block_size", "keys", "num_blocks", "values")
+    __slots__ = ("_interleaved", "block_size", "keys", "num_blocks", "values")
 
     def __init__(
         self,
@@ -66,14 +67,24 @@ class KVCache:
         is_interleaved: bool = False,
     ) -> None:
         self.num_blocks, _, self.block_size, _ = shape
+        self._interleaved: Tensor | None = None
         if is_interleaved and torch.device(device).type == "cpu":
-            blocks = _zeros((shape[0], num_layers, 2, *shape[1:]), dtype, device)
+            self._interleaved = blocks = _zeros(
+                (shape[0], num_layers, 2, *shape[1:]), dtype, device
+            )
             self.keys = [blocks[:, layer, 0] for layer in range(num_layers)]
             self.values = [blocks[:, layer, 1] for layer in range(num_layers)]
             return
         self.keys, self.values = (
             [_zeros(shape, dtype, device) for _ in range(num_layers)] for _ in range(2)
         )
+
+    def copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks, all layers of each."""
+        parts = [*self.keys, *self.values] if self._interleaved is None else [self._interleaved]
+        for part in parts:
+            for source, target in zip(sources, targets, strict=True):
+                part[target].copy_(part[source])
 
 
 def bytes_per_block(

@@ -6,13 +6,16 @@ is deferred until the plan's outcome is known, so that it delays no first token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 from outrider.catalog.proposers import DRAFT, kv_rule_of
 from outrider.kernels.ops import Ops
 from outrider.scheduler.costs import StepCosts
 from outrider.scheduler.types import (
+    NONE_AHEAD,
     Agreement,
+    AheadCounts,
     Proposal,
     RowInit,
     StepPlan,
@@ -20,11 +23,13 @@ from outrider.scheduler.types import (
 )
 from outrider.workers.costs import measure_step
 from outrider.workers.proposers.base import Proposer
+from outrider.workers.proposers.draft_ahead import DraftAhead
 from outrider.workers.proposers.drafting import (
     DraftingRow,
     RowSamplers,
     draft_in_one_call,
     ids_to_score,
+    last_tokens,
     start_drafting,
     take_step,
 )
@@ -38,6 +43,7 @@ from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.draft import draft_sample
 from outrider.workers.sampling.rows import LogitSpan
 from outrider.workers.sampling.verify import VerificationMode
+from outrider.workers.scratch_rows import ScratchRows
 
 
 class DraftProposer(Proposer):
@@ -49,8 +55,14 @@ class DraftProposer(Proposer):
     """
 
     def __init__(
-        self, rows: RowTable, runner: Runner, ops: Ops, verification: VerificationMode
+        self,
+        rows: RowTable,
+        runner: Runner,
+        ops: Ops,
+        verification: VerificationMode,
+        scratch: ScratchRows | None = None,
     ) -> None:
+        """With `scratch` it can draft ahead of outcomes."""
         self._rows = rows
         self.runner = runner
         self._ops = ops
@@ -62,6 +74,7 @@ class DraftProposer(Proposer):
         self._rounds: dict[int, tuple[int, int, int]] = {}
         self._deferred: list[CatchUpChunk] = []  # deferred by the last plan
         self._replayed = ReplayedAcceptance(runner, ops)
+        self._ahead = None if scratch is None else DraftAhead(runner, ops, scratch)
 
     def follow(self, plan: StepPlan) -> None:
         # First, since the plan may reassign blocks, or share those that catch-up writes.
@@ -75,16 +88,25 @@ class DraftProposer(Proposer):
 
     def propose(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """Drafts; defers the catch-up of other rows to `catch_up`."""
-        chunks, drafting, last_of = self._begin_round(plan)
+        fed, drafting = self._begin_round(plan)
         least = plan.least_survival
-        if chunks and not self._draft_in_one_call(chunks, drafting, least):
-            self._draft_step_by_step(chunks, drafting, last_of, least)
+        if self._ahead is not None:
+            for each in drafting:
+                self._ahead.take(each, fed[each.row].start)
+        if fed and not self._draft_in_one_call(fed, drafting, least):
+            self._draft_step_by_step(fed, drafting, least)
         # Added: a plan with catch-up only may come before the verdict of a round.
-        fed = {chunk.row: chunk for chunk in chunks}
         for each in drafting:
             known = fed[each.row]
             self._rounds[each.row] = (known.start, len(known.tokens), len(each.span.drafts))
+        if self._ahead is not None:
+            self._ahead.begin(drafting)
         return {each.row: each.proposal for each in drafting}
+
+    def draft_ahead(self, plan: StepPlan, has_outcome: Callable[[], bool]) -> None:
+        """Draft for `plan` while the target verifies the last round, until its outcome is there."""
+        if self._ahead is not None:
+            self._ahead.draft(plan, has_outcome)
 
     def observe(self, verdict: Verdict) -> None:
         self._rows.commit(verdict)
@@ -101,6 +123,10 @@ class DraftProposer(Proposer):
                 counts = (known, row.base_len - known, row.num_drafted, row.num_accepted)
                 computed[row.row] = self._kv_rule(*counts, row.base_len)
 
+    def take_ahead_counts(self) -> AheadCounts:
+        """Of `draft_ahead`, since the last call."""
+        return NONE_AHEAD if self._ahead is None else self._ahead.take_counts()
+
     def measure_costs(self, target: Runner) -> StepCosts:
         return measure_step(target, self.runner, self._ops)
 
@@ -111,6 +137,8 @@ class DraftProposer(Proposer):
         self.computed |= {init.row: init.draft_cached for init in rows}
         self._samplers.clear()
         self._rounds, self._deferred = {}, []
+        if self._ahead is not None:
+            self._ahead.begin(())
 
     def catch_up(self) -> None:
         """Compute what the last plan deferred, in one ragged pass. Includes rows that have ended
@@ -123,13 +151,11 @@ class DraftProposer(Proposer):
     def take_agreements(self) -> tuple[Agreement, ...]:
         return self._replayed.take()
 
-    def _begin_round(self, plan: StepPlan) -> tuple[list[RowChunk], list[DraftingRow], list[int]]:
-        """The chunks that drafting rows lack, the drafting rows, and the index of the last token of
-        each. Defers the chunks of other rows."""
-        chunks: list[RowChunk] = []
+    def _begin_round(self, plan: StepPlan) -> tuple[dict[int, RowChunk], list[DraftingRow]]:
+        """The chunks that rows with a depth lack, by row, and those that draft. Defers the chunks
+        of other rows."""
+        fed: dict[int, RowChunk] = {}
         drafting: list[DraftingRow] = []
-        last_of: list[int] = []
-        total = 0
         for planned in plan.rows:
             if not planned.draft_tokens:
                 continue
@@ -145,26 +171,24 @@ class DraftProposer(Proposer):
             if not planned.depth:
                 self._defer(chunk, planned.generation)
                 continue
-            chunks.append(chunk)
-            total += end - start
+            fed[row] = chunk
             if planned.proposer == DRAFT and end == len(tokens):
                 sampler = self._samplers[row]
                 if sampler.can_choose:
                     span = LogitSpan(sampler, tokens, drafts=[])
                     drafting.append(start_drafting(row, planned.depth, planned.generation, span))
-                    last_of.append(total - 1)
-        return chunks, drafting, last_of
+        return fed, drafting
 
     def _draft_in_one_call(
-        self, chunks: list[RowChunk], drafting: list[DraftingRow], least: float
+        self, fed: dict[int, RowChunk], drafting: list[DraftingRow], least: float
     ) -> bool:
         """Draft the whole round in one call, if there is a single row; returns whether it did."""
-        if len(chunks) != 1 or not drafting:
+        if len(fed) != 1 or not drafting:
             return False
         [each] = drafting
-        if not each.span.sampler.is_greedy and self._verification != "shared":
+        if each.span.drafts or (not each.span.sampler.is_greedy and self._verification != "shared"):
             return False
-        guesses = draft_in_one_call(self.runner, chunks[0], each.depth, each.span, least)
+        guesses = draft_in_one_call(self.runner, fed[each.row], each.depth, each.span, least)
         if guesses is None:
             return False
         each.span.drafts = guesses.tokens
@@ -172,13 +196,26 @@ class DraftProposer(Proposer):
         return True
 
     def _draft_step_by_step(
-        self, chunks: list[RowChunk], drafting: list[DraftingRow], last_of: list[int], least: float
+        self, fed: dict[int, RowChunk], drafting: list[DraftingRow], least: float
     ) -> None:
-        """One ragged pass over the chunks, and one for each draft token but the last."""
-        if not drafting:
-            self.runner.forward(chunks)
+        """One ragged pass over what rows lack, and one for each draft token but the last. Rows that
+        were drafted ahead go on behind their drafts."""
+        begun = {each.row for each in drafting if each.span.drafts}
+        active = [each for each in drafting if each.row not in begun or each.continues(least)]
+        chunks = [chunk for row, chunk in fed.items() if row not in begun]
+        chunks += last_tokens([each for each in active if each.row in begun])
+        if not active:
+            if chunks:
+                self.runner.forward(chunks)
             return
-        active, indices = drafting, last_of
+        ends = dict(
+            zip(
+                [chunk.row for chunk in chunks],
+                accumulate(len(chunk.tokens) for chunk in chunks),
+                strict=True,
+            )
+        )
+        indices = [ends[each.row] - 1 for each in active]
         while active:
             spans = [each.span for each in active]
             num_ids = ids_to_score(spans, self.runner.vocab_size, self._verification)
@@ -186,7 +223,7 @@ class DraftProposer(Proposer):
             step = draft_sample(logits, spans, self._ops, self._verification, self.runner.vocab)
             take_step(active, step)
             active = [each for each in active if each.continues(least)]
-            chunks, indices = _last_drafts(active), list(range(len(active)))
+            chunks, indices = last_tokens(active), list(range(len(active)))
 
     def _defer(self, chunk: RowChunk, generation: int) -> None:
         row, end = self._rows[chunk.row], chunk.start + len(chunk.tokens)
@@ -195,10 +232,3 @@ class DraftProposer(Proposer):
             sampler = self._samplers[chunk.row]
             span = output_span(sampler, row.tokens, chunk.start, end, self._verification)
         self._deferred.append(CatchUpChunk(chunk, generation, span))
-
-
-def _last_drafts(active: list[DraftingRow]) -> list[RowChunk]:
-    return [
-        RowChunk(each.row, each.span.base_len + len(each.span.drafts) - 1, each.span.drafts[-1:])
-        for each in active
-    ]

@@ -114,3 +114,15 @@ def take_step(active: Sequence[DraftingRow], step: DraftSample) -> None:
         each.confidences.append(confidences[index])
         if step.q is not None:
             each.q.append(step.q[index])
+
+
+def last_tokens(active: Sequence[DraftingRow]) -> list[RowChunk]:
+    """The last token of each row, drafted or known, as the next pass reads it."""
+    return [
+        RowChunk(
+            each.row,
+            each.span.base_len + len(each.span.drafts) - 1,
+            [(each.span.drafts or each.span.tokens)[-1]],
+        )
+        for each in active
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from outrider.kernels.ops import Ops
@@ -18,16 +19,19 @@ from outrider.workers.heads.base import Head
 from outrider.workers.heads.runner import HeadRunner
 from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.kv import KVCache
+from outrider.workers.proposers.draft_ahead import DraftAhead
 from outrider.workers.ranks.costs import RankCosts
 from outrider.workers.ranks.draft import DraftRankWorker
 from outrider.workers.ranks.host_draft import HostDraft
 from outrider.workers.ranks.host_target import HostTarget
 from outrider.workers.ranks.target import TargetRankWorker
 from outrider.workers.runner import Runner
+from outrider.workers.scratch_rows import ScratchRows
 
 # Tokens a row usually has in a pass: a span verified at the default depth; what a draft lacks after
 # full acceptance.
 _QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
+_DEEPEST_AHEAD = 8  # deeper rounds are not drafted ahead
 
 
 class BuiltTarget(NamedTuple):
@@ -77,8 +81,21 @@ class RankBuilder:
         free = free_kv_bytes(device, settings.gpu_memory_utilization)
         return max(free - cuda_graph_bytes(self.decoder), 0) if can_capture(self.group) else free
 
+    @property
+    def _scratch(self) -> tuple[int, int] | None:
+        """The number of scratch rows to draft ahead on, and of blocks of each; None: it cannot."""
+        if self.role != Role.DRAFT or self.is_on_device or self.group.size > 1:
+            return None
+        if self.settings.verification != "shared":
+            return None
+        num_tokens = 2 * min(self.bounds.depth, _DEEPEST_AHEAD)  # of a round, and of the next
+        blocks_each = -(-num_tokens // self.settings.block_size) + 1
+        return 2 * DraftAhead.max_branches, blocks_each
+
     def runner(self, num_blocks: int, vocab_size: int, kind: type[Runner] = Runner) -> Runner:
         placement, decoder, bounds = self.placement, self.decoder, self.bounds
+        if self._scratch is not None:
+            num_blocks += prod(self._scratch)
         kv = KVCache(
             decoder.spec,
             num_blocks,
@@ -110,7 +127,9 @@ class RankBuilder:
         if not self.is_on_device:
             hold(runner.release_graphs)
             ready = self._prepare_on_host(runner, None, secret)
-            return BuiltDraft(HostDraft.build(runner, self._ops, self.settings), ready)
+            scratch = ScratchRows(runner, *self._scratch) if self._scratch else None
+            ready = replace(ready, max_branches=DraftAhead.max_branches if scratch else 0)
+            return BuiltDraft(HostDraft.build(runner, self._ops, self.settings, scratch), ready)
         from outrider.workers.ranks.device_draft import DeviceDraft, build_draft_step
 
         step = build_draft_step(runner, self._ops, self.settings, self.bounds)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings, StepBounds
-from outrider.scheduler.types import Agreement, RowInit, StepPlan
+from outrider.scheduler.types import NONE_AHEAD, Agreement, AheadCounts, RowInit, StepPlan
 from outrider.workers.gpu.draft_step import DraftStep
 from outrider.workers.gpu.link_rings import LinkRings, RingShape
 from outrider.workers.gpu.stream_counter import can_wait
@@ -43,7 +43,7 @@ class DeviceDraft:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self._step.adopt(epoch, rows)
 
-    def prepare(self, plan: StepPlan) -> None:
+    def prepare(self, plan: StepPlan, has_outcome: Callable[[], bool]) -> None:
         self._step.prepare(plan)
 
     def follow(self, plan: StepPlan) -> None:
@@ -53,6 +53,9 @@ class DeviceDraft:
         started = self._step.propose(plan)
         writer = RoundWriter(plan, self._step.base_lens(started.rows))
         return writer.write(started.wait())
+
+    def take_ahead_counts(self) -> AheadCounts:
+        return NONE_AHEAD
 
     def observe(self, outcome: PackedOutcome) -> None:
         self._step.observe(outcome)

@@ -6,13 +6,13 @@ Catch-up comes after that, in parallel with the target's pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.errors import OutriderError
 from outrider.links.channel import Channel
 from outrider.links.rank_messages import Adopt, DraftGroupJoined, DraftReport, Join, StepPlans
-from outrider.scheduler.types import Agreement, RowInit, StepPlan
+from outrider.scheduler.types import Agreement, AheadCounts, RowInit, StepPlan
 from outrider.trace import TracedMethod
 from outrider.workers.groups.collective import Collective
 from outrider.workers.ranks.inbox import RankInbox
@@ -40,14 +40,18 @@ class DraftRankWorker(Protocol):
 
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None: ...
 
-    def prepare(self, plan: StepPlan) -> None:
+    def prepare(self, plan: StepPlan, has_outcome: Callable[[], bool]) -> None:
         """The one outcome that is missing before this plan is that of the plan before: do what can
-        be done ahead of it."""
+        be done ahead of it, until it is there."""
         ...
 
     def follow(self, plan: StepPlan) -> None: ...
 
     def propose(self, plan: StepPlan) -> PackedRound: ...
+
+    def take_ahead_counts(self) -> AheadCounts:
+        """What drafting ahead came to since the last call."""
+        ...
 
     def observe(self, outcome: PackedOutcome) -> None: ...
 
@@ -103,14 +107,15 @@ class DraftRank:
         self._num_due += bool(self._outcomes.before(uses_draft=uses_draft))
         if uses_draft:
             if self._has_drafted and self._is_alone:
-                self._worker.prepare(plan)
+                self._worker.prepare(plan, self._mailbox.has_outcome)
             self._observe_outcomes()
         start_s = time.perf_counter()
         self._worker.follow(plan)
         if uses_draft:
             drafted = self._worker.propose(plan)
             if plan.has_round:
-                self._mailbox.post(plan, drafted, time.perf_counter() - start_s)
+                draft_s = time.perf_counter() - start_s
+                self._mailbox.post(plan, drafted, draft_s, self._worker.take_ahead_counts())
             if plan.catches_up:
                 self._catch_up(plan.step)
         self._has_drafted = uses_draft

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.kernels.ops import Ops
 from outrider.links.rank_messages import RankSettings
-from outrider.scheduler.types import Agreement, Proposal, RowInit, StepPlan, Verdict
+from outrider.scheduler.types import Agreement, AheadCounts, Proposal, RowInit, StepPlan, Verdict
 from outrider.workers.proposers.draft_model import DraftProposer
 from outrider.workers.ranks.packed_outcome import PackedOutcome
 from outrider.workers.ranks.packed_round import PackedRound, pack_round
 from outrider.workers.rows import RowTable
 from outrider.workers.runner import Runner
 from outrider.workers.sampling.verify import verification_mode
+from outrider.workers.scratch_rows import ScratchRows
 
 if TYPE_CHECKING:
     from outrider.workers.gpu.link_rings import LinkRings
@@ -31,6 +32,10 @@ class DraftWorker(Protocol):
 
     def observe(self, verdict: Verdict) -> None: ...
 
+    def draft_ahead(self, plan: StepPlan, has_outcome: Callable[[], bool]) -> None: ...
+
+    def take_ahead_counts(self) -> AheadCounts: ...
+
     def catch_up(self) -> None: ...
 
     def take_agreements(self) -> tuple[Agreement, ...]: ...
@@ -41,9 +46,11 @@ class HostDraft:
         self._draft = draft
 
     @classmethod
-    def build(cls, runner: Runner, ops: Ops, settings: RankSettings) -> HostDraft:
+    def build(
+        cls, runner: Runner, ops: Ops, settings: RankSettings, scratch: ScratchRows | None
+    ) -> HostDraft:
         rows, verification = RowTable(runner.num_rows), verification_mode(settings.verification)
-        return cls(DraftProposer(rows, runner, ops, verification))
+        return cls(DraftProposer(rows, runner, ops, verification, scratch))
 
     ring_shape = None
 
@@ -53,14 +60,17 @@ class HostDraft:
     def adopt(self, epoch: int, rows: Sequence[RowInit]) -> None:
         self._draft.adopt(epoch, rows)
 
-    def prepare(self, plan: StepPlan) -> None:
-        """Nothing: a pass needs the text."""
+    def prepare(self, plan: StepPlan, has_outcome: Callable[[], bool]) -> None:
+        self._draft.draft_ahead(plan, has_outcome)
 
     def follow(self, plan: StepPlan) -> None:
         self._draft.follow(plan)
 
     def propose(self, plan: StepPlan) -> PackedRound:
         return pack_round(plan, self._draft.propose(plan))
+
+    def take_ahead_counts(self) -> AheadCounts:
+        return self._draft.take_ahead_counts()
 
     def observe(self, outcome: PackedOutcome) -> None:
         self._draft.observe(outcome.verdict())

@@ -21,7 +21,7 @@ from outrider.links.channel import wait_any
 from outrider.links.codec import RANK_CODEC
 from outrider.links.frames import LinkError
 from outrider.links.rank_messages import LinkOpened, OutcomeMail, RoundMail, RoundPart
-from outrider.scheduler.types import Proposal, StepPlan, Ticket
+from outrider.scheduler.types import NONE_AHEAD, AheadCounts, Proposal, StepPlan, Ticket
 from outrider.workers.groups.collective import Collective
 from outrider.workers.ranks.inbox import RankInbox
 from outrider.workers.ranks.outcome_batches import OutcomeBatches
@@ -57,6 +57,7 @@ class ReceivedRound(NamedTuple):
     q: Tensor | None = None
     draft_s: float = 0.0
     transfer_s: float = 0.0
+    ahead: AheadCounts = NONE_AHEAD  # since the round before
 
     def proposals(self, plan: StepPlan) -> Mapping[int, Proposal]:
         """By row; empty if the round was lost."""
@@ -150,7 +151,7 @@ class TargetMailbox:
         # After catching up the draft was late for another reason than this round.
         draft_s = min(found.draft_s, waited_s)
         transfer_s = waited_s - draft_s if found.was_idle else 0.0
-        return ReceivedRound(message, q, draft_s, transfer_s)
+        return ReceivedRound(message, q, draft_s, transfer_s, found.ahead)
 
     def _receive_together(self, plan: StepPlan) -> tuple[RoundMail | None, Tensor, Tensor | None]:
         """The round on all ranks, or that it has not come yet: a collective must not wait long."""
@@ -241,9 +242,13 @@ class DraftMailbox:
         self._link = link
         self._inbox.proposal_channel = link.channel
 
+    def has_outcome(self) -> bool:
+        """Whether `receive` would return at once, or fail."""
+        return self._link is None or bool(wait_any([self._link.channel], 0.0))
+
     def receive(self) -> list[PackedOutcome]:
         """Wait for the next batch of outcomes."""
-        self.was_idle = self._link is None or not wait_any([self._link.channel], 0.0)
+        self.was_idle = self._link is None or not self.has_outcome()
         if self._group.size == 1:
             outcomes = self._next(None)
         else:
@@ -252,7 +257,9 @@ class DraftMailbox:
         assert outcomes is not None
         return [PackedOutcome.from_bytes(each) for each in outcomes.outcomes]
 
-    def post(self, plan: StepPlan, drafted: PackedRound, draft_s: float) -> None:
+    def post(
+        self, plan: StepPlan, drafted: PackedRound, draft_s: float, ahead: AheadCounts = NONE_AHEAD
+    ) -> None:
         """Send a round; called by all ranks of the draft."""
         link = self._link
         if link is None:
@@ -262,8 +269,8 @@ class DraftMailbox:
             link.transfer.post(drafted.q)
         else:
             parts = _parts(drafted.q)
-        messages = [RoundMail(plan.step, draft_s, self.was_idle, packed, len(parts)), *parts]
-        for message in messages:
+        mail = RoundMail(plan.step, draft_s, self.was_idle, packed, len(parts), ahead)
+        for message in (mail, *parts):
             self._send(link, message)
 
     def _next(self, timeout_s: float | None) -> OutcomeMail | None:

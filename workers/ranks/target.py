@@ -150,7 +150,7 @@ class TargetRank:
             waited_s = drafted.draft_s + drafted.transfer_s
             timed = replace(verdict, draft_s=verdict.draft_s + waited_s)
             is_lost = self._mailbox.has_lost_link
-            self._channel.send(VerifyResult(timed, is_lost, drafted.transfer_s))
+            self._channel.send(VerifyResult(timed, is_lost, drafted.transfer_s, drafted.ahead))
         self._worker.observe(verdict)
 
     def _report_long_wait(self, step: int) -> None:

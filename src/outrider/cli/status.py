@@ -177,6 +177,10 @@ def _load_rows(engine: EngineStatus) -> dict[str, str]:
     if not engine.models:
         rows["proposals over"] = engine.proposal_backend or "-"
         rows["draft lost"] = f"{engine.draft_losses} times"
+    ahead = engine.counters.ahead
+    if ahead.rounds:
+        rate = ahead.hits / ahead.rounds
+        rows["drafted ahead"] = f"{rate:.1%} hits ({ahead.hits} of {ahead.rounds} rounds)"
     if engine.drafted_tokens:
         rate = engine.accepted_tokens / engine.drafted_tokens
         rows["acceptance"] = f"{rate:.1%} ({engine.accepted_tokens} of {engine.drafted_tokens})"

@@ -36,6 +36,7 @@ PATHS: Mapping[str, str] = {
     "speculation_policy": "speculation.policy",
     "num_speculative_tokens": "speculation.num_speculative_tokens",
     "verification": "speculation.verification",
+    "draft_ahead": "speculation.draft_ahead",
     "ngram_min": "speculation.ngram_min",
     "ngram_max": "speculation.ngram_max",
     "ngram_prompt_lookup_min": "speculation.ngram_min",

@@ -22,7 +22,7 @@ from outrider.config.rules import (
     text_rule,
     whole,
 )
-from outrider.scheduler.policies import GOODPUT, POLICIES
+from outrider.scheduler.policies import AHEAD_AUTO, AHEAD_MODES, GOODPUT, POLICIES
 
 MAX_SPECULATIVE_TOKENS = 32
 
@@ -173,6 +173,12 @@ class SpeculationConfig(Validated):
         "shared",
         choice("shared", "rejection"),
         "shared gives the text plain decoding gives; rejection keeps its distribution only.",
+    )
+    draft_ahead: str = setting(
+        AHEAD_AUTO,
+        choice(*AHEAD_MODES),
+        "Whether a draft with processes of its own drafts ahead of the outcome of the target's "
+        "pass, behind the likeliest ones: auto if steps take less time so, on, off.",
     )
     ngram_min: int = setting(1, whole(1), "Shortest n-gram looked up in prompt and output.")
     ngram_max: int = setting(4, whole(1), "Longest n-gram looked up in prompt and output.")

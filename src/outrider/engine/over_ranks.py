@@ -233,6 +233,8 @@ class RankModels:
             texts_are_remote=True,
             exclusive=_exclusive(groups[0], config, pools.max_model_len),
         )
+        if len(groups) > 1:
+            self._scheduler.control.ahead.set_max_branches(groups[1].ready.max_branches)
         self.facts = EngineFacts(
             settings=config.without_secrets().to_settings(),
             vocab_size=described[0].vocab_size,
@@ -349,6 +351,7 @@ class RankModels:
             self.costs = _costs_of(self._target, group)
             if self.costs is not None:
                 self._scheduler.control.set_costs(self.costs)
+            self._scheduler.control.ahead.set_max_branches(group.ready.max_branches)
             if draft != self._sized_for:
                 self._settle_another(draft, num_blocks)
             self.draft.join(group, self._link_number)
@@ -411,7 +414,9 @@ class RankModels:
             proposal_backend=self._proposal_backend if self.draft.group is not None else "",
             proposal_sends=self.draft.num_rounds,
             draft_losses=self.draft.num_losses,
-            counters=dataclasses.replace(status.counters, transfer_s=self._worker.transfer_s),
+            counters=dataclasses.replace(
+                status.counters, transfer_s=self._worker.transfer_s, ahead=self._worker.ahead
+            ),
         )
 
     def _ranks(self) -> list[RankStatus]:

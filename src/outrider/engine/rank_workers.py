@@ -23,6 +23,7 @@ from outrider.links.rank_messages import (
     VerifyResult,
 )
 from outrider.scheduler.types import (
+    NONE_AHEAD,
     Agreement,
     DraftEvent,
     Outcome,
@@ -83,6 +84,7 @@ class RemoteTarget:
         self._round_s = 2 * TRANSFER_SHARE * stall_timeout_s
         self._read_s = 0.0  # time of the last verdict
         self.transfer_s = 0.0  # that the ranks waited for proposals beyond the time to draft them
+        self.ahead = NONE_AHEAD  # of all rounds
 
     def verify(self, plan: StepPlan, ticket: Ticket) -> Outcome:
         """Ranks run plans in order, so the next may be sent before this one's verdict is read."""
@@ -111,6 +113,7 @@ class RemoteTarget:
             raise OutriderError(f"the target sent {type(result).__name__} where a verdict was due")
         self._timeout.learn(num_tokens, self._read_s - start_s - result.verdict.draft_s)
         self.transfer_s += result.transfer_s
+        self.ahead = self.ahead.plus(result.ahead)
         if result.lost_link:
             self._draft.give_up(link)
         return self._draft.with_reports(result.verdict)

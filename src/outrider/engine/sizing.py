@@ -275,6 +275,7 @@ def _control(config: EngineConfig, costs: StepCosts | None) -> SpeculationContro
         seats=config.scheduler.num_seats,
         step_limit_s=None if limit_ms is None else limit_ms / 1e3,
         can_select=config.speculation.verification == "shared",
+        draft_ahead=config.speculation.draft_ahead,
     )
 
 

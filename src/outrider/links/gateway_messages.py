@@ -22,7 +22,7 @@ from outrider.links.speculation import (
     StepAccount,
 )
 from outrider.links.tags import message
-from outrider.scheduler.types import RequestSpec, RequestUpdate
+from outrider.scheduler.types import NONE_AHEAD, AheadCounts, RequestSpec, RequestUpdate
 
 # The revision of these messages; a gateway sends it as the rank of its `Hello`. It was 0 before the
 # first added field and grows with every one.
@@ -209,6 +209,7 @@ class EngineCounters:
     step_tokens: int = added_field(0)  # prompt tokens computed and output tokens
     # Histogram of steps by these, with the bounds `outrider.scheduler.types.STEP_TOKENS`.
     steps_by_tokens: tuple[int, ...] = added_field(())
+    ahead: AheadCounts = added_field(NONE_AHEAD)  # of drafting ahead of outcomes
 
 
 @message("EngineStatus")

@@ -17,7 +17,7 @@ from typing import Any
 from outrider.compat_fields import added_field
 from outrider.links.tags import message
 from outrider.scheduler.costs import CostTable
-from outrider.scheduler.types import Agreement, RowInit, StepPlan, Verdict
+from outrider.scheduler.types import NONE_AHEAD, Agreement, AheadCounts, RowInit, StepPlan, Verdict
 
 
 class Role(StrEnum):
@@ -168,7 +168,8 @@ class Allocate:
 @dataclass(frozen=True, slots=True)
 class Ready:
     """Rank to engine: ready for plans. The first rank of a group adds its measured pass times; see
-    `StepCosts`. `max_depth` bounds drafting; None: unbounded."""
+    `StepCosts`. `max_depth` bounds drafting; None: unbounded. `max_branches` is behind how many
+    outcomes a draft can draft ahead."""
 
     verify: CostTable | None = None
     first_draft: CostTable | None = None
@@ -177,6 +178,7 @@ class Ready:
     context_s: float = 0.0
     tile_tokens: int = 4
     max_depth: int | None = None
+    max_branches: int = added_field(0)
 
 
 @message("Join")
@@ -243,6 +245,7 @@ class VerifyResult:
     verdict: Verdict
     lost_link: bool = False
     transfer_s: float = 0.0  # time waited for proposals beyond the time to draft them
+    ahead: AheadCounts = added_field(NONE_AHEAD)  # since the verdict before
 
 
 @message("Awaiting")
@@ -309,6 +312,7 @@ class RoundMail:
     was_idle: bool  # the draft had to wait for the outcome before; else it was catching up
     packed: bytes  # see `outrider.workers.ranks.packed_round`
     num_parts: int = 0
+    ahead: AheadCounts = added_field(NONE_AHEAD)  # since the round before
 
 
 @message("RoundPart")

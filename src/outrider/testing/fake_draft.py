@@ -5,10 +5,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from outrider.catalog.proposers import DRAFT, kv_rule_of
-from outrider.scheduler.types import Agreement, Proposal, RowInit, StepPlan, Verdict
+from outrider.scheduler.types import (
+    NONE_AHEAD,
+    Agreement,
+    AheadCounts,
+    Proposal,
+    RowInit,
+    StepPlan,
+    Verdict,
+)
 from outrider.testing.fake_kv import require, text_hashes
 from outrider.testing.fake_model import FakeModel
 from outrider.workers.rows import RowTable
@@ -66,6 +74,14 @@ class FakeDraft:
             if drafted is not None and self._rows.is_current(row.row, row.generation):
                 terms = (row.base_len, 0, drafted, row.num_accepted, row.base_len)
                 self._computed[row.row] = kv_rule_of(DRAFT)(*terms)
+
+    def draft_ahead(self, plan: StepPlan, has_outcome: Callable[[], bool]) -> None:
+        """Branches of a fake would change nothing; it is late for the outcome now and then."""
+        if plan.num_branches and not has_outcome():
+            self._pause()
+
+    def take_ahead_counts(self) -> AheadCounts:
+        return NONE_AHEAD
 
     def catch_up(self) -> None:
         self._pause()

@@ -333,7 +333,7 @@ def test_a_draft_rank_sends_its_round_before_it_catches_up(folder: Path) -> None
         inbox, group = RankInbox(channel), SingleRankGroup()
         target = TargetMailbox(group, inbox, CPU, runner.vocab_size)
         own, others = (LinkOpener(board.store(), SECRET, CPU, 10.0) for _ in range(2))
-        draft = HostDraft.build(runner, OPS, RANK_SETTINGS)
+        draft = HostDraft.build(runner, OPS, RANK_SETTINGS, None)
         rank: Any = DraftRank(channel, inbox, group, own, draft)
         met = threading.Thread(target=lambda: target.add(others.listen(1)))
         met.start()

@@ -27,7 +27,6 @@ from outrider.restarts import Restarts, draft_lost
 
 logger = logging.getLogger(__name__)
 
-_RANK_COMMAND = (sys.executable, "-m", "outrider.workers")
 _WATCH_S = 0.2
 _STOP_TIMEOUT_S = 5.0
 
@@ -90,6 +89,8 @@ def blame_ranks(ranks: RankLauncher) -> Iterator[None]:
 class SpawnedRanks:
     """Starts every rank as a child of this process, on this host, without Ray. Restarts a draft
     group that died; ends all of them on `close`."""
+
+    command = (sys.executable, "-m", "outrider.workers")
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class SpawnedRanks:
                 self._give_up_reason = ""
 
     def _start_rank(self, role: str, rank: int) -> subprocess.Popen[bytes]:
-        command = [*_RANK_COMMAND, "--engine", self.address]
+        command = [*self.command, "--engine", self.address]
         command += ["--role", role, "--rank", str(rank), "--size", str(self._sizes[role])]
         with open_log(self._log_path(role, rank)) as log:
             return subprocess.Popen(
