@@ -1,22 +1,24 @@
-"""Drafting ahead of outcomes beside drafting behind them, target and draft on a core each.
+"""Drafting ahead of outcomes beside drafting after them, target and draft on a core each.
 
     python -m outrider.benchmarks.draft_ahead [--target-ms 11.5 --draft-ms 0.88] [--json FILE]
 
 Engines whose ranks are child processes with one thread each write the same texts in turns. Times
-are those of whole texts from the first token on, as ratios text by text. With `--target-ms` and
-`--draft-ms` passes take these times, `--scale` times as long: what larger models would gain.
+are those of whole texts from the first token on, compared text by text. With `--target-ms` and
+`--draft-ms` passes take these times, `--scale` times as long: what models of these times, on
+devices of their own, would gain at batch size 1.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import platform
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -27,61 +29,108 @@ from outrider.engine.llm import LLM
 from outrider.scheduler.params import SamplingParams
 from outrider.scheduler.policies import AHEAD_AUTO, AHEAD_OFF, AHEAD_ON
 from outrider.scheduler.types import AheadCounts
+from outrider.workers.proposers.draft_ahead import DraftAhead
 
 TARGET, DRAFT = "smollm2-135m-instruct", "smollm2-135m-draft"
 MODES = (AHEAD_OFF, AHEAD_ON, AHEAD_AUTO)
 
 
-def measure(
-    depth: int, temperature: float, num_prompts: int, num_tokens: int, rounds: int
-) -> dict[str, Any]:
-    engines = {
-        mode: LLM(
-            TARGET,
-            draft_model=DRAFT,
-            speculation_policy="fixed",
-            num_speculative_tokens=depth,
-            workers="processes",
-            num_threads=1,
-            draft_ahead=mode,
-            seed=1,
-        )
-        for mode in MODES
-    }
-    tokenizer = engines[AHEAD_OFF].get_tokenizer()
-    questions = select_questions(read_questions(), per_group=4)[:num_prompts]
-    prompts = [encode_question(question, tokenizer) for question in questions]
-    times: dict[str, list[float]] = {mode: [] for mode in MODES}
-    texts: dict[str, list[list[int]]] = {mode: [] for mode in MODES}
-    num_steps = 0
-    for turn in range(rounds + 1):
-        for number, prompt in enumerate(prompts):
+class Case(NamedTuple):
+    """What is measured, and the times that passes are given, if any."""
+
+    depth: int
+    temperature: float
+    num_prompts: int
+    num_tokens: int
+    rounds: int
+    pace: Pace | None = None
+    slowed_down: float = 1.0
+
+
+class _Measured:
+    """Of one mode."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.seconds: list[float] = []
+        self.texts: list[list[int]] = []
+        self.num_steps = 0
+        self.before = AheadCounts()
+
+    def decode(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        seconds, text, steps = _decode(self.llm, request_id, prompt, params)
+        self.seconds.append(seconds)
+        self.texts.append(text)
+        self.num_steps += steps
+
+    def start(self) -> None:
+        """Forget the warm-up."""
+        self.seconds, self.texts, self.num_steps = [], [], 0
+        self.before = self.llm.engine.built.status().counters.ahead
+
+    def counts(self) -> AheadCounts:
+        after = self.llm.engine.built.status().counters.ahead
+        return AheadCounts(*map(operator.sub, after, self.before))
+
+
+def measure(case: Case) -> dict[str, Any]:
+    modes = {mode: _Measured(_engine(case, mode)) for mode in MODES}
+    tokenizer = modes[AHEAD_OFF].llm.get_tokenizer()
+    questions = select_questions(read_questions(), per_group=4)[: case.num_prompts]
+    for turn in range(case.rounds + 1):
+        if turn == 1:  # the first turn warms up, and teaches which outcomes are likely
+            for each in modes.values():
+                each.start()
+        for number, question in enumerate(questions):
+            prompt = encode_question(question, tokenizer)
             params = SamplingParams(
-                temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=number
+                temperature=case.temperature,
+                max_tokens=case.num_tokens,
+                ignore_eos=True,
+                seed=number,
             )
-            for mode, llm in engines.items():
-                seconds, text, steps = _decode(llm, f"{turn}/{number}", prompt, params)
-                if turn:  # the first turn warms up, and teaches which outcomes are likely
-                    times[mode].append(seconds)
-                    texts[mode].append(text)
-                    num_steps += steps if mode == AHEAD_OFF else 0
-    counts = {mode: _counts(llm) for mode, llm in engines.items()}
-    for llm in engines.values():
-        llm.close()
-    ahead = counts[AHEAD_ON]
-    best = min(AHEAD_OFF, AHEAD_ON, key=lambda mode: sum(times[mode]))
+            for each in modes.values():
+                each.decode(f"{turn}/{number}", prompt, params)
+    row = _row(case, modes)
+    for each in modes.values():
+        each.llm.close()
+    return row
+
+
+def _engine(case: Case, mode: str) -> LLM:
+    return LLM(
+        TARGET,
+        draft_model=DRAFT,
+        speculation_policy="fixed",
+        num_speculative_tokens=case.depth,
+        workers="processes",
+        num_threads=1,
+        draft_ahead=mode,
+        seed=1,
+    )
+
+
+def _row(case: Case, modes: dict[str, _Measured]) -> dict[str, Any]:
+    off, on, auto = (modes[mode] for mode in MODES)
+    best = min(off, on, key=lambda each: sum(each.seconds))
+    ahead = on.counts()
+    pace = case.pace
+    sequential_s = sum(off.seconds) / off.num_steps / case.slowed_down
     return {
-        "depth": depth,
-        "temperature": temperature,
-        "ms_per_step": round(1e3 * sum(times[AHEAD_OFF]) / num_steps, 2),
-        "ms_per_token": {
-            mode: round(1e3 * sum(times[mode]) / sum(map(len, texts[mode])), 2) for mode in MODES
-        },
-        "ahead_over_sequential": _ratio(times[AHEAD_OFF], times[AHEAD_ON]),
-        "auto_over_best": _ratio(times[best], times[AHEAD_AUTO]),
-        "hit_rate": round(ahead.hits / ahead.rounds, 3) if ahead.rounds else None,
-        "used_tokens": round(ahead.used / ahead.drafted, 3) if ahead.drafted else None,
-        "same_text": all(texts[mode] == texts[AHEAD_OFF] for mode in MODES),
+        "depth": case.depth,
+        "temperature": case.temperature,
+        "target_ms": pace and round(1e3 * pace.target / case.slowed_down, 3),
+        "draft_ms": pace and round(1e3 * pace.draft / case.slowed_down, 3),
+        "slowed_down": case.slowed_down,
+        "branches": pace.max_branches if pace else DraftAhead.max_branches,
+        "texts": len(on.texts),
+        "tokens": case.num_tokens,
+        "sequential_ms_per_step": round(1e3 * sequential_s, 2),
+        "speedup_ahead": _speedup(off, on),
+        "speedup_auto_over_better": _speedup(best, auto),
+        "hit_rate": round(ahead.hits / max(ahead.rounds, 1), 3),
+        "used_share": round(ahead.used / max(ahead.drafted, 1), 3),
+        "same_text": off.texts == on.texts == auto.texts,
     }
 
 
@@ -99,14 +148,10 @@ def _decode(
     return time.perf_counter() - start_s, list(output.outputs[0].token_ids), steps
 
 
-def _counts(llm: LLM) -> AheadCounts:
-    return llm.engine.built.status().counters.ahead
-
-
-def _ratio(base_s: list[float], own_s: list[float]) -> float:
-    """Of speeds: the median over texts."""
-    pairs = zip(base_s, own_s, strict=True)
-    return round(statistics.median(base / own for base, own in pairs), 3)
+def _speedup(base: _Measured, own: _Measured) -> float:
+    """The median over texts."""
+    pairs = zip(base.seconds, own.seconds, strict=True)
+    return round(statistics.median(base_s / own_s for base_s, own_s in pairs), 3)
 
 
 def main(
@@ -122,23 +167,21 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Add rows to this file.")] = None,
 ) -> None:
     """Measure what drafting ahead gains."""
-    is_paced = target_ms > 0
-    if is_paced:
-        set_pace(Pace(scale * target_ms / 1e3, scale * draft_ms / 1e3, branches))
+    pace = None
+    if target_ms:
+        pace = Pace(scale * target_ms / 1e3, scale * draft_ms / 1e3, branches)
+        set_pace(pace)
         SpawnedRanks.command = (sys.executable, "-m", "outrider.benchmarks.paced_rank")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     rows = []
-    for depth in depths.split(","):
-        for temperature in temperatures.split(","):
-            row = measure(int(depth), float(temperature), prompts, tokens, rounds)
-            if is_paced:
-                row |= {"target_ms": target_ms, "draft_ms": draft_ms, "slowed_down": scale}
-            rows.append(row)
+    for depth in map(int, depths.split(",")):
+        for temperature in map(float, temperatures.split(",")):
+            sizes = (prompts, tokens, rounds, pace, scale if pace else 1.0)
+            rows.append({"machine": machine} | measure(Case(depth, temperature, *sizes)))
             print(json.dumps(rows[-1]), flush=True)
     if json_file is not None:
         kept = json.loads(json_file.read_text()) if json_file.exists() else {}
-        kept.setdefault("draft_ahead", {"command": "python -m outrider.benchmarks.draft_ahead"})
-        kept["draft_ahead"]["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-        kept["draft_ahead"].setdefault("rows", []).extend(rows)
+        kept.setdefault("draft_ahead", []).extend(rows)
         json_file.write_text(json.dumps(kept, indent=2) + "\n")
 
 

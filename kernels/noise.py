@@ -51,14 +51,16 @@ def gumbel(
 
     Large values decide an argmax, and they come from small u, where floating point is densest.
     """
-    u = _unit_interval(noise_bits(seeds, streams, positions, num_tokens, first_id))
-    return u.neg_().log1p_().neg_().log_().neg_().float()
+    return _gumbel(noise_bits(seeds, streams, positions, num_tokens, first_id))
 
 
 def gumbel_of(seeds: Tensor, streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """As `gumbel`, for the tokens [n, m] alone."""
-    u = _unit_interval(_token_bits(_row_state(seeds, streams, positions).unsqueeze(-1), tokens))
-    return u.neg_().log1p_().neg_().log_().neg_().float()
+    return _gumbel(_token_bits(_row_state(seeds, streams, positions).unsqueeze(-1), tokens))
+
+
+def _gumbel(bits: Tensor) -> Tensor:
+    return _unit_interval(bits).neg_().log1p_().neg_().log_().neg_().float()
 
 
 def uniform(seeds: Tensor, streams: Tensor, positions: Tensor, indices: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from outrider.scheduler.costs import CostTable, StepCosts
-from outrider.scheduler.policies import AHEAD_OFF, AHEAD_ON
+from outrider.scheduler.costs import StepCosts
+from outrider.scheduler.policies import AHEAD_AUTO, AHEAD_OFF, AHEAD_ON
 
 _FIRST_TRIAL, _TRIAL = 384, 192  # steps, of both kinds in turns: disturbances meet both
 _TURN = 8  # steps of one kind
@@ -34,10 +34,8 @@ class AheadPlan(NamedTuple):
         """With what drafting is expected to delay."""
         if self.wait == 1.0:
             return costs
-        first, following = costs.first_draft, costs.next_draft
-        return replace(
-            costs, first_draft=_scaled(first, self.wait), next_draft=_scaled(following, self.wait)
-        )
+        first, following = (each.times(self.wait) for each in (costs.first_draft, costs.next_draft))
+        return replace(costs, first_draft=first, next_draft=following)
 
 
 SEQUENTIAL = AheadPlan()
@@ -49,7 +47,7 @@ class PassTimes(NamedTuple):
 
 
 class AheadControl:
-    """Plans every step; learns a few steps later what they took."""
+    """Plans steps; learns a few steps later what they took."""
 
     def __init__(self, mode: str = AHEAD_OFF) -> None:
         self.mode = mode
@@ -62,13 +60,18 @@ class AheadControl:
         self._choices.clear()
 
     def plan(self, num_rows: int) -> AheadPlan:
-        """For the next step, if it drafts."""
+        """For the next step; tell `count_step` if it drafts."""
         if self.mode == AHEAD_OFF or not self.max_branches or not num_rows:
             return SEQUENTIAL
         choice = self._of(num_rows)
         if self.mode == AHEAD_ON:
             return AheadPlan(self.max_branches, choice.wait.value)
-        return choice.next_plan(self.max_branches)
+        return choice.plan(self.max_branches)
+
+    def count_step(self, num_rows: int) -> None:
+        """The next step drafts, by the last plan for so many rows."""
+        if self.mode == AHEAD_AUTO and self.max_branches and num_rows:
+            self._of(num_rows).count_step()
 
     def observe(
         self, num_rows: int, plan: AheadPlan, drafting: PassTimes, verifying: PassTimes
@@ -105,8 +108,7 @@ class _Choice:
     ahead: _Average = field(default_factory=lambda: _Average(1.0))
     wait: _Average = field(default_factory=lambda: _Average(1.0))
 
-    def next_plan(self, max_branches: int) -> AheadPlan:
-        self._count_step()
+    def plan(self, max_branches: int) -> AheadPlan:
         is_ahead, is_settled = self.is_ahead, True
         if self.trial_left:
             turn, left = divmod(self.trial_left - 1, _TURN)
@@ -121,7 +123,7 @@ class _Choice:
         if plan.num_branches and drafting.expected_s > 0:
             self.wait.observe(min(drafting.seconds / drafting.expected_s, 1.0))
 
-    def _count_step(self) -> None:
+    def count_step(self) -> None:
         if self.rest_left:
             self.rest_left -= 1
             if not self.rest_left:
@@ -137,7 +139,3 @@ class _Choice:
         low, high = sorted((self.sequential.value, self.ahead.value))
         is_enough = min(self.sequential.count, self.ahead.count) >= _ENOUGH_STEPS
         return is_enough and high > _CLEARLY * low
-
-
-def _scaled(table: CostTable, factor: float) -> CostTable:
-    return replace(table, seconds=tuple(factor * each for each in table.seconds))

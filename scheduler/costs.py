@@ -32,6 +32,9 @@ class CostTable:
             slope = max(slope, (seconds[high] - seconds[0]) / (sizes[high] - sizes[0]), 0.0)
         return seconds[high] + slope * (size - sizes[high])
 
+    def times(self, factor: float) -> CostTable:
+        return replace(self, seconds=tuple(factor * each for each in self.seconds))
+
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
@@ -135,8 +138,8 @@ class LiveCosts:
             drafting *= _HOPE
         self.now = StepCosts(
             _scaled(measured.verify, ratios),
-            _scaled(measured.first_draft, [drafting] * len(measured.first_draft.sizes)),
-            _scaled(measured.next_draft, [drafting] * len(measured.next_draft.sizes)),
+            measured.first_draft.times(drafting),
+            measured.next_draft.times(drafting),
             measured.context_s * overall,
             measured.tile_tokens,
             measured.prefill_s * drafting,

@@ -180,6 +180,7 @@ class Planner:
         step.least_survival = choice.least_survival
         if any(choice.depths):
             step.ahead = self._control.ahead_plan
+            self._control.ahead.count_step(len(decoding.requests))
         return choice
 
     def _decode_rows(self, step: Step) -> tuple[DecodeRows, list[Request]]:

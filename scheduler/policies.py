@@ -16,7 +16,7 @@ from outrider.scheduler.depths import (
 from outrider.scheduler.goodput import goodput
 
 AHEAD_AUTO, AHEAD_ON, AHEAD_OFF = AHEAD_MODES = ("auto", "on", "off")
-"""Whether a draft on a device of its own drafts ahead of outcomes; see `ahead.py`."""
+"""Whether a draft in a rank of its own drafts ahead of outcomes; see `ahead.py`."""
 
 _LOW, _HIGH = 0.4, 0.8  # acceptance below which `threshold` goes down, above which it goes up
 _TRY_EVERY, _TRIES = 128, 8  # steps: acceptance is only learned by drafting

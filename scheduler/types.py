@@ -141,7 +141,7 @@ class StepPlan:
     """A row's drafting ends with the first draft whose estimated acceptance probability, with all
     before it, is below this."""
     num_branches: int = added_field(0)
-    """While the pass before runs, a draft on a device of its own may draft for this plan behind so
+    """While the pass before runs, a draft in a rank of its own may draft for this plan, after so
     many of that pass's possible outcomes."""
 
     @property

@@ -42,11 +42,11 @@ class ScratchRows:
         runner.kv.copy_blocks(table[first:last], own[: last - first])
         return row
 
-    def move_back(self, number: int, target: int, start: int, end: int) -> None:
-        """Make a scratch row's positions from `start` to `end` those of row `target`."""
+    def copy_back(self, number: int, row: int, start: int, end: int) -> None:
+        """Give `row` the KV of a scratch row from position `start` to `end`."""
         runner, size = self._runner, self._block_size
         own, first, last = runner.table(self._rows[number]), start // size, -(-end // size)
-        runner.kv.copy_blocks(own[first:last], runner.table(target)[first:last])
+        runner.kv.copy_blocks(own[first:last], runner.table(row)[first:last])
 
     def _own_blocks(self, number: int) -> list[int]:
         first = self._first_block + number * self._blocks_each

@@ -377,14 +377,16 @@ METRICS: tuple[MetricSpec, ...] = (
         "draft_ahead_hits",
         _C,
         _ENGINE,
-        "Rounds drafted ahead whose outcome was among the branches.",
+        "Rounds drafted ahead that began with the drafts of a branch.",
         _REPLICA,
     ),
+    MetricSpec("draft_ahead_tokens", _C, _ENGINE, "Tokens drafted in branches.", _REPLICA),
     MetricSpec(
-        "draft_ahead_tokens", _C, _ENGINE, "Draft tokens drafted in such branches.", _REPLICA
-    ),
-    MetricSpec(
-        "draft_ahead_used_tokens", _C, _ENGINE, "Of these, tokens that were proposed.", _REPLICA
+        "draft_ahead_used_tokens",
+        _C,
+        _ENGINE,
+        "Tokens drafted in branches that were proposed.",
+        _REPLICA,
     ),
     MetricSpec(
         "wait_time_seconds", _C, _ENGINE, "Time that the engine waited for verdicts.", _REPLICA

@@ -1,10 +1,10 @@
-"""Drafting ahead: while the target verifies a round, the draft drafts behind its likely outcomes.
+"""Drafting ahead: while the target verifies a round, the draft continues its likely outcomes.
 
 One pass over the last token and the drafts gives the scores at each position where the target may
-go on by itself. Branches behind the likeliest outcomes are drafted together, level by level, on
-scratch rows, until the outcome is there. If it is among them, its drafts are the next round at
-once; what is missing is drafted as usual. Nobody else needs to know: a branch has the tokens that
-the row would draft, for the same positions and noise.
+go on by itself. Branches, one for each of the likeliest outcomes, are drafted together on scratch
+rows, level by level, until the outcome is there. If it is among them, its drafts are the next round
+at once; what is missing is drafted as usual. Nobody else needs to know: a branch has the tokens
+that the row would draft, for the same positions and noise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from outrider.catalog.proposers import DRAFT
 from outrider.kernels.noise import NoiseStream, gumbel_of
 from outrider.kernels.ops import Ops
-from outrider.scheduler.types import NO_TOKEN, NONE_AHEAD, AheadCounts, StepPlan
+from outrider.scheduler.types import NONE_AHEAD, AheadCounts, StepPlan
 from outrider.workers.proposers.drafting import (
     DraftingRow,
     ids_to_score,
@@ -30,9 +30,9 @@ from outrider.workers.proposers.drafting import (
 )
 from outrider.workers.proposers.outcome_odds import (
     Alternatives,
-    Assumed,
     OutcomeOdds,
     RoundView,
+    RowOutcome,
 )
 from outrider.workers.runner import RowChunk, Runner
 from outrider.workers.sampling.chain import process_rows
@@ -55,7 +55,7 @@ class _Ahead:
     base_len: int
     sampler: RowSampler
     view: RoundView
-    branches: dict[Assumed, _Branch] = field(default_factory=dict)
+    branches: dict[RowOutcome, _Branch] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -99,23 +99,26 @@ class DraftAhead:
             return
         found = self._look(rounds)
         branches: list[_Branch] = []
-        for index, assumed in self._odds.likeliest([each.view for each in found], num_branches):
+        for index, outcome in self._odds.likeliest([each.view for each in found], num_branches):
             depth = depths[found[index].row, found[index].generation]
-            branches.append(self._branch(found[index], index, assumed, depth, len(branches)))
+            number = len(self._scratch) // 2 + len(branches)
+            branches.append(self._branch(found[index], index, outcome, depth, number))
         self._ahead = {each.row: each for each in found}
         self._draft_levels(branches, plan.least_survival, has_outcome)
 
-    def take(self, each: DraftingRow, start: int) -> None:
+    def begin_from_branch(self, each: DraftingRow, start: int) -> None:
         """If the row's text is that of a branch, its round begins with the branch's drafts, and its
         KV is valid up to the last of them; `start` is where the row's own KV ends."""
         ahead = self._ahead.pop(each.row, None)
         tokens = each.span.tokens
         if ahead is None or ahead.generation != each.generation or start < ahead.base_len - 1:
             return
-        *accepted, own = tokens[ahead.base_len :] or [NO_TOKEN]
+        if len(tokens) == ahead.base_len:
+            return
+        *accepted, own = tokens[ahead.base_len :]
         if accepted != list(ahead.view.drafts[: len(accepted)]):
             return
-        outcome = Assumed(len(accepted), own)
+        outcome = RowOutcome(len(accepted), own)
         self._odds.observe(ahead.view, outcome)
         branch = ahead.branches.get(outcome)
         drafts = [] if branch is None else list(branch.drafting.span.drafts[: each.depth])
@@ -123,7 +126,7 @@ class DraftAhead:
         self._counts = self._counts.plus(hit)
         if branch is None or not drafts:
             return
-        self._scratch.move_back(branch.number, each.row, start, len(tokens) + len(drafts) - 1)
+        self._scratch.copy_back(branch.number, each.row, start, len(tokens) + len(drafts) - 1)
         each.span.drafts = drafts
         each.confidences.extend(branch.drafting.confidences[: len(drafts)])
 
@@ -160,15 +163,15 @@ class DraftAhead:
         return found
 
     def _branch(
-        self, ahead: _Ahead, trunk: int, assumed: Assumed, depth: int, index: int
+        self, ahead: _Ahead, trunk: int, outcome: RowOutcome, depth: int, number: int
     ) -> _Branch:
-        number, start = len(self._scratch) // 2 + index, ahead.base_len - 1
-        known = ahead.base_len + assumed.num_accepted
-        row = self._scratch.fork(self._scratch.row(trunk), number, start, known)
-        tokens = [*ahead.tokens, *ahead.view.drafts[: assumed.num_accepted], assumed.token]
+        """On scratch row `number`, after the row's last token and drafts, which are on `trunk`."""
+        known = ahead.base_len + outcome.num_accepted
+        row = self._scratch.fork(self._scratch.row(trunk), number, ahead.base_len - 1, known)
+        tokens = [*ahead.tokens, *ahead.view.drafts[: outcome.num_accepted], outcome.token]
         span = LogitSpan(ahead.sampler, tokens, drafts=[])
         branch = _Branch(number, start_drafting(row, depth, ahead.generation, span))
-        ahead.branches[assumed] = branch
+        ahead.branches[outcome] = branch
         return branch
 
     def _draft_levels(

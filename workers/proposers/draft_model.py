@@ -92,7 +92,7 @@ class DraftProposer(Proposer):
         least = plan.least_survival
         if self._ahead is not None:
             for each in drafting:
-                self._ahead.take(each, fed[each.row].start)
+                self._ahead.begin_from_branch(each, fed[each.row].start)
         if fed and not self._draft_in_one_call(fed, drafting, least):
             self._draft_step_by_step(fed, drafting, least)
         # Added: a plan with catch-up only may come before the verdict of a round.

@@ -9,12 +9,12 @@ from math import exp
 from typing import NamedTuple
 
 _PRIOR_WEIGHT = 8.0  # observations
-_HALF_LIFE = 4096  # observations of a bucket, after which old ones count half
+_MAX_OBSERVATIONS = 4096  # of a bucket, after which all of them count half
 _CONFIDENCE_BUCKETS, _GAP_BUCKETS, _BUCKETS_PER_NAT = 16, 24, 2
 
 
-class Assumed(NamedTuple):
-    """An outcome: how many drafts are accepted, and the target's own token behind them."""
+class RowOutcome(NamedTuple):
+    """What comes of a row's round: accepted drafts, and the target's own token after them."""
 
     num_accepted: int
     token: int
@@ -51,7 +51,7 @@ class _Shares:
         return self._hits[bucket] / self._counts[bucket]
 
     def observe(self, bucket: int, *, hit: bool) -> None:
-        if self._counts[bucket] > _HALF_LIFE:
+        if self._counts[bucket] > _MAX_OBSERVATIONS:
             self._hits[bucket] /= 2
             self._counts[bucket] /= 2
         self._hits[bucket] += hit
@@ -72,19 +72,19 @@ class OutcomeOdds:
             for key in ((False, False), (False, True), (True, False), (True, True))
         }
 
-    def likeliest(self, rounds: Sequence[RoundView], count: int) -> list[tuple[int, Assumed]]:
+    def likeliest(self, rounds: Sequence[RoundView], count: int) -> list[tuple[int, RowOutcome]]:
         """The likeliest outcomes of all rounds together, with the index of their round."""
         found = nlargest(
             count,
             (
-                (chance, -index, assumed)
+                (chance, -index, outcome)
                 for index, view in enumerate(rounds)
-                for chance, assumed in self._outcomes(view)
+                for chance, outcome in self._outcomes(view)
             ),
         )
-        return [(-index, assumed) for _, index, assumed in found]
+        return [(-index, outcome) for _, index, outcome in found]
 
-    def observe(self, view: RoundView, outcome: Assumed) -> None:
+    def observe(self, view: RoundView, outcome: RowOutcome) -> None:
         num_drafts = len(view.drafts)
         for place in range(min(outcome.num_accepted + 1, num_drafts)):
             bucket = _confidence_bucket(view.confidences[place])
@@ -94,7 +94,7 @@ class OutcomeOdds:
         for token, gap in zip(seen.tokens, seen.gaps, strict=True):
             follows.observe(_gap_bucket(gap), hit=token == outcome.token)
 
-    def _outcomes(self, view: RoundView) -> Iterator[tuple[float, Assumed]]:
+    def _outcomes(self, view: RoundView) -> Iterator[tuple[float, RowOutcome]]:
         survival, num_drafts = 1.0, len(view.drafts)
         for place, seen in enumerate(view.alternatives):
             accepted = 0.0
@@ -103,7 +103,7 @@ class OutcomeOdds:
             follows = self._follows[view.is_greedy, place == num_drafts]
             ends = survival * (1 - accepted)
             for token, gap in zip(seen.tokens, seen.gaps, strict=True):
-                yield ends * follows[_gap_bucket(gap)], Assumed(place, token)
+                yield ends * follows[_gap_bucket(gap)], RowOutcome(place, token)
             survival *= accepted
 
 

@@ -31,7 +31,7 @@ from outrider.workers.scratch_rows import ScratchRows
 # Tokens a row usually has in a pass: a span verified at the default depth; what a draft lacks after
 # full acceptance.
 _QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
-_DEEPEST_AHEAD = 8  # deeper rounds are not drafted ahead
+_DEEPEST_AHEAD = 8  # the depth that scratch rows have blocks for
 
 
 class BuiltTarget(NamedTuple):

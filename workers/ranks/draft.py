@@ -80,6 +80,7 @@ class DraftRank:
         self._is_alone = group.size == 1  # else outcomes come in a collective, behind all else
         self._num_due = 0  # batches of outcomes that the target sends without being asked
         self._has_drafted = False  # in the last plan, so that its outcome comes alone
+        self._has_caught_up = False  # in the last plan
 
     def traced_methods(self) -> list[TracedMethod]:
         return [
@@ -126,11 +127,13 @@ class DraftRank:
 
     def _observe_outcomes(self) -> None:
         for _ in range(self._num_due):
-            for outcome in self._mailbox.receive():
+            for outcome in self._mailbox.receive(has_caught_up=self._has_caught_up):
                 self._worker.observe(outcome)
         self._num_due = 0
+        self._has_caught_up = False
 
     def _catch_up(self, step: int) -> None:
         caught_up_s, agreements = self._worker.catch_up()
+        self._has_caught_up = True
         if self._is_first:
             self._channel.send(DraftReport(step, caught_up_s, agreements))

@@ -148,7 +148,7 @@ class TargetMailbox:
         waited_s = time.perf_counter() - start_s
         if found is None:
             return ReceivedRound(message, q)
-        # After catching up the draft was late for another reason than this round.
+        # Late for having caught up: that is reported by itself, and is no part of this round.
         draft_s = min(found.draft_s, waited_s)
         transfer_s = waited_s - draft_s if found.was_idle else 0.0
         return ReceivedRound(message, q, draft_s, transfer_s, found.ahead)
@@ -236,7 +236,7 @@ class DraftMailbox:
         self._inbox = inbox
         self._device = device
         self._link: ProposalLink | None = None  # only in the first rank
-        self.was_idle = True  # whether the last outcomes had to be waited for
+        self.was_idle = True  # not late for having caught up: see `RoundMail`
 
     def use(self, link: ProposalLink) -> None:
         self._link = link
@@ -246,9 +246,9 @@ class DraftMailbox:
         """Whether `receive` would return at once, or fail."""
         return self._link is None or bool(wait_any([self._link.channel], 0.0))
 
-    def receive(self) -> list[PackedOutcome]:
-        """Wait for the next batch of outcomes."""
-        self.was_idle = self._link is None or not self.has_outcome()
+    def receive(self, *, has_caught_up: bool = False) -> list[PackedOutcome]:
+        """Wait for the next batch of outcomes. `has_caught_up`: meanwhile, so it may be late."""
+        self.was_idle = not (has_caught_up and self.has_outcome())
         if self._group.size == 1:
             outcomes = self._next(None)
         else:

@@ -177,8 +177,9 @@ class SpeculationConfig(Validated):
     draft_ahead: str = setting(
         AHEAD_AUTO,
         choice(*AHEAD_MODES),
-        "Whether a draft with processes of its own drafts ahead of the outcome of the target's "
-        "pass, behind the likeliest ones: auto if steps take less time so, on, off.",
+        "Whether a draft in ranks of its own drafts ahead, after the likeliest outcomes of the "
+        "target's pass while that runs: auto if steps take less time so, on, off. Only on CPUs, "
+        "with draft.tensor_parallel 1 and shared verification.",
     )
     ngram_min: int = setting(1, whole(1), "Shortest n-gram looked up in prompt and output.")
     ngram_max: int = setting(4, whole(1), "Longest n-gram looked up in prompt and output.")

@@ -309,7 +309,7 @@ class RoundMail:
 
     step: int
     draft_s: float
-    was_idle: bool  # the draft had to wait for the outcome before; else it was catching up
+    was_idle: bool  # else the outcome before came while the draft caught up
     packed: bytes  # see `outrider.workers.ranks.packed_round`
     num_parts: int = 0
     ahead: AheadCounts = added_field(NONE_AHEAD)  # since the round before

@@ -21,6 +21,7 @@ def run(
     rng, num_ahead = random.Random(seed), 0
     for _ in range(steps):
         plan = control.plan(rows)
+        control.count_step(rows)
         is_ahead = plan.num_branches > 0
         num_ahead += is_ahead
         noise = rng.lognormvariate(0, 0.1)
@@ -73,6 +74,13 @@ def test_what_is_hidden_makes_drafts_cheaper() -> None:
     assert costs.next_draft.at(1) == pytest.approx(1e-3 / 3)
     assert costs.verify == COSTS.verify
     assert AheadPlan(8).costs(COSTS) is COSTS
+
+
+def test_steps_without_drafts_are_no_trial() -> None:
+    made = control()
+    for _ in range(10 * STEPS):
+        made.plan(1)
+    assert run(made, 0.8) < 0.02
 
 
 def test_another_draft_starts_over() -> None:

@@ -64,7 +64,7 @@ class Pair:
     def __init__(self, folder: Path, seed: int, params: Sequence[SamplingParams]) -> None:
         self.rng = random.Random(seed)
         self.drafts = make_draft(folder), make_draft(folder, is_ahead=False)
-        self.step = 1
+        self.step, self.num_branches = 1, 8
         self.texts: list[list[int]] = []
         inits, rows = [], []
         for row, each in enumerate(params):
@@ -101,7 +101,9 @@ class Pair:
         """Draft ahead until then; the outcome; the next round."""
         self.step += 1
         rows = tuple(self._row(row, depth) for row, depth in enumerate(depths) if depth)
-        self.plan = StepPlan(1, self.step, rows, num_branches=8, least_survival=least)
+        self.plan = StepPlan(
+            1, self.step, rows, num_branches=self.num_branches, least_survival=least
+        )
         self.drafts[0].draft_ahead(self.plan, has_outcome)
         verdict = Verdict(1, self.step - 1, tuple(map(self._outcome, sorted(self.found))))
         for draft in self.drafts:
@@ -140,19 +142,30 @@ def test_proposals_are_those_of_drafting_behind_the_outcome(
     assert 0 < found.hits <= found.rounds and 0 < found.used < found.drafted
 
 
-def test_a_row_may_pause_and_stop_early(folder: Path) -> None:
+def test_a_row_may_stop_early(folder: Path) -> None:
     pair = Pair(folder, 5, [GREEDY, GREEDY])
-    for depths in ([2, 2], [0, 3], [0, 2], [3, 3], [2, 2], [2, 2]):
-        if depths[0] == 0:
-            pair.found.pop(0, None)
-        pair.next_step(NEVER, depths, 0.02)
+    lengths = []
+    for _ in range(10):
+        pair.next_step(NEVER, [3, 3], 0.05)
+        lengths += [len(each.tokens) for each in pair.found.values()]
+    assert set(lengths) > {1} and min(lengths) < 3
+    assert pair.drafts[0].take_ahead_counts().hits
 
 
+def test_a_row_may_pause(folder: Path) -> None:
+    pair = Pair(folder, 5, [GREEDY, GREEDY])
+    for depths in ([2, 2], [0, 3], [0, 2], [0, 2], [0, 3]):
+        pair.next_step(NEVER, depths)
+    assert pair.drafts[0].take_ahead_counts().hits
+
+
+@pytest.mark.parametrize(("num_branches", "is_there"), [(8, True), (0, False)])
 def test_nothing_is_drafted_where_no_branches_are_planned_or_the_outcome_is_there(
-    folder: Path,
+    folder: Path, num_branches: int, is_there: bool
 ) -> None:
     pair = Pair(folder, 1, [GREEDY])
-    pair.next_step(lambda: True, [2])
+    pair.num_branches = num_branches
+    pair.next_step(lambda: is_there, [2])
     assert pair.drafts[0].take_ahead_counts() == NONE_AHEAD
 
 
@@ -161,11 +174,11 @@ def test_a_row_that_is_adopted_has_no_branches(folder: Path) -> None:
     draft, text = pair.drafts[0], pair.texts[0]
     plan = StepPlan(1, 2, (pair._row(0, 2),), num_branches=8)
     draft.draft_ahead(plan, NEVER)
-    draft.adopt(
-        2, [RowInit(0, 1, SampleId(0, 0), (*text, 5), len(text), GREEDY, 7, proposer=DRAFT)]
-    )
-    rows = (pair._row(0, 2, len(text) + 1)._replace(draft_blocks=tuple(range(ROW_BLOCKS))),)
-    after = StepPlan(2, 1, rows, num_branches=8)
+    assert draft._ahead is not None and draft._ahead._ahead
+    known = (*text, pair.found[0].tokens[0], 5)
+    init = RowInit(0, 1, SampleId(0, 0), known, len(text), GREEDY, 7, draft_cached=len(text))
+    draft.adopt(2, [init])
+    after = StepPlan(2, 1, (pair._row(0, 2),), num_branches=8)
     draft.follow(after)
-    draft.propose(after)
+    assert draft.propose(after)[0].base_len == len(known)
     assert draft.take_ahead_counts().rounds == 0
