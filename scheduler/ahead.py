@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outrider.scheduler.costs import StepCosts
-from outrider.scheduler.policies import AHEAD_AUTO, AHEAD_OFF, AHEAD_ON
+from outrider.scheduler.policies import AHEAD_OFF, AHEAD_ON
 
-_FIRST_TRIAL, _TRIAL = 384, 192  # steps, of both kinds in turns: disturbances meet both
+_FIRST_TRIAL, _TRIAL = 256, 192  # steps, of both kinds in turns: disturbances meet both
 _TURN = 8  # steps of one kind
-_UNSETTLED = 2  # of these, that count for nothing: the step before them was of the other kind
+_UNSETTLED = 2  # of these, that count for nothing: the step before them was of the other kind; the
+# last counts for nothing either, since the draft works for the next meanwhile
 _REST = 4096  # steps between two trials
 _ENOUGH_STEPS, _CLEARLY = 24, 1.15  # after which a trial ends if one takes longer by this factor
 _WEIGHT = 0.01  # of a step, after the first
@@ -38,12 +39,8 @@ class AheadPlan(NamedTuple):
         return replace(costs, first_draft=first, next_draft=following)
 
 
-SEQUENTIAL = AheadPlan()
-
-
-class PassTimes(NamedTuple):
-    seconds: float
-    expected_s: float
+SEQUENTIAL = AheadPlan(is_settled=False)
+"""Of steps that are no sample."""
 
 
 class AheadControl:
@@ -60,7 +57,7 @@ class AheadControl:
         self._choices.clear()
 
     def plan(self, num_rows: int) -> AheadPlan:
-        """For the next step; tell `count_step` if it drafts."""
+        """For the next step; called once a step."""
         if self.mode == AHEAD_OFF or not self.max_branches or not num_rows:
             return SEQUENTIAL
         choice = self._of(num_rows)
@@ -68,20 +65,11 @@ class AheadControl:
             return AheadPlan(self.max_branches, choice.wait.value)
         return choice.plan(self.max_branches)
 
-    def count_step(self, num_rows: int) -> None:
-        """The next step drafts, by the last plan for so many rows."""
-        if self.mode == AHEAD_AUTO and self.max_branches and num_rows:
-            self._of(num_rows).count_step()
-
-    def observe(
-        self, num_rows: int, plan: AheadPlan, drafting: PassTimes, verifying: PassTimes
-    ) -> None:
-        """What a step with drafts took, and what its costs had said of its passes one after the
-        other."""
-        expected_s = drafting.expected_s + verifying.expected_s
-        if self.max_branches and plan.is_settled and expected_s > 0:
-            ratio = (drafting.seconds + verifying.seconds) / expected_s
-            self._of(num_rows).observe(plan, ratio, drafting)
+    def observe(self, num_rows: int, plan: AheadPlan, ratio: float, wait: float) -> None:
+        """A step whose drafts are all the draft model's took `ratio` of what its passes take one
+        after the other by the measured costs, and waited for `wait` of drafting by present ones."""
+        if self.max_branches and plan.is_settled:
+            self._of(num_rows).observe(plan, ratio, wait)
 
     def _of(self, num_rows: int) -> _Choice:
         return self._choices.setdefault(num_rows.bit_length(), _Choice())
@@ -109,31 +97,48 @@ class _Choice:
     wait: _Average = field(default_factory=lambda: _Average(1.0))
 
     def plan(self, max_branches: int) -> AheadPlan:
+        self._count_step()
         is_ahead, is_settled = self.is_ahead, True
         if self.trial_left:
             turn, left = divmod(self.trial_left - 1, _TURN)
-            is_ahead, is_settled = turn % 2 == 1, left < _TURN - _UNSETTLED
-        num_branches = max_branches if is_ahead else 0
-        wait = self.wait.value if is_ahead else 1.0
-        return AheadPlan(num_branches, wait, is_settled)
+            is_ahead = turn % 2 == 1
+            is_settled = 0 < left < _TURN - _UNSETTLED
+        if not is_ahead:
+            return AheadPlan(is_settled=is_settled)
+        return AheadPlan(max_branches, self.wait.value, is_settled)
 
-    def observe(self, plan: AheadPlan, ratio: float, drafting: PassTimes) -> None:
+    def observe(self, plan: AheadPlan, ratio: float, wait: float) -> None:
         own = self.ahead if plan.num_branches else self.sequential
         own.observe(min(ratio, _OUTLIER * own.value) if own.count else ratio)
-        if plan.num_branches and drafting.expected_s > 0:
-            self.wait.observe(min(drafting.seconds / drafting.expected_s, 1.0))
+        if plan.num_branches:
+            self.wait.observe(min(wait, 1.0))
 
-    def count_step(self) -> None:
+    def _count_step(self) -> None:
         if self.rest_left:
             self.rest_left -= 1
             if not self.rest_left:
-                self.trial_left = _TRIAL
+                self._begin_trial()
                 self.sequential.count = self.ahead.count = 0  # what is older counts no more
             return
         self.trial_left -= 1
         if self.trial_left <= 0 or self._is_clear():
+            self._end_trial()
+
+    def _begin_trial(self) -> None:
+        self.trial_left = _TRIAL
+
+    def _end_trial(self) -> None:
+        """Where drafting pays only one way, steps of the other kind had no drafts."""
+        knows_sequential, knows_ahead = (
+            each.count >= _ENOUGH_STEPS for each in (self.sequential, self.ahead)
+        )
+        if not knows_sequential and not knows_ahead:
+            self._begin_trial()
+            return
+        self.is_ahead = knows_ahead
+        if knows_sequential and knows_ahead:
             self.is_ahead = self.ahead.value < _TOLERANCE * self.sequential.value
-            self.trial_left, self.rest_left = 0, _REST
+        self.trial_left, self.rest_left = 0, _REST
 
     def _is_clear(self) -> bool:
         low, high = sorted((self.sequential.value, self.ahead.value))

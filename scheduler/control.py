@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from outrider.errors import ConfigError
 from outrider.scheduler.acceptance import AcceptanceEstimator
-from outrider.scheduler.ahead import SEQUENTIAL, AheadControl, AheadPlan, PassTimes
+from outrider.scheduler.ahead import SEQUENTIAL, AheadControl, AheadPlan
 from outrider.scheduler.costs import LiveCosts, StepCosts
 from outrider.scheduler.depths import NO_COSTS, Candidate, ChooseDepths, DepthChoice, DepthSnapshot
 from outrider.scheduler.load import Load
@@ -429,12 +429,14 @@ class SpeculationControl:
         """Steps with drafts, and nothing else for the draft to do."""
         if not record.num_drafts or record.num_caught_up or record.num_prompt_tokens:
             return
-        costs, num_rows = self.costs.measured, record.num_rows  # these do not change
+        measured, num_rows = self.costs.measured, record.num_rows  # these do not change
         depth = -(-record.num_drafts // num_rows)
-        draft_s = costs.first_draft.at(num_rows) + (depth - 1) * costs.next_draft.at(num_rows)
-        verify_s = costs.verify.at(record.num_tokens) + record.context * costs.context_s
-        drafting = PassTimes(verdict.draft_s, draft_s)
-        self.ahead.observe(num_rows, record.ahead, drafting, PassTimes(verdict.verify_s, verify_s))
+        verify_s = measured.verify.at(record.num_tokens) + record.context * measured.context_s
+        sequential_s = measured.round_s(num_rows, depth) + verify_s
+        draft_s = self.costs.now.round_s(num_rows, depth)
+        if sequential_s > 0 and draft_s > 0:
+            ratio = (verdict.draft_s + verdict.verify_s) / sequential_s
+            self.ahead.observe(num_rows, record.ahead, ratio, verdict.draft_s / draft_s)
 
     def _see_selection(self, chosen: Candidate, num_rows: int, accepted: int) -> None:
         """Compare the accepted drafts of a selection with the prediction."""

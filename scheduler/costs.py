@@ -54,7 +54,11 @@ class StepCosts:
 
     def drafting_s(self, depth: int) -> float:
         """For one row."""
-        return self.first_draft.at(1) + (depth - 1) * self.next_draft.at(1)
+        return self.round_s(1, depth)
+
+    def round_s(self, num_rows: int, depth: int) -> float:
+        """Drafting so deep for these rows together."""
+        return self.first_draft.at(num_rows) + (depth - 1) * self.next_draft.at(num_rows)
 
 
 _FIRST_WEIGHT, _LEAST_WEIGHT = 0.5, 0.05  # of a new observation

@@ -178,9 +178,11 @@ class Planner:
         )
         step.num_selected = choice.num_selected
         step.least_survival = choice.least_survival
-        if any(choice.depths):
+        drafting = {
+            name for name, depth in zip(decoding.proposers, choice.depths, strict=True) if depth
+        }
+        if drafting and drafting <= self._max_behind.keys():
             step.ahead = self._control.ahead_plan
-            self._control.ahead.count_step(len(decoding.requests))
         return choice
 
     def _decode_rows(self, step: Step) -> tuple[DecodeRows, list[Request]]:

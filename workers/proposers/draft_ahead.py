@@ -98,12 +98,14 @@ class DraftAhead:
         if not rounds:
             return
         found = self._look(rounds)
+        self._ahead = {each.row: each for each in found}
+        if has_outcome():
+            return
         branches: list[_Branch] = []
         for index, outcome in self._odds.likeliest([each.view for each in found], num_branches):
             depth = depths[found[index].row, found[index].generation]
             number = len(self._scratch) // 2 + len(branches)
             branches.append(self._branch(found[index], index, outcome, depth, number))
-        self._ahead = {each.row: each for each in found}
         self._draft_levels(branches, plan.least_survival, has_outcome)
 
     def begin_from_branch(self, each: DraftingRow, start: int) -> None:
@@ -119,7 +121,8 @@ class DraftAhead:
         if accepted != list(ahead.view.drafts[: len(accepted)]):
             return
         outcome = RowOutcome(len(accepted), own)
-        self._odds.observe(ahead.view, outcome)
+        if ahead.view.drafts[len(accepted) :][:1] != [own]:  # else it was not verified
+            self._odds.observe(ahead.view, outcome)
         branch = ahead.branches.get(outcome)
         drafts = [] if branch is None else list(branch.drafting.span.drafts[: each.depth])
         hit = AheadCounts(1, int(bool(drafts)), used=len(drafts))

@@ -200,10 +200,13 @@ class DraftProposer(Proposer):
     ) -> None:
         """One ragged pass over what rows lack, and one for each draft token but the last. Rows that
         were drafted ahead go on behind their drafts."""
-        begun = {each.row for each in drafting if each.span.drafts}
-        active = [each for each in drafting if each.row not in begun or each.continues(least)]
-        chunks = [chunk for row, chunk in fed.items() if row not in begun]
-        chunks += last_tokens([each for each in active if each.row in begun])
+        begun = [each for each in drafting if each.span.drafts]
+        going_on = [each for each in begun if each.continues(least)]
+        # In the order of their chunks.
+        active = [each for each in drafting if not each.span.drafts] + going_on
+        known = {each.row for each in begun}
+        chunks = [chunk for row, chunk in fed.items() if row not in known]
+        chunks += last_tokens(going_on)
         if not active:
             if chunks:
                 self.runner.forward(chunks)

@@ -108,8 +108,11 @@ class OutcomeOdds:
 
 
 def _confidence_bucket(confidence: float) -> int:
-    return min(int(_CONFIDENCE_BUCKETS * confidence), _CONFIDENCE_BUCKETS - 1)
+    if not confidence > 0:  # or NaN
+        return 0
+    return min(int(_CONFIDENCE_BUCKETS * min(confidence, 1.0)), _CONFIDENCE_BUCKETS - 1)
 
 
 def _gap_bucket(gap: float) -> int:
-    return min(int(_BUCKETS_PER_NAT * gap), _GAP_BUCKETS - 1)
+    last = _GAP_BUCKETS - 1
+    return int(_BUCKETS_PER_NAT * gap) if gap * _BUCKETS_PER_NAT < last else last  # also if NaN

@@ -31,6 +31,7 @@ from outrider.workers.scratch_rows import ScratchRows
 # Tokens a row usually has in a pass: a span verified at the default depth; what a draft lacks after
 # full acceptance.
 _QUERY_LENS = {Role.TARGET: 6, Role.DRAFT: 2}
+_LARGEST_BLOCK = 32  # of scratch rows, whose KV comes on top of the configured size
 _DEEPEST_AHEAD = 8  # the depth that scratch rows have blocks for
 
 
@@ -84,9 +85,10 @@ class RankBuilder:
     @property
     def _scratch(self) -> tuple[int, int] | None:
         """The number of scratch rows to draft ahead on, and of blocks of each; None: it cannot."""
-        if self.role != Role.DRAFT or self.is_on_device or self.group.size > 1:
+        is_alone_on_cpu = self.group.size == 1 and self.placement.device.type == "cpu"
+        if self.role != Role.DRAFT or not is_alone_on_cpu or self.is_on_device:
             return None
-        if self.settings.verification != "shared":
+        if self.settings.verification != "shared" or self.settings.block_size > _LARGEST_BLOCK:
             return None
         num_tokens = 2 * min(self.bounds.depth, _DEEPEST_AHEAD)  # of a round, and of the next
         blocks_each = -(-num_tokens // self.settings.block_size) + 1

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outrider.scheduler.ahead import SEQUENTIAL, AheadControl, AheadPlan, PassTimes
+from outrider.scheduler.ahead import SEQUENTIAL, AheadControl, AheadPlan
 from outrider.scheduler.costs import CostTable, StepCosts
 from outrider.scheduler.policies import AHEAD_AUTO, AHEAD_OFF, AHEAD_ON
 
@@ -21,13 +21,11 @@ def run(
     rng, num_ahead = random.Random(seed), 0
     for _ in range(steps):
         plan = control.plan(rows)
-        control.count_step(rows)
         is_ahead = plan.num_branches > 0
         num_ahead += is_ahead
         noise = rng.lognormvariate(0, 0.1)
-        drafting = PassTimes(1e-3 if is_ahead else 3e-3, 3e-3)
-        seconds = 13e-3 / (gain if is_ahead else 1.0) - drafting.seconds
-        control.observe(rows, plan, drafting, PassTimes(noise * seconds, 10e-3))
+        ratio = 1 / (gain if is_ahead else 1.0)
+        control.observe(rows, plan, noise * ratio, 1 / 3 if is_ahead else 1.0)
     return num_ahead / steps
 
 
@@ -76,11 +74,22 @@ def test_what_is_hidden_makes_drafts_cheaper() -> None:
     assert AheadPlan(8).costs(COSTS) is COSTS
 
 
-def test_steps_without_drafts_are_no_trial() -> None:
+def test_steps_without_drafts_are_no_evidence() -> None:
     made = control()
     for _ in range(10 * STEPS):
         made.plan(1)
     assert run(made, 0.8) < 0.02
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_where_drafting_pays_one_way_only_that_is_taken(is_ahead: bool) -> None:
+    made, num_ahead = control(), 0
+    for _ in range(STEPS):
+        plan = made.plan(1)
+        num_ahead += plan.num_branches > 0
+        if (plan.num_branches > 0) == is_ahead:  # steps of the other kind are plain
+            made.observe(1, plan, 1.3, 1.0)
+    assert (num_ahead > 0.9 * STEPS) == is_ahead
 
 
 def test_another_draft_starts_over() -> None:

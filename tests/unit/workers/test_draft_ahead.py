@@ -135,11 +135,24 @@ def test_proposals_are_those_of_drafting_behind_the_outcome(
 ) -> None:
     pair = Pair(folder, seed, [params, params, GREEDY][: 1 + seed])
     for _ in range(14):
-        calls = iter(range(pair.rng.choice([0, 2, 3, 4, 99, 99])))
+        calls = iter(range(pair.rng.choice([0, 2, 3, 4, 5, 99, 99])))
         depths = [pair.rng.randint(1, 3) for _ in pair.texts]
         pair.next_step(lambda calls=calls: next(calls, None) is None, depths)  # type: ignore[misc]
     found = pair.drafts[0].take_ahead_counts()
     assert 0 < found.hits <= found.rounds and 0 < found.used < found.drafted
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_go_on_from_a_branch_share_passes_with_rows_that_missed(
+    folder: Path, seed: int
+) -> None:
+    """Branches of one token, of rounds of three: chunks of both kinds, in any order."""
+    pair = Pair(folder, seed, [GREEDY, SAMPLED, GREEDY])
+    for _ in range(8):
+        calls = iter(range(3))
+        pair.next_step(lambda calls=calls: next(calls, None) is None, [3, 3, 3])  # type: ignore[misc]
+    found = pair.drafts[0].take_ahead_counts()
+    assert 0 < found.hits < found.rounds
 
 
 def test_a_row_may_stop_early(folder: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from math import inf, nan
+
+import pytest
 
 from outrider.workers.proposers.outcome_odds import (
     Alternatives,
@@ -40,6 +43,13 @@ def test_it_learns_how_often_drafts_are_accepted() -> None:
     for _ in range(3000):
         odds.observe(view(), RowOutcome(0, 0))
     assert odds.likeliest([view()], 1) == [(0, RowOutcome(0, 0))]
+
+
+@pytest.mark.parametrize("broken", [nan, inf])
+def test_scores_that_are_no_numbers_break_nothing(broken: float) -> None:
+    odds, seen = OutcomeOdds(), view(broken, (broken, 0.1))
+    odds.observe(seen, RowOutcome(1, 10))
+    assert len(odds.likeliest([seen], 9)) == 6
 
 
 def test_it_learns_what_a_gap_means() -> None:
