@@ -217,7 +217,7 @@ class EngineState(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankState, _Mapping]]] = ..., proposal_backend: _Optional[str] = ..., proposal_sends: _Optional[int] = ..., draft_losses: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks: _Optional[int] = ..., steps: _Optional[int] = ..., committed_tokens: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationState, _Mapping]] = ..., counters: _Optional[_Union[EngineCounters, _Mapping]] = ...) -> None: ...
 
 class EngineCounters(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "verified_tokens", "rounds_by_drafted", "rounds_by_verified", "rounds_by_accepted", "draft_s", "verify_s", "transfer_s", "wait_s", "proposers", "displaced", "fairness_preemptions", "step_tokens", "steps_by_tokens")
+    __slots__ = ("prompt_tokens", "cached_tokens", "verified_tokens", "rounds_by_drafted", "rounds_by_verified", "rounds_by_accepted", "draft_s", "verify_s", "transfer_s", "wait_s", "proposers", "displaced", "fairness_preemptions", "step_tokens", "steps_by_tokens", "ahead")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class EngineCounters(_message.Message):
     FAIRNESS_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_BY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     verified_tokens: int
@@ -248,7 +249,20 @@ class EngineCounters(_message.Message):
     fairness_preemptions: int
     step_tokens: int
     steps_by_tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., rounds_by_drafted: _Optional[_Iterable[int]] = ..., rounds_by_verified: _Optional[_Iterable[int]] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounters, _Mapping]]] = ..., displaced: _Optional[int] = ..., fairness_preemptions: _Optional[int] = ..., step_tokens: _Optional[int] = ..., steps_by_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    ahead: AheadCounts
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., verified_tokens: _Optional[int] = ..., rounds_by_drafted: _Optional[_Iterable[int]] = ..., rounds_by_verified: _Optional[_Iterable[int]] = ..., rounds_by_accepted: _Optional[_Iterable[int]] = ..., draft_s: _Optional[float] = ..., verify_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., proposers: _Optional[_Iterable[_Union[ProposerCounters, _Mapping]]] = ..., displaced: _Optional[int] = ..., fairness_preemptions: _Optional[int] = ..., step_tokens: _Optional[int] = ..., steps_by_tokens: _Optional[_Iterable[int]] = ..., ahead: _Optional[_Union[AheadCounts, _Mapping]] = ...) -> None: ...
+
+class AheadCounts(_message.Message):
+    __slots__ = ("rounds", "hits", "drafted", "used")
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    rounds: int
+    hits: int
+    drafted: int
+    used: int
+    def __init__(self, rounds: _Optional[int] = ..., hits: _Optional[int] = ..., drafted: _Optional[int] = ..., used: _Optional[int] = ...) -> None: ...
 
 class ProposerCounters(_message.Message):
     __slots__ = ("name", "checked_tokens", "agreed_tokens")

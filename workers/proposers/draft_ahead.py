@@ -133,6 +133,9 @@ class DraftAhead:
         each.span.drafts = drafts
         each.confidences.extend(branch.drafting.confidences[: len(drafts)])
 
+    def has_branch(self, row: int, outcome: RowOutcome) -> bool:
+        return row in self._ahead and outcome in self._ahead[row].branches
+
     def take_counts(self) -> AheadCounts:
         """Since the last call."""
         counts, self._counts = self._counts, NONE_AHEAD

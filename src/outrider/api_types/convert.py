@@ -19,7 +19,7 @@ from outrider.links.gateway_messages import (
 )
 from outrider.proto import control_pb2, generation_pb2
 from outrider.scheduler.params import SamplingParams
-from outrider.scheduler.types import FinishReason
+from outrider.scheduler.types import AheadCounts, FinishReason
 from outrider.text.outputs import Logprob, PositionLogprobs, Speculation
 
 TARGET_ORIGIN = generation_pb2.TOKEN_ORIGIN_TARGET
@@ -190,7 +190,8 @@ def engine_from_proto(state: control_pb2.EngineState) -> EngineStatus:
 def _counters_to_proto(counters: EngineCounters) -> control_pb2.EngineCounters:
     given = dataclasses.asdict(counters)
     proposers = [control_pb2.ProposerCounters(**each) for each in given.pop("proposers")]
-    return control_pb2.EngineCounters(proposers=proposers, **given)
+    ahead = control_pb2.AheadCounts(**given.pop("ahead")._asdict())
+    return control_pb2.EngineCounters(proposers=proposers, ahead=ahead, **given)
 
 
 def _counters_from_proto(message: control_pb2.EngineCounters) -> EngineCounters:
@@ -202,6 +203,7 @@ def _counters_from_proto(message: control_pb2.EngineCounters) -> EngineCounters:
         proposers=tuple(
             ProposerCounters(**_plain_fields(each, type(each))) for each in message.proposers
         ),
+        ahead=AheadCounts(**_plain_fields(message.ahead, control_pb2.AheadCounts)),
         **_plain_fields(message, control_pb2.EngineCounters),
     )
 

@@ -40,6 +40,7 @@ from outrider.links.speculation import (
 )
 from outrider.proto import generation_pb2
 from outrider.scheduler.params import SamplingParams
+from outrider.scheduler.types import AheadCounts
 from outrider.text.outputs import Logprob, Speculation
 
 _EVERY = {field.name for field in dataclasses.fields(SamplingParams)}
@@ -120,7 +121,8 @@ def test_an_engines_status_survives() -> None:
     )
     proposers = (ProposerCounters("draft", 9, 4), ProposerCounters("ngram", 2**40, 0))
     counters = EngineCounters(
-        *(2**40, 2, 3, (1, 2), (3,), (), 0.5, 0.25, 0.125, 1.5, proposers, 4, 5, 2**41, (6, 7))
+        *(2**40, 2, 3, (1, 2), (3,), (), 0.5, 0.25, 0.125, 1.5, proposers, 4, 5, 2**41, (6, 7)),
+        ahead=AheadCounts(2**40, 8, 7, 6),
     )
     status = EngineStatus(
         *(0, ranks, "nccl", 2**40, 3, 4, 5, 6, 7, 2**50, 9, 10, 11, 12),
