@@ -109,7 +109,7 @@ class LinkedRanks:
     def verify(self, plan: StepPlan, ticket: Ticket) -> PendingVerdict:
         if plan.uses_draft:
             if len(self._unseen) == 1 and self._has_drafted:
-                self.draft.prepare(plan)
+                self.draft.prepare(plan, lambda: False)
             while self._unseen:
                 step = self._unseen.popleft()
                 self.draft.observe(step.outcome())

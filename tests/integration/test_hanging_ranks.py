@@ -31,7 +31,7 @@ LIMIT_S = 60.0
 @contextmanager
 def hanging_llm(pair: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
     command = (sys.executable, hanging_rank.__file__)
-    monkeypatch.setattr("outrider.engine.launch.ranks._RANK_COMMAND", command)
+    monkeypatch.setattr("outrider.engine.launch.ranks.SpawnedRanks.command", command)
     monkeypatch.setenv(hanging_rank.HANG_VARIABLE, kind)
     llm = LLM(
         str(pair.target),

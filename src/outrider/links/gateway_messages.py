@@ -26,7 +26,7 @@ from outrider.scheduler.types import NONE_AHEAD, AheadCounts, RequestSpec, Reque
 
 # The revision of these messages; a gateway sends it as the rank of its `Hello`. It was 0 before the
 # first added field and grows with every one.
-REVISION = 2
+REVISION = 3
 
 
 @message("EngineFacts")

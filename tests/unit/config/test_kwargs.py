@@ -78,6 +78,7 @@ SAMPLES = {
     "speculation_policy": "trim",
     "num_speculative_tokens": 3,
     "verification": "rejection",
+    "draft_ahead": "off",
     "ngram_min": 3,
     "ngram_max": 7,
     "ngram_prompt_lookup_min": 3,

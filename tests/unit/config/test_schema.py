@@ -55,6 +55,7 @@ WRONG_VALUES = [
     ("speculation.num_speculative_tokens", 33, "a whole number from 0 to 32, or unset"),
     ("speculation.num_speculative_tokens", True, "a whole number from 0 to 32, or unset"),
     ("speculation.verification", "typical", "'shared' or 'rejection'"),
+    ("speculation.draft_ahead", "sometimes", "'auto', 'on' or 'off'"),
     ("speculation.ngram_min", 0, "a whole number >= 1"),
     ("speculation.ngram_max", "4", "a whole number >= 1"),
     ("cache.block_size", 48, "a power of two from 1 to 256"),

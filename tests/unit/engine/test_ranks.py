@@ -21,7 +21,7 @@ ASLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
 @contextmanager
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SpawnedRanks, queue.Queue[str]]]:
-    monkeypatch.setattr("outrider.engine.launch.ranks._RANK_COMMAND", ASLEEP)
+    monkeypatch.setattr("outrider.engine.launch.ranks.SpawnedRanks.command", ASLEEP)
     monkeypatch.setattr("outrider.engine.launch.ranks._STOP_TIMEOUT_S", 0.0)
     lines: queue.Queue[str] = queue.Queue()
     ranks = SpawnedRanks({"target": 1, "draft": 2}, "cpu")
@@ -74,7 +74,7 @@ def test_ranks_without_a_draft_keep_the_thread_that_started_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kernel ends a child with the thread that has started it, not with the process."""
-    monkeypatch.setattr("outrider.engine.launch.ranks._RANK_COMMAND", ASLEEP)
+    monkeypatch.setattr("outrider.engine.launch.ranks.SpawnedRanks.command", ASLEEP)
     monkeypatch.setattr("outrider.engine.launch.ranks._STOP_TIMEOUT_S", 0.0)
     before = set(threading.enumerate())
     ranks = SpawnedRanks({"target": 1}, "cpu")
