@@ -14,10 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster_tools import all_pids, command_line, is_marked, wait_until
+from cluster_tools import all_pids, command_line, is_marked
 from kept_processes import Kept
 from kill_load import Addresses
 from kill_scenes import RayActors, Scene, settings
+from waits import wait_until
 
 _NUM_NODES = 4
 _OBJECT_STORE_BYTES = 80 * 2**20

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
+
+from waits import stretched, wait_until
 
 from outrider.client import Client
 
@@ -135,8 +136,8 @@ class ServeProcess:
 
     def wait(self, timeout_s: float = STOP_S) -> int:
         """Its exit code."""
-        code = self._process.wait(timeout_s)
-        self._reader.join(timeout_s)
+        code = self._process.wait(stretched(timeout_s))
+        self._reader.join(stretched(timeout_s))
         return code
 
     def left_pids(self) -> list[int]:
@@ -205,7 +206,7 @@ def streamed_tokens(
 ) -> list[int]:
     """The tokens of one request, in the middle of which a process is killed."""
     tokens: list[int] = []
-    with client.stream(prompt, timeout_s=60, **params) as stream:
+    with client.stream(prompt, timeout_s=stretched(60), **params) as stream:
         for chunk in stream:
             tokens += chunk.token_ids
             if kill is not None and len(tokens) >= KILL_AFTER:
@@ -213,17 +214,6 @@ def streamed_tokens(
                 kill = None
     assert kill is None
     return tokens
-
-
-def wait_until(
-    condition: Callable[[], bool],
-    timeout_s: float,
-    explain: Callable[[], str] = lambda: "it did not come about",
-) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{explain()} (within {timeout_s:g} s)"
-        time.sleep(_POLL_S)
 
 
 def all_pids() -> list[int]:

@@ -473,10 +473,3 @@ def tokenizer() -> Any:
 def fake_tokenizer_source(source: str, *, revision: str | None = None) -> Any:
     """Loads it once for all servers of a test run."""
     return tokenizer()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.005)

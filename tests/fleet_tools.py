@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 from fake_engine import SECRET, FakeEngine, fake_facts
+from waits import wait_until
 
 from outrider.cluster.events import Event
 from outrider.cluster.fleet import Fleet
@@ -137,10 +138,3 @@ class Connection:
         self._channel.close()
         if self._thread is not None:
             self._thread.join(60)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster_tools import wait_until
+from waits import wait_until
 
 _PAUSE_S = 0.3
 _END_S = 60.0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from cluster_tools import wait_until
+from waits import wait_until
 
 from outrider import OutriderError
 from outrider.client import Client

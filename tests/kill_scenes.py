@@ -12,10 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cluster_tools import ServeProcess, command_line, wait_until
+from cluster_tools import ServeProcess, command_line
 from footprints import Footprint, holders_of
 from head_checkpoints import save_spelling
 from kill_load import Addresses
+from waits import wait_until
 
 from outrider import OutriderError
 from outrider.client import Client

@@ -40,13 +40,13 @@ import kuberay
 import yaml
 from certificates import Authority
 from chart_tools import CHART, NAMESPACE, RELEASE
-from cluster_tools import wait_until
 from cut_connections import Way, way_to
 from kube_api import running_api
 from kubelet import Pod, describe
 from pod_containers import Node
 from pod_image import UID
 from pods import ROOT, Machine
+from waits import wait_until
 
 UP_S = 240.0
 _TICK_S = 0.1

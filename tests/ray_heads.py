@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster_tools import all_pids, command_line, wait_until
+from cluster_tools import all_pids, command_line
+from waits import wait_until
 
 _STORE_BYTES = 80 * 2**20
 _ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -7,8 +7,9 @@ import re
 
 import pytest
 from browser_tools import OpenPage, StartService, ask, text_ids
-from fake_engine import FakeService, tokenizer, wait_until
+from fake_engine import FakeService, tokenizer
 from playwright.sync_api import Locator, Page, expect
+from waits import wait_until
 
 pytestmark = pytest.mark.browser
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import MODEL, FakeService, fake_service, wait_until
+from fake_engine import MODEL, FakeService, fake_service
+from waits import wait_until
 
 from outrider.errors import OutriderError
 from outrider.gateway.metrics.access_log import MAX_REJECTIONS

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import START_S, ServeProcess, wait_until
+from cluster_tools import START_S, ServeProcess
 from free_ports import free_port
 from ray_heads import RayHead, ray_head
+from waits import stretched, wait_until
 
 from outrider.client import Client
 from outrider.errors import OutriderError
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 SECRET = {"OUTRIDER_SECRET": "a secret of the tests"}
 MODEL = "smollm2-135m-draft"
@@ -31,7 +32,7 @@ SETTINGS = (
     "cache.kv_cache_gb=0.1",
 )
 NUM_BEFORE = 20  # tokens
-LATE_S = 90.0  # generous: the machine may be busy
+LATE_S = 90.0
 
 
 def controller(head: RayHead, port: int, *words: str) -> ServeProcess:
@@ -72,7 +73,7 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            with self._client.stream(PROMPT, timeout_s=300, **GREEDY) as stream:
+            with self._client.stream(PROMPT, timeout_s=stretched(200), **GREEDY) as stream:
                 for chunk in stream:
                     self.tokens += chunk.token_ids
         except BaseException as error:  # told by `result`
@@ -83,7 +84,7 @@ class Stream:
         return self
 
     def result(self) -> list[int]:
-        self._thread.join(LATE_S)
+        self._thread.join(stretched(LATE_S))
         assert not self._thread.is_alive() and self.error is None, self.error
         return self.tokens
 

@@ -9,13 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from waits import wait_until
 
 from outrider.cli import app
 from outrider.loadtest.records import RequestOutcome
@@ -85,13 +85,6 @@ def bench() -> Iterator[Command]:
     assert left == []
 
 
-def _wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def _sent(folder: Path) -> int:
     path = folder / "requests.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
@@ -138,7 +131,7 @@ def test_an_interrupted_run_ends_at_once_and_keeps_its_report(
 ) -> None:
     server = f"a={FAKE} --faults silence=0.1"
     with bench.start("serve", "--server", server, *LOAD, "-d", "8h", "--out", tmp_path) as process:
-        _wait_until(lambda: _sent(tmp_path) > 30)
+        wait_until(lambda: _sent(tmp_path) > 30)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 130, said
@@ -153,7 +146,7 @@ def test_an_interrupted_run_ends_at_once_and_keeps_its_report(
 def test_an_interrupt_before_anything_was_measured_says_so(bench: Command, tmp_path: Path) -> None:
     slow = f"a={PYTHON} -c 'import time; time.sleep(600)' {{port}}"
     with bench.start("serve", "--server", slow, *LOAD, "--out", tmp_path) as process:
-        _wait_until((tmp_path / "server-a.log").exists)
+        wait_until((tmp_path / "server-a.log").exists)
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=30)
     assert process.returncode == 130, said
@@ -175,7 +168,7 @@ def test_a_server_that_dies_on_the_way_costs_its_requests_and_is_started_again(
 ) -> None:
     arguments = ["serve", "--server", f"a={FAKE}", *LOAD, "-d", "2s", "-b", "2"]
     with bench.start(*arguments, "--out", tmp_path) as process:
-        _wait_until(lambda: _sent(tmp_path) > 5)
+        wait_until(lambda: _sent(tmp_path) > 5)
         [pid] = [pid for pid in bench.pids() if _is_server(pid)]
         os.kill(pid, signal.SIGKILL)
         said, _ = process.communicate(timeout=LIMIT_S)

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from fake_engine import FakeService, fake_service, wait_until
+from fake_engine import FakeService, fake_service
+from waits import wait_until
 
 from outrider.loadtest.fake import Fault, Script
 from outrider.loadtest.fake.grpc_server import FakeGrpcServer

@@ -11,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waits import wait_until
 
 from outrider.loadtest.servers import server as servers
 from outrider.loadtest.servers.processes import listening_pid
@@ -94,13 +95,6 @@ def _tiny_command() -> str:
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(TINY)} {{port}}"
 
 
-def _wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def _states(pids: list[int]) -> set[str]:
     texts = [Path(f"/proc/{pid}/stat").read_text() for pid in pids]
     return {text.rpartition(")")[2].split()[0] for text in texts}
@@ -128,7 +122,7 @@ def test_a_started_server_answers_rests_wakes_and_leaves_nothing(
         assert sample.threads == 2 and sample.cpu_s is not None
 
         await server.rest()
-        _wait_until(lambda: _states(pids) == {"T"})
+        wait_until(lambda: _states(pids) == {"T"})
         resting = await watch.sample()
         assert (resting.processes, resting.running) == (2, None)
         await server.wake()
@@ -160,7 +154,7 @@ def test_a_killed_harness_leaves_no_server(tmp_path: Path, marked: Marked, state
         assert harness.stdout.readline() == b"ready\n"
         assert len(marked.pids()) == 4  # harness, keeper, server, daemon
         harness.kill()
-    _wait_until(lambda: marked.pids() == [])
+    wait_until(lambda: marked.pids() == [])
 
 
 def test_a_command_that_ends_early_is_told_with_the_end_of_its_log(

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
-from cluster_tools import wait_until
+from waits import wait_until
 
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.events import Event

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import ServeProcess, streamed_tokens, wait_until
+from cluster_tools import ServeProcess, streamed_tokens
 from process_tools import is_alive
+from waits import wait_until
 
 from outrider import LLM, SamplingParams
 from outrider.checkpoints.resolve import resolve_source

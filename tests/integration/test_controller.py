@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import pytest
-from cluster_tools import START_S, ServeProcess, wait_until
+from cluster_tools import START_S, ServeProcess
+from waits import wait_until
 
 from outrider.gateway.routing.replicas import ReplicaLinks
 from outrider.links.aio import AsyncChannel, open_channel

@@ -14,7 +14,8 @@ from unittest import mock
 import grpc
 import pytest
 from cut_connections import way_to
-from fake_engine import SECRET, fake_facts, fake_tokenizer_source, running_server, wait_until
+from fake_engine import SECRET, fake_facts, fake_tokenizer_source, running_server
+from waits import wait_until
 
 from outrider.catalog.proposers import traits
 from outrider.client import Client, Stream, prompt_request

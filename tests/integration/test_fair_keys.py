@@ -6,8 +6,8 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from fake_engine import wait_until
 from keyed_server import server_with_keys
+from waits import wait_until
 
 from outrider.api_types.errors import UnavailableError
 from outrider.client import Client, Stream

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fleet_tools import Connection, RunningFleet, running_fleet, wait_until
+from fleet_tools import Connection, RunningFleet, running_fleet
 from process_tools import is_alive
+from waits import wait_until
 
 from outrider.api_types.errors import MARK
 from outrider.proto import control_pb2

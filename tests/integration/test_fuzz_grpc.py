@@ -11,8 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeService, fake_service, wait_until
+from fake_engine import FakeService, fake_service
 from fuzzing import mutated
+from waits import wait_until
 
 from outrider.client import chat_request, prompt_request
 from outrider.proto import control_pb2, generation_pb2

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import schemathesis
-from fake_engine import FakeService, fake_service, wait_until
+from fake_engine import FakeService, fake_service
 from fuzzing import mutated, strange_values
 from hypothesis import HealthCheck, Phase, given, settings
+from waits import wait_until
 
 from outrider.gateway.http.schemas import (
     ChatRequest,

@@ -11,9 +11,10 @@ from typing import Any
 
 import openai
 import pytest
-from fake_engine import FakeService, fake_service, tokenizer, wait_until
+from fake_engine import FakeService, fake_service, tokenizer
 from fastapi.routing import APIRoute
 from http_tools import TIMEOUT_S, send
+from waits import wait_until
 
 from outrider.client import Client
 from outrider.errors import CapacityError, RequestError

@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 import pytest
 from certificates import Authority
-from fake_engine import FakeEngine, fake_service, running_server, wait_until
+from fake_engine import FakeEngine, fake_service, running_server
+from waits import wait_until
 
 from outrider.gateway import connection_slots
 from outrider.gateway.grpc import connections as grpc_connections

@@ -16,8 +16,8 @@ from fake_engine import (
     fake_service,
     running_server,
     tokenizer,
-    wait_until,
 )
+from waits import wait_until
 
 from outrider.api_types.convert import params_from_request
 from outrider.client import Client, RequestIdInUseError, UnavailableError, UnknownModelError

@@ -18,9 +18,9 @@ from fake_engine import (
     fake_facts,
     fake_service,
     tokenizer,
-    wait_until,
 )
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from waits import wait_until
 
 from outrider.api_types.convert import logprobs_from_proto
 from outrider.api_types.results import Completion

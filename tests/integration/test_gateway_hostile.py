@@ -18,7 +18,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fake_engine import SECRET, FakeEngine, wait_until
+from fake_engine import SECRET, FakeEngine
+from waits import wait_until
 
 MIB = 2**20
 BOMB = b'{"prompt": [' + b"[]," * (MIB * 5 // 4) + b"[]]}"

@@ -13,9 +13,10 @@ from typing import Any
 
 import grpc
 import pytest
-from fake_engine import FakeService, fake_service, wait_until
+from fake_engine import FakeService, fake_service
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from waits import wait_until
 
 from outrider.api_types.errors import (
     ForbiddenError,

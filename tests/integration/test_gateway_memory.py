@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import FakeService, fake_service, scripted_token, wait_until
+from fake_engine import FakeService, fake_service, scripted_token
+from waits import wait_until
 
 from outrider.errors import CapacityError
 from outrider.gateway.calls import Call

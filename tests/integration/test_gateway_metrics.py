@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import MODEL, FakeService, fake_service, wait_until
+from fake_engine import MODEL, FakeService, fake_service
 from metrics_tools import Page, get, read_page
+from waits import wait_until
 
 from outrider.client import Client
 from outrider.errors import CapacityError, OutriderError, RequestError

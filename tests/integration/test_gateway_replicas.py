@@ -22,9 +22,9 @@ from fake_engine import (
     places_of,
     running_server,
     scripted_token,
-    wait_until,
 )
 from metrics_tools import read_page
+from waits import wait_until
 
 from outrider.client import Client, Stream, UnavailableError
 from outrider.errors import CapacityError

@@ -16,8 +16,8 @@ from fake_engine import (
     only_link,
     scripted_token,
     tokenizer,
-    wait_until,
 )
+from waits import wait_until
 
 from outrider.client import DeadlineError, UnavailableError
 from outrider.kernels.seeds import sample_seed

@@ -25,7 +25,6 @@ from fake_engine import (
     only_link,
     places_of,
     running_server,
-    wait_until,
 )
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -34,6 +33,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
+from waits import wait_until
 
 from outrider.api_types.errors import RequestCancelledError
 from outrider.client import AsyncClient, Client, UnavailableError

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fake_engine import EOS, FakeService, fake_service, scripted_token, tokenizer, wait_until
+from fake_engine import EOS, FakeService, fake_service, scripted_token, tokenizer
+from waits import wait_until
 
 from outrider.client import Client, DeadlineError, RequestCancelledError
 from outrider.kernels.seeds import sample_seed

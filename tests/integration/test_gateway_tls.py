@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from certificates import Authority, Pair
-from fake_engine import FakeEngine, running_server, wait_until
+from fake_engine import FakeEngine, running_server
+from waits import wait_until
 
 from outrider.client import Client, UnavailableError
 from outrider.errors import OutriderError

@@ -19,8 +19,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from fake_engine import SECRET, FakeEngine, fake_tokenizer_source, places_of, wait_until
+from fake_engine import SECRET, FakeEngine, fake_tokenizer_source, places_of
 from metrics_tools import get
+from waits import wait_until
 
 from outrider.api_types.errors import UnavailableError
 from outrider.cli import main

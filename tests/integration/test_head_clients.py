@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from cluster_tools import wait_until
 from fake_engine import running_server
 from head_checkpoints import save_spelling
+from waits import wait_until
 
 from outrider.client import Client
 from outrider.config import EngineConfig

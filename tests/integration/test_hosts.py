@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_tools import wait_until
 from hosts import Host, Hosts, skip_reason
+from waits import wait_until
 
 # Has a host, says its pid, and waits to be killed.
 HOLDER = """

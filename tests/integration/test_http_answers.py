@@ -9,8 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-from fake_engine import EOS, MODEL, FakeService, fake_service, tokenizer, wait_until
+from fake_engine import EOS, MODEL, FakeService, fake_service, tokenizer
 from http_tools import openai_client, send
+from waits import wait_until
 
 from outrider.gateway.http import answers
 

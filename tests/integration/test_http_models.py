@@ -10,8 +10,9 @@ from typing import Any
 
 import openai
 import pytest
-from fake_engine import SECRET, running_server, wait_until
+from fake_engine import SECRET, running_server
 from http_tools import TIMEOUT_S
+from waits import wait_until
 
 from outrider import LLM, SamplingParams
 from outrider.client import Client

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import EOS, FakeEngine, FakeService, fake_service, tokenizer, wait_until
+from fake_engine import EOS, FakeEngine, FakeService, fake_service, tokenizer
 from http_tools import send
+from waits import wait_until
 
 from outrider.gateway.http import stream
 from outrider.links.gateway_messages import SubmitRefused

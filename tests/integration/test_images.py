@@ -9,15 +9,15 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_engine import MODEL, SECRET, FakeEngine
+from waits import wait_until
 from wheel_tools import DOCKER, Built, clean_environment, install, only_packages, run
 
 from outrider.client import Client
@@ -67,13 +67,6 @@ def started(log: Path, *command: str | Path, **variables: str) -> Iterator[Start
     finally:
         running.process.kill()
         running.process.wait()
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"it did not come about within {limit_s:g} s"
-        time.sleep(0.05)
 
 
 def ask(url: str, body: dict[str, Any] | None = None) -> Any:

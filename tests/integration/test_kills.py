@@ -16,7 +16,6 @@ from typing import Any
 import kill_table
 import pytest
 from cluster_scenes import Controllers, RayNodes
-from cluster_tools import wait_until
 from cut_connections import Direction
 from hand_scenes import Apart, ByHand
 from hosts import skip_reason
@@ -34,6 +33,7 @@ from kill_scenes import (
     WithHeadAndSpare,
     WithHeadOverRanks,
 )
+from waits import wait_until
 
 from outrider.client import Client, UnavailableError
 from outrider.restarts import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -263,7 +263,7 @@ CASES = [
 
 
 def _parameter(case: Case) -> Any:
-    marks = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(900)]
+    marks = [pytest.mark.model, pytest.mark.alone]
     if case.is_slow:
         marks.append(pytest.mark.slow)
     if issubclass(case.scene, RayActors):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import wait_until
 from kubelet import Pod
 from pod_containers import Node
 from pods import ROOT, Machine, skip_reason
+from waits import wait_until
 
 IMAGE = "registry.example/here"
 LIMIT_S = 60.0

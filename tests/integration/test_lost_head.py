@@ -11,10 +11,11 @@ import urllib.request
 from typing import Any
 
 import pytest
-from cluster_tools import ServeProcess, streamed_tokens, wait_until
+from cluster_tools import ServeProcess, streamed_tokens
 from ray_heads import RayHead, ray_head
+from waits import stretched, wait_until
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 MODEL = "smollm2-135m-draft"
 PROMPT = "The sea was"
@@ -23,7 +24,7 @@ SETTINGS = ("cluster.colocate=true", "cluster.standby=false", "cache.kv_cache_gb
 COMMAND = (*SERVE, *(word for each in SETTINGS for word in ("--set", each)))
 GREEDY: dict[str, Any] = {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True}
 NUM_BEFORE = 20  # tokens
-AWAY_S, BACK_S = 120.0, 180.0  # generous: the machine may be busy
+AWAY_S, BACK_S = 120.0, 180.0
 
 
 def _is_ready(server: ServeProcess) -> bool:
@@ -52,14 +53,14 @@ class Streaming:
     def _read(self) -> None:
         try:
             client = self._server.wait_ready()
-            with client, client.stream(PROMPT, timeout_s=400, **GREEDY) as stream:
+            with client, client.stream(PROMPT, timeout_s=stretched(300), **GREEDY) as stream:
                 for chunk in stream:
                     self.tokens += chunk.token_ids
         except BaseException as error:  # told by `result`
             self.error = error
 
     def result(self) -> list[int]:
-        self._thread.join(BACK_S)
+        self._thread.join(stretched(BACK_S))
         assert not self._thread.is_alive(), f"{len(self.tokens)} tokens"
         if self.error is not None:
             raise self.error

@@ -25,7 +25,6 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.model,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
 ]
 
 PROMPT = (5, 9, 11, 40)

@@ -15,7 +15,7 @@ from markdown_tools import ROOT
 
 from outrider.client import Client
 
-pytestmark = [pytest.mark.model, pytest.mark.alone, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.model, pytest.mark.alone]
 
 LIMIT_S = 400.0
 DEFAULTS = {"temperature": 0.2, "top_p": 0.9}

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import ray as untyped_ray
-from cluster_tools import ServeProcess, streamed_tokens, wait_until
+from cluster_tools import ServeProcess, streamed_tokens
+from waits import wait_until
 
 from outrider.client import Client
 from outrider.cluster.ray import spares as spares_module
@@ -25,7 +26,7 @@ from outrider.cluster.ray.placement import RolePlacement, place, release
 from outrider.cluster.ray.spares import Spares
 from outrider.errors import OutriderError
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.ray
 
 ray: Any = untyped_ray
 

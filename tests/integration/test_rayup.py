@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from cluster_tools import wait_until
 from hosts import Host, Hosts, skip_reason
 from rayup_tools import Operator
+from waits import wait_until
 
 from outrider import LLM, SamplingParams
 from outrider.client import Client
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 PROMPTS = ["The capital of France is", "Once upon a time there was a"]
 NUM_TOKENS = 24

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import pytest
-from cluster_tools import ServeProcess, wait_until
+from cluster_tools import ServeProcess
 from process_tools import is_alive
+from waits import wait_until
 
 from outrider.cli import main
 from outrider.client import Client

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 import ray
-from cluster_tools import wait_until
+from waits import wait_until
 
 from outrider.cluster.events import Event
 from outrider.cluster.operations import changed
@@ -24,7 +24,7 @@ from outrider.config import EngineConfig
 from outrider.links.cluster_view import ClusterView
 from outrider.links.fleet_messages import ReplicaState
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.slow]
 
 CHANGE_S = 200.0
 

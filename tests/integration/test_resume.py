@@ -15,7 +15,8 @@ from typing import Any
 import grpc
 import pytest
 from cut_connections import Way, way_to
-from fake_engine import FakeEngine, FakeService, fake_service, running_server, wait_until
+from fake_engine import FakeEngine, FakeService, fake_service, running_server
+from waits import wait_until
 
 from outrider.client import (
     AsyncClient,

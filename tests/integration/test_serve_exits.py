@@ -10,7 +10,8 @@ import socket
 from typing import Any
 
 import pytest
-from cluster_tools import ServeProcess, wait_until
+from cluster_tools import ServeProcess
+from waits import wait_until
 
 from outrider.client import Client
 from outrider.config import ServerConfig

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from fake_engine import fake_service, wait_until
+from fake_engine import fake_service
 from speculation_tools import served_engines, speculating_loop
+from waits import wait_until
 
 from outrider.cli import main
 from outrider.client import AsyncClient, Client, UnavailableError

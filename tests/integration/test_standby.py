@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_tools import wait_until
+from waits import wait_until
 
 from outrider.config import EngineConfig
 from outrider.engine.launch import child

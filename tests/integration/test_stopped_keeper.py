@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fake_engine import SECRET, FakeEngine, wait_until
+from fake_engine import SECRET, FakeEngine
 from metrics_tools import Page, get
 from process_tools import is_alive
+from waits import wait_until
 
 from outrider.client import Client
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waits import wait_until
 
 from outrider.engine import service as service_module
 from outrider.engine.service import EngineService
@@ -74,13 +75,6 @@ def served(silence_s: float = 20.0) -> Iterator[Served]:
         both.near.close()
         if both.thread.ident is not None:
             both.thread.join(60)
-
-
-def wait_until(done: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not done():
-        assert time.monotonic() < deadline_s, "it takes too long"
-        time.sleep(0.01)
 
 
 def ask_until_hung_up_on(both: Served) -> None:

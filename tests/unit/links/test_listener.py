@@ -6,12 +6,13 @@ import os
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from waits import wait_until
 
 from outrider.links import pending_connections
 from outrider.links.address import TcpAddress, parse
@@ -57,13 +58,6 @@ def is_hung_up_on(sock: socket.socket) -> bool:
         return True
 
 
-def wait_until(done: object, limit_s: float = 60.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not done():  # type: ignore[operator]
-        assert time.monotonic() < deadline_s, "it takes too long"
-        time.sleep(0.01)
-
-
 def test_a_group_may_become_another_size(tmp_path: Path) -> None:
     with open_door(f"unix:{tmp_path}/door") as door, ExitStack() as stack:
         door.expect("target", 2)
@@ -71,7 +65,7 @@ def test_a_group_may_become_another_size(tmp_path: Path) -> None:
             hello = Hello(Role.TARGET, rank, size, os.getpid(), "here")
             sock = stack.enter_context(dial_in(door.addresses[0], SECRET, hello, 10))
             if size == 1:
-                wait_until(lambda sock=sock: is_hung_up_on(sock))
+                wait_until(partial(is_hung_up_on, sock))
         group = door.take_group("target", 10)
         assert [arrival.hello.rank for arrival in group] == [0, 1]
         for arrival in group:
@@ -157,10 +151,10 @@ def test_strangers_leave_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -
         for _ in range(20):
             sock = stranger(door, stack)
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a stranger's\r\n\r\n")
-            wait_until(lambda sock=sock: is_hung_up_on(sock))
+            wait_until(partial(is_hung_up_on, sock))
         hello = Hello(Role.TARGET, 0, 2, os.getpid(), "here")
         with dial_in(door.addresses[0], SECRET, hello, 10) as sock:
-            wait_until(lambda: is_hung_up_on(sock))
+            wait_until(partial(is_hung_up_on, sock))
         join(door)
     told = [record.getMessage() for record in caplog.records]
     # Doors of tests before this one may still log.
