@@ -6,7 +6,7 @@ The other backends are compared with it, and it runs where none of them can.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kernels.noise import gumbel
-from outrider.kernels.quantized import QuantizedWeight, whole
+from outrider.kernels.quantized import (
+    ActivationScheme,
+    QuantizedWeight,
+    fake_quantize,
+    whole,
+)
 from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import Linear, Pass, RaggedBatch
 
@@ -68,6 +73,12 @@ class ReferenceOps:
         if packable:
             return _mixed_linear(weight, _pack(weight), bias)
         return lambda x: F.linear(x, weight, bias)
+
+    def with_activations(self, linear: Linear, scheme: ActivationScheme) -> Linear:
+        return lambda x: linear(fake_quantize(x, scheme))
+
+    def stacked(self, linears: Sequence[Linear]) -> Linear:
+        return lambda x: torch.cat([linear(x) for linear in linears], dim=-1)
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)

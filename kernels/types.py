@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from outrider.kernels.quantized import QuantizedWeight
+from outrider.kernels.quantized import ActivationScheme, QuantizedWeight
 from outrider.kernels.stored import StoredKernels, StoredTable
 
 Linear = Callable[[Tensor], Tensor]
@@ -224,6 +224,14 @@ class Ops(Protocol):
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         """Pack `weight` [out, in] once. The result may share or copy the weight; callers drop
         theirs."""
+        ...
+
+    def with_activations(self, linear: Linear, scheme: ActivationScheme) -> Linear:
+        """`linear`, which this made, of inputs after `fake_quantize`."""
+        ...
+
+    def stacked(self, linears: Sequence[Linear]) -> Linear:
+        """The outputs of several such layers of the same inputs, one after the other."""
         ...
 
     def captured(self, run: Pass) -> Pass:

@@ -15,6 +15,7 @@ from outrider.config import EngineConfig
 from outrider.engine.sizing import USUAL_TOKENS
 from outrider.errors import OutriderError
 from outrider.links.rank_messages import Role
+from outrider.workers.weights.formats.registry import schemes_in
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +80,16 @@ def _weight_bytes(
     stored_item = _ITEM_BYTES.get(str(shape.get("dtype") or shape.get("torch_dtype")))
     if not stored or stored_item is None:
         return None
+    # Embeddings keep their dtype.
+    hidden, vocab = int(shape.get("hidden_size", 0)), int(shape.get("vocab_size", 0))
+    embeddings = hidden * vocab * (1 if shape.get("tie_word_embeddings") else 2)
+    schemes = schemes_in(folder)
+    if schemes is not None:
+        num_bytes = max(stored - embeddings * stored_item, 0)
+        return num_bytes * schemes.gpu_bytes + min(embeddings * item, stored)
     num_weights = stored // stored_item
     if quantization is None:
         return num_weights * item
-    # 8-bit layers; embeddings keep their dtype.
-    hidden, vocab = int(shape.get("hidden_size", 0)), int(shape.get("vocab_size", 0))
-    embeddings = hidden * vocab * (1 if shape.get("tie_word_embeddings") else 2)
     return max(num_weights - embeddings, 0) + min(embeddings, num_weights) * item
 
 

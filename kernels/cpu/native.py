@@ -138,7 +138,7 @@ class CDrafter(Structure):
 
 
 LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE = range(7)
-QUANT_LINEAR = 7
+QUANT_LINEAR, FAKE_QUANTIZE = 7, 8
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_num_threads": (None, [c_int64]),
@@ -158,6 +158,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p]),
     "silu_mul": (None, [c_void_p, c_int64, c_int64, c_void_p]),
+    "fake_quantize": (None, [c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p]),
     "rotate_and_store": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "attention": (c_int, [c_void_p, c_void_p]),
     "all_reduce": (c_int, [c_void_p, c_void_p, c_int64]),

@@ -62,6 +62,8 @@ void outrider_rms_norm(const float *x, const float *weight, int64_t rows, int64_
 void outrider_add_rms_norm(const float *x, const float *residual, const float *weight,
                            int64_t rows, int64_t width, float eps, float *out, float *total);
 void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *out);
+void outrider_fake_quantize(const float *x, int64_t rows, int64_t width, int64_t group, float scale,
+                            float *out);
 int outrider_rotate_and_store(const rotation *a, const ragged_batch *batch, const float *qkv,
                               float *q);
 int outrider_attention(const attention *a, const ragged_batch *batch);

@@ -8,6 +8,7 @@ responsibility.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import addressof
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from outrider.kernels.cpu.capture import CapturedPass, PassCapture, batch_struct
 from outrider.kernels.cpu.native import CAttention, CBatch, CLayer, CRotation, bind, check
 from outrider.kernels.cpu.stored import CpuStored, CpuTable
 from outrider.kernels.cpu.whole_passes import CpuWholePasses
-from outrider.kernels.quantized import QuantizedWeight, whole
+from outrider.kernels.quantized import ActivationScheme, QuantizedWeight, whole
 from outrider.kernels.reference import ReferenceOps
 from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import Linear, Pass, RaggedBatch, WholePasses
@@ -140,6 +141,27 @@ class CpuOps:
             if self.capture is not None:
                 self.capture.add(native.LINEAR, arguments, 0.0, (layer, memory, x, out))
             return out
+
+        return apply
+
+    def with_activations(self, linear: Linear, scheme: ActivationScheme) -> Linear:
+        return lambda x: linear(self._fake_quantized(x, scheme))
+
+    def _fake_quantized(self, x: Tensor, scheme: ActivationScheme) -> Tensor:
+        x = _dense(x)
+        num_rows, width = x.shape
+        out = self._empty((num_rows, width))
+        inputs = (x.data_ptr(), num_rows, width, scheme.group_len or width)
+        scale = scheme.scale or 0.0
+        self._holding.fake_quantize(*inputs, scale, out.data_ptr())
+        if self.capture is not None:
+            self.capture.add(native.FAKE_QUANTIZE, (*inputs, out.data_ptr()), scale, (x, out))
+        return out
+
+    def stacked(self, linears: Sequence[Linear]) -> Linear:
+        def apply(x: Tensor) -> Tensor:
+            self.invalidate_capture()
+            return torch.cat([linear(x) for linear in linears], dim=-1)
 
         return apply
 

@@ -148,6 +148,54 @@ EXPORT void outrider_silu_mul(const float *gate_up, int64_t rows, int64_t width,
     pool_run(silu_mul_chunk, &a, rows * silu_parts(&a));
 }
 
+/* Rounding to fp8 (e4m3) and back. |v| <= 448 has 3 bits below its first one, or multiples of 2^-9;
+ * adding and subtracting 1.5 * 2^23 of these steps rounds to one, ties to even. */
+#define FP8_MAX 448.0f
+
+INLINE float fp8_rounded(float v)
+{
+    v = v > FP8_MAX ? FP8_MAX : v < -FP8_MAX ? -FP8_MAX : v;
+    uint32_t bits;
+    float power;
+    memcpy(&bits, &v, 4);
+    bits &= 0x7f800000;
+    memcpy(&power, &bits, 4);
+    const float step = power < 0x1p-6f ? 0x1p-9f : power * 0x1p-3f, magic = step * 0x1.8p23f;
+    return (v + magic) - magic;
+}
+
+typedef struct {
+    const float *x;
+    int64_t width, group;
+    float scale; /* 0: the largest of a group becomes FP8_MAX */
+    float *out;
+} fake_quant;
+
+static void fake_quantize_row(void *context, int64_t row)
+{
+    const fake_quant *a = context;
+    for (int64_t start = 0; start < a->width; start += a->group) {
+        const int64_t left = a->width - start, n = left < a->group ? left : a->group;
+        const float *x = a->x + row * a->width + start;
+        float *out = a->out + row * a->width + start, scale = a->scale;
+        if (scale == 0) {
+            float largest = 0;
+            for (long i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+            scale = largest / FP8_MAX;
+            if (scale < 0x1p-126f) scale = 1;
+        }
+        for (long i = 0; i < n; i++) out[i] = fp8_rounded(x[i] / scale) * scale;
+    }
+}
+
+/* Activations rounded to fp8 and back; see ActivationScheme in quantized.py. */
+EXPORT void outrider_fake_quantize(const float *x, int64_t rows, int64_t width, int64_t group,
+                                   float scale, float *out)
+{
+    fake_quant a = {.x = x, .width = width, .group = group, .scale = scale, .out = out};
+    pool_run(fake_quantize_row, &a, rows);
+}
+
 static void rotate_head(const rotation *a, const float *x, const float *norm, int64_t position,
                         float *out)
 {

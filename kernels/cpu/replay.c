@@ -2,7 +2,10 @@
 #include "ops.h"
 #include "vec.h"
 
-enum { LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE, QUANT_LINEAR };
+enum {
+    LINEAR, RMS_NORM, ADD_RMS_NORM, SILU_MUL, ROTATE_AND_STORE, ATTENTION, ALL_REDUCE, QUANT_LINEAR,
+    FAKE_QUANTIZE
+};
 
 EXPORT int outrider_replay(const captured_call *calls, int64_t count)
 {
@@ -36,6 +39,9 @@ EXPORT int outrider_replay(const captured_call *calls, int64_t count)
             break;
         case QUANT_LINEAR:
             code = outrider_quant_linear((void *)a[0], (float *)a[1], a[2], (float *)a[3]);
+            break;
+        case FAKE_QUANTIZE:
+            outrider_fake_quantize((float *)a[0], a[1], a[2], a[3], (float)c->eps, (float *)a[4]);
             break;
         }
         if (code) return code;

@@ -15,12 +15,14 @@ The weight is the left operand of the matrix units, so that a handful of rows wa
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from outrider.kernels.gpu.activations import fake_quantize, fake_quantize_stream
 from outrider.kernels.gpu.block_linear import can_copy, gate_up_block, linear_block, qkv_block
 from outrider.kernels.gpu.launch import launch_options, pdl_enabled
 from outrider.kernels.gpu.library import library_product, wide_product
@@ -46,7 +48,7 @@ from outrider.kernels.gpu.tuning import (
     linear_config,
     product_config,
 )
-from outrider.kernels.quantized import QuantizedWeight
+from outrider.kernels.quantized import ActivationScheme, QuantizedWeight, has_fp8
 from outrider.kernels.types import RaggedBatch
 
 _KINDS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
@@ -64,19 +66,33 @@ def can_rotate(head_dim: int) -> bool:
     return _power_of_2_in(head_dim // 2) >= 16
 
 
+def _is_multiplied(weight: QuantizedWeight) -> bool:
+    """Whether the kernels multiply with such a weight as it is."""
+    return not weight.group_len and (
+        weight.values.dtype is torch.int8 or has_fp8(weight.values.device)
+    )
+
+
 class GpuLinear:
     """`x @ weight.T + bias`, and the same fused with its neighbours in a decoder layer.
 
-    With `is_fixed` a row is summed in the same order for any number of rows.
+    With `is_fixed` a row is summed in the same order for any number of rows. Weights with several
+    scales in a row are dequantized here.
     """
 
-    __slots__ = ("_input_type", "_value_type", "bias", "depth", "is_fixed", "scales", "weight")
+    __slots__ = (
+        *("_input_type", "_value_type", "activations", "bias", "depth", "is_fixed"),
+        *("scales", "weight"),
+    )
 
     def __init__(
         self, weight: Tensor | QuantizedWeight, bias: Tensor | None, is_fixed: bool = False
     ) -> None:
+        self.activations: ActivationScheme | None = None
         self.depth = weight.shape[1]
         self._input_type = weight.dtype
+        if isinstance(weight, QuantizedWeight) and not _is_multiplied(weight):
+            weight = weight.dequantized()
         if isinstance(weight, QuantizedWeight):
             self.scales: Tensor | None = weight.scales
             self._value_type = weight.values.dtype
@@ -88,7 +104,22 @@ class GpuLinear:
         self.bias = bias
         self.is_fixed = is_fixed
 
+    def with_activations(self, scheme: ActivationScheme) -> GpuLinear:
+        """This layer, of inputs that are rounded first."""
+        made = copy(self)
+        made.activations = scheme
+        return made
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        return x if self.activations is None else fake_quantize(x, self.activations)
+
+    def _rounded_stream(self, stream: ResidualStream, eps: float) -> ResidualStream:
+        if self.activations is None:
+            return stream
+        return fake_quantize_stream(stream, eps, self.activations)
+
     def __call__(self, x: Tensor) -> Tensor:
+        x = self._rounded(x)
         config = self._config_for("linear", self.weight.shape[0], x.shape[0])
         if isinstance(config, LibraryConfig):
             return self._library(x, config)
@@ -96,6 +127,7 @@ class GpuLinear:
 
     def wide(self, x: Tensor) -> Tensor:
         """The product in float32, not rounded to the dtype of its operands: logits."""
+        x = self._rounded(x)
         config = self._config_for("linear", self.weight.shape[0], x.shape[0])
         if isinstance(config, LibraryConfig):
             return wide_product(x, self._whole_weight(x.dtype), self.bias)
@@ -142,6 +174,7 @@ class GpuLinear:
         self, x: Tensor, residual: ResidualStream, next_norm: Tensor, eps: float
     ) -> ResidualStream:
         """The residual stream after this product, ready for the next norm."""
+        x = self._rounded(x)
         num_rows, num_features = x.shape[0], self.weight.shape[0]
         config = self._config_for("linear", num_features, num_rows)
         if isinstance(config, LibraryConfig) and config.transposed and self.bias is None:
@@ -231,6 +264,7 @@ class GpuLinear:
 
     def norm_gated(self, stream: ResidualStream, eps: float) -> Tensor:
         """silu(gate) * up of the normalised stream; this weight's first half is the gate's."""
+        stream = self._rounded_stream(stream, eps)
         num_rows, half = stream.scaled.shape[0], self.weight.shape[0] // 2
         config = self._config_for("gate_up", half, num_rows)
         if isinstance(config, LibraryConfig):
@@ -281,6 +315,7 @@ class GpuLinear:
         num_heads: int,
     ) -> Tensor:
         """Queries [T, H, D] of the normalised stream; keys and values are rotated and stored."""
+        stream = self._rounded_stream(stream, eps)
         num_rows = stream.scaled.shape[0]
         _, kv_heads, block_size, head_dim = key_cache.shape
         config = self._config_for("qkv", self.weight.shape[0] // 2, num_rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
@@ -11,8 +13,9 @@ from outrider.kernels.gpu.attention import paged_attention, tile_tokens_for
 from outrider.kernels.gpu.linear import GpuLinear
 from outrider.kernels.gpu.norm import add_to_stream, rms_norm
 from outrider.kernels.gpu.pointwise import check_dtypes
+from outrider.kernels.gpu.stacked import StackedLinear
 from outrider.kernels.gpu.stream import ResidualStream, close_stream, open_stream
-from outrider.kernels.quantized import QuantizedWeight
+from outrider.kernels.quantized import ActivationScheme, QuantizedWeight
 from outrider.kernels.stored import StoredTable
 from outrider.kernels.types import FusedOps, Linear, Pass, RaggedBatch
 
@@ -79,6 +82,13 @@ class GpuOps:
     def linear(self, weight: Tensor | QuantizedWeight, bias: Tensor | None) -> Linear:
         check_dtypes(weight, bias)
         return GpuLinear(weight, bias, self.deterministic)
+
+    def with_activations(self, linear: Linear, scheme: ActivationScheme) -> Linear:
+        assert isinstance(linear, GpuLinear)
+        return linear.with_activations(scheme)
+
+    def stacked(self, linears: Sequence[Linear]) -> Linear:
+        return StackedLinear(cast(Sequence[GpuLinear], linears))
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
         return pointwise.embed(ids, table)

@@ -14,6 +14,7 @@ from same_text import CASES, PLAIN, all_temperatures, case_requests, contents, r
 from outrider import LLM
 
 pytestmark = pytest.mark.model
+ATTEMPTS = 20  # on a busy machine the draft may get no time while the target verifies
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,13 @@ def test_it_writes_what_one_process_writes(
 
 def test_outcomes_are_among_the_branches(engine: Callable[..., LLM], ahead: LLM) -> None:
     requests = all_temperatures(max_tokens=40)
-    before = status_of(ahead).counters.ahead
-    assert contents(run(ahead, requests)) == contents(run(engine(), requests))
-    after = status_of(ahead).counters.ahead
+    expected = contents(run(engine(), requests))
+    before = after = status_of(ahead).counters.ahead
+    for _ in range(ATTEMPTS):
+        assert contents(run(ahead, requests)) == expected
+        after = status_of(ahead).counters.ahead
+        if after.hits > before.hits:
+            break
     assert after.hits > before.hits and after.rounds - before.rounds > 10
     assert after.hits <= after.rounds and after.used <= after.drafted
 

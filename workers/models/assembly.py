@@ -30,11 +30,18 @@ from outrider.workers.models.layers import (
     Rotation,
 )
 from outrider.workers.models.names import Names, names_of
+from outrider.workers.models.quantized import QuantizedLinears
 from outrider.workers.models.rope import rope_tables
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import StoredSource, WeightCache, WeightSource
+from outrider.workers.models.source import (
+    QuantizedSource,
+    StoredSource,
+    WeightCache,
+    WeightRequest,
+    WeightSource,
+)
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.models.stored import StoredParts, WeightRequest
+from outrider.workers.models.stored import StoredParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,8 @@ class Assembly:
     With `quantization` the linears of layers get 8-bit weights, scaled per rank. Weights in the
     `weight_cache` are not read again. `stored` are weights to keep in their stored format. Both
     need kernels that can pack. With `narrow`, stored weights of 16 bits or more are rounded to 8,
-    except an embedding that is not tied to the head.
+    except an embedding that is not tied to the head. Linears that are `quantized` in the checkpoint
+    are taken from there.
     """
 
     def __init__(
@@ -64,6 +72,7 @@ class Assembly:
         quantization: str | None = None,
         weight_cache: WeightCache | None = None,
         stored: StoredSource | None = None,
+        quantized: QuantizedSource | None = None,
         *,
         narrow: bool = False,
     ) -> None:
@@ -78,6 +87,9 @@ class Assembly:
         self._spec = spec
         self._source = source
         self._ops = ops
+        self._quantized = (
+            None if quantized is None else QuantizedLinears(source, quantized, ops, self._linear)
+        )
         self._quantization = quantization
         self._names: Names = names_of(spec.family)
         self._part = Partition.of(spec, shard)
@@ -137,8 +149,12 @@ class Assembly:
         def read() -> Tensor:
             return self._source.read(name, shape, rows=self._part.vocab)
 
+        request = WeightRequest(name, shape, self._part.vocab)
+        if self._quantized is not None:
+            quantized = self._quantized.linear(name, [request], None)
+            if quantized is not None:
+                return quantized
         if self._stored is not None:
-            request = WeightRequest(name, shape, self._part.vocab)
             if self._narrow and self._stored.gains_by_int8([request], own):
                 return self._stored.int8_linear(name, own, lambda: quantize(read(), "int8"), None)
             head = self._stored.linear([request], None)
@@ -241,6 +257,10 @@ class Assembly:
         bias: Tensor | None,
     ) -> Linear:
         """`requests` are the weights that `read` returns, fused to `shape`."""
+        if self._quantized is not None:
+            quantized = self._quantized.linear(name, requests, bias)
+            if quantized is not None:
+                return quantized
         kind = self._quantization
         if kind is None and self._narrow and self._stored is not None:
             kind = "int8" if self._stored.gains_by_int8(requests, shape) else None

@@ -12,7 +12,12 @@ from outrider.workers.models.fused import FusedPass
 from outrider.workers.models.kv import KVCache
 from outrider.workers.models.layers import GatedMlp, RmsNorm
 from outrider.workers.models.shard import Partition, Shard
-from outrider.workers.models.source import StoredSource, WeightCache, WeightSource
+from outrider.workers.models.source import (
+    QuantizedSource,
+    StoredSource,
+    WeightCache,
+    WeightSource,
+)
 from outrider.workers.models.spec import ModelSpec
 from outrider.workers.models.taps import Taps
 
@@ -34,16 +39,25 @@ class Decoder:
         quantization: str | None = None,
         weight_cache: WeightCache | None = None,
         stored: StoredSource | None = None,
+        quantized: QuantizedSource | None = None,
         *,
         narrow: bool = False,
     ) -> None:
         shard = shard or Shard()
         assembly = Assembly(
-            spec, weights, ops, shard, quantization, weight_cache, stored, narrow=narrow
+            spec,
+            weights,
+            ops,
+            shard,
+            quantization,
+            weight_cache,
+            stored,
+            quantized,
+            narrow=narrow,
         )
         self.spec = spec
         self.shard = shard
-        self.quantization = quantization
+        self.quantization = quantization if quantized is None else quantized.kind
         self.vocab_range = Partition.of(spec, shard).vocab
         self._ops = ops
         self._reduce = shard.reduce

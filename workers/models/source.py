@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from outrider.kernels.quantized import ActivationScheme, QuantizedWeight
 from outrider.kernels.stored import StoredWeight
 
 
@@ -40,6 +41,56 @@ class WeightCache(Protocol):
     processes to map."""
 
     def tensor(self, name: str, num_values: int, fill: Callable[[Tensor], None]) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRequest:
+    """A weight by its name and shape in the checkpoint, and a rank's share of it."""
+
+    name: str
+    shape: tuple[int, int]
+    rows: range | None = None
+    columns: range | None = None
+
+    @property
+    def share(self) -> tuple[int, int]:
+        rows, columns = self.rows or range(self.shape[0]), self.columns or range(self.shape[1])
+        return len(rows), len(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """A weight, or a rank's share of it, that may be quantized in the checkpoint."""
+
+    shape: tuple[int, int]
+    read: Callable[[], Tensor | QuantizedWeight]
+    is_quantized: bool = False
+    group_len: int = 0  # of the quantized weight
+    activations: ActivationScheme | None = None
+
+    @property
+    def format(self) -> tuple[object, ...]:
+        """Weights for which it is equal may be stacked."""
+        return self.is_quantized, self.group_len, self.activations
+
+
+class QuantizedSource(Protocol):
+    """The weights of a quantized checkpoint, named and sliced as by `WeightSource`."""
+
+    @property
+    def kind(self) -> str:
+        """As in `target.quantization`."""
+        ...
+
+    def find(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> WeightPart | None:
+        """None if this weight is whole. A slice that cuts through a block is a `ModelError`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,17 +19,7 @@ from outrider.kernels.stored import (
     can_be_bytes,
 )
 from outrider.kernels.types import Linear
-from outrider.workers.models.source import StoredPart, StoredSource, WeightCache
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRequest:
-    """A weight by its name and shape in the checkpoint, and a rank's share of it."""
-
-    name: str
-    shape: tuple[int, int]
-    rows: range | None = None
-    columns: range | None = None
+from outrider.workers.models.source import StoredPart, StoredSource, WeightCache, WeightRequest
 
 
 @dataclass(frozen=True, slots=True)

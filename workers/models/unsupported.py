@@ -7,27 +7,21 @@ from typing import Any
 
 from outrider.catalog.families import FAMILIES
 from outrider.errors import ModelError
+from outrider.workers.weights.formats.registry import schemes_of
 
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def refuse_unsupported(config: Mapping[str, Any]) -> None:
     """Raise for the contents of a `config.json` unless it is a dense decoder of a known family with
-    plain weights."""
+    weights that are whole or quantized in a known way."""
     family = config.get("model_type")
     refuse_experts(str(family), max(_count(config.get(key)) for key in _EXPERT_KEYS))
     if family not in FAMILIES:
         raise ModelError(
             f"model_type is {family!r}, which is not supported; known are {', '.join(FAMILIES)}."
         )
-    quantized = config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-        raise ModelError(
-            f"the checkpoint's weights are already quantized, by {method!r}, and only whole ones "
-            "are read; take the checkpoint they were made from, whose weights quantization='fp8' "
-            "or 'int8' rounds to 8 bits when they are loaded, or a GGUF file."
-        )
+    schemes_of(config)
 
 
 def refuse_experts(family: str, num_experts: int) -> None:

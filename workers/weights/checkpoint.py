@@ -26,6 +26,7 @@ from outrider.errors import ModelError
 from outrider.progress_stages import stage
 from outrider.workers.models.spec import ModelSpec, eos_ids
 from outrider.workers.models.unsupported import refuse_adapter
+from outrider.workers.weights.formats.registry import schemes_in
 from outrider.workers.weights.safetensors_files import SafetensorsFiles, StoredFiles
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ def spec_of(folder: Path) -> ModelSpec:
     if adapter.is_file() and not (folder / "config.json").exists():
         refuse_adapter(str(folder), read_json(adapter))
     spec = ModelSpec.from_hf(read_json(folder / "config.json"))
+    schemes_in(folder)
     generation = folder / "generation_config.json"
     ending = eos_ids(read_json(generation)) if generation.is_file() else ()
     return dataclasses.replace(spec, eos_ids=ending) if ending else spec

@@ -16,6 +16,8 @@ from outrider.workers.models.decoder import Decoder
 from outrider.workers.models.shard import Shard
 from outrider.workers.models.source import WeightCache
 from outrider.workers.weights.checkpoint import checkpoint_folder, spec_of
+from outrider.workers.weights.formats.quantized_source import QuantizedFolder
+from outrider.workers.weights.formats.registry import check_agrees, schemes_in
 from outrider.workers.weights.packed_cache import PackedWeights, PackedWeightsWriter, packed_path
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 from outrider.workers.weights.stored_source import StoredFolder
@@ -40,10 +42,11 @@ def load_model(
     """Read this rank's share of the weights of `source`, a bundled name, path or hub id.
 
     `max_position` overrides the maximum length of the checkpoint; rotary tables are made for it.
-    `quantization`, "fp8" or "int8", applies to the layers' weights. With `cache_packed`, weights
-    packed for CPU kernels are cached in a file, or mapped from it. With `keeps_stored_format`,
-    weights in formats that such kernels support stay as stored; `narrow`, meant for draft models,
-    then rounds weights of more than 8 bits to 8, because reading weights dominates a small model.
+    `quantization`, "fp8" or "int8", rounds the layers' weights unless they are stored so. With
+    `cache_packed`, weights packed for CPU kernels are cached in a file, or mapped from it. With
+    `keeps_stored_format`, weights in formats that such kernels support stay as stored; `narrow`,
+    meant for draft models, then rounds weights of more than 8 bits to 8, because reading weights
+    dominates a small model.
     """
     folder = checkpoint_folder(source, revision)
     spec = spec_of(folder)
@@ -51,6 +54,11 @@ def load_model(
         spec = spec.with_max_position(max_position)
     weights = SafetensorsSource(folder, dtype, torch.device(device))
 
+    schemes = schemes_in(folder)
+    quantized = None
+    if schemes is not None:
+        check_agrees(schemes, quantization)
+        quantization, quantized = None, QuantizedFolder(weights, schemes)
     stored = (
         StoredFolder(folder, weights) if keeps_stored_format and ops.packing is not None else None
     )
@@ -58,7 +66,15 @@ def load_model(
     def build(weight_cache: WeightCache | None) -> Decoder:
         with stage(f"reading the weights of {source}"):
             return Decoder(
-                spec, weights, ops, shard, quantization, weight_cache, stored, narrow=narrow
+                spec,
+                weights,
+                ops,
+                shard,
+                quantization,
+                weight_cache,
+                stored,
+                quantized,
+                narrow=narrow,
             )
 
     if not cache_packed or ops.packing is None:

@@ -20,6 +20,8 @@ from outrider.workers.weights.safetensors_files import (
     damaged,
 )
 
+_WHOLE = ("F64", "F32", "F16", "BF16")  # safetensors' names
+
 
 class SafetensorsSource:
     """Reads slices of tensors on demand; holds open files, never a tensor.
@@ -64,6 +66,11 @@ class SafetensorsSource:
                     f"configuration asks for {list(shape)}; config.json and weights do not belong "
                     "together."
                 )
+            if dtype is None and stored.get_dtype() not in _WHOLE:
+                raise ModelError(
+                    f"{path} holds {name} as {stored.get_dtype()}, a quantized tensor, where whole "
+                    "ones are read; take a checkpoint in which it is not quantized."
+                )
             cuts = tuple(
                 slice(each.start, each.stop) if each is not None else slice(None)
                 for each in (rows, columns)
@@ -93,7 +100,22 @@ class SafetensorsSource:
             raise damaged(path, error) from None
         return dequantised(kind, blocks, self._files.folder)
 
+    def stored_name(self, name: str) -> str:
+        return self._files.stored_name(name)
+
+    def path_of(self, name: str) -> Path:
+        return self._files.folder / self._files.file_of[self._files.stored_name(name)]
+
     def stored(self, name: str) -> Any:
         """A safetensors slice of the whole tensor as stored."""
-        stored_name = self._files.stored_name(name)
-        return self._files.open(self._files.file_of[stored_name]).get_slice(stored_name)
+        return self._files.open(self.path_of(name).name).get_slice(self.stored_name(name))
+
+    def read_stored(self, name: str) -> Tensor:
+        """The whole tensor, on the CPU and in the dtype it is stored in."""
+        try:
+            tensor: Tensor = self._files.open(self.path_of(name).name).get_tensor(
+                self.stored_name(name)
+            )
+        except SafetensorError as error:
+            raise damaged(self.path_of(name), error) from None
+        return tensor.clone()

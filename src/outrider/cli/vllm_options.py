@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _PATHS: Mapping[str, str] = {**PATHS, **COMMAND_PATHS}
 _IGNORED: Mapping[str, str] = {**IGNORED, **COMMAND_IGNORED}
 _REFUSED: Mapping[str, RefusedArgument] = {**REFUSED, **COMMAND_REFUSED}
+_SAID_BY_CHECKPOINTS = ("compressed-tensors", "modelopt")
 _MAX_SHOWN = 60
 
 
@@ -81,6 +82,8 @@ def translate(found: list[ForeignOption], *, starts_server: bool = True) -> Tran
         elif option.name in SPECULATIVE_SHORT:
             key = SPECULATIVE_SHORT[option.name]
             given += _speculative_key(option, key, out)
+        elif option.name == "quantization" and option.value in _SAID_BY_CHECKPOINTS:
+            out.ignored[option.written] = "the checkpoint itself says how it is quantized"
         elif option.name in _PATHS:
             given += _setting(option, _PATHS[option.name], out)
         elif option.name in _IGNORED:
@@ -105,8 +108,8 @@ def _breaches(values: Mapping[str, SourcedValue]) -> list[str]:
         problem = rule.breach(rule.settled(given.value))
         if problem is not None and path.endswith(".quantization"):
             problem = (
-                f"is {given.value!r}; weights that were quantized before are not read; give fp8 or "
-                "int8, which round whole weights when they are loaded."
+                f"is {given.value!r}; checkpoints quantized so are not read; take one in fp8, or "
+                "give fp8 or int8, which round whole weights when they are loaded."
             )
         if path == "server.max_logprobs" and given.value == -1:
             problem = f"is -1; there is a bound, of at most {MAX_LOGPROBS}; give that."

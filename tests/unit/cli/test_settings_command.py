@@ -169,7 +169,10 @@ def test_what_is_given_is_listed_in_one_line_and_secrets_are_not(
 
 
 def test_what_has_no_effect_is_warned_of_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    given = "--disable-uvicorn-access-log --enforce-eager --tool-call-parser hermes --swap-space 4"
+    given = (
+        "--disable-uvicorn-access-log --enforce-eager --tool-call-parser hermes --swap-space 4 "
+        "--quantization compressed-tensors"
+    )
     with pytest.raises(SystemExit):
         main(["generate", "x", "-m", "/none", *given.split(), "--hf-token", "hidden"])
     error = capsys.readouterr().err
@@ -178,6 +181,7 @@ def test_what_has_no_effect_is_warned_of_in_one_line(capsys: pytest.CaptureFixtu
         ("--disable-uvicorn-access-log", "the access log is our own"),
         ("--enforce-eager", "passes are captured where that pays"),
         ("--tool-call-parser", "requests that bring tools are refused one by one"),
+        ("--quantization", "the checkpoint itself says how it is quantized"),
         ("--swap-space", "a request that is preempted is computed again"),
     ):
         assert f"{name} ({reason})" in line
@@ -199,8 +203,8 @@ def test_all_that_is_refused_is_said_at_once(capsys: pytest.CaptureFixture[str])
         "not read; choose ngram, draft_model, eagle3, medusa or mlp_speculator.",
         "error: --nnodes 2: the nodes are those of the Ray cluster; see --set cluster.address.",
         'error: --hf-overrides {"a": 1}: a checkpoint is read as it is; change its config.json.',
-        "error: --quantization is 'awq'; weights that were quantized before are not read; give fp8 "
-        "or int8, which round whole weights when they are loaded.",
+        "error: --quantization is 'awq'; checkpoints quantized so are not read; take one in fp8, "
+        "or give fp8 or int8, which round whole weights when they are loaded.",
         "error: --dtype is 'int3'; it must be 'auto', 'float32', 'bfloat16' or 'float16'.",
         "error: --max-model-len is 'long'; it must be a whole number >= 1, or unset.",
         "error: server.host is '0.0.0.0', which other hosts can reach, but no API key is set; set "

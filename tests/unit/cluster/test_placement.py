@@ -247,6 +247,16 @@ def test_a_gpu_needs_memory_for_its_share_of_the_weights_and_some_kv(eight_billi
     assert _least_gb(eight_billion, max_model_len=100_000) > whole + 12
 
 
+@pytest.mark.parametrize(("blocks", "least"), [(None, 18.7), ([128, 128], 34)])
+def test_a_quantized_checkpoint_is_as_large_as_its_file_but_for_blocks(
+    eight_billion: str, blocks: list[int] | None, least: float
+) -> None:
+    path = Path(eight_billion) / "config.json"
+    quantized = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": blocks}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantized}))
+    assert least - 0.7 < _least_gb(eight_billion) < least + 0.7
+
+
 def test_models_that_fit_no_gpu_there_are_refused_with_what_to_change(eight_billion: str) -> None:
     config = settle_devices(EngineConfig.from_kwargs(model=eight_billion), has_gpus=True)
     [need] = needs_of(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from outrider.errors import ModelError
 from outrider.workers.models.rope import inverse_frequencies, rope_tables
 from outrider.workers.models.rope_spec import RopeSpec
 from outrider.workers.models.spec import ModelSpec
-from outrider.workers.weights.checkpoint import load_spec
 
 LLAMA = VARIANTS["llama"][1] | {"model_type": "llama"}
 
@@ -105,34 +103,17 @@ def test_a_number_that_is_null_is_missing() -> None:
     assert ModelSpec.from_hf(LLAMA | {"rms_norm_eps": None}).norm_eps == 1e-6
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "fp8"])
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "mxfp4"])
 def test_quantized_weights_are_refused_by_the_name_of_their_method(method: str) -> None:
     config = LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}}
     with pytest.raises(ModelError) as caught:
         ModelSpec.from_hf(config)
     assert str(caught.value) == (
-        f"the checkpoint's weights are already quantized, by {method!r}, and only whole ones are "
-        "read; take the checkpoint they were made from, whose weights quantization='fp8' or 'int8' "
-        "rounds to 8 bits when they are loaded, or a GGUF file."
+        f"the checkpoint's weights are quantized by {method!r}, which is not read; take one "
+        "quantized to fp8 (compressed-tensors, fp8, modelopt), the checkpoint it was made from, "
+        "whose weights quantization='fp8' or 'int8' rounds to 8 bits when they are loaded, or a "
+        "GGUF file."
     )
-
-
-def test_an_fp8_checkpoint_is_not_said_to_need_what_it_is(tmp_path: Path) -> None:
-    """As Qwen and DeepSeek save theirs: fp8 in the file, in the sentence and in the remedy."""
-    config = LLAMA | {
-        "quantization_config": {
-            "quant_method": "fp8",
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "weight_block_size": [128, 128],
-        }
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError) as caught:
-        load_spec(tmp_path)
-    error = str(caught.value)
-    assert "already quantized, by 'fp8'" in error and "not supported" not in error
-    assert error.index("the checkpoint they were made from") < error.index("quantization='fp8'")
 
 
 @pytest.mark.parametrize(

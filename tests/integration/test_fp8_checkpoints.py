@@ -1,0 +1,106 @@
+"""Checkpoints whose weights are stored as fp8, in every layout that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import random_prompt, reference_logits, save_checkpoint
+from quantized_checkpoints import FORMS, SIZES, Saved, assert_alike, write
+
+from outrider import LLM, SamplingParams
+from outrider.errors import ConfigError
+from outrider.kernels.cpu.build import load_library
+from outrider.kernels.cpu.ops import CpuOps
+from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.types import Ops
+
+pytestmark = [pytest.mark.model]
+
+COMMON: dict[str, Any] = {
+    "device": "cpu",
+    "deterministic": True,
+    "kv_cache_gb": 0.01,
+    "block_size": 8,
+    "max_model_len": 96,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 20,
+    "log_level": "error",
+}
+OPS: dict[str, Callable[[], Ops]] = {"c": lambda: CpuOps(load_library()), "torch": ReferenceOps}
+GOLDEN = [name for name in FORMS if name.startswith("compressed-tensors")]
+TEXTS = ("compressed-tensors: mixed", "fp8: blocks", "modelopt: in config.json")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fp8")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def saved(request: pytest.FixtureRequest, folder: Path) -> Saved:
+    return Saved(folder / "one", write(folder / "one", FORMS[request.param]))
+
+
+@pytest.mark.parametrize("kernels", OPS)
+def test_logits_are_what_the_checkpoint_means(saved: Saved, kernels: str) -> None:
+    assert_alike(saved, OPS[kernels])
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_compressed_tensors_itself_reads_the_same(name: str, tmp_path: Path) -> None:
+    """What these tests compare with is what the library that defines the format computes."""
+    import transformers
+
+    meant = write(tmp_path, FORMS[name])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    prompt = random_prompt(9)
+    torch.testing.assert_close(reference_logits(theirs, prompt), reference_logits(meant, prompt))
+
+
+@pytest.mark.parametrize("kernels", OPS)
+def test_two_ranks_round_the_inputs_that_each_has(saved: Saved, kernels: str) -> None:
+    """As in other servers: where a layer's inputs are split, a token has a scale on each rank."""
+    assert_alike(saved, OPS[kernels], num_ranks=2)
+
+
+def _requests() -> tuple[list[list[int]], list[SamplingParams]]:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.9, "seed": 1},
+        {"temperature": 1.0, "seed": 2, "top_p": 0.8},
+    ]
+    prompts = [random_prompt(length, seed=length) for length in (1, 9, 30)]
+    return prompts, [SamplingParams(max_tokens=12, ignore_eos=True, **kind) for kind in kinds]
+
+
+def _tokens(model: Path, **options: Any) -> list[list[int]]:
+    with LLM(str(model), **COMMON, **options) as llm:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(*_requests())]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_speculation_does_not_change_the_text(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "target", FORMS[name])
+    write(tmp_path / "draft", FORMS[name], num_layers=1)
+    save_checkpoint(tmp_path / "whole draft", "llama", **SIZES, num_hidden_layers=1)
+    drafted = {"num_speculative_tokens": 3, "speculation_policy": "fixed"}
+    plain = _tokens(tmp_path / "target")
+    for draft in ("draft", "whole draft"):
+        assert plain == _tokens(tmp_path / "target", draft_model=str(tmp_path / draft), **drafted)
+    apart = {"workers": "processes", "num_threads": 1, "draft_model": str(tmp_path / "draft")}
+    assert plain == _tokens(tmp_path / "target", **apart, **drafted)
+
+
+def test_quantization_may_be_named_again_but_not_changed(tmp_path: Path) -> None:
+    write(tmp_path, FORMS["fp8: dynamic"])
+    assert _tokens(tmp_path, quantization="fp8") == _tokens(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        _tokens(tmp_path, quantization="int8")
+    assert str(caught.value) == (
+        "quantization is 'int8', but the checkpoint's weights are fp8 already (by fp8); leave it "
+        "unset."
+    )

@@ -1,0 +1,196 @@
+"""Configurations of quantized checkpoints: what is understood, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quantized_checkpoints import FORMS, Form, compressed, group, write
+from safetensors.torch import load_file, save_file
+
+from outrider.errors import ModelError
+from outrider.kernels.reference import ReferenceOps
+from outrider.workers.models.shard import Shard
+from outrider.workers.weights.checkpoint import load_spec
+from outrider.workers.weights.formats.registry import schemes_of
+from outrider.workers.weights.formats.schemes import Fp8Scheme, Inputs
+from outrider.workers.weights.loader import load_model
+
+PROJECTION = "model.layers.0.self_attn.q_proj"
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+CHANNELS = compressed(group("channel", "token", "Linear"))
+
+
+def said_of(quantization_config: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        schemes_of({"quantization_config": quantization_config})
+    return str(caught.value)
+
+
+def test_reading_what_a_config_says_needs_no_torch() -> None:
+    code = (
+        "import sys, outrider.workers.weights.formats.registry as it; print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_group_that_names_a_layer_goes_before_one_for_all() -> None:
+    given = compressed(
+        group("channel", "token", "Linear"),
+        group("tensor", "static", "re:.*q_proj", "model.layers.1.mlp.down_proj"),
+    )
+    schemes = schemes_of({"quantization_config": given})
+    assert schemes is not None
+    named = Fp8Scheme(Inputs.STATIC)
+    assert schemes.of(PROJECTION, True) == named
+    assert schemes.of("model.layers.1.mlp.down_proj", True) == named
+    assert schemes.of("model.layers.0.mlp.down_proj", True) == Fp8Scheme(Inputs.DYNAMIC)
+    assert schemes.of("lm_head", False) is None
+
+
+def changed(numbers: str, **changes: Any) -> dict[str, Any]:
+    given = group("channel", "token", "Linear")
+    return compressed(given | {numbers: given[numbers] | changes})
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ("gptq", "quantization_config is 'gptq', and has to be an object"),
+        ({"quant_method": ["fp8"]}, "weights are quantized by ['fp8'], which is not read"),
+        ({"bits": 4}, "weights are quantized by None"),
+        (FP8 | {"activation_scheme": "none"}, "activation_scheme is 'none', which is not supp"),
+        (FP8 | {"fmt": "e5m2"}, "quantization_config.fmt is 'e5m2', which is not supported"),
+        (FP8 | {"scale_fmt": "ue8m0"}, "quantization_config.scale_fmt is 'ue8m0'"),
+        (FP8 | {"weight_block_size": [128]}, "weight_block_size is [128], and has to be two sizes"),
+        (FP8 | {"weight_block_size": [0, 128]}, "weight_block_size is 0, and has to be a whole n"),
+        (FP8 | {"weight_block_size": [-1, 8]}, "weight_block_size is -1, and has to be"),
+        (FP8 | {"weight_block_size": [128, 2**40]}, "weight_block_size is 1099511627776"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4', which is no"),
+        ({"quant_method": "modelopt", "quant_algo": [1]}, "quant_algo is [1], which is not supp"),
+        (compressed() | {"config_groups": None}, "has no config_groups"),
+        (CHANNELS | {"format": "pack-quantized"}, "format is 'pack-quantized', which is not"),
+        (CHANNELS | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
+        (compressed(group("channel", "token", "re:(")), "holds a regular expression that is none"),
+        (CHANNELS | {"ignore": [3]}, "ignore is [3], and has to be a list of names"),
+        (compressed({"targets": ["Linear"]}), "config_groups.group_0 has no weights"),
+        (changed("weights", num_bits=4), "weights.num_bits is 4, which is not supported"),
+        (changed("weights", type="int"), "weights.type is 'int', which is not supported"),
+        (changed("weights", symmetric=False), "weights.symmetric is False"),
+        (changed("weights", strategy="group"), "weights.strategy is 'group'"),
+        (changed("input_activations", strategy="tensor"), "input_activations.strategy is 'tensor'"),
+        (changed("input_activations", dynamic="local"), "input_activations.dynamic is 'local'"),
+        (
+            CHANNELS | {"transform_config": {"config_groups": {"a": 1}}},
+            "quantization_config.transform_config asks for more than quantization",
+        ),
+    ],
+)
+def test_what_is_not_read_is_refused_by_name(config: Any, sentence: str) -> None:
+    said = said_of(config)
+    assert sentence in said
+    assert said.count(". ") == 0 and ("; " in said or ": " in said)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fp8")
+    write(folder, FORMS["compressed-tensors: tensor, static"])
+    return folder
+
+
+def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, to / "model.safetensors")
+    (to / "config.json").write_bytes((folder / "config.json").read_bytes())
+    return to
+
+
+def replaced(name: str, tensor: torch.Tensor | None) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sentence"),
+    [
+        ("weight_scale", None, "has no tensor 'model.layers.0.self_attn.q_proj.weight_scale'"),
+        ("weight_scale", torch.ones(3), "with shape [3], but the configuration asks for [64, 1]"),
+        ("weight_scale", torch.ones(64, 2), "with shape [64, 2]"),
+        ("weight_scale", torch.tensor([torch.nan]), "with numbers that are no scales"),
+        ("weight_scale", torch.tensor([-1.0]), "with numbers that are no scales"),
+        ("weight_scale", torch.tensor([torch.inf]), "with numbers that are no scales"),
+        ("input_scale", None, "has no tensor 'model.layers.0.self_attn.q_proj.input_scale'"),
+        ("input_scale", torch.ones(2), "with shape [2], but the configuration asks for [1]"),
+        ("input_scale", torch.zeros(1), "input_scale of 0"),
+        ("weight", torch.ones(64, 64), "is stored whole, but quantization_config says that it is"),
+        ("weight", torch.ones(3, 64).to(torch.float8_e4m3fn), "with shape [3, 64]"),
+        ("weight", torch.ones(64, 64).to(torch.float8_e5m2), "is stored whole, but"),
+        ("weight", None, "has no tensor 'model.layers.0.self_attn.q_proj.weight'"),
+    ],
+)
+def test_damaged_weights_are_refused_in_a_sentence(
+    checkpoint: Path, tmp_path: Path, name: str, tensor: torch.Tensor | None, sentence: str
+) -> None:
+    folder = damaged(checkpoint, tmp_path, replaced(f"{PROJECTION}.{name}", tensor))
+    with pytest.raises(ModelError) as caught:
+        load_model(folder, ops=ReferenceOps(), dtype=torch.float32, device="cpu")
+    assert sentence in str(caught.value)
+
+
+def test_a_quantized_tensor_that_no_config_speaks_of_is_not_taken_for_whole(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = damaged(checkpoint, tmp_path, lambda tensors: None)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"as F8_E4M3, a quantized tensor, where whole ones are"):
+        load_model(folder, ops=ReferenceOps(), dtype=torch.float32, device="cpu")
+
+
+def test_an_embedding_cannot_be_quantized(checkpoint: Path, tmp_path: Path) -> None:
+    name = "model.embed_tokens.weight"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+
+    with pytest.raises(ModelError, match=f"holds {name} as F8_E4M3"):
+        load_model(
+            damaged(checkpoint, tmp_path, change),
+            ops=ReferenceOps(),
+            dtype=torch.float32,
+            device="cpu",
+        )
+
+
+@pytest.mark.parametrize("name", ["fp8: blocks", "compressed-tensors: blocks, groups"])
+def test_ranks_that_would_cut_a_block_are_refused(name: str, tmp_path: Path) -> None:
+    write(tmp_path, FORMS[name])
+    shard = Shard(0, 4, lambda partial: partial)
+    with pytest.raises(ModelError) as caught:
+        load_model(tmp_path, ops=ReferenceOps(), dtype=torch.float32, device="cpu", shard=shard)
+    assert str(caught.value) == (
+        "tensor_parallel cuts the 96 inputs of model.layers.0.mlp.down_proj inside of a block of "
+        "16 that share a scale; use a smaller tensor_parallel."
+    )
+
+
+def test_a_file_of_model_optimizer_is_found_without_a_word_in_config_json(tmp_path: Path) -> None:
+    beside: Mapping[str, Any] = {"quantization": {"quant_algo": "W4A8_AWQ"}}
+    write(tmp_path, Form({}, others=lambda name, layer: None, beside=beside))
+    with pytest.raises(ModelError, match=r"hf_quant_config.json.quantization.quant_algo is 'W4A8"):
+        load_spec(tmp_path)

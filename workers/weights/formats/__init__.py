@@ -1,0 +1,1 @@
+"""Quantized checkpoints: what their configurations say of each layer, and their weights."""

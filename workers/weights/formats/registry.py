@@ -1,0 +1,60 @@
+"""The ways of quantizing checkpoints that are read, by their `quant_method`. Needs no torch."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from outrider.checkpoints.files import read_json
+from outrider.errors import ConfigError, ModelError
+from outrider.workers.weights.formats import compressed_tensors, modelopt, official_fp8
+from outrider.workers.weights.formats.schemes import LayerSchemes
+from outrider.workers.weights.formats.section import Section
+
+READERS: Mapping[str, Callable[[Section], LayerSchemes]] = MappingProxyType(
+    {
+        compressed_tensors.METHOD: compressed_tensors.read_schemes,
+        official_fp8.METHOD: official_fp8.read_schemes,
+        modelopt.METHOD: modelopt.read_schemes,
+    }
+)
+_CONFIG_KEY = "quantization_config"
+
+
+def schemes_of(config: Mapping[str, Any]) -> LayerSchemes | None:
+    """What a `config.json` says; None if its weights are whole."""
+    quantized = config.get(_CONFIG_KEY)
+    if not quantized:
+        return None
+    section = Section.of(_CONFIG_KEY, quantized)
+    method = section.values.get("quant_method")
+    reader = READERS.get(method) if isinstance(method, str) else None
+    if reader is None:
+        raise ModelError(
+            f"the checkpoint's weights are quantized by {reprlib.repr(method)}, which is not "
+            f"read; take one quantized to fp8 ({', '.join(READERS)}), the checkpoint it was made "
+            "from, whose weights quantization='fp8' or 'int8' rounds to 8 bits when they are "
+            "loaded, or a GGUF file."
+        )
+    return reader(section)
+
+
+def schemes_in(folder: Path) -> LayerSchemes | None:
+    """What the files of a checkpoint say."""
+    schemes = schemes_of(read_json(folder / "config.json"))
+    path = folder / modelopt.FILE
+    if schemes is not None or not path.is_file():
+        return schemes
+    return modelopt.read_schemes(Section.of(path.name, read_json(path)))
+
+
+def check_agrees(schemes: LayerSchemes, quantization: str | None) -> None:
+    """Refuse to quantize a checkpoint anew that is quantized in another way."""
+    if quantization not in (None, schemes.kind):
+        raise ConfigError(
+            f"quantization is {quantization!r}, but the checkpoint's weights are {schemes.kind} "
+            f"already (by {schemes.method}); leave it unset."
+        )
