@@ -68,9 +68,9 @@ def can_rotate(head_dim: int) -> bool:
 
 def _is_multiplied(weight: QuantizedWeight) -> bool:
     """Whether the kernels multiply with such a weight as it is."""
-    return not weight.group_len and (
-        weight.values.dtype is torch.int8 or has_fp8(weight.values.device)
-    )
+    values = weight.values
+    is_fp8 = values.dtype is torch.float8_e4m3fn and has_fp8(values.device)
+    return not weight.group_len and (is_fp8 or values.dtype is torch.int8)
 
 
 class GpuLinear:

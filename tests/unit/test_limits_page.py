@@ -56,7 +56,7 @@ def test_every_sentence_on_the_page_is_said(tmp_path: Path) -> None:
     said = [refused(partial(EngineConfig.from_kwargs, **wish)) for wish in wishes]
     configs: tuple[dict[str, Any], ...] = (
         {"model_type": "mixtral", "num_local_experts": 8},
-        {"model_type": "llama", "quantization_config": {"quant_method": "gptq"}},
+        {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}},
         {"model_type": "bert"},
     )
     for config in configs:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider.kernels.grouped import blocks_of
 from outrider.kernels.quantized import QuantizedWeight, quantize
-from outrider.kernels.stored import StoredTable
+from outrider.kernels.stored import StoredTable, StoredWeight
 from outrider.kernels.types import Linear, Ops
 from outrider.progress_stages import stage
 from outrider.workers.models.layers import (
@@ -280,7 +281,19 @@ class Assembly:
         shape: tuple[int, int],
         read: Callable[[], Tensor | QuantizedWeight],
         bias: Tensor | None,
+        stored_kind: str | None = None,
     ) -> Linear:
+        """`stored_kind` is that of blocks which hold the same as a quantized weight."""
+        if stored_kind is not None and self._stored is not None:
+
+            def read_blocks() -> StoredWeight:
+                weight = read()
+                assert isinstance(weight, QuantizedWeight)
+                return blocks_of(weight, stored_kind)
+
+            linear = self._stored.linear_of(stored_kind, name, shape, read_blocks, bias)
+            if linear is not None:
+                return linear
         packing = self._ops.packing
         if self._weight_cache is None or packing is None:
             return self._ops.linear(read(), bias)

@@ -20,9 +20,10 @@ from outrider.workers.models.source import (
 )
 
 MakeLinear = Callable[
-    [str, tuple[int, int], Callable[[], Tensor | QuantizedWeight], Tensor | None], Linear
+    [str, tuple[int, int], Callable[[], Tensor | QuantizedWeight], Tensor | None, str | None],
+    Linear,
 ]
-"""Of a name, a shape, a function that reads the weight, and a bias."""
+"""Of a name, a shape, a function that reads the weight, a bias and a `WeightPart.stored_kind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,9 @@ class QuantizedLinears:
             own_bias = None if bias is None else bias[first : first + shape[0]]
             first += shape[0]
             own_name = f"{name} {len(linears)}" if linears else name
-            linear = self.make(own_name, shape, partial(_stacked, alike), own_bias)
+            linear = self.make(
+                own_name, shape, partial(_stacked, alike), own_bias, alike[0].stored_kind
+            )
             scheme = alike[0].activations
             linears.append(linear if scheme is None else self.ops.with_activations(linear, scheme))
         return linears[0] if len(linears) == 1 else self.ops.stacked(linears)

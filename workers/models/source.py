@@ -67,11 +67,14 @@ class WeightPart:
     is_quantized: bool = False
     group_len: int = 0  # of the quantized weight
     activations: ActivationScheme | None = None
+    stored_kind: str | None = (
+        None  # of blocks that hold just the same, in `outrider.kernels.stored`
+    )
 
     @property
     def format(self) -> tuple[object, ...]:
         """Weights for which it is equal may be stacked."""
-        return self.is_quantized, self.group_len, self.activations
+        return self.is_quantized, self.group_len, self.activations, self.stored_kind
 
 
 class QuantizedSource(Protocol):

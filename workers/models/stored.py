@@ -53,6 +53,19 @@ class StoredParts:
         is_wide = all(part is None or KINDS[part.kind].block_len == 1 for part in parts)
         return is_wide and self.supports_int8("int8", shape)
 
+    def linear_of(
+        self,
+        kind: str,
+        name: str,
+        shape: tuple[int, int],
+        read: Callable[[], StoredWeight],
+        bias: Tensor | None,
+    ) -> Linear | None:
+        """Of a weight whose kind is known without reading it."""
+        if not self.kernels.gains_by(kind):
+            return None
+        return self.kernels.linear([self._pack(name, kind, shape, read)], bias)
+
     def int8_linear(
         self,
         name: str,

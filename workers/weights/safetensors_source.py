@@ -100,6 +100,9 @@ class SafetensorsSource:
             raise damaged(path, error) from None
         return dequantised(kind, blocks, self._files.folder)
 
+    def has(self, name: str) -> bool:
+        return name in self._files.file_of
+
     def stored_name(self, name: str) -> str:
         return self._files.stored_name(name)
 

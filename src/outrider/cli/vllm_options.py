@@ -30,7 +30,14 @@ logger = logging.getLogger(__name__)
 _PATHS: Mapping[str, str] = {**PATHS, **COMMAND_PATHS}
 _IGNORED: Mapping[str, str] = {**IGNORED, **COMMAND_IGNORED}
 _REFUSED: Mapping[str, RefusedArgument] = {**REFUSED, **COMMAND_REFUSED}
-_SAID_BY_CHECKPOINTS = ("compressed-tensors", "modelopt")
+_SAID_BY_CHECKPOINTS = (
+    "compressed-tensors",
+    "modelopt",
+    "awq",
+    "awq_marlin",
+    "gptq",
+    "gptq_marlin",
+)
 _MAX_SHOWN = 60
 
 
@@ -108,7 +115,7 @@ def _breaches(values: Mapping[str, SourcedValue]) -> list[str]:
         problem = rule.breach(rule.settled(given.value))
         if problem is not None and path.endswith(".quantization"):
             problem = (
-                f"is {given.value!r}; checkpoints quantized so are not read; take one in fp8, or "
+                f"is {given.value!r}; checkpoints quantized so are not read; take another, or "
                 "give fp8 or int8, which round whole weights when they are loaded."
             )
         if path == "server.max_logprobs" and given.value == -1:

@@ -68,8 +68,8 @@ class TargetConfig(Validated):
         None,
         _QUANTIZATION,
         "8-bit weights of its layers: fp8 or int8; this saves memory and time on GPUs and, as int8 "
-        "with dtype auto, on CPUs, where it only rounds otherwise. A quantized checkpoint is served "
-        "as it is, without this.",
+        "with dtype auto, on CPUs, where it only rounds otherwise. A quantized checkpoint is "
+        "served as it is, without this.",
     )
     device: str = setting(
         "auto", _DEVICE, "Where it runs; auto is the first CUDA device, or else the CPU."

@@ -190,7 +190,7 @@ def test_what_has_no_effect_is_warned_of_in_one_line(capsys: pytest.CaptureFixtu
 
 def test_all_that_is_refused_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     given = (
-        "serve ./big --kv-cache-dtype fp8 --enable-lora -pp 2 --quantization awq --dtype int3 "
+        "serve ./big --kv-cache-dtype fp8 --enable-lora -pp 2 --quantization gguf --dtype int3 "
         "--max-model-len long --speculative-config.method mtp --nnodes=2 --host 0.0.0.0"
     )
     error = said(capsys, *given.split(), "--hf-overrides", '{"a": 1}').splitlines()
@@ -203,7 +203,7 @@ def test_all_that_is_refused_is_said_at_once(capsys: pytest.CaptureFixture[str])
         "not read; choose ngram, draft_model, eagle3, medusa or mlp_speculator.",
         "error: --nnodes 2: the nodes are those of the Ray cluster; see --set cluster.address.",
         'error: --hf-overrides {"a": 1}: a checkpoint is read as it is; change its config.json.',
-        "error: --quantization is 'awq'; checkpoints quantized so are not read; take one in fp8, "
+        "error: --quantization is 'gguf'; checkpoints quantized so are not read; take another, "
         "or give fp8 or int8, which round whole weights when they are loaded.",
         "error: --dtype is 'int3'; it must be 'auto', 'float32', 'bfloat16' or 'float16'.",
         "error: --max-model-len is 'long'; it must be a whole number >= 1, or unset.",

@@ -103,16 +103,16 @@ def test_a_number_that_is_null_is_missing() -> None:
     assert ModelSpec.from_hf(LLAMA | {"rms_norm_eps": None}).norm_eps == 1e-6
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "mxfp4"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4", "quark", "auto-round"])
 def test_quantized_weights_are_refused_by_the_name_of_their_method(method: str) -> None:
     config = LLAMA | {"quantization_config": {"quant_method": method, "bits": 4}}
     with pytest.raises(ModelError) as caught:
         ModelSpec.from_hf(config)
     assert str(caught.value) == (
         f"the checkpoint's weights are quantized by {method!r}, which is not read; take one "
-        "quantized to fp8 (compressed-tensors, fp8, modelopt), the checkpoint it was made from, "
-        "whose weights quantization='fp8' or 'int8' rounds to 8 bits when they are loaded, or a "
-        "GGUF file."
+        "quantized by compressed-tensors, fp8, modelopt, awq, gptq, the checkpoint it was made "
+        "from, whose weights quantization='fp8' or 'int8' rounds to 8 bits when they are loaded, "
+        "or a GGUF file."
     )
 
 

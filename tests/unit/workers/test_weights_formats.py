@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from quantized_checkpoints import FORMS, Form, compressed, group, write
+from quantized_checkpoints import (
+    FORMS,
+    INT_FORMS,
+    Form,
+    Ints,
+    compressed,
+    group,
+    packed_group,
+    write,
+)
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import ModelError
@@ -24,6 +33,10 @@ from outrider.workers.weights.loader import load_model
 
 PROJECTION = "model.layers.0.self_attn.q_proj"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False}
+PACKED = compressed() | {"format": "pack-quantized"}
+FOUR_BITS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 CHANNELS = compressed(group("channel", "token", "Linear"))
 
 
@@ -55,6 +68,11 @@ def test_a_group_that_names_a_layer_goes_before_one_for_all() -> None:
     assert schemes.of("lm_head", False) is None
 
 
+def repacked(**changes: Any) -> dict[str, Any]:
+    given = packed_group(Ints("compressed"), "Linear")
+    return PACKED | {"config_groups": {"a": given | {"weights": given["weights"] | changes}}}
+
+
 def changed(numbers: str, **changes: Any) -> dict[str, Any]:
     given = group("channel", "token", "Linear")
     return compressed(given | {numbers: given[numbers] | changes})
@@ -76,7 +94,25 @@ def changed(numbers: str, **changes: Any) -> dict[str, Any]:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4', which is no"),
         ({"quant_method": "modelopt", "quant_algo": [1]}, "quant_algo is [1], which is not supp"),
         (compressed() | {"config_groups": None}, "has no config_groups"),
-        (CHANNELS | {"format": "pack-quantized"}, "format is 'pack-quantized', which is not"),
+        (CHANNELS | {"format": "int-quantized"}, "format is 'int-quantized', which is not supp"),
+        (PACKED | {"config_groups": {"a": {}}}, "config_groups.a has no weights"),
+        (repacked(num_bits=3), "weights.num_bits is 3, which is not supported"),
+        (repacked(group_size=-7), "weights.group_size is -7, and has to be"),
+        (repacked(group_size=2**50), "weights.group_size is 1125899906842624, and has to be"),
+        (repacked(strategy="tensor_group"), "weights.strategy is 'tensor_group'"),
+        (
+            compressed(group("channel", "token", "Linear") | {"weights": FOUR_BITS})
+            | {"format": "pack-quantized"},
+            "input_activations is set, and inputs of packed weights are not rounded here",
+        ),
+        (AWQ | {"bits": 3}, "quantization_config.bits is 3, which is not supported"),
+        (AWQ | {"version": "gemv"}, "quantization_config.version is 'gemv'"),
+        (AWQ | {"zero_point": False}, "quantization_config.zero_point is False"),
+        (AWQ | {"group_size": None}, "quantization_config.group_size is None, and has to be"),
+        (GPTQ | {"bits": 2}, "quantization_config.bits is 2, which is not supported"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', which is not"),
+        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic gives layers numbers of bits of their own"),
+        (GPTQ | {"group_size": 0}, "quantization_config.group_size is 0, and has to be"),
         (CHANNELS | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         (compressed(group("channel", "token", "re:(")), "holds a regular expression that is none"),
         (CHANNELS | {"ignore": [3]}, "ignore is [3], and has to be a list of names"),
@@ -112,6 +148,34 @@ def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], 
     save_file(tensors, to / "model.safetensors")
     (to / "config.json").write_bytes((folder / "config.json").read_bytes())
     return to
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "tensor", "sentence"),
+    [
+        ("awq", "qweight", torch.ones(3, 8, dtype=torch.int32), "with shape [3, 8], but the confi"),
+        ("awq", "qweight", torch.ones(64, 8), "as F32, and packed numbers are I32"),
+        ("awq", "qzeros", torch.ones(1, 8, dtype=torch.int32), "with shape [1, 8]"),
+        ("awq", "scales", torch.ones(2, 63), "with shape [2, 63]"),
+        ("awq", "scales", torch.full((2, 64), torch.nan), "with numbers that are no scales"),
+        ("awq", "scales", None, "has no tensor 'model.layers.0.self_attn.q_proj.scales'"),
+        ("gptq", "g_idx", torch.full((64,), 2), "g_idx names groups that are not among its 2"),
+        ("gptq", "g_idx", torch.full((64,), -1), "g_idx names groups that are not among its 2"),
+        ("gptq", "g_idx", torch.zeros(7), "with shape [7], but the configuration asks for [64]"),
+        ("compressed-tensors: 4 bits", "weight_packed", torch.ones(64, 8), "as F32, and packed"),
+        ("compressed-tensors: 4 bits", "weight_shape", torch.tensor([64, 8]), "weight_shape of"),
+        ("compressed-tensors: 4 bits", "weight_packed", None, "no tensor"),
+    ],
+)
+def test_damaged_packed_weights_are_refused_in_a_sentence(
+    tmp_path: Path, form: str, name: str, tensor: torch.Tensor | None, sentence: str
+) -> None:
+    whole = tmp_path / "whole"
+    write(whole, INT_FORMS[form])
+    folder = damaged(whole, tmp_path, replaced(f"{PROJECTION}.{name}", tensor))
+    with pytest.raises(ModelError) as caught:
+        load_model(folder, ops=ReferenceOps(), dtype=torch.float32, device="cpu")
+    assert sentence in str(caught.value)
 
 
 def replaced(name: str, tensor: torch.Tensor | None) -> Callable[[dict[str, torch.Tensor]], None]:

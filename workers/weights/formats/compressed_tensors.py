@@ -7,16 +7,21 @@ from dataclasses import dataclass
 
 from outrider.errors import ModelError
 from outrider.workers.weights.formats.schemes import (
-    FP8,
     Fp8Scheme,
     Inputs,
+    IntScheme,
+    Scheme,
+    WordLayout,
     contradiction,
+    kind_of,
 )
 from outrider.workers.weights.formats.section import Section
 
 METHOD = "compressed-tensors"
 
-_FORMATS = ("float-quantized", "naive-quantized")  # the second, older, is stored alike
+_FP8_FORMATS = ("float-quantized", "naive-quantized")  # the second, older, is stored alike
+_PACKED = "pack-quantized"
+_BITS = (4, 8)
 _CLASS = "Linear"  # a target that means all linear layers
 _REGULAR = "re:"
 
@@ -48,22 +53,25 @@ class _Names:
 class GroupedSchemes:
     """See `LayerSchemes`. The group that names a layer goes before one that names them all."""
 
-    groups: tuple[tuple[_Names, Fp8Scheme], ...]
+    groups: tuple[tuple[_Names, Scheme], ...]
     ignored: _Names
     method: str = METHOD
-    kind: str = FP8
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.groups[0][1])
 
     @property
     def gpu_bytes(self) -> int:
         return max(scheme.gpu_bytes for _, scheme in self.groups)
 
-    def of(self, module: str, is_quantized: bool) -> Fp8Scheme | None:
+    def of(self, module: str, is_quantized: bool) -> Scheme | None:
         scheme = None if self.ignored.include(module) else self._named(module)
         if (scheme is not None) is not is_quantized:
             raise contradiction(module, is_quantized)
         return scheme
 
-    def _named(self, module: str) -> Fp8Scheme | None:
+    def _named(self, module: str) -> Scheme | None:
         for names, scheme in self.groups:
             if names.include(module):
                 return scheme
@@ -82,20 +90,39 @@ def read_schemes(config: Section) -> GroupedSchemes:
     groups = config.section("config_groups")
     if groups is None or not groups.values:
         raise ModelError(f"{config.name} has no config_groups; get the complete checkpoint again.")
-    found = []
+    found: list[tuple[_Names, Scheme]] = []
     for name in groups.values:
         group = groups.section(name)
         if group is not None:
-            own_format = group if group.values.get("format") is not None else config
-            own_format.one_of("format", _FORMATS)
-            found.append((_Names.of(group, "targets"), _scheme(group)))
+            source = group if group.values.get("format") is not None else config
+            packed = source.one_of("format", (*_FP8_FORMATS, _PACKED)) == _PACKED
+            read = _packed_scheme if packed else _fp8_scheme
+            found.append((_Names.of(group, "targets"), read(_weights(group), group)))
     return GroupedSchemes(tuple(found), _Names.of(config, "ignore"))
 
 
-def _scheme(group: Section) -> Fp8Scheme:
+def _weights(group: Section) -> Section:
     weights = group.section("weights")
     if weights is None:
         raise ModelError(f"{group.name} has no weights; get the complete checkpoint again.")
+    return weights
+
+
+def _packed_scheme(weights: Section, group: Section) -> IntScheme:
+    weights.one_of("type", ("int",))
+    bits = weights.one_of("num_bits", _BITS)
+    is_symmetric = weights.one_of("symmetric", (True, False), True)
+    strategy = weights.one_of("strategy", ("group", "channel"))
+    length = weights.size("group_size") if strategy == "group" else 0
+    if group.section("input_activations") is not None:
+        raise ModelError(
+            f"{group.name}.input_activations is set, and inputs of packed weights are not rounded "
+            "here; take a checkpoint of weights alone (W4A16, W8A16)."
+        )
+    return IntScheme(WordLayout.COMPRESSED, bits, length, is_symmetric)
+
+
+def _fp8_scheme(weights: Section, group: Section) -> Fp8Scheme:
     _check_fp8(weights)
     strategy = weights.one_of("strategy", ("tensor", "channel", "block"))
     blocks = weights.sizes("block_structure") if strategy == "block" else None

@@ -10,7 +10,13 @@ from typing import Any
 
 from outrider.checkpoints.files import read_json
 from outrider.errors import ConfigError, ModelError
-from outrider.workers.weights.formats import compressed_tensors, modelopt, official_fp8
+from outrider.workers.weights.formats import (
+    awq,
+    compressed_tensors,
+    gptq,
+    modelopt,
+    official_fp8,
+)
 from outrider.workers.weights.formats.schemes import LayerSchemes
 from outrider.workers.weights.formats.section import Section
 
@@ -19,6 +25,8 @@ READERS: Mapping[str, Callable[[Section], LayerSchemes]] = MappingProxyType(
         compressed_tensors.METHOD: compressed_tensors.read_schemes,
         official_fp8.METHOD: official_fp8.read_schemes,
         modelopt.METHOD: modelopt.read_schemes,
+        awq.METHOD: awq.read_schemes,
+        gptq.METHOD: gptq.read_schemes,
     }
 )
 _CONFIG_KEY = "quantization_config"
@@ -35,8 +43,8 @@ def schemes_of(config: Mapping[str, Any]) -> LayerSchemes | None:
     if reader is None:
         raise ModelError(
             f"the checkpoint's weights are quantized by {reprlib.repr(method)}, which is not "
-            f"read; take one quantized to fp8 ({', '.join(READERS)}), the checkpoint it was made "
-            "from, whose weights quantization='fp8' or 'int8' rounds to 8 bits when they are "
+            f"read; take one quantized by {', '.join(READERS)}, the checkpoint it was made from, "
+            "whose weights quantization='fp8' or 'int8' rounds to 8 bits when they are "
             "loaded, or a GGUF file."
         )
     return reader(section)

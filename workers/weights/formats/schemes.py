@@ -9,6 +9,7 @@ from typing import Protocol
 from outrider.errors import ModelError
 
 FP8 = "fp8"  # the name of `target.quantization`, too
+INT4, INT8 = "int4", "int8 by groups"  # not of `target.quantization`
 
 
 class Inputs(StrEnum):
@@ -31,8 +32,35 @@ class Fp8Scheme:
 
     @property
     def gpu_bytes(self) -> int:
-        """Of a weight in the memory of a GPU, where blocks are dequantized to 16 bits."""
+        """Of a stored byte in the memory of a GPU, where blocks are dequantized to 16 bits."""
         return 1 if self.blocks is None else 2
+
+
+class WordLayout(StrEnum):
+    """How whole numbers are packed into words of 32 bits, and which tensors hold them."""
+
+    COMPRESSED = "compressed"  # along the inputs, less a bias
+    AWQ = "awq"  # along the outputs, eight in an order of their own
+    GPTQ = "gptq"  # along the inputs; zero points are stored less 1
+    GPTQ_V2 = "gptq_v2"  # with zero points as they are
+
+
+@dataclass(frozen=True, slots=True)
+class IntScheme:
+    """A weight of whole numbers less a zero point, times a scale, for groups of inputs."""
+
+    layout: WordLayout
+    bits: int
+    group_len: int = 0  # 0: all inputs of an output
+    is_symmetric: bool = True  # the zero point is in the middle, and not stored (COMPRESSED)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Of a stored byte in the memory of a GPU, where weights are dequantized to 16 bits."""
+        return 16 // self.bits
+
+
+Scheme = Fp8Scheme | IntScheme
 
 
 class LayerSchemes(Protocol):
@@ -53,7 +81,7 @@ class LayerSchemes(Protocol):
         """The most that a scheme takes."""
         ...
 
-    def of(self, module: str, is_quantized: bool) -> Fp8Scheme | None:
+    def of(self, module: str, is_quantized: bool) -> Scheme | None:
         """Of a layer by its name; None for one with whole weights. `is_quantized` is what its
         tensors say; a contradiction is a `ModelError`."""
         ...
@@ -61,24 +89,33 @@ class LayerSchemes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneScheme:
-    """The same scheme for every layer whose weight is stored so. What such configs say of
-    exceptions is a matter of taste among readers; the tensors leave no doubt."""
+    """The same scheme for every layer whose weight is stored so. Readers differ in what they make
+    of the exceptions that such configs list; the tensors leave no doubt."""
 
     method: str
-    scheme: Fp8Scheme
-    kind: str = FP8
+    scheme: Scheme
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.scheme)
 
     @property
     def gpu_bytes(self) -> int:
         return self.scheme.gpu_bytes
 
-    def of(self, module: str, is_quantized: bool) -> Fp8Scheme | None:
+    def of(self, module: str, is_quantized: bool) -> Scheme | None:
         return self.scheme if is_quantized else None
 
 
 def contradiction(module: str, is_quantized: bool) -> ModelError:
-    stored, said = ("fp8", "whole") if is_quantized else ("whole", "fp8")
+    stored, said = ("quantized", "whole") if is_quantized else ("whole", "quantized")
     return ModelError(
         f"the weight of {module} is stored {stored}, but quantization_config says that it is "
         f"{said}; config.json and weights do not belong together."
     )
+
+
+def kind_of(scheme: Scheme) -> str:
+    if isinstance(scheme, Fp8Scheme):
+        return FP8
+    return INT4 if scheme.bits == 4 else INT8

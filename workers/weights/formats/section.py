@@ -52,6 +52,10 @@ class Section:
     def size(self, key: str) -> int:
         return int(_SIZES.check(f"{self.name}.{key}", self.values.get(key)))
 
+    def group_size(self, key: str) -> int:
+        """Inputs that share a scale; 0, written as -1, is all."""
+        return 0 if self.values.get(key) == -1 else self.size(key)
+
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.values.get(key) or []
         if (

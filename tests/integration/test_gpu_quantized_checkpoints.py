@@ -1,20 +1,20 @@
-"""GPU kernels with checkpoints whose weights are stored as fp8."""
+"""GPU kernels with checkpoints that are quantized."""
 
 from __future__ import annotations
 
 import pytest
 from gpu_tools import DEVICE, GPU_MARKS
-from quantized_checkpoints import FORMS, Saved, assert_alike, write
+from quantized_checkpoints import ALL_FORMS, Saved, assert_alike, write
 
 from outrider.kernels.gpu.ops import GpuOps
 
 pytestmark = [pytest.mark.model, *GPU_MARKS]
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=ALL_FORMS)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp("fp8")
-    return Saved(folder, write(folder, FORMS[request.param]))
+    return Saved(folder, write(folder, ALL_FORMS[request.param]))
 
 
 def test_logits_of_gpu_kernels_are_what_the_checkpoint_means(saved: Saved) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are stored as fp8, in every layout that is read."""
+"""Checkpoints that are quantized, in every layout that is read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import random_prompt, reference_logits, save_checkpoint
-from quantized_checkpoints import FORMS, SIZES, Saved, assert_alike, write
+from quantized_checkpoints import ALL_FORMS, FORMS, INT_FORMS, SIZES, Saved, assert_alike, write
+from safetensors.torch import load_file
 
 from outrider import LLM, SamplingParams
 from outrider.errors import ConfigError
 from outrider.kernels.cpu.build import load_library
 from outrider.kernels.cpu.ops import CpuOps
+from outrider.kernels.grouped import blocks_of
+from outrider.kernels.quantized import QuantizedWeight
 from outrider.kernels.reference import ReferenceOps
+from outrider.kernels.stored import StoredWeight
 from outrider.kernels.types import Ops
+from outrider.workers.models import assembly
+from outrider.workers.weights.loader import load_model
 
 pytestmark = [pytest.mark.model]
 
@@ -32,7 +38,7 @@ COMMON: dict[str, Any] = {
 }
 OPS: dict[str, Callable[[], Ops]] = {"c": lambda: CpuOps(load_library()), "torch": ReferenceOps}
 GOLDEN = [name for name in FORMS if name.startswith("compressed-tensors")]
-TEXTS = ("compressed-tensors: mixed", "fp8: blocks", "modelopt: in config.json")
+TEXTS = ("compressed-tensors: mixed", "fp8: blocks", "modelopt: in config.json", "awq")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +46,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fp8")
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=ALL_FORMS)
 def saved(request: pytest.FixtureRequest, folder: Path) -> Saved:
-    return Saved(folder / "one", write(folder / "one", FORMS[request.param]))
+    return Saved(folder / "one", write(folder / "one", ALL_FORMS[request.param]))
 
 
 @pytest.mark.parametrize("kernels", OPS)
@@ -59,6 +65,60 @@ def test_compressed_tensors_itself_reads_the_same(name: str, tmp_path: Path) -> 
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     prompt = random_prompt(9)
     torch.testing.assert_close(reference_logits(theirs, prompt), reference_logits(meant, prompt))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["compressed-tensors: 4 bits", "compressed-tensors: 4 bits, zero points"],
+)
+def test_compressed_tensors_itself_unpacks_the_same(name: str, tmp_path: Path) -> None:
+    """Its compressor, because transformers does not load packed zero points."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    meant = write(tmp_path, INT_FORMS[name])
+    [group] = INT_FORMS[name].config["config_groups"].values()
+    tensors = load_file(tmp_path / "model.safetensors")
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    for layer, module in meant.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            prefix = f"model.layers.{layer}."
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            own["weight_scale"] = own["weight_scale"].float()
+            weight = compressor.decompress(own, QuantizationScheme(**group))["weight"]
+            torch.testing.assert_close(weight, module.weight)
+
+
+def test_packed_weights_stay_packed_on_cpus(saved: Saved) -> None:
+    """Where blocks of GGUF hold the same; their products are not those of float32 bit for bit."""
+    assert_alike(saved, OPS["c"], tolerance=1e-4, keeps_stored_format=True)
+    assert_alike(saved, OPS["c"], tolerance=1e-4, keeps_stored_format=True, num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("awq", {"Q5_0"}),
+        ("gptq: symmetric", {"Q4_0"}),
+        ("compressed-tensors: 8 bits", {"Q8_0"}),
+        ("compressed-tensors: 4 bits, small groups", set()),
+        ("gptq: in an order", set()),
+    ],
+)
+def test_blocks_are_those_of_the_smallest_format(
+    name: str, kinds: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: set[str] = set()
+
+    def recorded(weight: QuantizedWeight, kind: str) -> StoredWeight:
+        found.add(kind)
+        return blocks_of(weight, kind)
+
+    monkeypatch.setattr(assembly, "blocks_of", recorded)
+    write(tmp_path, INT_FORMS[name])
+    where: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "keeps_stored_format": True}
+    load_model(tmp_path, ops=OPS["c"](), **where)
+    assert found == kinds
 
 
 @pytest.mark.parametrize("kernels", OPS)
@@ -84,8 +144,8 @@ def _tokens(model: Path, **options: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_speculation_does_not_change_the_text(name: str, tmp_path: Path) -> None:
-    write(tmp_path / "target", FORMS[name])
-    write(tmp_path / "draft", FORMS[name], num_layers=1)
+    write(tmp_path / "target", ALL_FORMS[name])
+    write(tmp_path / "draft", ALL_FORMS[name], num_layers=1)
     save_checkpoint(tmp_path / "whole draft", "llama", **SIZES, num_hidden_layers=1)
     drafted = {"num_speculative_tokens": 3, "speculation_policy": "fixed"}
     plain = _tokens(tmp_path / "target")
@@ -93,6 +153,16 @@ def test_speculation_does_not_change_the_text(name: str, tmp_path: Path) -> None
         assert plain == _tokens(tmp_path / "target", draft_model=str(tmp_path / draft), **drafted)
     apart = {"workers": "processes", "num_threads": 1, "draft_model": str(tmp_path / "draft")}
     assert plain == _tokens(tmp_path / "target", **apart, **drafted)
+
+
+def test_the_draft_and_target_of_packed_weights_share_a_process_by_default(tmp_path: Path) -> None:
+    """With dtype auto, as users have it: blocks in the C kernels."""
+    write(tmp_path / "target", INT_FORMS["gptq"])
+    write(tmp_path / "draft", INT_FORMS["compressed-tensors: 4 bits"], num_layers=1)
+    plain = _tokens(tmp_path / "target", dtype="auto")
+    drafted = {"num_speculative_tokens": 3, "speculation_policy": "fixed"}
+    draft = str(tmp_path / "draft")
+    assert plain == _tokens(tmp_path / "target", dtype="auto", draft_model=draft, **drafted)
 
 
 def test_quantization_may_be_named_again_but_not_changed(tmp_path: Path) -> None:

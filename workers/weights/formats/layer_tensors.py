@@ -1,0 +1,102 @@
+"""The tensors of one quantized layer, and the share of it that a rank reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from outrider.errors import ModelError
+from outrider.workers.weights.safetensors_files import damaged
+from outrider.workers.weights.safetensors_source import SafetensorsSource
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Rows and columns of a weight of `shape`, [out, in]."""
+
+    shape: tuple[int, int]
+    rows: range
+    columns: range
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self.rows), len(self.columns)
+
+    def groups(self, group_len: int) -> tuple[Tensor, int]:
+        """Of groups of inputs: those that the columns take, and how many columns take each. Where
+        the share begins inside of a group, its groups are smaller."""
+        length = math.gcd(group_len, self.columns.start)
+        return torch.arange(self.columns.start, self.columns.stop, length) // group_len, length
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTensors:
+    """`module` is the layer's name in the checkpoint."""
+
+    weights: SafetensorsSource
+    module: str
+
+    def has(self, suffix: str) -> bool:
+        return self.weights.has(f"{self.module}.{suffix}")
+
+    def shape(self, suffix: str) -> tuple[int, ...]:
+        return tuple(self.weights.stored(f"{self.module}.{suffix}").get_shape())
+
+    def read(self, suffix: str, *expected: tuple[int, ...]) -> Tensor:
+        """A tensor of one of these shapes, whole, as it is stored."""
+        if self.shape(suffix) not in expected:
+            raise self.unfit(suffix, expected[-1])
+        return self.weights.read_stored(f"{self.module}.{suffix}")
+
+    def check_words(self, suffix: str, expected: tuple[int, ...]) -> None:
+        """Of packed numbers."""
+        if self.shape(suffix) != expected:
+            raise self.unfit(suffix, expected)
+        dtype = self.weights.stored(f"{self.module}.{suffix}").get_dtype()
+        if dtype != "I32":
+            raise ModelError(
+                f"{self._path(suffix)} holds {self.module}.{suffix} as {dtype}, and packed numbers "
+                "are I32; get the complete checkpoint again."
+            )
+
+    def read_words(self, suffix: str, expected: tuple[int, ...]) -> Tensor:
+        self.check_words(suffix, expected)
+        return self.read(suffix, expected)
+
+    def read_scales(self, suffix: str, *expected: tuple[int, ...]) -> Tensor:
+        """`read` as float32."""
+        scales = self.read(suffix, *expected).float()
+        if not (torch.isfinite(scales) & (scales >= 0)).all():
+            raise ModelError(
+                f"{self._path(suffix)} holds {self.module}.{suffix} with numbers that are no "
+                "scales: negative, infinite or NaN; download it again."
+            )
+        return scales
+
+    def slice(self, suffix: str, rows: range, columns: range) -> Tensor:
+        stored = self.weights.stored(f"{self.module}.{suffix}")
+        try:
+            values: Tensor = stored[rows.start : rows.stop, columns.start : columns.stop]
+        except SafetensorError as error:
+            raise damaged(self.weights.path_of(f"{self.module}.{suffix}"), error) from None
+        # Copy: the slice is in the mapped file, which may be replaced while we run.
+        return values.clone(memory_format=torch.contiguous_format)
+
+    def unfit(self, suffix: str, expected: tuple[int, ...]) -> ModelError:
+        return ModelError(
+            f"{self._path(suffix)} holds {self.module}.{suffix} with shape "
+            f"{list(self.shape(suffix))}, but the configuration asks for {list(expected)}; "
+            "config.json and weights do not belong together."
+        )
+
+    def zero(self, suffix: str) -> ModelError:
+        return ModelError(
+            f"{self._path(suffix)} holds {self.module}.{suffix} of 0; download it again."
+        )
+
+    def _path(self, suffix: str) -> str:
+        return str(self.weights.path_of(f"{self.module}.{suffix}"))
