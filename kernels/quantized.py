@@ -38,7 +38,7 @@ class ActivationScheme:
 def fake_quantize(x: Tensor, scheme: ActivationScheme) -> Tensor:
     """x [T, in] rounded to fp8 and back, in its own dtype; what every backend computes."""
     width = x.shape[-1]
-    length = scheme.group_len or width
+    length = min(scheme.group_len or width, width)
     padded = F.pad(x.float(), (0, -width % length))
     groups = padded.view(*padded.shape[:-1], -1, length)
     if scheme.scale is not None:

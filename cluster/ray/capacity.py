@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from outrider.engine.sizing import USUAL_TOKENS
 from outrider.errors import OutriderError
 from outrider.links.rank_messages import Role
 from outrider.workers.weights.formats.registry import schemes_in
+from outrider.workers.weights.formats.schemes import PACKED_TENSORS, STORED_FP8, LayerSchemes
+from outrider.workers.weights.safetensors_files import WHOLE, SafetensorsFiles
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +38,18 @@ def least_gpu_bytes(config: EngineConfig, role: str) -> int | None:
     try:
         folder = _local_folder(part.model, revision)
         shape = None if folder is None else _read_shape(folder)
+        if folder is None or shape is None:
+            return None
+        dtype = part.dtype if part.dtype != "auto" else config.target.dtype
+        item = _ITEM_BYTES[_GPU_DTYPE if dtype == "auto" else dtype]
+        schemes = schemes_in(folder)
+        if schemes is None:
+            weights = _weight_bytes(folder, shape, item, part.quantization)
+        else:
+            weights = _quantized_bytes(folder, schemes, item)
     except (OutriderError, OSError, ValueError) as error:
         logger.info("the size of %s is unknown on this host: %s", part.model, error)
         return None
-    if folder is None or shape is None:
-        return None
-    dtype = part.dtype if part.dtype != "auto" else config.target.dtype
-    item = _ITEM_BYTES[_GPU_DTYPE if dtype == "auto" else dtype]
-    weights = _weight_bytes(folder, shape, item, part.quantization)
     if weights is None:
         return None
     ranks = part.tensor_parallel
@@ -80,17 +87,29 @@ def _weight_bytes(
     stored_item = _ITEM_BYTES.get(str(shape.get("dtype") or shape.get("torch_dtype")))
     if not stored or stored_item is None:
         return None
-    # Embeddings keep their dtype.
-    hidden, vocab = int(shape.get("hidden_size", 0)), int(shape.get("vocab_size", 0))
-    embeddings = hidden * vocab * (1 if shape.get("tie_word_embeddings") else 2)
-    schemes = schemes_in(folder)
-    if schemes is not None:
-        num_bytes = max(stored - embeddings * stored_item, 0)
-        return num_bytes * schemes.gpu_bytes + min(embeddings * item, stored)
     num_weights = stored // stored_item
     if quantization is None:
         return num_weights * item
+    # 8-bit layers; embeddings keep their dtype.
+    hidden, vocab = int(shape.get("hidden_size", 0)), int(shape.get("vocab_size", 0))
+    embeddings = hidden * vocab * (1 if shape.get("tie_word_embeddings") else 2)
     return max(num_weights - embeddings, 0) + min(embeddings, num_weights) * item
+
+
+def _quantized_bytes(folder: Path, schemes: LayerSchemes, item: int) -> int:
+    """Of a quantized checkpoint: its weights as a GPU keeps them, and its whole tensors."""
+    files, total = SafetensorsFiles(folder), 0
+    for name, file_name in files.file_of.items():
+        tensor = files.open(file_name).get_slice(name)
+        module, _, suffix = name.rpartition(".")
+        count = math.prod(tensor.get_shape())
+        if suffix in PACKED_TENSORS or tensor.get_dtype() == STORED_FP8:
+            scheme = schemes.of(module, True)
+            stored = count * (1 if tensor.get_dtype() == STORED_FP8 else 4)
+            total += stored * (1 if scheme is None else scheme.gpu_bytes)
+        elif tensor.get_dtype() in WHOLE:
+            total += count * item
+    return total
 
 
 def _least_kv_bytes(

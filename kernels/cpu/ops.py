@@ -33,6 +33,7 @@ _MAX_HEAD_DIM = 256
 # Multiply-adds from which on the interpreter lock is released. Below, releasing and acquiring it
 # can take longer than the work itself.
 _RELEASE_LOCK_WORK = 1 << 25
+_RELEASE_LOCK_ELEMENTS = 1 << 18  # of activations that are rounded
 _MAX_MODEL_ROWS = 16
 
 
@@ -153,7 +154,9 @@ class CpuOps:
         out = self._empty((num_rows, width))
         inputs = (x.data_ptr(), num_rows, width, scheme.group_len or width)
         scale = scheme.scale or 0.0
-        self._holding.fake_quantize(*inputs, scale, out.data_ptr())
+        is_heavy = num_rows * width > _RELEASE_LOCK_ELEMENTS
+        library = self._releasing if is_heavy else self._holding
+        library.fake_quantize(*inputs, scale, out.data_ptr())
         if self.capture is not None:
             self.capture.add(native.FAKE_QUANTIZE, (*inputs, out.data_ptr()), scale, (x, out))
         return out

@@ -164,6 +164,21 @@ INLINE float fp8_rounded(float v)
     return (v + magic) - magic;
 }
 
+/* By the bits without the sign, which are ordered like the numbers; NaN is above them. */
+static float largest_of(const float *x, long n)
+{
+    int32_t most = 0;
+    for (long i = 0; i < n; i++) {
+        int32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    float largest;
+    memcpy(&largest, &most, 4);
+    return largest;
+}
+
 typedef struct {
     const float *x;
     int64_t width, group;
@@ -179,9 +194,7 @@ static void fake_quantize_row(void *context, int64_t row)
         const float *x = a->x + row * a->width + start;
         float *out = a->out + row * a->width + start, scale = a->scale;
         if (scale == 0) {
-            float largest = 0;
-            for (long i = 0; i < n; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
-            scale = largest / FP8_MAX;
+            scale = largest_of(x, n) / FP8_MAX;
             if (scale < 0x1p-126f) scale = 1;
         }
         for (long i = 0; i < n; i++) out[i] = fp8_rounded(x[i] / scale) * scale;

@@ -36,15 +36,17 @@ def _launch(
     out = x.new_empty(num_rows, width)
     if out.numel() == 0:
         return out
-    group_len = scheme.group_len or width
-    size = triton.next_power_of_2(min(group_len, width))
+    group_len = min(scheme.group_len or width, width)
+    num_groups = triton.cdiv(width, group_len)
+    size = triton.next_power_of_2(group_len)
     pdl = pdl_enabled(x.device)
-    fake_quantize_kernel[(num_rows, triton.cdiv(width, group_len))](
+    fake_quantize_kernel[(num_rows * num_groups,)](
         x,
         None if stream is None else stream.squares,
         out,
         width,
         group_len,
+        num_groups,
         eps,
         scheme.scale or 0.0,
         IS_STATIC=scheme.scale is not None,
@@ -52,7 +54,7 @@ def _launch(
         SIZE=size,
         **(NO_PARTS if stream is None else stream.parts),
         PDL=pdl,
-        num_warps=8 if size >= 4096 else 4,
+        num_warps=4 if size < 4096 else 8 if size < 32768 else 16,
         **launch_options(pdl),
     )
     return out
@@ -77,6 +79,7 @@ def fake_quantize_kernel(
     out_ptr,
     width,
     group_len,
+    num_groups,
     eps,
     scale,
     IS_STATIC: tl.constexpr,
@@ -88,9 +91,9 @@ def fake_quantize_kernel(
 ):
     wait_for_inputs(PDL)
     let_next_start(PDL)
-    row = tl.program_id(0)
+    row = tl.program_id(0) // num_groups
     at = tl.arange(0, SIZE)
-    column = tl.program_id(1) * group_len + at
+    column = tl.program_id(0) % num_groups * group_len + at
     inside = (at < group_len) & (column < width)
     place = row.to(tl.int64) * width + column
     dtype: tl.constexpr = out_ptr.dtype.element_ty

@@ -70,7 +70,8 @@ def _is_multiplied(weight: QuantizedWeight) -> bool:
     """Whether the kernels multiply with such a weight as it is."""
     values = weight.values
     is_fp8 = values.dtype is torch.float8_e4m3fn and has_fp8(values.device)
-    return not weight.group_len and (is_fp8 or values.dtype is torch.int8)
+    is_whole = not weight.group_len and values.shape[1] % 2 == 0
+    return is_whole and (is_fp8 or values.dtype is torch.int8)
 
 
 class GpuLinear:

@@ -19,7 +19,7 @@ MAX_MIXED_TOKENS = 2048
 # (from, to, step): steps grow with the size, so padding stays a small part of a pass.
 _SIZE_STEPS = ((16, 64, 16), (64, 256, 32), (256, 512, 64), (512, 1024, 128), (1024, 2049, 256))
 
-_KERNELS_PER_LAYER = 16  # at most: not fused, and summed over ranks
+_KERNELS_PER_LAYER = 28  # at most: not fused, of quantized weights, and summed over ranks
 _KERNELS_PER_HEAD = 16  # layout, logits, sampling, acceptance
 # The least that the driver keeps per captured kernel.
 _MIN_KERNEL_BYTES = 4 * 2**10

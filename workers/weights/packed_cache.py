@@ -28,7 +28,7 @@ from outrider.workers.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = "3"  # part of the name: raise it when what is written changes
+FORMAT_VERSION = "4"  # part of the name: raise it when what is written changes
 MIN_BYTES = 64 << 20  # packing less takes no noticeable time
 _FREE_SHARE = 2  # times the file's size must be free to write it
 _END = struct.Struct("<Q8s")  # length of the index before it, mark

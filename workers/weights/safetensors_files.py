@@ -19,6 +19,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 STORED_INDEX_FILE = "stored.index.json"
 LOOKING, READING = "np", "pt"  # safetensors frameworks
+WHOLE = ("F64", "F32", "F16", "BF16")  # types that are not quantized, as safetensors names them
 
 
 class SafetensorsFiles:

@@ -15,12 +15,11 @@ from outrider.kernels.stored import KINDS
 from outrider.workers.weights.dequantised import dequantised
 from outrider.workers.weights.safetensors_files import (
     READING,
+    WHOLE,
     SafetensorsFiles,
     StoredFiles,
     damaged,
 )
-
-_WHOLE = ("F64", "F32", "F16", "BF16")  # safetensors' names
 
 
 class SafetensorsSource:
@@ -66,7 +65,7 @@ class SafetensorsSource:
                     f"configuration asks for {list(shape)}; config.json and weights do not belong "
                     "together."
                 )
-            if dtype is None and stored.get_dtype() not in _WHOLE:
+            if dtype is None and stored.get_dtype() not in WHOLE:
                 raise ModelError(
                     f"{path} holds {name} as {stored.get_dtype()}, a quantized tensor, where whole "
                     "ones are read; take a checkpoint in which it is not quantized."

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quantized_checkpoints import ALL_FORMS, write
 
 from outrider.cluster.errors import PlacementError
 from outrider.cluster.ray import placement
+from outrider.cluster.ray.capacity import PASS_BYTES
 from outrider.cluster.ray.facts import Node
 from outrider.cluster.ray.node_assignment import Need, assign_nodes
 from outrider.cluster.ray.placement import RolePlacement, needs_of, settle_devices
@@ -247,14 +249,17 @@ def test_a_gpu_needs_memory_for_its_share_of_the_weights_and_some_kv(eight_billi
     assert _least_gb(eight_billion, max_model_len=100_000) > whole + 12
 
 
-@pytest.mark.parametrize(("blocks", "least"), [(None, 18.7), ([128, 128], 34)])
-def test_a_quantized_checkpoint_is_as_large_as_its_file_but_for_blocks(
-    eight_billion: str, blocks: list[int] | None, least: float
-) -> None:
-    path = Path(eight_billion) / "config.json"
-    quantized = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": blocks}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantized}))
-    assert least - 0.7 < _least_gb(eight_billion) < least + 0.7
+@pytest.mark.parametrize("name", ALL_FORMS)
+def test_a_quantized_checkpoint_takes_what_its_weights_do(name: str, tmp_path: Path) -> None:
+    meant = write(tmp_path, ALL_FORMS[name])
+    expected = 0
+    for parameter, tensor in meant.named_parameters():
+        layer = ALL_FORMS[name].of(parameter.removesuffix(".weight")) if tensor.ndim == 2 else None
+        is_native = layer is not None and layer.ints is None and layer.weight != "block"
+        expected += tensor.numel() * (1 if is_native and "embed" not in parameter else 2)
+    least = _least_gb(str(tmp_path), kv_cache_gb=0.001, dtype="bfloat16") * 2**30
+    found = least - PASS_BYTES - 0.001 * 2**30
+    assert 0.99 * expected < found < 1.1 * expected  # some count the scales
 
 
 def test_models_that_fit_no_gpu_there_are_refused_with_what_to_change(eight_billion: str) -> None:

@@ -27,7 +27,7 @@ from outrider.errors import ModelError
 from outrider.kernels.reference import ReferenceOps
 from outrider.workers.models.shard import Shard
 from outrider.workers.weights.checkpoint import load_spec
-from outrider.workers.weights.formats.registry import schemes_of
+from outrider.workers.weights.formats.registry import schemes_in, schemes_of
 from outrider.workers.weights.formats.schemes import Fp8Scheme, Inputs
 from outrider.workers.weights.loader import load_model
 
@@ -66,6 +66,49 @@ def test_a_group_that_names_a_layer_goes_before_one_for_all() -> None:
     assert schemes.of("model.layers.1.mlp.down_proj", True) == named
     assert schemes.of("model.layers.0.mlp.down_proj", True) == Fp8Scheme(Inputs.DYNAMIC)
     assert schemes.of("lm_head", False) is None
+
+
+def test_layers_have_the_scheme_that_compressed_tensors_gives_them() -> None:
+    """Exact names go first, wherever their group is; of equal targets the last."""
+    given = compressed(
+        group("channel", "whole", "Linear", "re:.*_proj$"),
+        group("tensor", "static", PROJECTION),
+        group("channel", "token", "re:.*self_attn.*", "Linear"),
+    )
+    schemes = schemes_of({"quantization_config": given})
+    assert schemes is not None
+    assert schemes.of(PROJECTION, True) == Fp8Scheme(Inputs.STATIC)
+    assert schemes.of("model.layers.1.self_attn.q_proj", True) == Fp8Scheme(Inputs.WHOLE)
+    assert schemes.of("model.layers.1.mlp.up", True) == Fp8Scheme(Inputs.DYNAMIC)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"re:.*self_attn\.(q|k|v)_proj$",
+        r"re:model\.layers\.(0|1|2|3|10|11|12)\..*",
+        r"re:.*mlp\.(?:gate|up|down)_proj",
+        r"re:model\.layers\.[0-9]+\.self_attn.*proj",
+        "re:.*lm_head",
+        "re:vision_tower.*",
+    ],
+)
+def test_expressions_that_checkpoints_use_are_taken(pattern: str) -> None:
+    given = compressed(group("channel", "token", "Linear"), ignore=(pattern,))
+    assert schemes_of({"quantization_config": given}) is not None
+
+
+def test_older_spellings_are_read() -> None:
+    given = CHANNELS | {"quantization_status": "frozen", "format": "naive-quantized"}
+    assert schemes_of({"compression_config": given}) == schemes_of({"quantization_config": given})
+    found = schemes_of({"quantization_config": FP8 | {"weight_block_size": "128x128"}})
+    assert found == schemes_of({"quantization_config": FP8 | {"weight_block_size": [128, 128]}})
+
+
+def test_a_file_that_speaks_of_the_kv_cache_alone_quantizes_no_weights(tmp_path: Path) -> None:
+    beside = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
+    write(tmp_path, Form({}, others=lambda name, layer: None, beside=beside))
+    assert schemes_in(tmp_path) is None
 
 
 def repacked(**changes: Any) -> dict[str, Any]:
@@ -115,6 +158,20 @@ def changed(numbers: str, **changes: Any) -> dict[str, Any]:
         (GPTQ | {"group_size": 0}, "quantization_config.group_size is 0, and has to be"),
         (CHANNELS | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         (compressed(group("channel", "token", "re:(")), "holds a regular expression that is none"),
+        (CHANNELS | {"ignore": ["re:(a|.|.)*x"]}, "'(a|.|.)*x', which could take very long"),
+        (CHANNELS | {"ignore": ["re:" + 30 * "a?"]}, "which could take very long"),
+        (CHANNELS | {"ignore": ["re:" + 30 * "(a|.)"]}, "which could take very long"),
+        (CHANNELS | {"ignore": ["re:" + 9 * ".*" + "x"]}, "which could take very long"),
+        (CHANNELS | {"ignore": ["re:(?=a)x"]}, "which could take very long"),
+        (CHANNELS | {"ignore": [f"re:{i}" for i in range(300)]}, "300 regular expressions, and"),
+        (CHANNELS | {"config_groups": {str(i): {} for i in range(99)}}, "has 99 groups, and may"),
+        (CHANNELS | {"config_groups": {"x" * 2**20: None}}, "has an empty group"),
+        (compressed(group("channel", "token")), "quantization_config names no layers"),
+        (
+            compressed(group("channel", "token", "Linear") | {"output_activations": {"a": 1}}),
+            "group_0.output_activations is set, and outputs are not rounded here",
+        ),
+        (changed("input_activations", scale_dtype="torch.uint8"), "scale_dtype is 'torch.uint8'"),
         (CHANNELS | {"ignore": [3]}, "ignore is [3], and has to be a list of names"),
         (compressed({"targets": ["Linear"]}), "config_groups.group_0 has no weights"),
         (changed("weights", num_bits=4), "weights.num_bits is 4, which is not supported"),
@@ -161,7 +218,12 @@ def damaged(folder: Path, to: Path, change: Callable[[dict[str, torch.Tensor]], 
         ("awq", "scales", None, "has no tensor 'model.layers.0.self_attn.q_proj.scales'"),
         ("gptq", "g_idx", torch.full((64,), 2), "g_idx names groups that are not among its 2"),
         ("gptq", "g_idx", torch.full((64,), -1), "g_idx names groups that are not among its 2"),
-        ("gptq", "g_idx", torch.zeros(7), "with shape [7], but the configuration asks for [64]"),
+        (
+            "gptq",
+            "g_idx",
+            torch.zeros(7, dtype=torch.int32),
+            "with shape [7], but the configuration asks for [64]",
+        ),
         ("compressed-tensors: 4 bits", "weight_packed", torch.ones(64, 8), "as F32, and packed"),
         ("compressed-tensors: 4 bits", "weight_shape", torch.tensor([64, 8]), "weight_shape of"),
         ("compressed-tensors: 4 bits", "weight_packed", None, "no tensor"),
@@ -197,6 +259,8 @@ def replaced(name: str, tensor: torch.Tensor | None) -> Callable[[dict[str, torc
         ("weight_scale", torch.tensor([torch.nan]), "with numbers that are no scales"),
         ("weight_scale", torch.tensor([-1.0]), "with numbers that are no scales"),
         ("weight_scale", torch.tensor([torch.inf]), "with numbers that are no scales"),
+        ("weight_scale", torch.ones(1, dtype=torch.uint8), "as U8, and scales are F64 or F32 or"),
+        ("weight_scale", torch.ones(1, dtype=torch.int64), "as I64, and scales are"),
         ("input_scale", None, "has no tensor 'model.layers.0.self_attn.q_proj.input_scale'"),
         ("input_scale", torch.ones(2), "with shape [2], but the configuration asks for [1]"),
         ("input_scale", torch.zeros(1), "input_scale of 0"),

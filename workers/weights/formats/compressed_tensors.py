@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from outrider.errors import ModelError
+from outrider.workers.weights.formats.patterns import REGULAR, compiled
 from outrider.workers.weights.formats.schemes import (
     Fp8Scheme,
     Inputs,
@@ -23,82 +25,96 @@ _FP8_FORMATS = ("float-quantized", "naive-quantized")  # the second, older, is s
 _PACKED = "pack-quantized"
 _BITS = (4, 8)
 _CLASS = "Linear"  # a target that means all linear layers
-_REGULAR = "re:"
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Layers as `targets` and `ignore` name them: exactly, by regular expressions, or all."""
-
-    exact: frozenset[str]
-    patterns: tuple[re.Pattern[str], ...]
-
-    @classmethod
-    def of(cls, section: Section, key: str) -> _Names:
-        texts = section.texts(key)
-        try:
-            patterns = [re.compile(t.removeprefix(_REGULAR)) for t in texts if t[:3] == _REGULAR]
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ModelError(
-                f"{section.name}.{key} holds a regular expression that is none ({error}); get the "
-                "complete checkpoint again."
-            ) from None
-        return cls(frozenset(t for t in texts if t[:3] != _REGULAR), tuple(patterns))
-
-    def include(self, module: str) -> bool:
-        return module in self.exact or any(pattern.match(module) for pattern in self.patterns)
+_MAX_GROUPS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedSchemes:
-    """See `LayerSchemes`. The group that names a layer goes before one that names them all."""
+    """See `LayerSchemes`. As in compressed-tensors, the group with a layer's exact name goes before
+    the first regular expression by the alphabet, and that before the one for all; of several with
+    the same target the last counts."""
 
-    groups: tuple[tuple[_Names, Scheme], ...]
-    ignored: _Names
+    named: Mapping[str, Scheme]
+    patterns: tuple[tuple[re.Pattern[str], Scheme], ...]
+    ignored: frozenset[str]
+    ignored_patterns: tuple[re.Pattern[str], ...]
     method: str = METHOD
 
     @property
     def kind(self) -> str:
-        return kind_of(self.groups[0][1])
-
-    @property
-    def gpu_bytes(self) -> int:
-        return max(scheme.gpu_bytes for _, scheme in self.groups)
+        schemes = [*self.named.values(), *(scheme for _, scheme in self.patterns)]
+        return kind_of(schemes[0])
 
     def of(self, module: str, is_quantized: bool) -> Scheme | None:
-        scheme = None if self.ignored.include(module) else self._named(module)
+        scheme = None if self._is_ignored(module) else self._scheme_of(module)
         if (scheme is not None) is not is_quantized:
             raise contradiction(module, is_quantized)
         return scheme
 
-    def _named(self, module: str) -> Scheme | None:
-        for names, scheme in self.groups:
-            if names.include(module):
+    def _is_ignored(self, module: str) -> bool:
+        patterns = self.ignored_patterns
+        return module in self.ignored or any(pattern.match(module) for pattern in patterns)
+
+    def _scheme_of(self, module: str) -> Scheme | None:
+        if module in self.named:
+            return self.named[module]
+        for pattern, scheme in self.patterns:
+            if pattern.match(module):
                 return scheme
-        return next((scheme for names, scheme in self.groups if _CLASS in names.exact), None)
+        return self.named.get(_CLASS)
 
 
 def read_schemes(config: Section) -> GroupedSchemes:
-    config.one_of("quantization_status", ("compressed", None))
-    for key in ("sparsity_config", "transform_config"):
-        section = config.section(key)
-        if section is not None and section.values and section.values.get("format") != "dense":
-            raise ModelError(
-                f"{section.name} asks for more than quantization, which is not supported; take "
-                "another checkpoint of this model."
-            )
+    config.one_of("quantization_status", ("compressed", "frozen", None))
+    sparsity, transform = config.section("sparsity_config"), config.section("transform_config")
+    if sparsity is not None and sparsity.values:
+        sparsity.one_of("format", ("dense",))
+    if transform is not None and transform.values:
+        raise ModelError(
+            f"{transform.name} asks for more than quantization, which is not supported; take "
+            "another checkpoint of this model."
+        )
+    targets: dict[str, Scheme] = {}
+    for group in _groups(config):
+        source = group if group.values.get("format") is not None else config
+        packed = source.one_of("format", (*_FP8_FORMATS, _PACKED)) == _PACKED
+        scheme = (_packed_scheme if packed else _fp8_scheme)(_weights(group), group)
+        targets |= dict.fromkeys(group.texts("targets"), scheme)
+    if not targets:
+        raise ModelError(f"{config.name} names no layers; get the complete checkpoint again.")
+    regular = sorted(target for target in targets if target.startswith(REGULAR))
+    patterns = compiled(regular, f"{config.name}.config_groups")
+    ignored = config.texts("ignore")
+    return GroupedSchemes(
+        {target: scheme for target, scheme in targets.items() if target not in regular},
+        tuple(zip(patterns, (targets[target] for target in regular), strict=True)),
+        frozenset(ignored),
+        compiled(ignored, f"{config.name}.ignore"),
+    )
+
+
+def _groups(config: Section) -> Iterator[Section]:
     groups = config.section("config_groups")
     if groups is None or not groups.values:
         raise ModelError(f"{config.name} has no config_groups; get the complete checkpoint again.")
-    found: list[tuple[_Names, Scheme]] = []
+    if len(groups.values) > _MAX_GROUPS:
+        raise ModelError(
+            f"{groups.name} has {len(groups.values)} groups, and may have {_MAX_GROUPS}; take "
+            "another checkpoint of this model."
+        )
     for name in groups.values:
         group = groups.section(name)
-        if group is not None:
-            source = group if group.values.get("format") is not None else config
-            packed = source.one_of("format", (*_FP8_FORMATS, _PACKED)) == _PACKED
-            read = _packed_scheme if packed else _fp8_scheme
-            found.append((_Names.of(group, "targets"), read(_weights(group), group)))
-    return GroupedSchemes(tuple(found), _Names.of(config, "ignore"))
+        if group is None:
+            raise ModelError(
+                f"{groups.name} has an empty group; get the complete checkpoint again."
+            )
+        output = group.section("output_activations")
+        if output is not None:
+            raise ModelError(
+                f"{output.name} is set, and outputs are not rounded here; take another checkpoint "
+                "of this model."
+            )
+        yield group
 
 
 def _weights(group: Section) -> Section:
@@ -130,6 +146,7 @@ def _fp8_scheme(weights: Section, group: Section) -> Fp8Scheme:
     if inputs is None:
         return Fp8Scheme(Inputs.WHOLE, blocks=blocks)
     _check_fp8(inputs)
+    inputs.one_of("scale_dtype", (None,))
     if inputs.one_of("dynamic", (True, False), False):
         how = inputs.one_of("strategy", ("token", "group"))
         length = inputs.size("group_size") if how == "group" else 0

@@ -117,7 +117,10 @@ def _compressed(layer: LayerTensors, shape: tuple[int, int], scheme: IntScheme) 
     num_outputs, width = shape
     words = math.ceil(width * scheme.bits / _WORD)
     layer.check_words("weight_packed", (num_outputs, words))
-    if layer.has("weight_shape") and tuple(layer.read("weight_shape", (2,)).tolist()) != shape:
+    if (
+        layer.has("weight_shape")
+        and tuple(layer.read_indices("weight_shape", (2,)).tolist()) != shape
+    ):
         raise ModelError(
             f"weight_shape of {layer.module} is not {list(shape)}, as config.json says; they do "
             "not belong together."
@@ -168,7 +171,7 @@ def _order(
 ) -> Tensor | None:
     if not layer.has(suffix):
         return None
-    order = layer.read(suffix, (width,)).long()
+    order = layer.read_indices(suffix, (width,))
     if order.min() < 0 or order.max() >= num_groups:
         raise ModelError(
             f"{layer.module}.{suffix} names groups that are not among its {num_groups}; get the "

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from outrider.errors import ModelError
-from outrider.workers.weights.safetensors_files import damaged
+from outrider.workers.weights.safetensors_files import WHOLE, damaged
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
 
@@ -56,11 +56,18 @@ class LayerTensors:
         """Of packed numbers."""
         if self.shape(suffix) != expected:
             raise self.unfit(suffix, expected)
+        self._check_dtype(suffix, "packed numbers", ("I32",))
+
+    def read_indices(self, suffix: str, expected: tuple[int, ...]) -> Tensor:
+        self._check_dtype(suffix, "indices", ("I32", "I64"))
+        return self.read(suffix, expected).long()
+
+    def _check_dtype(self, suffix: str, kind: str, dtypes: tuple[str, ...]) -> None:
         dtype = self.weights.stored(f"{self.module}.{suffix}").get_dtype()
-        if dtype != "I32":
+        if dtype not in dtypes:
             raise ModelError(
-                f"{self._path(suffix)} holds {self.module}.{suffix} as {dtype}, and packed numbers "
-                "are I32; get the complete checkpoint again."
+                f"{self._path(suffix)} holds {self.module}.{suffix} as {dtype}, and {kind} are "
+                f"{' or '.join(dtypes)}; get the complete checkpoint again."
             )
 
     def read_words(self, suffix: str, expected: tuple[int, ...]) -> Tensor:
@@ -69,6 +76,7 @@ class LayerTensors:
 
     def read_scales(self, suffix: str, *expected: tuple[int, ...]) -> Tensor:
         """`read` as float32."""
+        self._check_dtype(suffix, "scales", WHOLE)
         scales = self.read(suffix, *expected).float()
         if not (torch.isfinite(scales) & (scales >= 0)).all():
             raise ModelError(

@@ -6,6 +6,8 @@ from outrider.workers.models.source import WeightPart
 from outrider.workers.weights.formats import fp8_reader, int_reader
 from outrider.workers.weights.formats.layer_tensors import LayerTensors, Share
 from outrider.workers.weights.formats.schemes import (
+    PACKED_TENSORS,
+    STORED_FP8,
     Fp8Scheme,
     LayerSchemes,
     Scheme,
@@ -14,8 +16,8 @@ from outrider.workers.weights.formats.schemes import (
 )
 from outrider.workers.weights.safetensors_source import SafetensorsSource
 
-_STORED_FP8 = "F8_E4M3"  # safetensors' name
-_WEIGHT, _PACKED, _QWEIGHT = "weight", "weight_packed", "qweight"
+_WEIGHT = "weight"
+_PACKED, _QWEIGHT = PACKED_TENSORS
 
 
 class QuantizedFolder:
@@ -52,11 +54,11 @@ class QuantizedFolder:
         module = name.removesuffix(f".{_WEIGHT}")
         for stored in (module, module.removeprefix("model.")):
             layer = LayerTensors(self._weights, stored)
-            for suffix in (_PACKED, _QWEIGHT):
+            for suffix in PACKED_TENSORS:
                 if layer.has(suffix):
                     return layer, suffix
         stored = self._weights.stored_name(name)
-        is_fp8 = self._weights.stored(name).get_dtype() == _STORED_FP8
+        is_fp8 = self._weights.stored(name).get_dtype() == STORED_FP8
         layer = LayerTensors(self._weights, stored.removesuffix(f".{_WEIGHT}"))
         return layer, _WEIGHT if is_fp8 else None
 

@@ -29,15 +29,15 @@ READERS: Mapping[str, Callable[[Section], LayerSchemes]] = MappingProxyType(
         gptq.METHOD: gptq.read_schemes,
     }
 )
-_CONFIG_KEY = "quantization_config"
+_CONFIG_KEYS = ("quantization_config", "compression_config")  # the second, older
 
 
 def schemes_of(config: Mapping[str, Any]) -> LayerSchemes | None:
     """What a `config.json` says; None if its weights are whole."""
-    quantized = config.get(_CONFIG_KEY)
-    if not quantized:
+    key = next((key for key in _CONFIG_KEYS if config.get(key)), None)
+    if key is None:
         return None
-    section = Section.of(_CONFIG_KEY, quantized)
+    section = Section.of(key, config[key])
     method = section.values.get("quant_method")
     reader = READERS.get(method) if isinstance(method, str) else None
     if reader is None:
@@ -56,7 +56,8 @@ def schemes_in(folder: Path) -> LayerSchemes | None:
     path = folder / modelopt.FILE
     if schemes is not None or not path.is_file():
         return schemes
-    return modelopt.read_schemes(Section.of(path.name, read_json(path)))
+    section = Section.of(path.name, read_json(path))
+    return None if modelopt.is_whole(section) else modelopt.read_schemes(section)
 
 
 def check_agrees(schemes: LayerSchemes, quantization: str | None) -> None:

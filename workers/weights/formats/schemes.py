@@ -8,6 +8,8 @@ from typing import Protocol
 
 from outrider.errors import ModelError
 
+STORED_FP8 = "F8_E4M3"  # safetensors' name
+PACKED_TENSORS = ("weight_packed", "qweight")  # which hold weights in words of 32 bits
 FP8 = "fp8"  # the name of `target.quantization`, too
 INT4, INT8 = "int4", "int8 by groups"  # not of `target.quantization`
 
@@ -76,11 +78,6 @@ class LayerSchemes(Protocol):
         """The type of its weights, as in `target.quantization`."""
         ...
 
-    @property
-    def gpu_bytes(self) -> int:
-        """The most that a scheme takes."""
-        ...
-
     def of(self, module: str, is_quantized: bool) -> Scheme | None:
         """Of a layer by its name; None for one with whole weights. `is_quantized` is what its
         tensors say; a contradiction is a `ModelError`."""
@@ -98,10 +95,6 @@ class OneScheme:
     @property
     def kind(self) -> str:
         return kind_of(self.scheme)
-
-    @property
-    def gpu_bytes(self) -> int:
-        return self.scheme.gpu_bytes
 
     def of(self, module: str, is_quantized: bool) -> Scheme | None:
         return self.scheme if is_quantized else None

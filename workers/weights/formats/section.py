@@ -11,7 +11,8 @@ from outrider.errors import ModelError
 from outrider.workers.models.checks import Bounds
 
 _SIZES = Bounds(1, 2**20)
-_MAX_PATTERNS, _MAX_PATTERN_LEN = 2**16, 512
+_MAX_TEXTS, _MAX_TEXT_LEN = 2**16, 512
+_MAX_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class Section:
 
     def section(self, key: str) -> Section | None:
         value = self.values.get(key)
-        return None if value is None else Section.of(f"{self.name}.{key}", value)
+        name = f"{self.name}.{key[:_MAX_SHOWN]}"
+        return None if value is None else Section.of(name, value)
 
     def one_of(self, key: str, supported: Collection[Any], default: Any = None) -> Any:
         """Its value, which must be one of these: anything else is refused by name."""
@@ -44,6 +46,8 @@ class Section:
 
     def sizes(self, key: str) -> tuple[int, int]:
         value = self.values.get(key)
+        if isinstance(value, str) and len(value) <= _MAX_SHOWN:  # as "128x128"
+            value = [int(part) if part.isdecimal() else part for part in value.split("x")]
         if not isinstance(value, list) or len(value) != 2:
             raise _wrong(f"{self.name}.{key}", value, "two sizes")
         first, second = (_SIZES.check(f"{self.name}.{key}", each) for each in value)
@@ -60,8 +64,8 @@ class Section:
         value = self.values.get(key) or []
         if (
             not isinstance(value, list)
-            or len(value) > _MAX_PATTERNS
-            or not all(isinstance(each, str) and len(each) <= _MAX_PATTERN_LEN for each in value)
+            or len(value) > _MAX_TEXTS
+            or not all(isinstance(each, str) and len(each) <= _MAX_TEXT_LEN for each in value)
         ):
             raise _wrong(f"{self.name}.{key}", value, "a list of names")
         return tuple(value)
