@@ -34,30 +34,29 @@ class _Groups:
 def read_part(layer: LayerTensors, share: Share, scheme: IntScheme) -> WeightPart:
     """Where groups are in an order of their own the weight is dequantized here."""
     groups = _READERS[scheme.layout](layer, share.shape, scheme)
-    source = layer.weights
     rows = slice(share.rows.start, share.rows.stop)
+    scales, zeros = groups.scales[rows], None if groups.zeros is None else groups.zeros[rows]
+    source = layer.weights
     if groups.order is not None:
-        own = groups.order[share.columns.start : share.columns.stop]
-        length = 1
-    else:
-        own, length = share.groups(scheme.group_len or share.shape[1])
-    scales = groups.scales[rows][:, own].contiguous()
-    zeros = None if groups.zeros is None else groups.zeros[rows][:, own]
-    num_groups = scales.shape[1]
+        order = groups.order[share.columns.start : share.columns.stop]
 
-    def read() -> Tensor | QuantizedWeight:
+        def read_ordered() -> Tensor:
+            own_zeros = None if zeros is None else zeros[:, order]
+            values = _less_zero(_numbers(layer, share, scheme), own_zeros, 1, scheme)
+            return (values * scales[:, order]).to(device=source.device, dtype=source.dtype)
+
+        return WeightPart(share.size, read_ordered)
+    own, length = share.groups(scheme.group_len or share.shape[1])
+    scales, zeros = scales[:, own].contiguous(), None if zeros is None else zeros[:, own]
+    group_len = length if len(own) > 1 else 0
+
+    def read() -> QuantizedWeight:
         values = _less_zero(_numbers(layer, share, scheme), zeros, length, scheme)
-        if groups.order is not None:
-            return (values * scales).to(device=source.device, dtype=source.dtype)
-        own_scales = scales[:, 0].contiguous() if num_groups == 1 else scales
-        group_len = 0 if num_groups == 1 else length
+        own_scales = scales if group_len else scales[:, 0].contiguous()
         moved = values.to(source.device), own_scales.to(source.device)
         return QuantizedWeight(*moved, source.dtype, group_len)
 
-    if groups.order is not None:
-        return WeightPart(share.size, read)
     kind = _block_kind(share, scales, zeros, length, scheme)
-    group_len = 0 if num_groups == 1 else length
     return WeightPart(share.size, read, True, group_len, stored_kind=kind)
 
 
