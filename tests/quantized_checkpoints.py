@@ -40,6 +40,7 @@ class Ints:
     group: int = 32
     has_zeros: bool = True  # "compressed" leaves them out; others store the middle
     is_reordered: bool = False
+    is_negative: bool = False  # scales and numbers have the other sign, as auto-round's may
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ def packed(weight: Tensor, form: Ints) -> tuple[dict[str, Tensor], Tensor]:
         else:
             scales[:, g] = (own.abs().amax(1) / (largest // 2)).half().float()
     numbers = ((weight / scales[:, groups]).round().long() + zeros[:, groups]).clamp(0, largest)
+    if form.is_negative:
+        scales, numbers = -scales, 2 * zeros[:, groups] - numbers
+        numbers = numbers.clamp(0, largest)
     meant = (numbers - zeros[:, groups]).float() * scales[:, groups]
     if form.layout == "compressed":
         made = {
@@ -336,7 +340,10 @@ INT_FORMS = {
         Ints("compressed", has_zeros=False, is_reordered=True)
     ),
     "compressed-tensors: 8 bits": _packed(Ints("compressed", 8, has_zeros=False)),
+    "compressed-tensors: 8 bits, zero points": _packed(Ints("compressed", 8)),
     "awq": _awq(Ints("awq")),
+    "awq: one group": _awq(Ints("awq", group=128)),
+    "gptq: negative scales": _gptq(Ints("gptq", has_zeros=False, is_negative=True)),
     "gptq": _gptq(Ints("gptq")),
     "gptq: symmetric": _gptq(Ints("gptq", has_zeros=False)),
     "gptq: in an order": _gptq(Ints("gptq", is_reordered=True)),

@@ -107,7 +107,7 @@ def _quantized_bytes(folder: Path, schemes: LayerSchemes, item: int) -> int:
             scheme = schemes.of(module, True)
             stored = count * (1 if tensor.get_dtype() == STORED_FP8 else 4)
             total += stored * (1 if scheme is None else scheme.gpu_bytes)
-        elif tensor.get_dtype() in WHOLE:
+        elif tensor.get_dtype() in WHOLE and "scale" not in suffix:
             total += count * item
     return total
 

@@ -73,6 +73,8 @@ def _stacked(parts: Sequence[WeightPart]) -> Tensor | QuantizedWeight:
     if not quantized:
         return torch.cat([weight for weight in weights if isinstance(weight, Tensor)])
     first = quantized[0]
-    values = torch.cat([weight.values.view(torch.uint8) for weight in quantized])
     scales = torch.cat([weight.scales for weight in quantized])
-    return replace(first, values=values.view(first.values.dtype), scales=scales)
+    if first.values.is_floating_point():  # fp8, which `cat` may not support
+        values = torch.cat([weight.values.view(torch.uint8) for weight in quantized])
+        return replace(first, values=values.view(first.values.dtype), scales=scales)
+    return replace(first, values=torch.cat([w.values for w in quantized]), scales=scales)

@@ -90,6 +90,9 @@ def test_layers_have_the_scheme_that_compressed_tensors_gives_them() -> None:
         r"re:.*mlp\.(?:gate|up|down)_proj",
         r"re:model\.layers\.[0-9]+\.self_attn.*proj",
         "re:.*lm_head",
+        "re:(?!.*mlp).*",
+        "re:.*self_attn.(q_proj|k_proj).*(weight)?$",
+        "re:model.layers.(" + "|".join(map(str, range(80))) + ").*(q|k|v)_proj",
         "re:vision_tower.*",
     ],
 )
@@ -103,6 +106,36 @@ def test_older_spellings_are_read() -> None:
     assert schemes_of({"compression_config": given}) == schemes_of({"quantization_config": given})
     found = schemes_of({"quantization_config": FP8 | {"weight_block_size": "128x128"}})
     assert found == schemes_of({"quantization_config": FP8 | {"weight_block_size": [128, 128]}})
+
+
+def test_configs_of_other_tools_are_read() -> None:
+    def scheme(**changes: Any) -> Any:
+        schemes = schemes_of({"quantization_config": GPTQ | changes})
+        assert schemes is not None
+        return schemes.of(PROJECTION, True)
+
+    assert scheme(checkpoint_format=None, dynamic={"-:.*lm_head": {}}) == scheme()
+    assert scheme(format="gptq_v2") == scheme(checkpoint_format="gptq_v2") != scheme()
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [("gptq", "quantize_config.json"), ("awq", "quant_config.json")]
+)
+def test_older_files_say_what_config_json_does_not(form: str, name: str, tmp_path: Path) -> None:
+    write(tmp_path, INT_FORMS[form])
+    expected = schemes_in(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / name).write_text(json.dumps(config.pop("quantization_config")))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert expected is not None and schemes_in(tmp_path) == expected
+
+
+def test_a_group_size_beyond_the_inputs_is_all_of_them(tmp_path: Path) -> None:
+    write(tmp_path, INT_FORMS["awq: one group"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 2**20
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    load_model(tmp_path, ops=ReferenceOps(), dtype=torch.float32, device="cpu")
 
 
 def test_a_file_that_speaks_of_the_kv_cache_alone_quantizes_no_weights(tmp_path: Path) -> None:
@@ -150,11 +183,11 @@ def changed(numbers: str, **changes: Any) -> dict[str, Any]:
         ),
         (AWQ | {"bits": 3}, "quantization_config.bits is 3, which is not supported"),
         (AWQ | {"version": "gemv"}, "quantization_config.version is 'gemv'"),
-        (AWQ | {"zero_point": False}, "quantization_config.zero_point is False"),
+        (AWQ | {"zero_point": 1}, "quantization_config.zero_point is 1, which is not supported"),
         (AWQ | {"group_size": None}, "quantization_config.group_size is None, and has to be"),
         (GPTQ | {"bits": 2}, "quantization_config.bits is 2, which is not supported"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin', which is not"),
-        (GPTQ | {"dynamic": {"-:.*": {}}}, "dynamic gives layers numbers of bits of their own"),
+        (GPTQ | {"dynamic": {"+:.*": {}}}, "dynamic gives layers numbers of bits of their own"),
         (GPTQ | {"group_size": 0}, "quantization_config.group_size is 0, and has to be"),
         (CHANNELS | {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         (compressed(group("channel", "token", "re:(")), "holds a regular expression that is none"),
@@ -162,7 +195,10 @@ def changed(numbers: str, **changes: Any) -> dict[str, Any]:
         (CHANNELS | {"ignore": ["re:" + 30 * "a?"]}, "which could take very long"),
         (CHANNELS | {"ignore": ["re:" + 30 * "(a|.)"]}, "which could take very long"),
         (CHANNELS | {"ignore": ["re:" + 9 * ".*" + "x"]}, "which could take very long"),
-        (CHANNELS | {"ignore": ["re:(?=a)x"]}, "which could take very long"),
+        (CHANNELS | {"ignore": [f"re:{i}.*.*.*.*" for i in range(90)]}, "could take very long"),
+        (repacked(num_bits=4.0), "weights.num_bits is 4.0, which is not supported"),
+        (GPTQ | {"bits": 4.0}, "quantization_config.bits is 4.0, which is not supported"),
+        (GPTQ | {"format": "gptq_v3"}, "quantization_config.format is 'gptq_v3', which is not"),
         (CHANNELS | {"ignore": [f"re:{i}" for i in range(300)]}, "300 regular expressions, and"),
         (CHANNELS | {"config_groups": {str(i): {} for i in range(99)}}, "has 99 groups, and may"),
         (CHANNELS | {"config_groups": {"x" * 2**20: None}}, "has an empty group"),

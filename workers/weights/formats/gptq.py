@@ -7,15 +7,18 @@ from outrider.workers.weights.formats.schemes import IntScheme, OneScheme, WordL
 from outrider.workers.weights.formats.section import Section
 
 METHOD = "gptq"
+_SKIPPED = "-:"  # layers that stay whole, which their tensors say, too
 _PACKINGS = {"gptq": WordLayout.GPTQ, "gptq_v2": WordLayout.GPTQ_V2}
 
 
 def read_schemes(config: Section) -> OneScheme:
-    if config.values.get("dynamic"):
+    dynamic = config.section("dynamic")
+    if dynamic is not None and not all(key.startswith(_SKIPPED) for key in dynamic.values):
         raise ModelError(
             f"{config.name}.dynamic gives layers numbers of bits of their own, which is not "
             "supported; take a checkpoint whose layers are alike."
         )
-    packing = _PACKINGS[config.one_of("checkpoint_format", tuple(_PACKINGS), "gptq")]
+    key = next((key for key in ("checkpoint_format", "format") if config.values.get(key)), "format")
+    packing = _PACKINGS[config.one_of(key, tuple(_PACKINGS), "gptq")]
     bits = config.one_of("bits", (4, 8))
     return OneScheme(METHOD, IntScheme(packing, bits, config.group_size("group_size"), False))

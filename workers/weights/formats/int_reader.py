@@ -75,13 +75,13 @@ def _block_kind(
 
 
 def _less_zero(numbers: Tensor, zeros: Tensor | None, length: int, scheme: IntScheme) -> Tensor:
-    """int8 [rows, columns], or int16 if they do not fit."""
+    """int8 [rows, columns], or int16 if they might not fit."""
     if zeros is None:
         return (numbers.to(torch.int16) - (1 << (scheme.bits - 1))).to(torch.int8)
     width = numbers.shape[1]
     zeros = zeros.repeat_interleave(length, dim=1)[:, :width]
     values = numbers.to(torch.int16) - zeros
-    fits = scheme.bits == 4 or (values.min() >= -128 and values.max() <= 127)
+    fits = scheme.bits == 4 or bool((zeros == 128).all())
     return values.to(torch.int8) if fits else values
 
 
@@ -125,7 +125,7 @@ def _compressed(layer: LayerTensors, shape: tuple[int, int], scheme: IntScheme) 
             "not belong together."
         )
     num_groups = math.ceil(width / scheme.group_len) if scheme.group_len else 1
-    scales = layer.read_scales("weight_scale", (num_outputs, num_groups))
+    scales = layer.read_scales("weight_scale", (num_outputs, num_groups), may_be_negative=True)
     zeros = None
     if not scheme.is_symmetric:
         packed = (math.ceil(num_outputs * scheme.bits / _WORD), num_groups)
@@ -160,9 +160,9 @@ def _transposed(
             )
     layer.check_words("qweight", packed)
     num_groups = math.ceil(width / scheme.group_len) if scheme.group_len else 1
-    scales = layer.read_scales("scales", (num_groups, num_outputs)).t().contiguous()
+    scales = layer.read_scales("scales", (num_groups, num_outputs), may_be_negative=True)
     words = layer.read_words("qzeros", (num_groups, num_outputs * scheme.bits // _WORD))
-    return scales, unpacked(words, scheme.bits)
+    return scales.t().contiguous(), unpacked(words, scheme.bits)
 
 
 def _order(

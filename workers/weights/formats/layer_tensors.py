@@ -29,6 +29,9 @@ class Share:
     def groups(self, group_len: int) -> tuple[Tensor, int]:
         """Of groups of inputs: those that the columns take, and how many columns take each. Where
         the share begins inside of a group, its groups are smaller."""
+        first, last = self.columns.start // group_len, (self.columns.stop - 1) // group_len
+        if first == last:
+            return torch.tensor([first]), len(self.columns)
         length = math.gcd(group_len, self.columns.start)
         return torch.arange(self.columns.start, self.columns.stop, length) // group_len, length
 
@@ -74,11 +77,13 @@ class LayerTensors:
         self.check_words(suffix, expected)
         return self.read(suffix, expected)
 
-    def read_scales(self, suffix: str, *expected: tuple[int, ...]) -> Tensor:
+    def read_scales(
+        self, suffix: str, *expected: tuple[int, ...], may_be_negative: bool = False
+    ) -> Tensor:
         """`read` as float32."""
         self._check_dtype(suffix, "scales", WHOLE)
         scales = self.read(suffix, *expected).float()
-        if not (torch.isfinite(scales) & (scales >= 0)).all():
+        if not (torch.isfinite(scales) & ((scales >= 0) | may_be_negative)).all():
             raise ModelError(
                 f"{self._path(suffix)} holds {self.module}.{suffix} with numbers that are no "
                 "scales: negative, infinite or NaN; download it again."

@@ -29,6 +29,12 @@ READERS: Mapping[str, Callable[[Section], LayerSchemes]] = MappingProxyType(
         gptq.METHOD: gptq.read_schemes,
     }
 )
+# Where older tools say what config.json does not.
+_FILES = {
+    modelopt.FILE: modelopt.METHOD,
+    "quantize_config.json": gptq.METHOD,
+    "quant_config.json": awq.METHOD,
+}
 _CONFIG_KEYS = ("quantization_config", "compression_config")  # the second, older
 
 
@@ -53,11 +59,13 @@ def schemes_of(config: Mapping[str, Any]) -> LayerSchemes | None:
 def schemes_in(folder: Path) -> LayerSchemes | None:
     """What the files of a checkpoint say."""
     schemes = schemes_of(read_json(folder / "config.json"))
-    path = folder / modelopt.FILE
-    if schemes is not None or not path.is_file():
-        return schemes
-    section = Section.of(path.name, read_json(path))
-    return None if modelopt.is_whole(section) else modelopt.read_schemes(section)
+    for name, method in _FILES.items():
+        path = folder / name
+        if schemes is None and path.is_file():
+            section = Section.of(name, read_json(path))
+            if method != modelopt.METHOD or not modelopt.is_whole(section):
+                schemes = READERS[method](section)
+    return schemes
 
 
 def check_agrees(schemes: LayerSchemes, quantization: str | None) -> None:

@@ -58,8 +58,9 @@ class IntScheme:
 
     @property
     def gpu_bytes(self) -> int:
-        """Of a stored byte in the memory of a GPU, where weights are dequantized to 16 bits."""
-        return 16 // self.bits
+        """Of a stored byte in the memory of a GPU, where groups are dequantized to 16 bits and
+        others have 8."""
+        return (16 if self.group_len else 8) // self.bits
 
 
 Scheme = Fp8Scheme | IntScheme

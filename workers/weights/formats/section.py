@@ -36,7 +36,7 @@ class Section:
     def one_of(self, key: str, supported: Collection[Any], default: Any = None) -> Any:
         """Its value, which must be one of these: anything else is refused by name."""
         value = self.values.get(key, default)
-        if value not in supported:
+        if not any(type(value) is type(each) and value == each for each in supported):
             known = ", ".join(map(repr, supported))
             raise ModelError(
                 f"{self.name}.{key} is {reprlib.repr(value)}, which is not supported; known are "
